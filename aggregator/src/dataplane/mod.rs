@@ -1,0 +1,104 @@
+//! The XDP programs and their maps, seen from user space.
+//!
+//! [`DataPlane`] is what the controller asks of it; `bpf` implements it with aya, tests with something simpler.
+
+use std::net::IpAddr;
+
+use netsum_common::abi::FlowKey;
+use netsum_common::counters::Counter;
+use netsum_common::slot::{RingState, Slot};
+
+/// A ring as the controller wants it; see `netsum_common::abi::RingConfig` for the terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingSpec {
+    /// Ring number in the data plane, 1 to `MAX_RINGS - 1`.
+    pub id: u32,
+    /// Ranks, 2 to 64.
+    pub ranks: u32,
+    /// Slots, a power of two.
+    pub slots: u32,
+    /// Credit in fragments.
+    pub window: u32,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Index into the configured list of CPUs.
+    pub cpu: u32,
+    /// Verify the ICRC of contributions.
+    pub verify_icrc: bool,
+    /// Release in order.
+    pub in_order: bool,
+}
+
+/// A flow as the controller wants it: rank `rank`'s connection to the next rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowSpec {
+    /// Ring number in the data plane.
+    pub ring: u32,
+    /// Sending rank.
+    pub rank: u32,
+    /// PSN of its first packet.
+    pub base_psn: u32,
+    /// Interface that its packets come in on.
+    pub ifindex: u32,
+    /// Sender's address.
+    pub src: IpAddr,
+    /// Receiver's address.
+    pub dst: IpAddr,
+    /// Receiver's queue pair.
+    pub qpn: u32,
+    /// Sender's MAC address; learned from the first verified packet when `None`.
+    pub src_mac: Option<[u8; 6]>,
+}
+
+impl FlowSpec {
+    /// The flow's key in the data plane.
+    pub fn key(&self) -> FlowKey {
+        FlowKey { dst_ip: mapped(self.dst), qpn: self.qpn }
+    }
+}
+
+/// An address as flow keys hold it: IPv4 in mapped form.
+pub fn mapped(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// How XDP programs are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver.
+    Native,
+    /// In the generic stack, for drivers without XDP; slow.
+    Skb,
+}
+
+/// What the controller asks of the data plane.
+pub trait DataPlane: Send {
+    /// Attaches the ingress program to an interface.
+    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> anyhow::Result<()>;
+    /// Detaches it; traffic is bridged as if netsum were not there.
+    fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
+    /// Makes a ring's maps. The ring is not active yet.
+    fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()>;
+    /// Registers a flow of a ring that exists.
+    fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
+    /// Starts a ring: `ports[r]` is the interface of rank r.
+    fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
+    /// Removes a ring with its flows and frees its memory. What is missing already is no error.
+    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;
+    /// Counters of a ring (0: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
+    fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>>;
+    /// All slots of a ring.
+    fn slots(&self, ring: u32) -> anyhow::Result<Vec<Slot>>;
+    /// State of a ring.
+    fn ring_state(&self, ring: u32) -> anyhow::Result<RingState>;
+    /// MAC address that a flow is bound to, given or learned.
+    fn flow_mac(&self, key: FlowKey) -> anyhow::Result<Option<[u8; 6]>>;
+}
+
+/// One counter's value out of what [`DataPlane::counters`] gives.
+pub fn count(counters: &[u64], counter: Counter) -> u64 {
+    counters.get(counter as usize).copied().unwrap_or(0)
+}

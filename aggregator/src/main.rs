@@ -1,0 +1,2 @@
+//! `netsum`: the daemon and its command line.
+fn main() {}

@@ -1,0 +1,227 @@
+//! Keys and values of the BPF maps: the border between the XDP programs and user space.
+//!
+//! Layouts are `repr(C)` without implicit padding, and asserted below. Whoever changes one raises [`VERSION`]: a daemon
+//! takes over pinned maps only of its own version.
+
+use crate::wire::MAX_HEADERS;
+
+/// Version of everything in this module, of [`crate::counters`] and of the map names.
+pub const VERSION: u32 = 1;
+
+/// Most ranks in a job.
+pub const MAX_RANKS: usize = 64;
+/// Ring numbers run from 1 to `MAX_RINGS - 1`; 0 means none.
+pub const MAX_RINGS: u32 = 256;
+/// Most flows on the box.
+pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
+/// Most slots in a ring.
+pub const MAX_SLOTS: u32 = 1 << 16;
+/// Most CPUs that rings can be spread over.
+pub const MAX_CPUS: u32 = 256;
+/// Bytes of payload in one cell; a slot has path MTU / `CELL_LEN` of them.
+pub const CELL_LEN: usize = 256;
+/// The largest path MTU: a broadcast clone has to fit a page.
+pub const MAX_MTU: usize = 2048;
+/// Path MTUs that a job may have.
+pub const MTUS: [u32; 4] = [256, 512, 1024, 2048];
+
+/// Names of the maps in the BPF object.
+pub mod maps {
+    /// Hash, [`super::FlowKey`] to [`super::Flow`].
+    pub const FLOWS: &str = "FLOWS";
+    /// Array, ring to [`super::RingConfig`].
+    pub const RINGS: &str = "RINGS";
+    /// Array, ring to [`crate::slot::RingState`].
+    pub const STATES: &str = "STATES";
+    /// Array of maps, ring to array of [`crate::slot::Slot`].
+    pub const SLOTS: &str = "SLOTS";
+    /// Array of maps, ring to array of [`super::Cell`].
+    pub const CELLS: &str = "CELLS";
+    /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
+    pub const HEADERS: &str = "HEADERS";
+    /// Array of maps, ring to device map with the port of each rank, in rank order.
+    pub const PORTS: &str = "PORTS";
+    /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
+    pub const EGRESS: &str = "EGRESS";
+    /// CPU map, one entry for each CPU that serves rings.
+    pub const CPUS: &str = "CPUS";
+    /// Per-CPU array, `ring * COUNTERS + counter` to u64.
+    pub const COUNTERS: &str = "COUNTERS";
+}
+
+/// Names of the XDP programs in the BPF object.
+pub mod programs {
+    /// Attached to the ports.
+    pub const INGRESS: &str = "ingress";
+    /// In every entry of the CPU map.
+    pub const AGGREGATE: &str = "aggregate";
+    /// In every entry of the device maps.
+    pub const EGRESS: &str = "egress";
+}
+
+/// What identifies a flow: where its packets go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct FlowKey {
+    /// Destination address; IPv4 in mapped form.
+    pub dst_ip: [u8; 16],
+    /// Destination queue pair number.
+    pub qpn: u32,
+}
+
+/// A registered flow: rank k's connection to rank k+1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Flow {
+    /// Ring number, 1 to `MAX_RINGS - 1`.
+    pub ring: u32,
+    /// The sending rank.
+    pub rank: u32,
+    /// PSN of fragment index 0.
+    pub base_psn: u32,
+    /// The port that its packets come in on.
+    pub ifindex: u32,
+    /// The sender's address; IPv4 in mapped form.
+    pub src_ip: [u8; 16],
+    /// The sender's MAC address (or its router's); all zero until the first verified packet has shown it.
+    pub src_mac: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 2],
+}
+
+/// Flags of a ring.
+pub mod ring_flags {
+    /// All flows are there: contributions count.
+    pub const ACTIVE: u32 = 1;
+    /// The ICRC of contributions is not verified.
+    pub const ICRC_IGNORE: u32 = 2;
+    /// Results go out as they complete.
+    pub const RELAXED: u32 = 4;
+}
+
+/// What user space decides about a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct RingConfig {
+    /// Bits of [`ring_flags`].
+    pub flags: u32,
+    /// Ranks, 2 to 64.
+    pub ranks: u32,
+    /// Slots, a power of two and at least `2 * window`.
+    pub slots: u32,
+    /// Credit in fragments: window in messages times fragments of a full message.
+    pub window: u32,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Index into the CPU map.
+    pub cpu: u32,
+}
+
+/// Part of a slot's sum, little-endian words as on the wire.
+pub type Cell = [u64; CELL_LEN / 8];
+
+/// The headers of one rank's packet, from the Ethernet destination to the last byte before the payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct SavedHeader {
+    /// The bytes, in words so that they can be copied so; zero behind the length.
+    pub words: [u64; 13],
+    /// Length in bytes; 0 when nothing is saved.
+    pub len: u8,
+    /// Offset of the IP header.
+    pub ip: u8,
+    /// 1 for IPv6.
+    pub v6: u8,
+    /// Zero.
+    pub reserved: [u8; 5],
+}
+
+/// Which ring's results on which port.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct EgressKey {
+    /// Ring number.
+    pub ring: u32,
+    /// The port's interface.
+    pub ifindex: u32,
+}
+
+/// The ranks behind a port. A broadcast sends as many clones to the port, and each takes the next rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct EgressPort {
+    /// How many ranks of the ring are behind the port.
+    pub count: u32,
+    /// Whose turn it is, below `count`.
+    pub cursor: u32,
+    /// The ranks.
+    pub ranks: [u8; MAX_RANKS],
+}
+
+/// What a released packet carries in place of its Ethernet addresses on the way to egress, which writes the real ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct ReleaseTag {
+    /// Ring number.
+    pub ring: u32,
+    /// Slot number.
+    pub slot: u32,
+    /// The rank to send to, or [`ReleaseTag::ALL`].
+    pub rank: u16,
+    /// Offset of the payload in this packet.
+    pub payload: u16,
+}
+
+impl ReleaseTag {
+    /// In `rank`: the packet is one of a broadcast's clones.
+    pub const ALL: u16 = u16::MAX;
+}
+
+const _: () = {
+    assert!(size_of::<FlowKey>() == 20);
+    assert!(size_of::<Flow>() == 40);
+    assert!(size_of::<RingConfig>() == 24);
+    assert!(size_of::<Cell>() == CELL_LEN);
+    assert!(size_of::<SavedHeader>() == 112);
+    assert!(MAX_HEADERS <= 13 * 8);
+    assert!(size_of::<EgressKey>() == 8);
+    assert!(size_of::<EgressPort>() == 72);
+    assert!(size_of::<ReleaseTag>() == 12);
+};
+
+/// Memory of a ring on the box in bytes: slots x (payload + ranks x saved headers), and the slots' own state.
+pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
+    slots as u64
+        * (mtu as u64
+            + ranks as u64 * size_of::<SavedHeader>() as u64
+            + size_of::<crate::slot::Slot>() as u64)
+}
+
+/// Slots that a ring needs for `window` messages of `fragments` each: `2 * window * fragments`, rounded up to a power of
+/// two. `None` where that is more than [`MAX_SLOTS`].
+pub const fn ring_slots(window: u32, fragments: u32) -> Option<u32> {
+    let Some(credit) = window.checked_mul(fragments) else { return None };
+    let Some(double) = credit.checked_mul(2) else { return None };
+    if double == 0 || double > MAX_SLOTS { None } else { Some(double.next_power_of_two()) }
+}
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY (all): `repr(C)`, Copy, 'static, made of integers and byte arrays without implicit padding, as asserted
+    // above; every bit pattern is a value.
+    unsafe impl aya::Pod for super::FlowKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Flow {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::RingConfig {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SavedHeader {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::EgressKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::EgressPort {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::slot::Slot {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::slot::RingState {}
+}

@@ -1,0 +1,140 @@
+//! Every counter of the data plane, in one place: number, name, meaning.
+//!
+//! Counters are per CPU and per ring; ring 0 counts what belongs to no ring. Where the meaning is that of a counter
+//! of `rdma statistic`, so is the name.
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $variant:ident $name:literal $kind:ident,)+) => {
+        /// A counter of the data plane.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        #[repr(u32)]
+        pub enum Counter {
+            $($(#[doc = $doc])+ $variant,)+
+        }
+
+        impl Counter {
+            /// All counters, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The name in tables, JSON and metrics.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+
+            /// What it counts.
+            pub const fn help(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+),)+ }
+            }
+
+            /// Whether it counts work done, packets passed on or packets dropped.
+            pub const fn kind(self) -> Kind {
+                match self { $(Self::$variant => Kind::$kind,)+ }
+            }
+        }
+    };
+}
+
+/// What kind of event a counter counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Part of the work.
+    Work,
+    /// A packet passed on to the bridge.
+    Pass,
+    /// A packet dropped, and why.
+    Drop,
+}
+
+counters! {
+    /// contributions added to a slot
+    Fragments "fragments" Work,
+    /// slots that received their last contribution
+    Completed "completed" Work,
+    /// results sent to all ranks of a ring
+    Released "released" Work,
+    /// completed slots that had to wait for an earlier one
+    Held "held" Work,
+    /// results sent again to one rank
+    Replays "replay" Work,
+    /// result packets written at the egress of a port
+    Results "results" Work,
+    /// contributions that carried the congestion experienced mark
+    EcnMarked "np_ecn_marked_roce_packets" Work,
+    /// packets handed to the CPU of their ring
+    Steered "steered" Work,
+    /// fragments that arrived while an earlier one of the same rank had not
+    OutOfSequence "out_of_sequence" Work,
+    /// packets forwarded past a gap so that their receiver NAKs
+    GapForwarded "gap_forwarded" Pass,
+    /// retransmissions of a fragment whose slot has moved on, forwarded unchanged
+    Stale "stale" Pass,
+    /// packets that are not RoCEv2
+    NotRoce "not_roce" Pass,
+    /// RoCEv2 packets of no registered flow
+    NoFlow "no_flow" Pass,
+    /// packets to a registered queue pair that are not SEND or WRITE data: acknowledgements, CNP, READ
+    NotData "not_data" Pass,
+    /// packets to a registered queue pair with an opcode that RC does not define
+    ReservedOpcode "reserved_opcode" Pass,
+    /// RoCEv2 packets too short for their headers
+    TruncatedHeaders "truncated_headers" Pass,
+    /// contributions that were already added
+    Duplicate "duplicate_request" Drop,
+    /// fragments beyond the sender's credit
+    CreditViolation "credit_violation" Drop,
+    /// contributions of another length than the first one to their slot
+    LengthMismatch "length_mismatch" Drop,
+    /// data with a wrong ICRC
+    BadIcrc "rx_icrc_encapsulated" Drop,
+    /// data that came in on another port than its flow's
+    WrongPort "wrong_port" Drop,
+    /// data from another IP address than its flow's
+    WrongSourceIp "wrong_source_ip" Drop,
+    /// data from another MAC address than its flow's
+    WrongSourceMac "wrong_source_mac" Drop,
+    /// data of a ring that is not active
+    InactiveRing "inactive_ring" Drop,
+    /// data behind IPv4 options
+    IpOptions "ip_options" Drop,
+    /// data in a fragmented IP packet
+    IpFragment "ip_fragment" Drop,
+    /// IP and UDP lengths that contradict each other
+    BadUdpLength "bad_udp_length" Drop,
+    /// data that ends before its length fields say
+    Truncated "truncated" Drop,
+    /// transport header version other than 0
+    BadVersion "bad_version" Drop,
+    /// partition key other than the default
+    BadPkey "bad_pkey" Drop,
+    /// a pad count in data that must be whole lanes
+    BadPad "bad_pad" Drop,
+    /// payload empty or no multiple of 4 bytes
+    BadPayloadLength "bad_payload_length" Drop,
+    /// payload longer than the job's path MTU
+    Oversized "oversized" Drop,
+    /// steering to the ring's CPU failed
+    SteerFailed "steer_failed" Drop,
+    /// sending a result failed in the data plane itself
+    RedirectFailed "redirect_failed" Drop,
+    /// result packets that found no rank or slot at egress
+    EgressNoSlot "egress_no_slot" Drop,
+    /// the data plane's maps contradict each other: a defect of netsum
+    Internal "internal_error" Drop,
+}
+
+/// How many counters there are for each ring.
+pub const COUNTERS: u32 = Counter::ALL.len() as u32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_the_list_and_names_are_unique() {
+        for (i, c) in Counter::ALL.iter().enumerate() {
+            assert_eq!(*c as usize, i);
+            assert!(!c.help().is_empty());
+            assert_eq!(Counter::ALL.iter().filter(|d| d.name() == c.name()).count(), 1, "{}", c.name());
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! What the box, the hosts and the tests share: no I/O, no allocation, `no_std`.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`serial`] | 24-bit serial numbers |
+//! | [`wire`] | RoCEv2 headers, parsing of frames |
+//! | [`icrc`] | the invariant CRC: computing, verifying, patching |
+//! | [`slot`] | the slot state machine |
+//! | [`abi`] | map keys and values, the border between kernel and user space |
+//! | [`counters`] | every counter, with its name and meaning |
+//! | [`lanes`] | the check lanes of verified sums |
+//!
+//! Nothing here may read a clock, a socket or a map.
+#![cfg_attr(not(test), no_std)]
+
+pub mod abi;
+pub mod counters;
+pub mod icrc;
+pub mod lanes;
+pub mod serial;
+pub mod slot;
+pub mod wire;

@@ -1,0 +1,253 @@
+//! The slot state machine: what happens to fragment `index` of rank `rank`. Pure; the caller moves the bytes.
+//!
+//! ## Why a slot can be used again
+//! A rank sends message m+W only after it received the sum of m (W = window). So when any rank sends m+2W it holds the
+//! sum of m+W, hence every rank has sent m+W, hence every rank holds the sum of m. With at least 2 W F slots (F fragments
+//! in a message) a fragment therefore never meets a slot that somebody still needs.
+//!
+//! ## Why the box can check the credit
+//! Let `low` be the lowest index that has not been released. A rank that sends in message m+W holds the sums of all
+//! messages up to m, so all of their indices are below `low`, and its own index is below `low + W F`. The box refuses
+//! what lies beyond: a host that ignores its credit cannot claim a slot that it has no right to.
+//!
+//! All comparisons are serial numbers modulo 2^24.
+
+use crate::abi::{MAX_RANKS, RingConfig, ring_flags};
+use crate::counters::Counter;
+use crate::serial;
+
+/// State of one fragment's buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Slot {
+    /// Fragment index that the slot holds, if [`Slot::USED`].
+    pub index: u32,
+    /// Bits: [`Slot::USED`] and others.
+    pub flags: u32,
+    /// Ranks that have contributed, bit by bit.
+    pub contributors: u64,
+    /// Payload length in bytes.
+    pub len: u32,
+    /// ICRC state of the finished sum from state 0, set on completion.
+    pub crc: u32,
+}
+
+impl Slot {
+    /// The slot holds an index.
+    pub const USED: u32 = 1;
+    /// All ranks have contributed.
+    pub const COMPLETE: u32 = 2;
+    /// The result has been sent to all ranks.
+    pub const RELEASED: u32 = 4;
+    /// A contribution carried the congestion experienced mark.
+    pub const CE: u32 = 8;
+
+    /// Whether a flag is set.
+    #[inline(always)]
+    pub const fn is(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// State of a ring, written by its CPU alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct RingState {
+    /// The lowest index that has not been released.
+    pub low: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// For each rank the index behind its last contiguous fragment.
+    pub expected: [u32; MAX_RANKS],
+}
+
+impl Default for RingState {
+    fn default() -> Self {
+        Self { low: 0, reserved: 0, expected: [0; MAX_RANKS] }
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Slot>() == 24);
+    assert!(size_of::<RingState>() == 8 + 4 * MAX_RANKS);
+};
+
+/// A data fragment as the state machine sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fragment {
+    /// Sending rank, below the ring's ranks.
+    pub rank: u32,
+    /// (PSN - base PSN) mod 2^24.
+    pub index: u32,
+    /// Payload length in bytes.
+    pub len: u32,
+    /// Congestion experienced.
+    pub ce: bool,
+}
+
+/// What to do with the payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payload {
+    /// Nothing.
+    Leave,
+    /// Becomes the slot's sum.
+    Copy,
+    /// Is added to the slot's sum.
+    Add,
+}
+
+/// What to do with the packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Absorbed: drop it.
+    Drop,
+    /// Put the sum into it and send it to all ranks.
+    Release,
+    /// Put the sum into it and send it to the next rank.
+    Replay,
+    /// Pass it on unchanged: its receiver has the result and will acknowledge again.
+    Stale,
+    /// Pass it on with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN that it misses.
+    Gap,
+}
+
+/// How far ahead of its own PSN a packet's is set when it is forwarded so that the receiver NAKs.
+///
+/// The receiver must not take the packet for data. With its own PSN it could, if it were delayed on the bridge's
+/// way until the gap has been closed; so its PSN is moved into the middle of what IBTA 9.7.5.1.1 calls the invalid
+/// region, where every receiver answers with a PSN sequence error that names its own expected PSN.
+pub const GAP_PSN_AHEAD: u32 = 1 << 22;
+
+/// What the machine decided about a fragment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// What to do with the payload, before the output.
+    pub payload: Payload,
+    /// Save the packet's headers for its rank.
+    pub save_header: bool,
+    /// The slot has just received its last contribution: compute its CRC after the payload is added.
+    pub completed: bool,
+    /// What to do with the packet.
+    pub output: Output,
+    /// What to count.
+    pub counter: Counter,
+    /// The fragment arrived past a gap of its rank.
+    pub gap: bool,
+}
+
+impl Verdict {
+    const fn only(output: Output, counter: Counter) -> Self {
+        Self {
+            payload: Payload::Leave,
+            save_header: false,
+            completed: false,
+            output,
+            counter,
+            gap: false,
+        }
+    }
+}
+
+/// Most released slots that [`on_fragment`] steps over in one call of a relaxed ring.
+const LOW_STEPS: u32 = 32;
+
+/// Decides about a fragment and updates slot and ring. `slot` is slot `index mod slots`.
+///
+/// A relaxed ring must call [`advance_low`] first.
+#[inline(always)]
+pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f: Fragment) -> Verdict {
+    let relaxed = ring.flags & ring_flags::RELAXED != 0;
+    let ahead = serial::diff(f.index, state.low);
+    // In order, `low` is exact. A relaxed ring's `low` may lag behind by what advance_low has not yet stepped over,
+    // which is less than the second half of the slots.
+    let credit = if relaxed { ring.slots } else { ring.window };
+    if ahead >= credit as i32 {
+        return Verdict::only(Output::Drop, Counter::CreditViolation);
+    }
+
+    let used = slot.is(Slot::USED);
+    let distance = serial::diff(f.index, slot.index);
+    if used && distance < 0 {
+        return Verdict::only(Output::Stale, Counter::Stale);
+    }
+
+    // Gaps: what of this rank's is missing, as far as the box has seen.
+    let expected = &mut state.expected[f.rank as usize % MAX_RANKS];
+    let gap = serial::diff(f.index, *expected);
+    if gap == 0 {
+        *expected = serial::add(f.index, 1);
+    }
+    let past_gap = !relaxed && gap > 0;
+    // Forwarded at gaps of 1, 2, 4, ...: one lost NAK does not cost a time-out, and a long gap costs few packets.
+    let absorbed = if past_gap && gap & (gap - 1) == 0 { Output::Gap } else { Output::Drop };
+
+    let bit = 1u64 << (f.rank & 63);
+    if !used || distance > 0 {
+        if used && !slot.is(Slot::RELEASED) || ahead < 0 {
+            // Older and still needed; or an index below `low` whose slot does not hold it, which cannot have been
+            // released by this ring.
+            return Verdict::only(Output::Drop, Counter::CreditViolation);
+        }
+        *slot = Slot {
+            index: f.index,
+            flags: Slot::USED | if f.ce { Slot::CE } else { 0 },
+            contributors: bit,
+            len: f.len,
+            crc: 0,
+        };
+        return Verdict {
+            payload: Payload::Copy,
+            save_header: true,
+            completed: false,
+            output: absorbed,
+            counter: Counter::Fragments,
+            gap: past_gap,
+        };
+    }
+
+    // The slot holds this index.
+    if f.len != slot.len {
+        return Verdict::only(Output::Drop, Counter::LengthMismatch);
+    }
+    if slot.is(Slot::RELEASED) {
+        return Verdict { save_header: true, ..Verdict::only(Output::Replay, Counter::Replays) };
+    }
+    let new = slot.contributors & bit == 0;
+    let mut completed = false;
+    if new {
+        slot.contributors |= bit;
+        if f.ce {
+            slot.flags |= Slot::CE;
+        }
+        let all = u64::MAX >> (64 - ring.ranks.clamp(1, 64));
+        completed = slot.contributors == all;
+        if completed {
+            slot.flags |= Slot::COMPLETE;
+        }
+    }
+    let counter = if new { Counter::Fragments } else { Counter::Duplicate };
+    let payload = if new { Payload::Add } else { Payload::Leave };
+    if slot.is(Slot::COMPLETE) && (relaxed || ahead == 0) {
+        slot.flags |= Slot::RELEASED;
+        if ahead == 0 {
+            state.low = serial::add(f.index, 1);
+        }
+        return Verdict { payload, save_header: true, completed, output: Output::Release, counter, gap: past_gap };
+    }
+    Verdict { payload, save_header: true, completed, output: absorbed, counter, gap: past_gap }
+}
+
+/// Moves a relaxed ring's `low` past slots that have been released, a bounded number at a time.
+/// `slot(i)` reads slot `i`.
+#[inline(always)]
+pub fn advance_low(ring: &RingConfig, state: &mut RingState, slot: impl Fn(u32) -> Option<Slot>) {
+    let mut i = 0;
+    while i < LOW_STEPS {
+        let Some(s) = slot(state.low & (ring.slots - 1)) else { return };
+        if !s.is(Slot::RELEASED) || s.index != state.low {
+            return;
+        }
+        state.low = serial::add(state.low, 1);
+        i += 1;
+    }
+}

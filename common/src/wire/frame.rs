@@ -1,0 +1,236 @@
+//! From the bytes of an Ethernet frame to the place of its RoCEv2 headers, or the reason why it has none.
+//!
+//! The same code runs in the XDP programs, over packet pointers, and in user space, over slices.
+
+use super::*;
+
+/// Bounds-checked access to a frame. In XDP this is the comparison with `data_end` that the verifier asks for.
+pub trait Bytes {
+    /// The bytes from `offset` on, or `None` where the frame ends before.
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+    /// Length of the frame in bytes.
+    fn len(&self) -> usize;
+    /// Whether there is no byte at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Bytes for [u8] {
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.get(offset..offset.checked_add(N)?)?.try_into().ok()
+    }
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+}
+
+/// The network layer of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum L3 {
+    /// IPv4 without options.
+    V4,
+    /// IPv6 without extension headers.
+    V6,
+}
+
+impl L3 {
+    /// Length of the IP header.
+    #[inline(always)]
+    pub const fn header_len(self) -> usize {
+        match self {
+            L3::V4 => IPV4_LEN,
+            L3::V6 => IPV6_LEN,
+        }
+    }
+}
+
+/// Where things are in a RoCEv2 frame. Offsets count from the start of the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// IPv4 or IPv6.
+    pub l3: L3,
+    /// Offset of the IP header: 14, or 18 behind a VLAN tag.
+    pub ip: usize,
+    /// Source address; IPv4 in mapped form.
+    pub src_ip: [u8; 16],
+    /// Destination address; IPv4 in mapped form.
+    pub dst_ip: [u8; 16],
+    /// Source MAC address.
+    pub src_mac: [u8; 6],
+    /// The packet carries the congestion experienced mark.
+    pub ce: bool,
+    /// The base transport header.
+    pub bth: Bth,
+    /// UDP payload length that both length fields agree on, if they do.
+    pub udp_payload: Option<usize>,
+}
+
+impl Frame {
+    /// Offset of the UDP header.
+    #[inline(always)]
+    pub const fn udp(&self) -> usize {
+        self.ip + self.l3.header_len()
+    }
+    /// Offset of the BTH.
+    #[inline(always)]
+    pub const fn bth_offset(&self) -> usize {
+        self.udp() + UDP_LEN
+    }
+    /// Offset of the payload of an RC data packet: what precedes it is what a slot saves.
+    #[inline(always)]
+    pub const fn payload(&self) -> usize {
+        self.bth_offset() + BTH_LEN + self.bth.opcode.extended_len()
+    }
+
+    /// Length of the payload of an RC data packet, if the packet is one that can be added: whole lanes, no pad,
+    /// lengths that agree with each other and with the frame, transport version 0, default partition.
+    #[inline(always)]
+    pub fn data_len(&self, frame_len: usize) -> Result<usize, Reject> {
+        let Some(udp_payload) = self.udp_payload else { return Err(Reject::UdpLength) };
+        if self.bth.version != 0 {
+            return Err(Reject::Version);
+        }
+        if self.bth.pkey != DEFAULT_PKEY {
+            return Err(Reject::Pkey);
+        }
+        // Ethernet may pad short frames to 60 bytes; more than the lengths say is no harm, less is.
+        if self.bth_offset() + udp_payload > frame_len {
+            return Err(Reject::Truncated);
+        }
+        let headers = BTH_LEN + self.bth.opcode.extended_len() + ICRC_LEN;
+        if udp_payload <= headers {
+            return Err(Reject::PayloadLength);
+        }
+        let len = udp_payload - headers;
+        if self.bth.pad != 0 {
+            return Err(Reject::Pad);
+        }
+        if len % 4 != 0 {
+            return Err(Reject::PayloadLength);
+        }
+        Ok(len)
+    }
+}
+
+/// Why a frame is not RoCEv2, or not data that can be added up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reject {
+    /// Not UDP to port 4791 over IPv4 or IPv6 with at most one VLAN tag.
+    NotRoce,
+    /// RoCEv2 by its port, but the frame ends before its headers or its length fields do.
+    Truncated,
+    /// RoCEv2 by its port, behind IPv4 options.
+    IpOptions,
+    /// The first fragment of a fragmented RoCEv2 packet.
+    IpFragment,
+    /// IP and UDP length fields contradict each other.
+    UdpLength,
+    /// Transport header version is not 0.
+    Version,
+    /// Not the default partition key.
+    Pkey,
+    /// A pad count in a packet that must consist of whole lanes.
+    Pad,
+    /// Empty payload, or one that is no multiple of 4 bytes.
+    PayloadLength,
+}
+
+/// Finds the RoCEv2 headers of a frame.
+///
+/// IPv4 options and first fragments are looked through as far as the BTH, so that the caller can tell a registered
+/// flow's broken packet from somebody else's: they come as `Err` with the frame.
+#[inline(always)]
+pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
+    const NO: (Reject, Option<Frame>) = (Reject::NotRoce, None);
+    let Some(eth) = b.load::<ETH_LEN>(0) else { return Err(NO) };
+    let src_mac = [eth[6], eth[7], eth[8], eth[9], eth[10], eth[11]];
+    match u16::from_be_bytes([eth[12], eth[13]]) {
+        ETHERTYPE_IPV4 => ipv4(b, ETH_LEN, src_mac),
+        ETHERTYPE_IPV6 => ipv6(b, ETH_LEN, src_mac),
+        ETHERTYPE_VLAN => {
+            let Some(tag) = b.load::<VLAN_LEN>(ETH_LEN) else { return Err(NO) };
+            match u16::from_be_bytes([tag[2], tag[3]]) {
+                ETHERTYPE_IPV4 => ipv4(b, ETH_LEN + VLAN_LEN, src_mac),
+                ETHERTYPE_IPV6 => ipv6(b, ETH_LEN + VLAN_LEN, src_mac),
+                _ => Err(NO),
+            }
+        }
+        _ => Err(NO),
+    }
+}
+
+#[inline(always)]
+fn ipv4<B: Bytes + ?Sized>(b: &B, ip: usize, src_mac: [u8; 6]) -> Result<Frame, (Reject, Option<Frame>)> {
+    const NO: (Reject, Option<Frame>) = (Reject::NotRoce, None);
+    let Some(h) = b.load::<IPV4_LEN>(ip) else { return Err(NO) };
+    let header_len = (h[0] & 0x0f) as usize * 4;
+    let fragment = u16::from_be_bytes([h[6], h[7]]) & 0x3fff;
+    if h[0] >> 4 != 4 || h[9] != IPPROTO_UDP || header_len < IPV4_LEN || fragment & 0x1fff != 0 {
+        return Err(NO);
+    }
+    let total = u16::from_be_bytes([h[2], h[3]]) as usize;
+    let frame = |udp: [u8; UDP_LEN], bth: [u8; BTH_LEN]| {
+        let udp_len = u16::from_be_bytes([udp[4], udp[5]]) as usize;
+        Frame {
+            l3: L3::V4,
+            ip,
+            src_ip: ipv4_mapped([h[12], h[13], h[14], h[15]]),
+            dst_ip: ipv4_mapped([h[16], h[17], h[18], h[19]]),
+            src_mac,
+            ce: h[1] & 3 == 3,
+            bth: Bth::decode(&bth),
+            udp_payload: (udp_len >= UDP_LEN + BTH_LEN && total == header_len + udp_len)
+                .then(|| udp_len - UDP_LEN),
+        }
+    };
+    if header_len != IPV4_LEN {
+        // At most 60 bytes; the mask tells the verifier.
+        let udp_at = ip + (header_len & 0x3f);
+        let Some(udp) = b.load::<UDP_LEN>(udp_at) else { return Err(NO) };
+        if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
+            return Err(NO);
+        }
+        let Some(bth) = b.load::<BTH_LEN>(udp_at + UDP_LEN) else { return Err((Reject::Truncated, None)) };
+        return Err((Reject::IpOptions, Some(frame(udp, bth))));
+    }
+    let Some(udp) = b.load::<UDP_LEN>(ip + IPV4_LEN) else { return Err(NO) };
+    if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
+        return Err(NO);
+    }
+    let Some(bth) = b.load::<BTH_LEN>(ip + IPV4_LEN + UDP_LEN) else { return Err((Reject::Truncated, None)) };
+    let frame = frame(udp, bth);
+    if fragment != 0 {
+        return Err((Reject::IpFragment, Some(frame)));
+    }
+    Ok(frame)
+}
+
+#[inline(always)]
+fn ipv6<B: Bytes + ?Sized>(b: &B, ip: usize, src_mac: [u8; 6]) -> Result<Frame, (Reject, Option<Frame>)> {
+    const NO: (Reject, Option<Frame>) = (Reject::NotRoce, None);
+    let Some(h) = b.load::<IPV6_LEN>(ip) else { return Err(NO) };
+    if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
+        return Err(NO);
+    }
+    let Some(udp) = b.load::<UDP_LEN>(ip + IPV6_LEN) else { return Err(NO) };
+    if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
+        return Err(NO);
+    }
+    let Some(bth) = b.load::<BTH_LEN>(ip + IPV6_LEN + UDP_LEN) else { return Err((Reject::Truncated, None)) };
+    let udp_len = u16::from_be_bytes([udp[4], udp[5]]) as usize;
+    let (mut src_ip, mut dst_ip) = ([0; 16], [0; 16]);
+    src_ip.copy_from_slice(&h[8..24]);
+    dst_ip.copy_from_slice(&h[24..40]);
+    Ok(Frame {
+        l3: L3::V6,
+        ip,
+        src_ip,
+        dst_ip,
+        src_mac,
+        ce: h[1] >> 4 & 3 == 3,
+        bth: Bth::decode(&bth),
+        udp_payload: (udp_len >= UDP_LEN + BTH_LEN && u16::from_be_bytes([h[4], h[5]]) as usize == udp_len)
+            .then(|| udp_len - UDP_LEN),
+    })
+}

@@ -1,0 +1,2 @@
+//! Trains a small classifier over netsum.
+fn main() {}

@@ -1,0 +1,2 @@
+//! `netsum-perf`.
+fn main() {}
