@@ -224,6 +224,13 @@ pub fn of_frame(frame: &[u8], l3: L3, ip: usize, payload_at: usize, len: usize) 
 
 /// Number of 64-bit words in one cell of payload.
 pub const CELL_WORDS: usize = crate::abi::CELL_LEN / 8;
+const _: () = assert!(CELL_WORDS == 32);
+
+/// Takes in the words with the given numbers. Not a loop: moving the carries along costs as much as using them, and the
+/// compiler does not unroll this far by itself.
+macro_rules! unrolled {
+    ($chorba:ident, $word:ident, $($i:literal)+) => { $($chorba.word($word($i));)+ };
+}
 
 /// CRC of a payload without tables, a cell of 256 bytes at a time.
 ///
@@ -247,40 +254,27 @@ impl Chorba {
     fn word(&mut self, w: u64) {
         let [c0, c1, c2, c3, c4] = self.carry;
         let v = w ^ c0;
-        self.carry = [
-            c1,
-            c2 ^ v << 17 ^ v << 55,
-            c3 ^ v >> 47 ^ v >> 9 ^ v << 19,
-            c4 ^ v >> 45 ^ v << 44,
-            v >> 20,
-        ];
+        self.carry =
+            [c1, c2 ^ v << 17 ^ v << 55, c3 ^ v >> 47 ^ v >> 9 ^ v << 19, c4 ^ v >> 45 ^ v << 44, v >> 20];
     }
 
     /// Takes in a cell that is not the payload's last; `word(i)` gives its i-th little-endian word.
     #[inline(always)]
     pub fn cell(&mut self, word: impl Fn(usize) -> u64) {
-        let mut i = 0;
-        while i < CELL_WORDS {
-            self.word(word(i));
-            i += 1;
-        }
+        unrolled!(self, word, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26);
+        unrolled!(self, word, 27 28 29 30 31);
     }
 
     /// Takes in the last whole cell and gives the state behind it.
     #[inline(always)]
     pub fn last_cell(mut self, word: impl Fn(usize) -> u64) -> u32 {
-        let mut i = 0;
-        while i < CELL_WORDS - 5 {
-            self.word(word(i));
-            i += 1;
-        }
-        let mut state = 0;
-        let mut j = 0;
-        while j < 5 {
-            state = step8(state, word(i + j) ^ self.carry[j]);
-            j += 1;
-        }
-        state
+        unrolled!(self, word, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26);
+        let [c0, c1, c2, c3, c4] = self.carry;
+        let mut state = step8(0, word(27) ^ c0);
+        state = step8(state, word(28) ^ c1);
+        state = step8(state, word(29) ^ c2);
+        state = step8(state, word(30) ^ c3);
+        step8(state, word(31) ^ c4)
     }
 }
 

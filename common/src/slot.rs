@@ -137,14 +137,7 @@ pub struct Verdict {
 
 impl Verdict {
     const fn only(output: Output, counter: Counter) -> Self {
-        Self {
-            payload: Payload::Leave,
-            save_header: false,
-            completed: false,
-            output,
-            counter,
-            gap: false,
-        }
+        Self { payload: Payload::Leave, save_header: false, completed: false, output, counter, gap: false }
     }
 }
 
@@ -232,7 +225,14 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
         if ahead == 0 {
             state.low = serial::add(f.index, 1);
         }
-        return Verdict { payload, save_header: true, completed, output: Output::Release, counter, gap: past_gap };
+        return Verdict {
+            payload,
+            save_header: true,
+            completed,
+            output: Output::Release,
+            counter,
+            gap: past_gap,
+        };
     }
     Verdict { payload, save_header: true, completed, output: absorbed, counter, gap: past_gap }
 }

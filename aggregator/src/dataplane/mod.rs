@@ -2,6 +2,8 @@
 //!
 //! [`DataPlane`] is what the controller asks of it; `bpf` implements it with aya, tests with something simpler.
 
+pub mod bpf;
+
 use std::net::IpAddr;
 
 use netsum_common::abi::FlowKey;

@@ -62,11 +62,23 @@ pub struct Frame {
     pub ce: bool,
     /// The base transport header.
     pub bth: Bth,
-    /// UDP payload length that both length fields agree on, if they do.
-    pub udp_payload: Option<usize>,
+    /// UDP payload length that both length fields agree on; 0 if they do not.
+    pub udp_payload: usize,
 }
 
 impl Frame {
+    /// A frame with nothing in it, to be filled by [`parse_into`].
+    pub const EMPTY: Self = Self {
+        l3: L3::V4,
+        ip: 0,
+        src_ip: [0; 16],
+        dst_ip: [0; 16],
+        src_mac: [0; 6],
+        ce: false,
+        bth: Bth::decode(&[0; BTH_LEN]),
+        udp_payload: 0,
+    };
+
     /// Offset of the UDP header.
     #[inline(always)]
     pub const fn udp(&self) -> usize {
@@ -87,7 +99,10 @@ impl Frame {
     /// lengths that agree with each other and with the frame, transport version 0, default partition.
     #[inline(always)]
     pub fn data_len(&self, frame_len: usize) -> Result<usize, Reject> {
-        let Some(udp_payload) = self.udp_payload else { return Err(Reject::UdpLength) };
+        let udp_payload = self.udp_payload;
+        if udp_payload == 0 {
+            return Err(Reject::UdpLength);
+        }
         if self.bth.version != 0 {
             return Err(Reject::Version);
         }
@@ -118,7 +133,9 @@ impl Frame {
 pub enum Reject {
     /// Not UDP to port 4791 over IPv4 or IPv6 with at most one VLAN tag.
     NotRoce,
-    /// RoCEv2 by its port, but the frame ends before its headers or its length fields do.
+    /// RoCEv2 by its port, but the frame ends within its headers.
+    TruncatedHeaders,
+    /// The frame ends before its length fields say.
     Truncated,
     /// RoCEv2 by its port, behind IPv4 options.
     IpOptions,
@@ -140,97 +157,94 @@ pub enum Reject {
 ///
 /// IPv4 options and first fragments are looked through as far as the BTH, so that the caller can tell a registered
 /// flow's broken packet from somebody else's: they come as `Err` with the frame.
-#[inline(always)]
 pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
-    const NO: (Reject, Option<Frame>) = (Reject::NotRoce, None);
-    let Some(eth) = b.load::<ETH_LEN>(0) else { return Err(NO) };
-    let src_mac = [eth[6], eth[7], eth[8], eth[9], eth[10], eth[11]];
-    match u16::from_be_bytes([eth[12], eth[13]]) {
-        ETHERTYPE_IPV4 => ipv4(b, ETH_LEN, src_mac),
-        ETHERTYPE_IPV6 => ipv6(b, ETH_LEN, src_mac),
-        ETHERTYPE_VLAN => {
-            let Some(tag) = b.load::<VLAN_LEN>(ETH_LEN) else { return Err(NO) };
-            match u16::from_be_bytes([tag[2], tag[3]]) {
-                ETHERTYPE_IPV4 => ipv4(b, ETH_LEN + VLAN_LEN, src_mac),
-                ETHERTYPE_IPV6 => ipv6(b, ETH_LEN + VLAN_LEN, src_mac),
-                _ => Err(NO),
-            }
-        }
-        _ => Err(NO),
+    let mut frame = Frame::EMPTY;
+    match parse_into(b, &mut frame) {
+        Ok(()) => Ok(frame),
+        Err(r @ (Reject::IpOptions | Reject::IpFragment)) => Err((r, Some(frame))),
+        Err(r) => Err((r, None)),
     }
 }
 
+/// [`parse`] into a frame that the caller has initialised with [`Frame::EMPTY`]. For BPF: no value is ever undefined on
+/// any path, which the verifier would refuse when the compiler spills it.
+///
+/// With `IpOptions` and `IpFragment` the frame is filled in as far as its BTH; with other errors it is not.
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(b: &B, ip: usize, src_mac: [u8; 6]) -> Result<Frame, (Reject, Option<Frame>)> {
-    const NO: (Reject, Option<Frame>) = (Reject::NotRoce, None);
-    let Some(h) = b.load::<IPV4_LEN>(ip) else { return Err(NO) };
+pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+    let (Some(src_mac), Some(ethertype)) = (b.load::<6>(6), b.load::<2>(12)) else {
+        return Err(Reject::NotRoce);
+    };
+    frame.src_mac = src_mac;
+    let mut ethertype = u16::from_be_bytes(ethertype);
+    frame.ip = ETH_LEN;
+    if ethertype == ETHERTYPE_VLAN {
+        let Some(tagged) = b.load::<2>(ETH_LEN + 2) else { return Err(Reject::NotRoce) };
+        ethertype = u16::from_be_bytes(tagged);
+        frame.ip = ETH_LEN + VLAN_LEN;
+    }
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4(b, frame),
+        ETHERTYPE_IPV6 => ipv6(b, frame),
+        _ => Err(Reject::NotRoce),
+    }
+}
+
+/// UDP and BTH at an offset, behind an IP header whose payload is `ip_payload` bytes long.
+#[inline(always)]
+fn transport<B: Bytes + ?Sized>(
+    b: &B,
+    udp_at: usize,
+    ip_payload: usize,
+    frame: &mut Frame,
+) -> Result<(), Reject> {
+    let Some(udp) = b.load::<UDP_LEN>(udp_at) else { return Err(Reject::NotRoce) };
+    if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
+        return Err(Reject::NotRoce);
+    }
+    let Some(bth) = b.load::<BTH_LEN>(udp_at + UDP_LEN) else { return Err(Reject::TruncatedHeaders) };
+    frame.bth = Bth::decode(&bth);
+    let udp_len = u16::from_be_bytes([udp[4], udp[5]]) as usize;
+    frame.udp_payload =
+        if udp_len >= UDP_LEN + BTH_LEN && udp_len == ip_payload { udp_len - UDP_LEN } else { 0 };
+    Ok(())
+}
+
+#[inline(always)]
+fn ipv4<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+    let Some(h) = b.load::<IPV4_LEN>(frame.ip) else { return Err(Reject::NotRoce) };
     let header_len = (h[0] & 0x0f) as usize * 4;
     let fragment = u16::from_be_bytes([h[6], h[7]]) & 0x3fff;
     if h[0] >> 4 != 4 || h[9] != IPPROTO_UDP || header_len < IPV4_LEN || fragment & 0x1fff != 0 {
-        return Err(NO);
+        return Err(Reject::NotRoce);
     }
-    let total = u16::from_be_bytes([h[2], h[3]]) as usize;
-    let frame = |udp: [u8; UDP_LEN], bth: [u8; BTH_LEN]| {
-        let udp_len = u16::from_be_bytes([udp[4], udp[5]]) as usize;
-        Frame {
-            l3: L3::V4,
-            ip,
-            src_ip: ipv4_mapped([h[12], h[13], h[14], h[15]]),
-            dst_ip: ipv4_mapped([h[16], h[17], h[18], h[19]]),
-            src_mac,
-            ce: h[1] & 3 == 3,
-            bth: Bth::decode(&bth),
-            udp_payload: (udp_len >= UDP_LEN + BTH_LEN && total == header_len + udp_len)
-                .then(|| udp_len - UDP_LEN),
-        }
-    };
+    frame.l3 = L3::V4;
+    frame.src_ip = ipv4_mapped([h[12], h[13], h[14], h[15]]);
+    frame.dst_ip = ipv4_mapped([h[16], h[17], h[18], h[19]]);
+    frame.ce = h[1] & 3 == 3;
+    let ip_payload = (u16::from_be_bytes([h[2], h[3]]) as usize).wrapping_sub(header_len);
     if header_len != IPV4_LEN {
         // At most 60 bytes; the mask tells the verifier.
-        let udp_at = ip + (header_len & 0x3f);
-        let Some(udp) = b.load::<UDP_LEN>(udp_at) else { return Err(NO) };
-        if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
-            return Err(NO);
-        }
-        let Some(bth) = b.load::<BTH_LEN>(udp_at + UDP_LEN) else { return Err((Reject::Truncated, None)) };
-        return Err((Reject::IpOptions, Some(frame(udp, bth))));
+        transport(b, frame.ip + (header_len & 0x3f), ip_payload, frame)?;
+        return Err(Reject::IpOptions);
     }
-    let Some(udp) = b.load::<UDP_LEN>(ip + IPV4_LEN) else { return Err(NO) };
-    if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
-        return Err(NO);
-    }
-    let Some(bth) = b.load::<BTH_LEN>(ip + IPV4_LEN + UDP_LEN) else { return Err((Reject::Truncated, None)) };
-    let frame = frame(udp, bth);
-    if fragment != 0 {
-        return Err((Reject::IpFragment, Some(frame)));
-    }
-    Ok(frame)
+    transport(b, frame.ip + IPV4_LEN, ip_payload, frame)?;
+    if fragment != 0 { Err(Reject::IpFragment) } else { Ok(()) }
 }
 
 #[inline(always)]
-fn ipv6<B: Bytes + ?Sized>(b: &B, ip: usize, src_mac: [u8; 6]) -> Result<Frame, (Reject, Option<Frame>)> {
-    const NO: (Reject, Option<Frame>) = (Reject::NotRoce, None);
-    let Some(h) = b.load::<IPV6_LEN>(ip) else { return Err(NO) };
+fn ipv6<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+    // Piece by piece: a copy of the whole header would take a tenth of a BPF program's stack.
+    let Some(h) = b.load::<8>(frame.ip) else { return Err(Reject::NotRoce) };
     if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
-        return Err(NO);
+        return Err(Reject::NotRoce);
     }
-    let Some(udp) = b.load::<UDP_LEN>(ip + IPV6_LEN) else { return Err(NO) };
-    if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
-        return Err(NO);
-    }
-    let Some(bth) = b.load::<BTH_LEN>(ip + IPV6_LEN + UDP_LEN) else { return Err((Reject::Truncated, None)) };
-    let udp_len = u16::from_be_bytes([udp[4], udp[5]]) as usize;
-    let (mut src_ip, mut dst_ip) = ([0; 16], [0; 16]);
-    src_ip.copy_from_slice(&h[8..24]);
-    dst_ip.copy_from_slice(&h[24..40]);
-    Ok(Frame {
-        l3: L3::V6,
-        ip,
-        src_ip,
-        dst_ip,
-        src_mac,
-        ce: h[1] >> 4 & 3 == 3,
-        bth: Bth::decode(&bth),
-        udp_payload: (udp_len >= UDP_LEN + BTH_LEN && u16::from_be_bytes([h[4], h[5]]) as usize == udp_len)
-            .then(|| udp_len - UDP_LEN),
-    })
+    let (Some(src_ip), Some(dst_ip)) = (b.load::<16>(frame.ip + 8), b.load::<16>(frame.ip + 24)) else {
+        return Err(Reject::NotRoce);
+    };
+    frame.l3 = L3::V6;
+    frame.src_ip = src_ip;
+    frame.dst_ip = dst_ip;
+    frame.ce = h[1] >> 4 & 3 == 3;
+    transport(b, frame.ip + IPV6_LEN, u16::from_be_bytes([h[4], h[5]]) as usize, frame)
 }

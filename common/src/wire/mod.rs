@@ -5,7 +5,7 @@
 mod frame;
 mod transport;
 
-pub use frame::{Bytes, Frame, L3, Reject, parse};
+pub use frame::{Bytes, Frame, L3, Reject, parse, parse_into};
 pub use transport::{Aeth, Bth, Nak, Opcode, Reth, Syndrome};
 
 /// UDP destination port of RoCEv2 (IBTA annex A17).
@@ -47,5 +47,7 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// An IPv4 address in its IPv4-mapped IPv6 form (RFC 4291, 2.5.5.2), as flow keys hold it.
 #[inline(always)]
 pub const fn ipv4_mapped(ip: [u8; 4]) -> [u8; 16] {
-    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ip[0], ip[1], ip[2], ip[3]]
+    // In words, not bytes: in BPF each byte would become a variable of its own.
+    let low = (0xffff_0000 | (u32::from_le_bytes(ip) as u64) << 32).to_le_bytes();
+    ((u64::from_le_bytes(low) as u128) << 64).to_le_bytes()
 }

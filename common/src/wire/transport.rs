@@ -82,7 +82,8 @@ impl Opcode {
     /// Bytes of RETH and immediate data between BTH and payload of RC data.
     #[inline(always)]
     pub const fn extended_len(self) -> usize {
-        (if self.has_reth() { super::RETH_LEN } else { 0 }) + (if self.has_immediate() { super::IMM_LEN } else { 0 })
+        (if self.has_reth() { super::RETH_LEN } else { 0 })
+            + (if self.has_immediate() { super::IMM_LEN } else { 0 })
     }
 
     /// The opcode of a data packet at a place in its message.

@@ -1,0 +1,240 @@
+//! A contribution arrives at its ring's CPU.
+
+use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
+use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::{CELL_LEN, Flow, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
+use netsum_common::counters::Counter;
+use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload};
+use netsum_common::wire::{Bytes, Frame, ICRC_LEN, L3, UDP_LEN};
+use netsum_common::{icrc, serial};
+
+use crate::classify::{reason, refused};
+use crate::maps;
+use crate::packet::Packet;
+use crate::payload::{self, Op};
+
+/// Checks a contribution, lets the slot machine decide and carries out what it says.
+#[inline(always)]
+pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow) -> u32 {
+    // SAFETY: a map value that user space writes as a whole; only `src_mac` is written here, by the ring's CPU.
+    let flow = unsafe { &mut *flow };
+    let ring_id = flow.ring;
+    let Some(ring) = maps::ring(ring_id) else { return internal(0) };
+    match check(ctx, p, frame, flow, ring) {
+        Ok(len) => decide(ctx, p, frame, flow, ring, len),
+        Err(counter) => {
+            refused(ctx, ring_id, counter);
+            XDP_DROP
+        }
+    }
+}
+
+/// Whether the packet is its flow's and whole; its payload length.
+#[inline(always)]
+fn check(
+    ctx: &XdpContext,
+    p: &Packet,
+    frame: &Frame,
+    flow: &mut Flow,
+    ring: &RingConfig,
+) -> Result<usize, Counter> {
+    if ring.flags & ring_flags::ACTIVE == 0 {
+        return Err(Counter::InactiveRing);
+    }
+    if ctx.ingress_ifindex() as u32 != flow.ifindex {
+        return Err(Counter::WrongPort);
+    }
+    if frame.src_ip != flow.src_ip {
+        return Err(Counter::WrongSourceIp);
+    }
+    let known_mac = flow.src_mac != [0; 6];
+    if known_mac && frame.src_mac != flow.src_mac {
+        return Err(Counter::WrongSourceMac);
+    }
+    let len = frame.data_len(p.len()).map_err(reason)?;
+    if len > ring.mtu as usize || len > MAX_MTU {
+        return Err(Counter::Oversized);
+    }
+    if ring.flags & ring_flags::ICRC_IGNORE == 0 {
+        let Some(correct) = expected_icrc(ctx, frame, len) else { return Err(Counter::Truncated) };
+        let Some(sent) = p.load::<ICRC_LEN>(frame.payload() + len) else { return Err(Counter::Truncated) };
+        if u32::from_le_bytes(sent) != correct {
+            return Err(Counter::BadIcrc);
+        }
+    }
+    if !known_mac {
+        flow.src_mac = frame.src_mac;
+    }
+    Ok(len)
+}
+
+#[inline(always)]
+fn expected_icrc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
+    let state = payload::headers_crc(ctx, frame.l3, frame.ip, frame.bth.opcode.extended_len())?;
+    Some(!payload::crc(ctx, frame.payload(), len, state)?)
+}
+
+#[inline(always)]
+fn decide(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: &Flow, ring: &RingConfig, len: usize) -> u32 {
+    let ring_id = flow.ring;
+    let index = serial::sub(frame.bth.psn, flow.base_psn);
+    let slot_no = index & (ring.slots - 1);
+    let (Some(state), Some(slot)) = (maps::state(ring_id), maps::slot(ring_id, slot_no)) else {
+        return internal(ring_id);
+    };
+    // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
+    let (state, slot) = unsafe { (&mut *state, &mut *slot) };
+    if ring.flags & ring_flags::RELAXED != 0 {
+        relaxed_advance(ring_id);
+    }
+    let fragment = Fragment { rank: flow.rank, index, len: len as u32, ce: frame.ce };
+    let verdict = slot::on_fragment(ring, state, slot, fragment);
+
+    maps::count(ring_id, verdict.counter);
+    if verdict.gap {
+        maps::count(ring_id, Counter::OutOfSequence);
+    }
+    if frame.ce {
+        maps::count(ring_id, Counter::EcnMarked);
+    }
+    if verdict.save_header && save_header(ctx, frame, ring_id, slot_no * ring.ranks + flow.rank).is_none() {
+        return internal(ring_id);
+    }
+    let first_cell = slot_no * (ring.mtu / CELL_LEN as u32);
+    let at = frame.payload();
+    let moved = match verdict.payload {
+        Payload::Leave => Some(()),
+        Payload::Copy => payload::apply(ctx, Op::Store, at, len, ring_id, first_cell),
+        Payload::Add => payload::apply(ctx, Op::Add, at, len, ring_id, first_cell),
+    };
+    if moved.is_none() {
+        return internal(ring_id);
+    }
+    let result_in_packet = verdict.completed || matches!(verdict.output, Output::Release | Output::Replay);
+    if result_in_packet && payload::apply(ctx, Op::Load, at, len, ring_id, first_cell).is_none() {
+        return internal(ring_id);
+    }
+    if verdict.completed {
+        maps::count(ring_id, Counter::Completed);
+        let Some(crc) = payload::crc(ctx, at, len, 0) else { return internal(ring_id) };
+        slot.crc = crc;
+        if verdict.output != Output::Release {
+            maps::count(ring_id, Counter::Held);
+        }
+    }
+    let tag = |rank: u16| {
+        let tag = ReleaseTag { ring: ring_id, slot: slot_no, rank, payload: at as u16 };
+        // SAFETY: `ReleaseTag` is `repr(C)` without padding, 12 bytes as asserted in the ABI.
+        p.store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
+    };
+    let sent = match verdict.output {
+        Output::Drop => return XDP_DROP,
+        Output::Stale => return forward_stale(p, frame),
+        Output::Gap => {
+            maps::count(ring_id, Counter::GapForwarded);
+            return if verdict.completed {
+                // The packet's payload is the sum already, which is nothing that a receiver may see yet; the next
+                // packet past the gap will be forwarded instead.
+                XDP_DROP
+            } else {
+                forward_past_gap(p, frame, len)
+            };
+        }
+        Output::Release => {
+            maps::count(ring_id, Counter::Released);
+            tag(ReleaseTag::ALL).and_then(|()| maps::to_all(ring_id))
+        }
+        Output::Replay => {
+            let next = if flow.rank + 1 >= ring.ranks { 0 } else { flow.rank + 1 };
+            tag(next as u16).and_then(|()| maps::to_rank(ring_id, next))
+        }
+    };
+    match sent {
+        Some(action) => action,
+        None => {
+            maps::count(ring_id, Counter::RedirectFailed);
+            XDP_DROP
+        }
+    }
+}
+
+/// Moves a relaxed ring's lowest unreleased index on. A global function, as in [`payload`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn relaxed_advance(ring_id: u32) -> u64 {
+    let (Some(ring), Some(state)) = (maps::ring(ring_id), maps::state(ring_id)) else { return 0 };
+    // SAFETY: map values that only the ring's CPU writes.
+    unsafe { slot::advance_low(ring, &mut *state, |i| maps::slot(ring_id, i).map(|s| *s)) };
+    0
+}
+
+#[inline(always)]
+fn save_header(ctx: &XdpContext, frame: &Frame, ring: u32, index: u32) -> Option<()> {
+    let v6 = (frame.l3 == L3::V6) as u32;
+    let place = v6 << 16 | (frame.ip as u32) << 8 | frame.payload() as u32;
+    if header_save(ctx.ctx, place, ring, index) == 0 { Some(()) } else { None }
+}
+
+/// Saves the headers of a packet, in words; up to six bytes of the payload may be copied with them. A global function.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn header_save(ctx: *mut xdp_md, place: u32, ring: u32, index: u32) -> u64 {
+    let p = Packet::new(&XdpContext::new(ctx));
+    let Some(saved) = maps::header(ring, index) else { return 1 };
+    let len = (place & 0x7f) as usize;
+    let mut i = 0;
+    while i < 13 {
+        if i * 8 >= len {
+            break;
+        }
+        let Some(word) = p.load::<8>(i * 8) else { return 1 };
+        // SAFETY: a map value that only the ring's CPU writes; `i` is below the array's length.
+        unsafe { (*saved).words[i] = u64::from_ne_bytes(word) };
+        i += 1;
+    }
+    // SAFETY: as above.
+    unsafe {
+        (*saved).len = len as u8;
+        (*saved).ip = (place >> 8) as u8;
+        (*saved).v6 = (place >> 16) as u8;
+    }
+    0
+}
+
+/// Passes a packet on whose receiver has the result already. A UDP checksum does not survive the way over another
+/// CPU when it was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects the packet.
+#[inline(always)]
+fn forward_stale(p: &Packet, frame: &Frame) -> u32 {
+    match p.store(frame.udp() + UDP_LEN - 2, [0; 2]) {
+        Some(()) => XDP_PASS,
+        None => XDP_DROP,
+    }
+}
+
+/// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`].
+#[inline(always)]
+fn forward_past_gap(p: &Packet, frame: &Frame, len: usize) -> u32 {
+    let psn_at = frame.bth_offset() + 8;
+    let icrc_at = frame.payload() + len;
+    let (Some(old), Some(icrc)) = (p.load::<4>(psn_at), p.load::<ICRC_LEN>(icrc_at)) else { return XDP_DROP };
+    let psn = serial::add(frame.bth.psn, GAP_PSN_AHEAD).to_be_bytes();
+    let new = [old[0], psn[1], psn[2], psn[3]];
+    let after = frame.bth.opcode.extended_len() + len;
+    let icrc = icrc::patch(
+        u32::from_le_bytes(icrc),
+        u32::from_le_bytes(old),
+        u32::from_le_bytes(new),
+        after & 0xffc,
+    );
+    if p.store(psn_at, new).is_none() || p.store(icrc_at, icrc.to_le_bytes()).is_none() {
+        return XDP_DROP;
+    }
+    forward_stale(p, frame)
+}
+
+#[inline(always)]
+fn internal(ring: u32) -> u32 {
+    maps::count(ring, Counter::Internal);
+    XDP_DROP
+}

@@ -1,0 +1,99 @@
+//! Whose packet is it, and may it be added up?
+
+use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::{Flow, FlowKey};
+use netsum_common::counters::Counter;
+use netsum_common::wire::{self, Frame, Reject};
+
+use crate::maps;
+use crate::packet::Packet;
+
+/// What a packet is. What belongs to it is in the arguments of [`classify`]; a bare enum leaves no value undefined.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Data of a registered flow.
+    Data,
+    /// Not to be touched.
+    Pass,
+    /// Broken data of a registered flow. Its receiver could take it for a result, so it must not go on.
+    Refuse,
+}
+
+/// What [`classify`] found out.
+pub struct Found {
+    /// The packet's headers, for data.
+    pub frame: Frame,
+    /// The packet's flow; null if it has none.
+    pub flow: *mut Flow,
+    /// The flow's ring, or 0.
+    pub ring: u32,
+    /// What to count, unless it is data.
+    pub counter: Counter,
+}
+
+impl Found {
+    /// Before anything is known.
+    pub const NOTHING: Self =
+        Self { frame: Frame::EMPTY, flow: core::ptr::null_mut(), ring: 0, counter: Counter::NotRoce };
+}
+
+/// Classifies the packet.
+#[inline(always)]
+pub fn classify(p: &Packet, found: &mut Found) -> Class {
+    let rejected = match wire::parse_into(p, &mut found.frame) {
+        Ok(()) => false,
+        Err(Reject::NotRoce) => return Class::Pass,
+        Err(reject) => {
+            found.counter = reason(reject);
+            if reject == Reject::TruncatedHeaders {
+                return Class::Pass;
+            }
+            true
+        }
+    };
+    let Some(flow) = find(&found.frame) else {
+        found.counter = Counter::NoFlow;
+        return Class::Pass;
+    };
+    found.flow = flow;
+    // SAFETY: a map value; flows are written by user space as a whole, except for the learned MAC address.
+    found.ring = unsafe { (*flow).ring };
+    if rejected {
+        return Class::Refuse;
+    }
+    if found.frame.bth.opcode.is_rc_data() {
+        return Class::Data;
+    }
+    found.counter =
+        if found.frame.bth.opcode.is_known() { Counter::NotData } else { Counter::ReservedOpcode };
+    Class::Pass
+}
+
+#[inline(always)]
+fn find(frame: &Frame) -> Option<*mut Flow> {
+    maps::flow(&FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn })
+}
+
+/// The counter of a reason to refuse.
+#[inline(always)]
+pub fn reason(reject: Reject) -> Counter {
+    match reject {
+        Reject::NotRoce => Counter::NotRoce,
+        Reject::TruncatedHeaders => Counter::TruncatedHeaders,
+        Reject::Truncated => Counter::Truncated,
+        Reject::IpOptions => Counter::IpOptions,
+        Reject::IpFragment => Counter::IpFragment,
+        Reject::UdpLength => Counter::BadUdpLength,
+        Reject::Version => Counter::BadVersion,
+        Reject::Pkey => Counter::BadPkey,
+        Reject::Pad => Counter::BadPad,
+        Reject::PayloadLength => Counter::BadPayloadLength,
+    }
+}
+
+/// Counts a refused packet and, at debug level, logs it.
+#[inline(never)]
+pub fn refused(ctx: &XdpContext, ring: u32, counter: Counter) {
+    maps::count(ring, counter);
+    aya_log_ebpf::debug!(ctx, "ring {}: packet refused, counter {}", ring, counter as u32);
+}

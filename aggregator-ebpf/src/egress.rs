@@ -1,0 +1,137 @@
+//! A clone of a result leaves by a port: it gets the headers that the rank behind the port expects.
+
+use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
+use aya_ebpf::helpers::bpf_xdp_adjust_head;
+use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, SavedHeader};
+use netsum_common::counters::Counter;
+use netsum_common::icrc;
+use netsum_common::slot::Slot;
+use netsum_common::wire::{Bytes, L3, MAX_HEADERS, UDP_LEN};
+
+use crate::packet::Packet;
+use crate::{maps, payload};
+
+/// Writes headers and ICRC; the verdict.
+#[inline(always)]
+pub fn result(ctx: &XdpContext, ifindex: u32) -> u32 {
+    match write(ctx, ifindex) {
+        Some(ring) => {
+            maps::count(ring, Counter::Results);
+            XDP_PASS
+        }
+        None => {
+            maps::count(0, Counter::EgressNoSlot);
+            XDP_DROP
+        }
+    }
+}
+
+#[inline(always)]
+fn write(ctx: &XdpContext, ifindex: u32) -> Option<u32> {
+    let tag = Packet::new(ctx).load::<12>(0)?;
+    // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
+    let tag: ReleaseTag = unsafe { core::mem::transmute(tag) };
+    let ring = maps::ring(tag.ring)?;
+    let rank =
+        if tag.rank == ReleaseTag::ALL { next_rank_of_port(tag.ring, ifindex)? } else { tag.rank as u32 };
+    let source = if rank == 0 { ring.ranks.wrapping_sub(1) } else { rank - 1 };
+    if source >= MAX_RANKS as u32 {
+        return None;
+    }
+    let slot = maps::slot(tag.ring, tag.slot)?;
+    // SAFETY: map values that the ring's CPU wrote, which is this one.
+    let (slot, header) = unsafe { (&*slot, &*maps::header(tag.ring, tag.slot * ring.ranks + source)?) };
+    let header_len = header.len as usize;
+    if header_len == 0 || header_len > MAX_HEADERS {
+        return None;
+    }
+    if header_len != tag.payload as usize {
+        // Ranks may differ in VLAN tags, IP version and operation.
+        // SAFETY: the context is valid; packet pointers are read anew below.
+        if unsafe { bpf_xdp_adjust_head(ctx.ctx, tag.payload as i32 - header_len as i32) } != 0 {
+            return None;
+        }
+    }
+    let p = Packet::new(ctx);
+    write_headers(&p, header, header_len)?;
+    let (ip, l3) = (if header.ip == 18 { 18 } else { 14 }, if header.v6 != 0 { L3::V6 } else { L3::V4 });
+    amend(&p, ip, l3, slot.is(Slot::CE))?;
+
+    let len = slot.len as usize;
+    if len > MAX_MTU {
+        return None;
+    }
+    let extended = header_len.wrapping_sub(ip + l3.header_len() + UDP_LEN + netsum_common::wire::BTH_LEN);
+    let state = payload::headers_crc(ctx, l3, ip, extended)?;
+    let icrc = !(icrc::shift(state, len & 0xffc) ^ slot.crc);
+    p.store(header_len + len, icrc.to_le_bytes())?;
+    Some(tag.ring)
+}
+
+/// The rank that the next clone for this port is for.
+#[inline(always)]
+fn next_rank_of_port(ring: u32, ifindex: u32) -> Option<u32> {
+    let port = maps::egress_port(&EgressKey { ring, ifindex })?;
+    // SAFETY: a map value; a ring's clones leave on the ring's CPU, so nobody else moves the cursor.
+    unsafe {
+        let cursor = (*port).cursor;
+        let rank = (*port).ranks[cursor as usize % MAX_RANKS];
+        let next = cursor + 1;
+        (*port).cursor = if next >= (*port).count { 0 } else { next };
+        Some(rank as u32)
+    }
+}
+
+/// Copies saved headers: whole words, then the two or six bytes that are left, so that the payload stays as it is.
+#[inline(always)]
+fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
+    let words = len / 8;
+    let mut i = 0;
+    while i < 12 {
+        if i >= words {
+            break;
+        }
+        p.store(i * 8, header.words[i].to_ne_bytes())?;
+        i += 1;
+    }
+    let rest = header.words[(words & 0xf).min(12)].to_ne_bytes();
+    let at = words * 8;
+    p.store(at, [rest[0], rest[1]])?;
+    if len % 8 == 6 {
+        p.store(at + 2, [rest[2], rest[3], rest[4], rest[5]])?;
+    }
+    Some(())
+}
+
+/// Sets what differs from the saved headers: IPv4 id 0 (a receiver on a UDP socket cannot see another), no UDP
+/// checksum, and the congestion mark of any contribution, where the sender takes part in ECN.
+#[inline(always)]
+fn amend(p: &Packet, ip: usize, l3: L3, ce: bool) -> Option<()> {
+    p.store(ip + l3.header_len() + UDP_LEN - 2, [0; 2])?;
+    match l3 {
+        L3::V4 => {
+            let h = p.load::<12>(ip)?;
+            let mut tos = h[1];
+            if ce && tos & 3 != 0 {
+                tos |= 3;
+            }
+            // RFC 1624, eqn. 3: HC' = ~(~HC + ~m + m').
+            let mut sum = (!u16::from_be_bytes([h[10], h[11]])) as u32;
+            sum += (!u16::from_be_bytes([h[4], h[5]])) as u32;
+            sum += (!u16::from_be_bytes([h[0], h[1]])) as u32 + u16::from_be_bytes([h[0], tos]) as u32;
+            sum = (sum & 0xffff) + (sum >> 16);
+            sum = (sum & 0xffff) + (sum >> 16);
+            p.store(ip + 1, [tos])?;
+            p.store(ip + 4, [0; 2])?;
+            p.store(ip + 10, (!(sum as u16)).to_be_bytes())
+        }
+        L3::V6 => {
+            let h = p.load::<2>(ip)?;
+            if ce && h[1] & 0x30 != 0 {
+                p.store(ip + 1, [h[1] | 0x30])?;
+            }
+            Some(())
+        }
+    }
+}

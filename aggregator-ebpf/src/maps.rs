@@ -1,0 +1,104 @@
+//! The maps. Names, keys and values are `netsum_common::abi`'s.
+
+use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, PerCpuArray};
+use aya_ebpf::macros::btf_map;
+use netsum_common::abi::*;
+use netsum_common::counters::{COUNTERS as COUNTERS_PER_RING, Counter};
+use netsum_common::slot::{RingState, Slot};
+
+/// `BPF_F_INNER_MAP`: inner arrays may differ in length (Linux 5.10).
+const INNER: usize = 1 << 12;
+/// `BPF_F_BROADCAST`: to every device in the map (Linux 5.13).
+const BROADCAST: u64 = 1 << 3;
+const RINGS_LEN: usize = MAX_RINGS as usize;
+const COUNTERS_LEN: usize = (MAX_RINGS * COUNTERS_PER_RING) as usize;
+
+#[btf_map]
+static FLOWS: HashMap<FlowKey, Flow, { MAX_FLOWS as usize }> = HashMap::new();
+#[btf_map]
+static RINGS: Array<RingConfig, RINGS_LEN> = Array::new();
+#[btf_map]
+static STATES: Array<RingState, RINGS_LEN> = Array::new();
+#[btf_map]
+static SLOTS: ArrayOfMaps<Array<Slot, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static CELLS: ArrayOfMaps<Array<Cell, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static HEADERS: ArrayOfMaps<Array<SavedHeader, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static EGRESS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap::new();
+#[btf_map]
+static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
+#[btf_map]
+static COUNTERS: PerCpuArray<u64, COUNTERS_LEN> = PerCpuArray::new();
+
+/// Adds one to a ring's counter; ring 0 stands for none.
+#[inline(always)]
+pub fn count(ring: u32, counter: Counter) {
+    if let Some(c) = COUNTERS.get_ptr_mut(ring * COUNTERS_PER_RING + counter as u32) {
+        // SAFETY: a per-CPU value, and XDP programs of one CPU do not interrupt each other.
+        unsafe { *c += 1 }
+    }
+}
+
+/// The flow that a packet belongs to.
+#[inline(always)]
+pub fn flow(key: &FlowKey) -> Option<*mut Flow> {
+    FLOWS.get_ptr_mut(key)
+}
+
+/// A ring's configuration.
+#[inline(always)]
+pub fn ring(ring: u32) -> Option<&'static RingConfig> {
+    RINGS.get(ring)
+}
+
+/// A ring's state.
+#[inline(always)]
+pub fn state(ring: u32) -> Option<*mut RingState> {
+    STATES.get_ptr_mut(ring)
+}
+
+/// A slot.
+#[inline(always)]
+pub fn slot(ring: u32, slot: u32) -> Option<*mut Slot> {
+    SLOTS.get(ring)?.get_ptr_mut(slot)
+}
+
+/// Cell `cell` of a ring's slots.
+#[inline(always)]
+pub fn cell(ring: u32, cell: u32) -> Option<*mut Cell> {
+    CELLS.get(ring)?.get_ptr_mut(cell)
+}
+
+/// The header saved for a slot and rank.
+#[inline(always)]
+pub fn header(ring: u32, index: u32) -> Option<*mut SavedHeader> {
+    HEADERS.get(ring)?.get_ptr_mut(index)
+}
+
+/// What a ring has behind a port.
+#[inline(always)]
+pub fn egress_port(key: &EgressKey) -> Option<*mut EgressPort> {
+    EGRESS.get_ptr_mut(key)
+}
+
+/// Hands the packet to the ring's CPU.
+#[inline(always)]
+pub fn to_cpu(cpu: u32) -> Result<u32, u32> {
+    CPUS.redirect(cpu, 0)
+}
+
+/// Sends a clone to every rank of a ring.
+#[inline(always)]
+pub fn to_all(ring: u32) -> Option<u32> {
+    PORTS.get(ring)?.redirect(0, BROADCAST).ok()
+}
+
+/// Sends the packet to one rank of a ring.
+#[inline(always)]
+pub fn to_rank(ring: u32, rank: u32) -> Option<u32> {
+    PORTS.get(ring)?.redirect(rank, 0).ok()
+}

@@ -1,0 +1,304 @@
+//! [`DataPlane`] with aya: the programs are embedded, loaded into the kernel and fed through their maps.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues};
+use aya::programs::xdp::{XdpLinkId, XdpMode as AyaMode};
+use aya::programs::{ProgramFd, Xdp};
+use aya::{Ebpf, EbpfLoader};
+use aya_log::EbpfLogger;
+use netsum_common::abi::{
+    self, CELL_LEN, EgressKey, EgressPort, Flow, FlowKey, MAX_CPUS, MAX_MTU, MAX_RANKS, MAX_RINGS,
+    RingConfig, SavedHeader, maps, programs, ring_flags,
+};
+use netsum_common::counters::COUNTERS;
+use netsum_common::slot::{RingState, Slot};
+
+use super::{DataPlane, FlowSpec, RingSpec, XdpMode, mapped};
+
+/// The BPF object as built by `cargo xtask build-ebpf`.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("netsum.bpf.o");
+
+/// `BPF_F_INNER_MAP`: the array may differ in length from the outer map's template.
+const INNER_MAP: u32 = 1 << 12;
+/// `BPF_MAP_TYPE_DEVMAP` (`include/uapi/linux/bpf.h`).
+const DEVMAP: u32 = 14;
+
+/// What to load the programs with.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// CPUs that serve rings.
+    pub cpus: Vec<u32>,
+    /// Packets that may wait for each of them; what comes on top is lost and sent again by its host. At most 16384.
+    pub cpu_queue: u32,
+}
+
+/// The programs' log, on its way to `log`.
+pub type Logger = EbpfLogger<&'static dyn log::Log>;
+
+/// The loaded programs. Dropping it detaches and frees everything.
+pub struct BpfDataPlane {
+    ebpf: Ebpf,
+    logger: Option<Logger>,
+    egress: ProgramFd,
+    cpus: Vec<u32>,
+    links: HashMap<u32, XdpLinkId>,
+}
+
+impl BpfDataPlane {
+    /// Loads the programs and starts their CPUs. Needs CAP_BPF and CAP_NET_ADMIN.
+    pub fn load(options: &LoadOptions) -> Result<Self> {
+        if options.cpus.is_empty() {
+            bail!("no CPU is given to serve rings");
+        }
+        // 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for trace.
+        let level = log::max_level() as usize as u8;
+        let mut ebpf = EbpfLoader::new()
+            .override_global(aya_log::LEVEL, &level, false)
+            .load(OBJECT)
+            .context("the kernel does not take the maps of the XDP programs")?;
+        for name in [programs::INGRESS, programs::AGGREGATE, programs::EGRESS] {
+            program(&mut ebpf, name)?
+                .load()
+                .with_context(|| format!("the kernel does not take the XDP program `{name}`"))?;
+        }
+        let logger = if level > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
+        let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
+        let aggregate = program(&mut ebpf, programs::AGGREGATE)?.fd()?.try_clone()?;
+        let mut cpu_map = CpuMap::try_from(ebpf.map_mut(maps::CPUS).context(maps::CPUS)?)?;
+        for &cpu in &options.cpus {
+            if cpu >= MAX_CPUS {
+                bail!("CPU {cpu} is out of range: at most {}", MAX_CPUS - 1);
+            }
+            cpu_map
+                .set(cpu, options.cpu_queue, Some(&aggregate), 0)
+                .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {})", options.cpu_queue))?;
+        }
+        Ok(Self { ebpf, logger, egress, cpus: options.cpus.clone(), links: HashMap::new() })
+    }
+
+    /// The programs' log; to be flushed when its file descriptor is readable.
+    pub fn take_logger(&mut self) -> Option<Logger> {
+        self.logger.take()
+    }
+
+    /// A loaded program, for test runs.
+    pub fn program(&mut self, name: &str) -> Result<&mut Xdp> {
+        program(&mut self.ebpf, name)
+    }
+
+    fn array<V: aya::Pod>(&mut self, name: &str) -> Result<Array<&mut MapData, V>> {
+        Ok(Array::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
+    }
+
+    fn hash<K: aya::Pod, V: aya::Pod>(
+        &mut self,
+        name: &str,
+    ) -> Result<aya::maps::HashMap<&mut MapData, K, V>> {
+        Ok(aya::maps::HashMap::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
+    }
+
+    /// Puts an inner map into an outer one.
+    fn put<V: aya::maps::InnerMap>(&mut self, outer: &str, ring: u32, inner: &V) -> Result<()> {
+        let map = self.ebpf.map_mut(outer).with_context(|| outer.to_owned())?;
+        let mut outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
+        outer_map.set(ring, inner, 0).with_context(|| format!("{outer}[{ring}]"))
+    }
+
+    /// Makes a ring's inner maps anew.
+    fn put_maps(&mut self, ring: u32, sizes: &Sizes) -> Result<()> {
+        let slots: Array<MapData, Slot> = Array::create(sizes.slots, INNER_MAP)?;
+        let cells: Array<MapData, [u8; CELL_LEN]> = Array::create(sizes.cells, INNER_MAP)?;
+        let headers: Array<MapData, SavedHeader> = Array::create(sizes.headers, INNER_MAP)?;
+        let ports = aya_obj::Map::new_from_params(DEVMAP, 4, 8, sizes.ports, 0);
+        let ports = DevMap::try_from(aya::maps::Map::from_map_data(MapData::create(ports, "ports", None)?)?)?;
+        self.put(maps::SLOTS, ring, &slots)?;
+        self.put(maps::CELLS, ring, &cells)?;
+        self.put(maps::HEADERS, ring, &headers)?;
+        self.put(maps::PORTS, ring, &ports)
+    }
+
+    fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(&self, outer: &str, ring: u32) -> Result<V> {
+        let map = self.ebpf.map(outer).with_context(|| outer.to_owned())?;
+        let outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
+        outer_map.get(&ring, 0).with_context(|| format!("{outer}[{ring}]"))
+    }
+
+    fn config(&self, ring: &RingSpec, active: bool) -> Result<RingConfig> {
+        let cpu = *self.cpus.get(ring.cpu as usize).with_context(|| format!("no CPU number {}", ring.cpu))?;
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        Ok(RingConfig {
+            flags: flag(active, ring_flags::ACTIVE)
+                | flag(!ring.verify_icrc, ring_flags::ICRC_IGNORE)
+                | flag(!ring.in_order, ring_flags::RELAXED),
+            ranks: ring.ranks,
+            slots: ring.slots,
+            window: ring.window,
+            mtu: ring.mtu,
+            cpu,
+        })
+    }
+}
+
+/// Entries of a ring's inner maps.
+struct Sizes {
+    slots: u32,
+    cells: u32,
+    headers: u32,
+    ports: u32,
+}
+
+fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    Ok(ebpf
+        .program_mut(name)
+        .with_context(|| format!("the BPF object has no program `{name}`"))?
+        .try_into()?)
+}
+
+fn check(ring: &RingSpec) -> Result<()> {
+    if ring.id == 0 || ring.id >= MAX_RINGS {
+        bail!("ring number {} is out of range: 1 to {}", ring.id, MAX_RINGS - 1);
+    }
+    if !(2..=MAX_RANKS as u32).contains(&ring.ranks) {
+        bail!("{} ranks: 2 to {MAX_RANKS} are possible", ring.ranks);
+    }
+    if !ring.slots.is_power_of_two()
+        || ring.slots > abi::MAX_SLOTS
+        || ring.slots < ring.window.saturating_mul(2)
+    {
+        bail!("{} slots: a power of two, at least twice the window of {}", ring.slots, ring.window);
+    }
+    if !abi::MTUS.contains(&ring.mtu) {
+        bail!("path MTU {}: one of {:?}, at most {MAX_MTU}", ring.mtu, abi::MTUS);
+    }
+    Ok(())
+}
+
+impl DataPlane for BpfDataPlane {
+    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
+        let mode = match mode {
+            XdpMode::Native => AyaMode::Driver,
+            XdpMode::Skb => AyaMode::Skb,
+        };
+        let link = self.program(programs::INGRESS)?.attach_to_if_index(ifindex, mode)?;
+        self.links.insert(ifindex, link);
+        Ok(())
+    }
+
+    fn detach(&mut self, ifindex: u32) -> Result<()> {
+        match self.links.remove(&ifindex) {
+            Some(link) => Ok(self.program(programs::INGRESS)?.detach(link)?),
+            None => Ok(()),
+        }
+    }
+
+    fn create_ring(&mut self, ring: &RingSpec) -> Result<()> {
+        check(ring)?;
+        let config = self.config(ring, false)?;
+        self.put_maps(
+            ring.id,
+            &Sizes {
+                slots: ring.slots,
+                cells: ring.slots * (ring.mtu / CELL_LEN as u32),
+                headers: ring.slots * ring.ranks,
+                ports: ring.ranks,
+            },
+        )?;
+        self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
+        self.array(maps::RINGS)?.set(ring.id, config, 0)?;
+        let cpus = aya::util::nr_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))?;
+        let mut counters: PerCpuArray<_, u64> =
+            PerCpuArray::try_from(self.ebpf.map_mut(maps::COUNTERS).context(maps::COUNTERS)?)?;
+        for counter in 0..COUNTERS {
+            counters.set(ring.id * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
+        }
+        Ok(())
+    }
+
+    fn add_flow(&mut self, flow: &FlowSpec) -> Result<()> {
+        let value = Flow {
+            ring: flow.ring,
+            rank: flow.rank,
+            base_psn: flow.base_psn,
+            ifindex: flow.ifindex,
+            src_ip: mapped(flow.src),
+            src_mac: flow.src_mac.unwrap_or_default(),
+            reserved: [0; 2],
+        };
+        Ok(self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?)
+    }
+
+    fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
+        check(ring)?;
+        if ports.len() != ring.ranks as usize {
+            bail!("{} ports for {} ranks", ports.len(), ring.ranks);
+        }
+        let egress = self.egress.try_clone()?;
+        let mut devices: DevMap<MapData> = self.inner(maps::PORTS, ring.id)?;
+        let mut behind: HashMap<u32, EgressPort> = HashMap::new();
+        for (rank, &ifindex) in ports.iter().enumerate() {
+            devices.set(rank as u32, ifindex, Some(&egress), 0).with_context(|| {
+                format!("rank {rank}: interface {ifindex} cannot be a target of redirects")
+            })?;
+            let port =
+                behind.entry(ifindex).or_insert(EgressPort { count: 0, cursor: 0, ranks: [0; MAX_RANKS] });
+            port.ranks[port.count as usize] = rank as u8;
+            port.count += 1;
+        }
+        for (ifindex, port) in behind {
+            self.hash(maps::EGRESS)?.insert(EgressKey { ring: ring.id, ifindex }, port, 0)?;
+        }
+        let config = self.config(ring, true)?;
+        Ok(self.array(maps::RINGS)?.set(ring.id, config, 0)?)
+    }
+
+    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
+        // Flows first: from here on no packet finds the ring.
+        for key in flows {
+            ignore_missing(self.hash::<FlowKey, Flow>(maps::FLOWS)?.remove(key))?;
+        }
+        let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
+        self.array(maps::RINGS)?.set(ring, none, 0)?;
+        for &ifindex in ports {
+            ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&EgressKey { ring, ifindex }))?;
+        }
+        // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
+        self.put_maps(ring, &Sizes { slots: 1, cells: 1, headers: 1, ports: 1 })?;
+        Ok(())
+    }
+
+    fn counters(&self, ring: u32) -> Result<Vec<u64>> {
+        let map: PerCpuArray<_, u64> =
+            PerCpuArray::try_from(self.ebpf.map(maps::COUNTERS).context(maps::COUNTERS)?)?;
+        (0..COUNTERS).map(|c| Ok(map.get(&(ring * COUNTERS + c), 0)?.iter().sum())).collect()
+    }
+
+    fn slots(&self, ring: u32) -> Result<Vec<Slot>> {
+        let slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring)?;
+        slots.iter().map(|s| Ok(s?)).collect()
+    }
+
+    fn ring_state(&self, ring: u32) -> Result<RingState> {
+        let states: Array<_, RingState> =
+            Array::try_from(self.ebpf.map(maps::STATES).context(maps::STATES)?)?;
+        Ok(states.get(&ring, 0)?)
+    }
+
+    fn flow_mac(&self, key: FlowKey) -> Result<Option<[u8; 6]>> {
+        let flows: aya::maps::HashMap<_, FlowKey, Flow> =
+            aya::maps::HashMap::try_from(self.ebpf.map(maps::FLOWS).context(maps::FLOWS)?)?;
+        let mac = flows.get(&key, 0)?.src_mac;
+        Ok((mac != [0; 6]).then_some(mac))
+    }
+}
+
+fn ignore_missing(result: Result<(), aya::maps::MapError>) -> Result<()> {
+    match result {
+        Err(aya::maps::MapError::KeyNotFound) => Ok(()),
+        Err(aya::maps::MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => {
+            Ok(())
+        }
+        other => Ok(other?),
+    }
+}
