@@ -1,1 +1,25 @@
-//! A lab of network namespaces.
+//! A lab of network namespaces: hosts, and between them a box with a Linux bridge, all over veth.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`lab`] | builds it |
+//! | [`netns`] | programs and threads in one namespace |
+//! | [`janitor`] | removes it, however its owner ends |
+//! | [`faults`] | cables that lose packets |
+//! | [`frames`] | RoCEv2 frames, field by field |
+//! | [`programs`] | the XDP programs, one packet at a time |
+//! | [`process`] | programs that tests start |
+//! | [`traffic`] | ping and TCP transfers |
+//!
+//! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
+
+pub mod faults;
+pub mod frames;
+pub mod janitor;
+pub mod lab;
+pub mod netns;
+pub mod process;
+pub mod programs;
+pub mod traffic;
+
+pub use lab::{Host, Lab, LabSpec};

@@ -2,6 +2,10 @@
 
 mod bench;
 mod demo;
+mod lab;
+mod setup;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -16,13 +20,27 @@ struct Cli {
 enum Command {
     /// Trains a small classifier on four hosts whose gradients are summed inside a Linux bridge.
     Demo(demo::DemoArgs),
+    /// Network namespaces with hosts and a box, to play with.
+    Lab(lab::LabArgs),
     /// Measures.
     Bench(bench::BenchArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info"))
+        .format_timestamp(None)
+        .init();
+    let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(args),
+        Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not the `Debug` form, which adds a backtrace that says nothing to a user.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

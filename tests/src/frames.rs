@@ -1,0 +1,145 @@
+//! RoCEv2 frames for tests: built field by field, with the right ICRC unless told otherwise.
+
+use netsum_common::icrc;
+use netsum_common::wire::{self, Bth, Opcode, Reth};
+
+/// A frame to be built.
+#[derive(Clone, Debug)]
+pub struct FrameSpec {
+    /// Destination and source MAC address.
+    pub macs: ([u8; 6], [u8; 6]),
+    /// VLAN identifier of an 802.1Q tag.
+    pub vlan: Option<u16>,
+    /// Source address: four bytes for IPv4, sixteen for IPv6.
+    pub src: Vec<u8>,
+    /// Destination address, of the same family.
+    pub dst: Vec<u8>,
+    /// Type of service or traffic class.
+    pub tos: u8,
+    /// IPv4 identification.
+    pub id: u16,
+    /// UDP checksum field.
+    pub udp_checksum: u16,
+    /// Base transport header.
+    pub bth: Bth,
+    /// Extended header, if the opcode has one.
+    pub reth: Reth,
+    /// Immediate data, if the opcode has it.
+    pub immediate: u32,
+    /// Payload.
+    pub payload: Vec<u8>,
+}
+
+impl FrameSpec {
+    /// An IPv4 SEND ONLY from 10.0.0.`from` to 10.0.0.`to`.
+    pub fn send(from: u8, to: u8, qpn: u32, psn: u32, payload: Vec<u8>) -> Self {
+        Self {
+            macs: ([2, 0, 0, 0, 0, to], [2, 0, 0, 0, 0, from]),
+            vlan: None,
+            src: vec![10, 0, 0, from],
+            dst: vec![10, 0, 0, to],
+            tos: 2,
+            id: 0x1234,
+            udp_checksum: 0,
+            bth: Bth::new(Opcode::SEND_ONLY, qpn, psn),
+            reth: Reth { address: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc, length: 4096 },
+            immediate: 0xdead_beef,
+            payload,
+        }
+    }
+
+    /// The same over IPv6, from fd00::`from` to fd00::`to`.
+    pub fn v6(mut self) -> Self {
+        for ip in [&mut self.src, &mut self.dst] {
+            let host = ip[3];
+            *ip = vec![0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, host];
+        }
+        self
+    }
+
+    /// Offset of the IP header.
+    pub fn ip_offset(&self) -> usize {
+        wire::ETH_LEN + if self.vlan.is_some() { wire::VLAN_LEN } else { 0 }
+    }
+
+    /// Offset of the payload.
+    pub fn payload_offset(&self) -> usize {
+        let ip = if self.src.len() == 4 { wire::IPV4_LEN } else { wire::IPV6_LEN };
+        self.ip_offset() + ip + wire::UDP_LEN + wire::BTH_LEN + self.bth.opcode.extended_len()
+    }
+
+    /// The frame's bytes.
+    pub fn build(&self) -> Vec<u8> {
+        let mut transport = self.bth.encode().to_vec();
+        if self.bth.opcode.has_reth() {
+            transport.extend(self.reth.encode());
+        }
+        if self.bth.opcode.has_immediate() {
+            transport.extend(self.immediate.to_be_bytes());
+        }
+        transport.extend(&self.payload);
+        let udp_len = (wire::UDP_LEN + transport.len() + wire::ICRC_LEN) as u16;
+
+        let mut f = [self.macs.0, self.macs.1].concat();
+        if let Some(vlan) = self.vlan {
+            f.extend(wire::ETHERTYPE_VLAN.to_be_bytes());
+            f.extend(vlan.to_be_bytes());
+        }
+        let ip = f.len() + 2;
+        let l3 = if self.src.len() == 4 {
+            f.extend(wire::ETHERTYPE_IPV4.to_be_bytes());
+            f.extend([0x45, self.tos]);
+            f.extend((wire::IPV4_LEN as u16 + udp_len).to_be_bytes());
+            f.extend(self.id.to_be_bytes());
+            f.extend([0x40, 0, 64, wire::IPPROTO_UDP, 0, 0]);
+            f.extend(&self.src);
+            f.extend(&self.dst);
+            let checksum = ipv4_checksum(&f[ip..]);
+            f[ip + 10..ip + 12].copy_from_slice(&checksum.to_be_bytes());
+            wire::L3::V4
+        } else {
+            f.extend(wire::ETHERTYPE_IPV6.to_be_bytes());
+            f.extend([0x60 | self.tos >> 4, self.tos << 4, 0, 0]);
+            f.extend(udp_len.to_be_bytes());
+            f.extend([wire::IPPROTO_UDP, 64]);
+            f.extend(&self.src);
+            f.extend(&self.dst);
+            wire::L3::V6
+        };
+        f.extend(49152u16.to_be_bytes());
+        f.extend(wire::ROCE_PORT.to_be_bytes());
+        f.extend(udp_len.to_be_bytes());
+        f.extend(self.udp_checksum.to_be_bytes());
+        f.extend(&transport);
+        let icrc = icrc::of_frame(&f, l3, ip, f.len(), 0).expect("the frame holds its headers");
+        f.extend(icrc.to_le_bytes());
+        f
+    }
+}
+
+/// Checksum of an IPv4 header whose checksum field is zero (RFC 791).
+pub fn ipv4_checksum(header: &[u8]) -> u16 {
+    let mut sum: u32 = header.chunks(2).map(|w| u16::from_be_bytes([w[0], w[1]]) as u32).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// Payload of `lanes` lanes that differ from rank to rank and lane to lane.
+pub fn lanes(rank: u32, lanes: usize) -> Vec<u8> {
+    (0..lanes as u32)
+        .flat_map(|i| (i.wrapping_mul(0x9e37_79b9) ^ rank.wrapping_mul(0x85eb_ca6b)).to_le_bytes())
+        .collect()
+}
+
+/// Lane by lane sum of payloads, wrapping.
+pub fn sum(payloads: &[Vec<u8>]) -> Vec<u8> {
+    let mut total = vec![0u32; payloads[0].len() / 4];
+    for p in payloads {
+        for (t, x) in total.iter_mut().zip(p.as_chunks::<4>().0) {
+            *t = t.wrapping_add(u32::from_le_bytes(*x));
+        }
+    }
+    total.iter().flat_map(|t| t.to_le_bytes()).collect()
+}

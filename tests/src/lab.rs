@@ -1,0 +1,330 @@
+//! Builds the lab: a box with a bridge, hosts on its ports.
+//!
+//! `ip -batch` does the work: one process for each namespace, and each line can be tried by hand. The same over a
+//! netlink crate takes several times the code for links, addresses, bridge options and namespaces.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::faults::{Cable, Faults};
+use crate::janitor::{self, Janitor};
+use crate::netns::{self, Netns};
+
+/// The prefix of the lab that `cargo xtask lab up` leaves running.
+pub const STANDING: &str = "netsum";
+
+/// Most hosts in a lab.
+pub const MAX_HOSTS: usize = 64;
+
+/// What a lab consists of.
+#[derive(Clone, Debug)]
+pub struct LabSpec {
+    /// Hosts, 1 to 64.
+    pub hosts: usize,
+    /// MTU of every link in bytes. A path MTU of 2048 needs about 100 more.
+    pub mtu: u32,
+    /// Give every host IPv6 addresses as well.
+    pub ipv6: bool,
+    /// Addresses on each host, so that it can carry several ranks.
+    pub ips_per_host: usize,
+    /// Put a cable between each host and its port that can lose packets.
+    pub cables: bool,
+    /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
+    pub name: Option<String>,
+}
+
+impl Default for LabSpec {
+    fn default() -> Self {
+        Self { hosts: 2, mtu: 1500, ipv6: false, ips_per_host: 1, cables: false, name: None }
+    }
+}
+
+impl LabSpec {
+    /// `hosts` hosts, and the defaults.
+    pub fn hosts(hosts: usize) -> Self {
+        Self { hosts, ..Self::default() }
+    }
+}
+
+/// A box, hosts and all that runs in them. Everything is removed on drop, and also when the process ends otherwise.
+#[derive(Debug)]
+pub struct Lab {
+    spec: LabSpec,
+    prefix: String,
+    box_: BoxNode,
+    hosts: Vec<Host>,
+    // The last field: dropped, and the namespaces with it, after all that lives in them.
+    janitor: Janitor,
+}
+
+/// The namespace with the bridge.
+#[derive(Debug)]
+pub struct BoxNode {
+    netns: Netns,
+}
+
+/// A host's namespace.
+#[derive(Debug)]
+pub struct Host {
+    netns: Netns,
+    number: usize,
+    cable: Option<Cable>,
+}
+
+impl Deref for BoxNode {
+    type Target = Netns;
+    fn deref(&self) -> &Netns {
+        &self.netns
+    }
+}
+
+impl Deref for Host {
+    type Target = Netns;
+    fn deref(&self) -> &Netns {
+        &self.netns
+    }
+}
+
+impl BoxNode {
+    /// The bridge's name.
+    pub const BRIDGE: &str = "br0";
+
+    /// The box's own address on the bridge.
+    pub fn ip(&self) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254))
+    }
+
+    /// The box's own IPv6 address on the bridge.
+    pub fn ipv6(&self) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0xfe))
+    }
+
+    /// The port that leads to host `i`.
+    pub fn port(&self, i: usize) -> String {
+        format!("port{i}")
+    }
+}
+
+impl Host {
+    /// The host's interface towards the box.
+    pub const INTERFACE: &str = "eth0";
+
+    /// The host's `k`-th IPv4 address.
+    pub fn ip(&self, k: usize) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 0, k as u8, self.number as u8 + 1))
+    }
+
+    /// The host's `k`-th IPv6 address; only in a lab with IPv6.
+    pub fn ipv6(&self, k: usize) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, k as u16, self.number as u16 + 1))
+    }
+
+    /// The MAC address of its interface.
+    pub fn mac(&self) -> String {
+        mac(self.number)
+    }
+
+    /// The host's number in the lab.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Loses RoCEv2 packets from now on: `up` of those from the host, `down` of those to the host, chosen by `seed`.
+    ///
+    /// # Errors
+    /// In a lab without cables, or if a rate is not within 0 to 1.
+    pub fn set_faults(&self, faults: Faults) -> Result<()> {
+        self.cable()?.set(faults)
+    }
+
+    /// The cable between the host and its port.
+    pub fn cable(&self) -> Result<&Cable> {
+        self.cable.as_ref().context("this lab has no cables: set `cables` in its LabSpec")
+    }
+}
+
+fn mac(host: usize) -> String {
+    format!("02:00:00:00:00:{:02x}", host + 1)
+}
+
+impl Lab {
+    /// Builds a lab. Needs root, `ip` and `ethtool`.
+    ///
+    /// # Errors
+    /// What was wrong with the spec, or what a command said; nothing is left behind then.
+    pub fn new(spec: LabSpec) -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        ensure!((1..=MAX_HOSTS).contains(&spec.hosts), "{} hosts: 1 to {MAX_HOSTS} are possible", spec.hosts);
+        ensure!(
+            (1..=255).contains(&spec.ips_per_host),
+            "{} addresses: 1 to 255 are possible",
+            spec.ips_per_host
+        );
+        ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
+        janitor::clean_stale()?;
+        let prefix = match &spec.name {
+            Some(name) => name.clone(),
+            None => format!("ns{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)),
+        };
+        if janitor::labs().contains(&prefix) {
+            bail!("there is a lab `{prefix}` already");
+        }
+        let janitor = Janitor::start(&prefix)?;
+        build(&spec, &prefix)?;
+        let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
+        let box_ = BoxNode { netns: netns("box")? };
+        let hosts = (0..spec.hosts)
+            .map(|i| {
+                let cable = if spec.cables { Some(Cable::new(&netns("wire")?, i)?) } else { None };
+                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, cable })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { spec, prefix, box_, hosts, janitor })
+    }
+
+    /// What it was built from.
+    pub fn spec(&self) -> &LabSpec {
+        &self.spec
+    }
+
+    /// What the names of its namespaces begin with.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The box.
+    pub fn box_(&self) -> &BoxNode {
+        &self.box_
+    }
+
+    /// Host `i`.
+    pub fn host(&self, i: usize) -> &Host {
+        &self.hosts[i]
+    }
+
+    /// All hosts.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// Lets the lab stand when this process ends; [`tear_down`] removes it.
+    pub fn keep(self) {
+        self.janitor.dismiss();
+    }
+}
+
+/// Removes the lab of this prefix with all that runs in it; whether there was one.
+pub fn tear_down(prefix: &str) -> Result<bool> {
+    let there = janitor::labs().iter().any(|lab| lab == prefix);
+    if there {
+        janitor::clean(prefix)?;
+    }
+    Ok(there)
+}
+
+/// Creates namespaces, links and addresses.
+fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
+    let hosts = 0..spec.hosts;
+    let mtu = spec.mtu;
+    let mut namespaces = format!("netns add {prefix}-box\n");
+    if spec.cables {
+        namespaces += &format!("netns add {prefix}-wire\n");
+    }
+    for i in hosts.clone() {
+        namespaces += &format!("netns add {prefix}-h{i}\n");
+    }
+    ip_batch(None, &namespaces)?;
+
+    let bridge = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
+    if spec.cables {
+        let mut wire = String::from("link set lo up\n");
+        for i in hosts.clone() {
+            wire +=
+                &veth(&format!("up{i}"), &format!("eth0 address {}", mac(i)), mtu, &format!("{prefix}-h{i}"));
+            wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
+            wire += &format!("link add cable{i} {bridge}\n");
+            wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
+            for interface in ["cable", "up", "down"] {
+                wire += &up(&format!("{interface}{i}"));
+            }
+        }
+        ip_batch(Some(&format!("{prefix}-wire")), &wire)?;
+    }
+    let mut box_ = format!("link set lo up\nlink add br0 address 02:00:00:00:00:fe {bridge}\n");
+    for i in hosts.clone() {
+        if !spec.cables {
+            box_ += &veth(
+                &format!("port{i}"),
+                &format!("eth0 address {}", mac(i)),
+                mtu,
+                &format!("{prefix}-h{i}"),
+            );
+        }
+        box_ += &format!("link set port{i} master br0\n{}", up(&format!("port{i}")));
+    }
+    box_ += &format!("{}address add 10.0.0.254/16 dev br0\n", up("br0"));
+    if spec.ipv6 {
+        box_ += "address add fd00::fe/64 dev br0 nodad\n";
+    }
+    ip_batch(Some(&format!("{prefix}-box")), &box_)?;
+
+    for i in hosts {
+        let mut host = String::from("link set lo up\n") + &up("eth0");
+        for k in 0..spec.ips_per_host {
+            host += &format!("address add 10.0.{k}.{}/16 dev eth0\n", i + 1);
+            if spec.ipv6 {
+                host += &format!("address add fd00::{k:x}:{:x}/64 dev eth0 nodad\n", i + 1);
+            }
+        }
+        let host_node = format!("h{i}");
+        ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
+        // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
+        let mut ends = vec![("box", format!("port{i}")), (&host_node, "eth0".to_owned())];
+        if spec.cables {
+            ends.extend([("wire", format!("up{i}")), ("wire", format!("down{i}"))]);
+        }
+        for (node, interface) in ends {
+            let mut ethtool = Netns::open(&format!("{prefix}-{node}"))?.command("ethtool");
+            netns::output(ethtool.args(["-K", &interface, "gro", "on"]))?;
+        }
+    }
+    Ok(())
+}
+
+/// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another namespace.
+fn veth(here: &str, there: &str, mtu: u32, namespace: &str) -> String {
+    format!("link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {namespace}\n")
+}
+
+/// The lines that start an interface; without link-local addresses, because that is less noise on the wire.
+fn up(interface: &str) -> String {
+    format!("link set {interface} addrgenmode none\nlink set {interface} up\n")
+}
+
+/// Runs lines of `ip` commands in a namespace, or in ours.
+fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
+    let mut ip = Command::new("ip");
+    if let Some(namespace) = namespace {
+        ip.args(["-n", namespace]);
+    }
+    let mut ip = ip
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start `ip` (Debian package iproute2)")?;
+    // A failed write shows in what `ip` says.
+    let _ = ip.stdin.take().map(|mut stdin| stdin.write_all(lines.as_bytes()));
+    let out = ip.wait_with_output()?;
+    if !out.status.success() {
+        let said = String::from_utf8_lossy(&out.stderr);
+        bail!("ip -batch in {}: {}\nof\n{lines}", namespace.unwrap_or("our namespace"), said.trim());
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! The XDP programs, one packet at a time, with BPF_PROG_TEST_RUN.
+//!
+//! In a test run the packet has come in on the loopback interface, number 1, and redirects end with their verdict. The
+//! programs for CPU and device maps cannot be test-run; their `probe_` twins can.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use aya::programs::{TestRun, TestRunOptions};
+use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions};
+use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, count};
+use netsum_common::abi::{self, FlowKey};
+use netsum_common::counters::Counter;
+
+/// The loopback interface, where packets of a test run come in.
+pub const LOOPBACK: u32 = 1;
+/// First PSN of every rank, unless a test changes it.
+pub const BASE_PSN: u32 = 0x00ff_fff0;
+
+/// What a program made of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// XDP verdict.
+    pub action: u32,
+    /// The packet afterwards.
+    pub packet: Vec<u8>,
+    /// Time of one run, averaged over the repetitions.
+    pub duration: Duration,
+}
+
+/// Programs with one ring.
+pub struct Bench {
+    /// The loaded programs.
+    pub plane: BpfDataPlane,
+    /// The ring.
+    pub ring: RingSpec,
+    /// Its flows.
+    pub keys: Vec<FlowKey>,
+}
+
+/// A ring of `ranks` with `slots` slots, number 1.
+pub fn ring(ranks: u32, mtu: u32, slots: u32) -> RingSpec {
+    RingSpec { id: 1, ranks, slots, window: slots / 2, mtu, cpu: 0, verify_icrc: true, in_order: true }
+}
+
+/// Address of a rank, as the last byte of its IP and MAC.
+pub fn host(rank: u32) -> u8 {
+    rank as u8 + 1
+}
+
+/// Queue pair that rank's next neighbour receives on.
+pub fn qpn(rank: u32) -> u32 {
+    0x100 + rank
+}
+
+/// The flow of a rank of a ring in a bench.
+pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
+    let ip = |rank: u32| -> IpAddr {
+        if v6 {
+            IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, host(rank) as u16])
+        } else {
+            IpAddr::from([10, 0, 0, host(rank)])
+        }
+    };
+    FlowSpec {
+        ring: ring.id,
+        rank,
+        base_psn: BASE_PSN,
+        ifindex: LOOPBACK,
+        src: ip(rank),
+        dst: ip((rank + 1) % ring.ranks),
+        qpn: qpn(rank),
+        src_mac: None,
+    }
+}
+
+impl Bench {
+    /// Loads the programs and starts a ring with a flow for each rank.
+    pub fn new(ring: RingSpec, v6: bool) -> Result<Self> {
+        let flows = (0..ring.ranks).map(|rank| flow(&ring, rank, v6)).collect();
+        Self::with_flows(ring, flows)
+    }
+
+    /// Loads the programs and starts a ring with these flows.
+    pub fn with_flows(ring: RingSpec, flows: Vec<FlowSpec>) -> Result<Self> {
+        let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64 })?;
+        for name in ["probe_aggregate", "probe_egress"] {
+            plane.program(name)?.load()?;
+        }
+        plane.create_ring(&ring)?;
+        let mut keys = Vec::new();
+        for flow in flows {
+            plane.add_flow(&flow)?;
+            keys.push(flow.key());
+        }
+        plane.activate_ring(&ring, &vec![LOOPBACK; ring.ranks as usize])?;
+        Ok(Self { plane, ring, keys })
+    }
+
+    /// Runs a program over a packet.
+    pub fn run(&mut self, program: &str, packet: &[u8]) -> Result<Outcome> {
+        self.repeat(program, packet, 1)
+    }
+
+    /// Runs a program over a packet several times; the packet is that of the first run, as changed by all.
+    pub fn repeat(&mut self, program: &str, packet: &[u8], times: u32) -> Result<Outcome> {
+        let mut out = vec![0; 4096];
+        let result = self.plane.program(program)?.test_run(TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            repeat: times,
+            ..TestRunOptions::new()
+        })?;
+        out.truncate(result.data_size_out as usize);
+        Ok(Outcome { action: result.return_value, packet: out, duration: result.duration })
+    }
+
+    /// A contribution arrives at the ring's CPU.
+    pub fn aggregate(&mut self, packet: &[u8]) -> Result<Outcome> {
+        self.run("probe_aggregate", packet)
+    }
+
+    /// A packet leaves by the loopback interface.
+    pub fn egress(&mut self, packet: &[u8]) -> Result<Outcome> {
+        self.run("probe_egress", packet)
+    }
+
+    /// All counters that are not zero, of the ring and of no ring.
+    pub fn counters(&self) -> Result<Vec<(Counter, u64)>> {
+        let (ring, none) = (self.plane.counters(self.ring.id)?, self.plane.counters(0)?);
+        Ok(Counter::ALL
+            .iter()
+            .map(|&c| (c, count(&ring, c) + count(&none, c)))
+            .filter(|(_, n)| *n > 0)
+            .collect())
+    }
+
+    /// Starts the ring anew, with other properties perhaps.
+    pub fn restart(&mut self, ring: RingSpec, flows: &[FlowSpec]) -> Result<()> {
+        self.plane.delete_ring(self.ring.id, &self.keys, &[LOOPBACK])?;
+        self.plane.create_ring(&ring)?;
+        self.keys.clear();
+        for flow in flows {
+            self.plane.add_flow(flow)?;
+            self.keys.push(flow.key());
+        }
+        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.ranks as usize])?;
+        self.ring = ring;
+        Ok(())
+    }
+}
+
+/// The tag that a released packet carries.
+pub fn tag(packet: &[u8]) -> abi::ReleaseTag {
+    let word = |i: usize| u32::from_ne_bytes(packet[i..i + 4].try_into().expect("four bytes"));
+    let half = |i: usize| u16::from_ne_bytes(packet[i..i + 2].try_into().expect("two bytes"));
+    abi::ReleaseTag { ring: word(0), slot: word(4), rank: half(8), payload: half(10) }
+}

@@ -1,0 +1,632 @@
+//! The XDP programs with BPF_PROG_TEST_RUN: packet in, verdict, packet out, counters.
+
+use netsum_aggregator::dataplane::{DataPlane, FlowSpec};
+use netsum_common::abi::ReleaseTag;
+use netsum_common::counters::Counter;
+use netsum_common::icrc;
+use netsum_common::slot::GAP_PSN_AHEAD;
+use netsum_common::wire::{self, Opcode};
+use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
+use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, flow, host, qpn, ring, tag};
+
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+const REDIRECT: u32 = 4;
+
+/// Rank's fragment with an index.
+fn fragment(rank: u32, ranks: u32, index: u32, payload: Vec<u8>) -> FrameSpec {
+    let psn = (BASE_PSN + index) & 0xff_ffff;
+    FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload)
+}
+
+/// What egress should make of a rank's saved headers and a sum.
+fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool) -> Vec<u8> {
+    let tos = if ce && source.tos & 3 != 0 { source.tos | 3 } else { source.tos };
+    FrameSpec { payload, id: 0, udp_checksum: 0, tos, ..source.clone() }.build()
+}
+
+/// All ranks contribute; checks every verdict, the sum, and what each rank is sent.
+fn all_reduce(bench: &mut Bench, specs: &[FrameSpec], ce: bool) {
+    let total = sum(&specs.iter().map(|s| s.payload.clone()).collect::<Vec<_>>());
+    let last = specs.len() - 1;
+    for (rank, spec) in specs.iter().enumerate() {
+        let out = bench.aggregate(&spec.build()).unwrap();
+        if rank < last {
+            assert_eq!(out.action, DROP, "rank {rank}: {:?}", bench.counters().unwrap());
+            continue;
+        }
+        assert_eq!(out.action, REDIRECT, "{:?}", bench.counters().unwrap());
+        let tag = tag(&out.packet);
+        assert_eq!((tag.ring, tag.rank, tag.payload as usize), (1, ReleaseTag::ALL, spec.payload_offset()));
+        assert_eq!(out.packet[spec.payload_offset()..][..total.len()], total, "the sum");
+        // All ranks are behind the loopback interface: the clones go to rank 0, 1, 2, ... in turn.
+        for receiver in 0..specs.len() {
+            let source = &specs[(receiver + last) % specs.len()];
+            let result = bench.egress(&out.packet).unwrap();
+            assert_eq!(result.action, PASS, "to rank {receiver}: {:?}", bench.counters().unwrap());
+            assert_eq!(result.packet, expected(source, total.clone(), ce), "to rank {receiver}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn every_header_variant_and_length_is_summed() {
+    let mut bench = Bench::new(ring(3, 2048, 64), false).unwrap();
+    for v6 in [false, true] {
+        for mtu in [256, 512, 1024, 2048] {
+            let ring = ring(3, mtu, 64);
+            let flows: Vec<_> = (0..3).map(|r| flow(&ring, r, v6)).collect();
+            bench.restart(ring, &flows).unwrap();
+            let mut index = 0;
+            for opcode in 0..=0x0b {
+                for vlan in [None, Some(42)] {
+                    let mtu = mtu as usize;
+                    let len = [mtu, mtu - 4, mtu / 2 + 4, 4, 252, 256][index as usize % 6].min(mtu);
+                    let specs: Vec<_> = (0..3)
+                        .map(|rank| {
+                            let mut s = fragment(rank, 3, index, lanes(rank, len / 4));
+                            s.bth.opcode = Opcode(opcode);
+                            s.bth.ack_request = rank == 1;
+                            s.vlan = vlan;
+                            if v6 { s.v6() } else { s }
+                        })
+                        .collect();
+                    all_reduce(&mut bench, &specs, false);
+                    index += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn every_length_that_is_a_multiple_of_four() {
+    let mut bench = Bench::new(ring(2, 2048, 1024), false).unwrap();
+    for (index, len) in (4..=2048).step_by(4).enumerate() {
+        let specs: Vec<_> =
+            (0..2).map(|rank| fragment(rank, 2, index as u32, lanes(rank, len / 4))).collect();
+        all_reduce(&mut bench, &specs, false);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn two_to_sixty_four_ranks() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    for ranks in [2, 3, 4, 8, 31, 32, 33, 63, 64] {
+        let ring = ring(ranks, 256, 8);
+        let flows: Vec<_> = (0..ranks).map(|r| flow(&ring, r, false)).collect();
+        bench.restart(ring, &flows).unwrap();
+        for index in 0..20 {
+            let specs: Vec<_> = (0..ranks).map(|r| fragment(r, ranks, index, lanes(r + index, 64))).collect();
+            all_reduce(&mut bench, &specs, false);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn ranks_with_different_headers_get_their_own() {
+    // Rank 0 is tagged, rank 1 sends WRITE ONLY with immediate, rank 2 plain SENDs: egress has to move the packet's head.
+    let mut bench = Bench::new(ring(3, 1024, 64), false).unwrap();
+    for index in 0..6 {
+        let mut specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, index, lanes(rank, 256))).collect();
+        specs[0].vlan = Some(7);
+        specs[1].bth.opcode = Opcode::WRITE_ONLY_IMM;
+        all_reduce(&mut bench, &specs, false);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn congestion_marks_are_carried_over() {
+    let mut bench = Bench::new(ring(3, 1024, 64), false).unwrap();
+    let mut specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, 0, lanes(rank, 256))).collect();
+    specs[1].tos |= 3;
+    specs[2].tos = 0x20; // takes no part in ECN and must not be marked
+    all_reduce(&mut bench, &specs, true);
+    let specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, 1, lanes(rank, 256))).collect();
+    all_reduce(&mut bench, &specs, false);
+    assert!(bench.counters().unwrap().contains(&(Counter::EcnMarked, 1)));
+
+    let ring = ring(3, 1024, 64);
+    let flows: Vec<_> = (0..3).map(|r| flow(&ring, r, true)).collect();
+    bench.restart(ring, &flows).unwrap();
+    let mut specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, 0, lanes(rank, 256)).v6()).collect();
+    specs[0].tos |= 3;
+    all_reduce(&mut bench, &specs, true);
+}
+
+/// Rank 0's and rank 1's fragments of a ring of two, in this order of (rank, index), and the verdicts.
+fn sequence(bench: &mut Bench, steps: &[(u32, u32, u32)]) {
+    for (i, &(rank, index, action)) in steps.iter().enumerate() {
+        let out = bench.aggregate(&fragment(rank, 2, index, lanes(rank + index, 64)).build()).unwrap();
+        assert_eq!(
+            out.action,
+            action,
+            "step {i}, rank {rank}, index {index}: {:?}",
+            bench.counters().unwrap()
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    let total = sum(&[lanes(0, 64), lanes(1, 64)]);
+    sequence(&mut bench, &[(0, 0, DROP), (0, 0, DROP), (0, 0, DROP), (1, 0, REDIRECT)]);
+    let mut again = fragment(0, 2, 0, lanes(0, 64));
+    again.bth.ack_request = true;
+    let out = bench.aggregate(&again.build()).unwrap();
+    assert_eq!(out.action, REDIRECT);
+    assert_eq!(tag(&out.packet).rank, 1, "a replay goes to the next rank alone");
+    let result = bench.egress(&out.packet).unwrap();
+    assert_eq!(result.packet, expected(&again, total, false), "with the retransmission's own headers");
+    let counters = bench.counters().unwrap();
+    for c in [
+        (Counter::Fragments, 2),
+        (Counter::Duplicate, 2),
+        (Counter::Released, 1),
+        (Counter::Replays, 1),
+        (Counter::Completed, 1),
+        (Counter::Results, 1),
+    ] {
+        assert!(counters.contains(&c), "{c:?} in {counters:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    // Rank 0 loses 0. Its 1 and 2 go on so that their receiver NAKs (gaps of 1 and 2); its 3 does not.
+    sequence(&mut bench, &[(1, 0, DROP), (1, 1, DROP), (1, 2, DROP), (1, 3, DROP)]);
+    for (index, action) in [(1u32, PASS), (2, PASS), (3, DROP)] {
+        // These complete their slots, whose sums must wait.
+        let mut spec = fragment(0, 2, index, lanes(index, 64));
+        let out = bench.aggregate(&spec.build()).unwrap();
+        assert_eq!(out.action, action, "index {index}");
+        if action == PASS {
+            spec.bth.psn = (spec.bth.psn + GAP_PSN_AHEAD) & 0xff_ffff;
+            spec.payload = sum(&[lanes(index, 64), lanes(1 + index, 64)]);
+            assert_eq!(out.packet, spec.build(), "valid, but from far ahead");
+        }
+    }
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::Held, 3)) && counters.contains(&(Counter::OutOfSequence, 3)));
+    // It goes back: each packet is the vehicle of a release.
+    sequence(&mut bench, &[(0, 0, REDIRECT), (0, 1, REDIRECT), (0, 2, REDIRECT), (0, 3, REDIRECT)]);
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::Released, 4)), "{counters:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_packet_past_a_gap_is_forwarded_where_no_receiver_can_take_it_for_data() {
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    let mut forwarded = Vec::new();
+    for index in 1..=5 {
+        let mut spec = fragment(0, 2, index, lanes(0, 64));
+        spec.bth.opcode = Opcode::WRITE_ONLY_IMM;
+        spec.udp_checksum = 0xaaaa;
+        let out = bench.aggregate(&spec.build()).unwrap();
+        if out.action == PASS {
+            forwarded.push(index);
+            spec.bth.psn = (spec.bth.psn + GAP_PSN_AHEAD) & 0xff_ffff;
+            spec.udp_checksum = 0;
+            assert_eq!(out.packet, spec.build(), "PSN far ahead, ICRC right, all else as it was");
+        }
+    }
+    assert_eq!(forwarded, [1, 2, 4]);
+    assert!(bench.counters().unwrap().contains(&(Counter::GapForwarded, 3)));
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn stale_retransmissions_pass_and_credit_violations_do_not() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    for index in 0..10 {
+        sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
+    }
+    let mut stale = fragment(0, 2, 1, lanes(9, 64));
+    stale.udp_checksum = 0xbbbb;
+    let out = bench.aggregate(&stale.build()).unwrap();
+    stale.udp_checksum = 0;
+    assert_eq!((out.action, out.packet), (PASS, stale.build()), "slot 1 holds 9");
+    // The window is 4: index 14 would need credit that cannot exist, 13 is the last.
+    sequence(&mut bench, &[(0, 10, DROP), (0, 11, DROP), (0, 12, DROP), (0, 13, DROP), (0, 14, DROP)]);
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::Stale, 1)), "{counters:?}");
+    assert!(counters.contains(&(Counter::CreditViolation, 1)), "{counters:?}");
+    sequence(&mut bench, &[(1, 10, REDIRECT), (1, 11, REDIRECT), (1, 12, REDIRECT), (1, 13, REDIRECT)]);
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn relaxed_rings_release_as_they_complete() {
+    let mut ring = ring(2, 256, 16);
+    ring.in_order = false;
+    let mut bench = Bench::new(ring, false).unwrap();
+    sequence(
+        &mut bench,
+        &[(0, 1, DROP), (1, 0, DROP), (1, 1, REDIRECT), (1, 2, DROP), (0, 2, REDIRECT), (0, 0, REDIRECT)],
+    );
+    for index in 3..200 {
+        sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn icrc_is_not_verified_where_the_job_says_so() {
+    let mut ring = ring(2, 256, 16);
+    ring.verify_icrc = false;
+    let mut bench = Bench::new(ring, false).unwrap();
+    let mut bad = fragment(0, 2, 0, lanes(0, 64)).build();
+    let n = bad.len();
+    bad[n - 1] ^= 0x55;
+    assert_eq!(bench.aggregate(&bad).unwrap().action, DROP);
+    let out = bench.aggregate(&fragment(1, 2, 0, lanes(1, 64)).build()).unwrap();
+    assert_eq!(out.action, REDIRECT);
+    let total = sum(&[lanes(0, 64), lanes(1, 64)]);
+    assert_eq!(
+        bench.egress(&out.packet).unwrap().packet,
+        expected(&fragment(1, 2, 0, vec![]), total, false),
+        "what leaves is right all the same"
+    );
+}
+
+/// What is done to a good contribution, the verdict and the counter that follow.
+type Case = (&'static str, fn(&mut Vec<u8>), u32, Counter);
+
+/// Rewrites the ICRC, so that a change is refused for its own sake.
+fn resign(f: &mut [u8]) {
+    let Ok(frame) = wire::parse(&*f) else { return };
+    let end = f.len() - 4;
+    let icrc = icrc::of_frame(f, frame.l3, frame.ip, end, 0).unwrap();
+    f[end..].copy_from_slice(&icrc.to_le_bytes());
+}
+
+/// Rewrites the IPv4 checksum.
+fn checksum(f: &mut [u8]) {
+    f[24..26].fill(0);
+    let sum = ipv4_checksum(&f[14..34]);
+    f[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn bad_input_is_counted_by_reason_and_never_added() {
+    // Offsets: Ethernet 0, IPv4 14, UDP 34, BTH 42, payload 54.
+    let cases: &[Case] = &[
+        ("wrong ICRC", |f| *f.last_mut().unwrap() ^= 1, DROP, Counter::BadIcrc),
+        ("payload changed", |f| f[60] ^= 0x80, DROP, Counter::BadIcrc),
+        ("PSN changed", |f| f[53] ^= 1, DROP, Counter::BadIcrc),
+        (
+            "another source address",
+            |f| {
+                f[29] = 99;
+                checksum(f);
+                resign(f)
+            },
+            DROP,
+            Counter::WrongSourceIp,
+        ),
+        ("another source MAC", |f| f[11] = 99, DROP, Counter::WrongSourceMac),
+        (
+            "unknown queue pair",
+            |f| {
+                f[49] = 0xee;
+                resign(f)
+            },
+            PASS,
+            Counter::NoFlow,
+        ),
+        (
+            "another destination",
+            |f| {
+                f[33] = 77;
+                resign(f)
+            },
+            PASS,
+            Counter::NoFlow,
+        ),
+        (
+            "an ACK",
+            |f| {
+                f[42] = 0x11;
+                resign(f)
+            },
+            PASS,
+            Counter::NotData,
+        ),
+        (
+            "a READ request",
+            |f| {
+                f[42] = 0x0c;
+                resign(f)
+            },
+            PASS,
+            Counter::NotData,
+        ),
+        (
+            "a CNP",
+            |f| {
+                f[42] = 0x81;
+                resign(f)
+            },
+            PASS,
+            Counter::NotData,
+        ),
+        (
+            "a reserved opcode",
+            |f| {
+                f[42] = 0x1e;
+                resign(f)
+            },
+            PASS,
+            Counter::ReservedOpcode,
+        ),
+        (
+            "an unreliable datagram",
+            |f| {
+                f[42] = 0x64;
+                resign(f)
+            },
+            PASS,
+            Counter::ReservedOpcode,
+        ),
+        (
+            "a pad count",
+            |f| {
+                f[43] |= 0x10;
+                resign(f)
+            },
+            DROP,
+            Counter::BadPad,
+        ),
+        (
+            "a transport version",
+            |f| {
+                f[43] |= 1;
+                resign(f)
+            },
+            DROP,
+            Counter::BadVersion,
+        ),
+        (
+            "a partition",
+            |f| {
+                f[44] = 0x12;
+                resign(f)
+            },
+            DROP,
+            Counter::BadPkey,
+        ),
+        (
+            "UDP length too large",
+            |f| {
+                f[39] = f[39].wrapping_add(8);
+                resign(f)
+            },
+            DROP,
+            Counter::BadUdpLength,
+        ),
+        (
+            "UDP length zero",
+            |f| {
+                f[38..40].fill(0);
+                resign(f)
+            },
+            DROP,
+            Counter::BadUdpLength,
+        ),
+        (
+            "UDP length below BTH",
+            |f| {
+                f[38] = 0;
+                f[39] = 19;
+                resign(f)
+            },
+            DROP,
+            Counter::BadUdpLength,
+        ),
+        (
+            "IP length too small",
+            |f| {
+                f[17] = f[17].wrapping_sub(4);
+                checksum(f);
+                resign(f)
+            },
+            DROP,
+            Counter::BadUdpLength,
+        ),
+        (
+            "IP length zero",
+            |f| {
+                f[16..18].fill(0);
+                checksum(f);
+                resign(f)
+            },
+            DROP,
+            Counter::BadUdpLength,
+        ),
+        ("cut off", |f| f.truncate(200), DROP, Counter::Truncated),
+        ("cut off in the BTH", |f| f.truncate(50), PASS, Counter::TruncatedHeaders),
+        ("cut off in the UDP header", |f| f.truncate(38), PASS, Counter::NotRoce),
+        (
+            "a first fragment",
+            |f| {
+                f[20] = 0x20;
+                checksum(f);
+                resign(f)
+            },
+            DROP,
+            Counter::IpFragment,
+        ),
+        (
+            "a later fragment",
+            |f| {
+                f[21] = 9;
+                checksum(f)
+            },
+            PASS,
+            Counter::NotRoce,
+        ),
+        ("IP header too short", |f| f[14] = 0x44, PASS, Counter::NotRoce),
+        ("IP version", |f| f[14] = 0x55, PASS, Counter::NotRoce),
+        ("another UDP port", |f| f[36] = 0, PASS, Counter::NotRoce),
+        ("TCP", |f| f[23] = 6, PASS, Counter::NotRoce),
+        (
+            "ARP",
+            |f| {
+                f[12] = 8;
+                f[13] = 6
+            },
+            PASS,
+            Counter::NotRoce,
+        ),
+        (
+            "IP options",
+            |f| {
+                f.splice(34..34, [1, 1, 1, 0]);
+                f[14] = 0x46;
+                f[17] += 4;
+            },
+            DROP,
+            Counter::IpOptions,
+        ),
+        (
+            "a payload of 254 bytes",
+            |f| {
+                f.drain(58..60);
+                f[16..18].copy_from_slice(&(20 + 8 + 12 + 254 + 4u16).to_be_bytes());
+                f[38..40].copy_from_slice(&(8 + 12 + 254 + 4u16).to_be_bytes());
+                checksum(f);
+                resign(f);
+            },
+            DROP,
+            Counter::BadPayloadLength,
+        ),
+        (
+            "no payload",
+            |f| {
+                f.drain(54..54 + 256);
+                f[16..18].copy_from_slice(&44u16.to_be_bytes());
+                f[38..40].copy_from_slice(&24u16.to_be_bytes());
+                checksum(f);
+                resign(f);
+            },
+            DROP,
+            Counter::BadPayloadLength,
+        ),
+        (
+            "a payload beyond the path MTU",
+            |f| {
+                f.splice(54..54, [0; 4]);
+                f[16..18].copy_from_slice(&(44 + 260u16).to_be_bytes());
+                f[38..40].copy_from_slice(&(24 + 260u16).to_be_bytes());
+                checksum(f);
+                resign(f);
+            },
+            DROP,
+            Counter::Oversized,
+        ),
+        (
+            "another length than the first",
+            |f| {
+                f.drain(54..58);
+                f[16..18].copy_from_slice(&(44 + 252u16).to_be_bytes());
+                f[38..40].copy_from_slice(&(24 + 252u16).to_be_bytes());
+                checksum(f);
+                resign(f);
+            },
+            DROP,
+            Counter::LengthMismatch,
+        ),
+    ];
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    for (i, (what, change, action, counter)) in cases.iter().enumerate() {
+        // A good contribution of rank 1 shows rank 1's MAC address and opens the slot; rank 0's is spoilt.
+        let index = i as u32;
+        let good = fragment(0, 2, index, lanes(0, 64));
+        assert_eq!(bench.aggregate(&fragment(1, 2, index, lanes(1, 64)).build()).unwrap().action, DROP);
+        if i == 0 {
+            // Rank 0's MAC address is known from now on.
+            assert_eq!(bench.plane.flow_mac(bench.keys[0]).unwrap(), None);
+        }
+        let before = bench.counters().unwrap();
+        let mut bad = good.build();
+        change(&mut bad);
+        let out = bench.aggregate(&bad).unwrap();
+        let counters = bench.counters().unwrap();
+        let changed: Vec<_> = counters.iter().filter(|c| !before.contains(c)).map(|c| c.0).collect();
+        let unlearned = i == 0;
+        assert_eq!(out.action, *action, "{what}: {changed:?}");
+        assert_eq!(changed, [*counter], "{what}");
+        if *action == PASS {
+            assert_eq!(out.packet, bad, "{what}: untouched");
+        }
+        if unlearned {
+            assert_eq!(bench.plane.flow_mac(bench.keys[0]).unwrap(), None, "not learned from a bad packet");
+        }
+        // Nothing was added, nothing is disturbed: the good one completes the sum.
+        let done = bench.aggregate(&good.build()).unwrap();
+        assert_eq!(done.action, REDIRECT, "after {what}: {:?}", bench.counters().unwrap());
+        assert_eq!(done.packet[54..54 + 256], sum(&[lanes(0, 64), lanes(1, 64)]), "after {what}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn data_on_a_wrong_port_or_of_a_waiting_ring_is_dropped() {
+    let spec = ring(2, 256, 16);
+    let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, false)).collect();
+    flows[0].ifindex = 4711;
+    let mut bench = Bench::with_flows(spec.clone(), flows).unwrap();
+    let data = fragment(0, 2, 0, lanes(0, 64)).build();
+    assert_eq!(bench.aggregate(&data).unwrap().action, DROP);
+    assert_eq!(bench.counters().unwrap(), [(Counter::WrongPort, 1)]);
+
+    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    assert_eq!(bench.aggregate(&data).unwrap().action, PASS, "no flow any more");
+    bench.plane.create_ring(&spec).unwrap();
+    bench.plane.add_flow(&flow(&spec, 0, false)).unwrap();
+    assert_eq!(bench.aggregate(&data).unwrap().action, DROP, "not yet active");
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::InactiveRing, 1)), "{counters:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn ingress_steers_data_of_flows_and_passes_the_rest() {
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    let data = fragment(0, 2, 0, lanes(0, 64));
+    let out = bench.run("ingress", &data.build()).unwrap();
+    assert_eq!((out.action, out.packet), (REDIRECT, data.build()));
+    let mut other = data.clone();
+    other.bth.qpn = 0x77;
+    let out = bench.run("ingress", &other.build()).unwrap();
+    assert_eq!((out.action, out.packet), (PASS, other.build()));
+    let mut ack = data.clone();
+    ack.bth.opcode = Opcode::ACK;
+    assert_eq!(bench.run("ingress", &ack.build()).unwrap().action, PASS);
+    assert_eq!(
+        bench.counters().unwrap(),
+        [(Counter::Steered, 1), (Counter::NoFlow, 1), (Counter::NotData, 1)]
+    );
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_sequence_number_wraps_within_a_ring() {
+    let mut bench = Bench::new(ring(2, 256, 64), false).unwrap();
+    // BASE_PSN is 16 below 2^24.
+    for index in 0..40 {
+        let specs: Vec<_> = (0..2).map(|r| fragment(r, 2, index, lanes(r + index, 64))).collect();
+        all_reduce(&mut bench, &specs, false);
+    }
+}

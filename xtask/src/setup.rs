@@ -1,0 +1,116 @@
+//! What the project's commands need of the machine: looks, and installs what is missing.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// A program, the Debian package that has it, and what it is for.
+struct Tool {
+    program: &'static str,
+    package: &'static str,
+    purpose: &'static str,
+}
+
+const TOOLS: [Tool; 2] = [
+    Tool { program: "ip", package: "iproute2", purpose: "builds the lab's namespaces, links and bridge" },
+    Tool { program: "ethtool", package: "ethtool", purpose: "makes veth devices take redirected frames" },
+];
+
+/// Where the daemon pins its maps.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Makes the machine ready for the lab.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_lab() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("root is needed: network namespaces and XDP belong to it");
+    }
+    install(&TOOLS)?;
+    can_make_namespaces()
+}
+
+/// Makes the machine ready for the lab and for XDP programs in it.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_bpf() -> Result<()> {
+    require_lab()?;
+    mount_bpffs()?;
+    can_make_maps()
+}
+
+/// Whether a program is in one of the usual places or on the path.
+pub fn find_program(program: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        // Where Debian has them, and where a bare PATH often does not look.
+        .chain(["/usr/sbin", "/sbin", "/usr/bin"].map(Into::into))
+        .map(|folder| folder.join(program))
+        .find(|p| p.is_file())
+}
+
+fn install(tools: &[Tool]) -> Result<()> {
+    let missing: Vec<&Tool> = tools.iter().filter(|t| find_program(t.program).is_none()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages: Vec<&str> = missing.iter().map(|t| t.package).collect();
+    if find_program("apt-get").is_none() {
+        bail!("not installed, and there is no apt-get to install it: {}", packages.join(", "));
+    }
+    for tool in &missing {
+        println!("installing the Debian package {}: `{}` {}", tool.package, tool.program, tool.purpose);
+    }
+    let apt = |args: &[&str]| -> Result<()> {
+        let out = Command::new("apt-get")
+            .args(["-q", "-y"])
+            .args(args)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .output()
+            .context("cannot start apt-get")?;
+        if !out.status.success() {
+            bail!("apt-get {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim());
+        }
+        Ok(())
+    };
+    let mut install = vec!["install", "--no-install-recommends"];
+    install.extend(&packages);
+    // The lists of a fresh machine are missing or old; those of other machines save us the update.
+    apt(&install).or_else(|_| apt(&["update"]).and_then(|()| apt(&install)))
+}
+
+fn can_make_namespaces() -> Result<()> {
+    // In a thread of its own, which takes the namespace with it when it ends.
+    let tried = std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
+    match tried {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(e)) => bail!("this machine lets us make no network namespaces: {e}"),
+        Err(_) => bail!("this machine lets us make no network namespaces"),
+    }
+}
+
+fn mount_bpffs() -> Result<()> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    let is_bpffs = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        words.next() == Some(BPFFS) && words.next() == Some("bpf")
+    };
+    if mounts.lines().any(is_bpffs) {
+        return Ok(());
+    }
+    if !Path::new(BPFFS).is_dir() {
+        bail!("no {BPFFS}: this kernel has no BPF, or /sys is not mounted");
+    }
+    println!("mounting the BPF file system at {BPFFS}: the daemon pins its maps there");
+    nix::mount::mount(Some("bpf"), BPFFS, Some("bpf"), nix::mount::MsFlags::empty(), None::<&str>)
+        .with_context(|| format!("cannot mount {BPFFS}"))
+}
+
+fn can_make_maps() -> Result<()> {
+    use aya::maps::{Array, MapData};
+    let made: Result<Array<MapData, u32>, _> = Array::create(1, 0);
+    made.map(drop).context("this machine lets us make no BPF maps")
+}
