@@ -133,13 +133,13 @@ fn decide(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: &Flow, ring: &RingC
         Output::Stale => return forward_stale(p, frame),
         Output::Gap => {
             maps::count(ring_id, Counter::GapForwarded);
-            return if verdict.completed {
-                // The packet's payload is the sum already, which is nothing that a receiver may see yet; the next
-                // packet past the gap will be forwarded instead.
-                XDP_DROP
-            } else {
-                forward_past_gap(p, frame, len)
-            };
+            return forward_past_gap(
+                ctx,
+                p,
+                frame,
+                len,
+                if verdict.completed { Some(slot.crc) } else { None },
+            );
         }
         Output::Release => {
             maps::count(ring_id, Counter::Released);
@@ -212,26 +212,43 @@ fn forward_stale(p: &Packet, frame: &Frame) -> u32 {
     }
 }
 
-/// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`].
+/// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`]. `payload_crc` is that
+/// of the sum, when the sum has taken the payload's place already; the receiver discards either.
 #[inline(always)]
-fn forward_past_gap(p: &Packet, frame: &Frame, len: usize) -> u32 {
+fn forward_past_gap(
+    ctx: &XdpContext,
+    p: &Packet,
+    frame: &Frame,
+    len: usize,
+    payload_crc: Option<u32>,
+) -> u32 {
     let psn_at = frame.bth_offset() + 8;
     let icrc_at = frame.payload() + len;
     let (Some(old), Some(icrc)) = (p.load::<4>(psn_at), p.load::<ICRC_LEN>(icrc_at)) else { return XDP_DROP };
     let psn = serial::add(frame.bth.psn, GAP_PSN_AHEAD).to_be_bytes();
     let new = [old[0], psn[1], psn[2], psn[3]];
-    let after = frame.bth.opcode.extended_len() + len;
-    let icrc = icrc::patch(
-        u32::from_le_bytes(icrc),
-        u32::from_le_bytes(old),
-        u32::from_le_bytes(new),
-        after & 0xffc,
-    );
-    if p.store(psn_at, new).is_none() || p.store(icrc_at, icrc.to_le_bytes()).is_none() {
+    if p.store(psn_at, new).is_none() {
+        return XDP_DROP;
+    }
+    let extended = frame.bth.opcode.extended_len();
+    let icrc = match payload_crc {
+        Some(crc) => match payload::headers_crc(ctx, frame.l3, frame.ip, extended) {
+            Some(state) => !(icrc::shift(state, len & LEN_BITS) ^ crc),
+            None => return XDP_DROP,
+        },
+        None => {
+            let (old, new) = (u32::from_le_bytes(old), u32::from_le_bytes(new));
+            icrc::patch(u32::from_le_bytes(icrc), old, new, (extended + len) & LEN_BITS)
+        }
+    };
+    if p.store(icrc_at, icrc.to_le_bytes()).is_none() {
         return XDP_DROP;
     }
     forward_stale(p, frame)
 }
+
+/// The bits that a length in lanes can have; the verifier takes the bound from here.
+const LEN_BITS: usize = 0xffc;
 
 #[inline(always)]
 fn internal(ring: u32) -> u32 {
