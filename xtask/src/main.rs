@@ -1,9 +1,13 @@
 //! The project's own commands: `cargo xtask COMMAND`.
 
 mod bench;
+mod build_ebpf;
 mod demo;
 mod lab;
+mod objects;
+mod paths;
 mod setup;
+mod toolchain;
 
 use std::process::ExitCode;
 
@@ -20,6 +24,8 @@ struct Cli {
 enum Command {
     /// Trains a small classifier on four hosts whose gradients are summed inside a Linux bridge.
     Demo(demo::DemoArgs),
+    /// Rebuilds the committed BPF objects; sets up what that takes.
+    BuildEbpf,
     /// Network namespaces with hosts and a box, to play with.
     Lab(lab::LabArgs),
     /// Measures.
@@ -32,6 +38,7 @@ fn main() -> ExitCode {
         .init();
     let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(args),
+        Command::BuildEbpf => build_ebpf::run(),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
     };
