@@ -3,7 +3,9 @@
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{CELL_LEN, Flow, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
+use netsum_common::abi::{
+    CELL_LEN, Flow, HeaderWords, MAX_MTU, ReleaseTag, RingConfig, SavedHeader, ring_flags,
+};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload};
 use netsum_common::wire::{Bytes, Frame, ICRC_LEN, L3, UDP_LEN};
@@ -80,9 +82,8 @@ fn decide(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: &Flow, ring: &RingC
     let ring_id = flow.ring;
     let index = serial::sub(frame.bth.psn, flow.base_psn);
     let slot_no = index & (ring.slots - 1);
-    let (Some(state), Some(slot)) = (maps::state(ring_id), maps::slot(ring_id, slot_no)) else {
-        return internal(ring_id);
-    };
+    let Some(state) = maps::state(ring_id) else { return internal(ring_id) };
+    let Some(slot) = maps::slot(ring_id, slot_no) else { return internal(ring_id) };
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
     let (state, slot) = unsafe { (&mut *state, &mut *slot) };
     if ring.flags & ring_flags::RELAXED != 0 {
@@ -163,7 +164,8 @@ fn decide(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: &Flow, ring: &RingC
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn relaxed_advance(ring_id: u32) -> u64 {
-    let (Some(ring), Some(state)) = (maps::ring(ring_id), maps::state(ring_id)) else { return 0 };
+    let Some(ring) = maps::ring(ring_id) else { return 0 };
+    let Some(state) = maps::state(ring_id) else { return 0 };
     // SAFETY: map values that only the ring's CPU writes.
     unsafe { slot::advance_low(ring, &mut *state, |i| maps::slot(ring_id, i).map(|s| *s)) };
     0
@@ -183,6 +185,14 @@ extern "C" fn header_save(ctx: *mut xdp_md, place: u32, ring: u32, index: u32) -
     let p = Packet::new(&XdpContext::new(ctx));
     let Some(saved) = maps::header(ring, index) else { return 1 };
     let len = (place & 0x7f) as usize;
+    if let Some(all) = p.at::<{ size_of::<HeaderWords>() }>(0) {
+        // Long enough for a copy without looking at the length.
+        // SAFETY: 13 words from `all` on are inside the packet, and a map value has room for them.
+        unrolled!(I in 0 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
+            (*saved).words[I] = (all as *const u64).add(I).read_unaligned()
+        });
+        return finish_header(saved, place);
+    }
     let mut i = 0;
     while i < 13 {
         if i * 8 >= len {
@@ -193,9 +203,14 @@ extern "C" fn header_save(ctx: *mut xdp_md, place: u32, ring: u32, index: u32) -
         unsafe { (*saved).words[i] = u64::from_ne_bytes(word) };
         i += 1;
     }
-    // SAFETY: as above.
+    finish_header(saved, place)
+}
+
+#[inline(always)]
+fn finish_header(saved: *mut SavedHeader, place: u32) -> u64 {
+    // SAFETY: a map value that only the ring's CPU writes.
     unsafe {
-        (*saved).len = len as u8;
+        (*saved).len = (place & 0x7f) as u8;
         (*saved).ip = (place >> 8) as u8;
         (*saved).v6 = (place >> 16) as u8;
     }
@@ -224,7 +239,8 @@ fn forward_past_gap(
 ) -> u32 {
     let psn_at = frame.bth_offset() + 8;
     let icrc_at = frame.payload() + len;
-    let (Some(old), Some(icrc)) = (p.load::<4>(psn_at), p.load::<ICRC_LEN>(icrc_at)) else { return XDP_DROP };
+    let Some(old) = p.load::<4>(psn_at) else { return XDP_DROP };
+    let Some(icrc) = p.load::<ICRC_LEN>(icrc_at) else { return XDP_DROP };
     let psn = serial::add(frame.bth.psn, GAP_PSN_AHEAD).to_be_bytes();
     let new = [old[0], psn[1], psn[2], psn[3]];
     if p.store(psn_at, new).is_none() {

@@ -9,6 +9,9 @@ use aya_ebpf::btf_maps::Array;
 use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
 
+/// RoCEv2's UDP port, as on the wire.
+const PORT: [u8; 2] = 4791u16.to_be_bytes();
+
 /// A way through the cable. `netsum_lab::faults` has the same structure.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -62,12 +65,12 @@ fn cable(ctx: &XdpContext, way: u32) -> u32 {
 /// UDP to port 4791 over IPv4 without options or over IPv6.
 #[inline(always)]
 fn is_roce(ctx: &XdpContext) -> bool {
-    let port_at = match (load::<2>(ctx, 12), load::<1>(ctx, 14 + 9), load::<1>(ctx, 14 + 6)) {
-        (Some([0x08, 0x00]), Some([17]), _) => 14 + 20 + 2,
-        (Some([0x86, 0xdd]), _, Some([17])) => 14 + 40 + 2,
-        _ => return false,
-    };
-    load::<2>(ctx, port_at) == Some(4791u16.to_be_bytes())
+    // Ethernet, IPv4 and UDP headers; no RoCEv2 packet is shorter.
+    let Some(start) = load::<42>(ctx, 0) else { return false };
+    if start[12] == 0x08 && start[13] == 0x00 {
+        return start[23] == 17 && load::<2>(ctx, 14 + 20 + 2) == Some(PORT);
+    }
+    start[12] == 0x86 && start[13] == 0xdd && start[20] == 17 && load::<2>(ctx, 14 + 40 + 2) == Some(PORT)
 }
 
 #[inline(always)]

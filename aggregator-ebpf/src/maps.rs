@@ -67,10 +67,10 @@ pub fn slot(ring: u32, slot: u32) -> Option<*mut Slot> {
     SLOTS.get(ring)?.get_ptr_mut(slot)
 }
 
-/// Cell `cell` of a ring's slots.
+/// The cells of a ring's slots.
 #[inline(always)]
-pub fn cell(ring: u32, cell: u32) -> Option<*mut Cell> {
-    CELLS.get(ring)?.get_ptr_mut(cell)
+pub fn cells(ring: u32) -> Option<&'static Array<Cell, 1, INNER>> {
+    CELLS.get(ring)
 }
 
 /// The header saved for a slot and rank.

@@ -120,12 +120,15 @@ pub struct RingConfig {
 /// Part of a slot's sum, little-endian words as on the wire.
 pub type Cell = [u64; CELL_LEN / 8];
 
+/// Room for the longest headers.
+pub type HeaderWords = [u64; MAX_HEADERS.div_ceil(8)];
+
 /// The headers of one rank's packet, from the Ethernet destination to the last byte before the payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct SavedHeader {
-    /// The bytes, in words so that they can be copied so; zero behind the length.
-    pub words: [u64; 13],
+    /// The bytes, in words so that they can be copied so; anything behind the length.
+    pub words: HeaderWords,
     /// Length in bytes; 0 when nothing is saved.
     pub len: u8,
     /// Offset of the IP header.

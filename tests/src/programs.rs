@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aya::programs::{TestRun, TestRunOptions};
-use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions};
+use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions, OBJECT};
 use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, count};
 use netsum_common::abi::{self, FlowKey};
 use netsum_common::counters::Counter;
@@ -84,8 +84,18 @@ impl Bench {
 
     /// Loads the programs and starts a ring with these flows.
     pub fn with_flows(ring: RingSpec, flows: Vec<FlowSpec>) -> Result<Self> {
-        let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64 })?;
-        for name in ["probe_aggregate", "probe_egress"] {
+        Self::with_object(OBJECT, &["probe_aggregate", "probe_egress"], ring, flows)
+    }
+
+    /// Loads another object, with some programs beyond the usual, and starts a ring with these flows.
+    pub fn with_object(
+        object: &[u8],
+        programs: &[&str],
+        ring: RingSpec,
+        flows: Vec<FlowSpec>,
+    ) -> Result<Self> {
+        let mut plane = BpfDataPlane::load_object(object, &LoadOptions { cpus: vec![0], cpu_queue: 64 })?;
+        for name in programs {
             plane.program(name)?.load()?;
         }
         plane.create_ring(&ring)?;

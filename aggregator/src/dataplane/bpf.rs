@@ -49,6 +49,11 @@ pub struct BpfDataPlane {
 impl BpfDataPlane {
     /// Loads the programs and starts their CPUs. Needs CAP_BPF and CAP_NET_ADMIN.
     pub fn load(options: &LoadOptions) -> Result<Self> {
+        Self::load_object(OBJECT, options)
+    }
+
+    /// [`load`](Self::load) with another object that has the same maps and programs.
+    pub fn load_object(object: &[u8], options: &LoadOptions) -> Result<Self> {
         if options.cpus.is_empty() {
             bail!("no CPU is given to serve rings");
         }
@@ -56,7 +61,7 @@ impl BpfDataPlane {
         let level = log::max_level() as usize as u8;
         let mut ebpf = EbpfLoader::new()
             .override_global(aya_log::LEVEL, &level, false)
-            .load(OBJECT)
+            .load(object)
             .context("the kernel does not take the maps of the XDP programs")?;
         for name in [programs::INGRESS, programs::AGGREGATE, programs::EGRESS] {
             program(&mut ebpf, name)?

@@ -172,9 +172,10 @@ pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)>
 /// With `IpOptions` and `IpFragment` the frame is filled in as far as its BTH; with other errors it is not.
 #[inline(always)]
 pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
-    let (Some(src_mac), Some(ethertype)) = (b.load::<6>(6), b.load::<2>(12)) else {
-        return Err(Reject::NotRoce);
-    };
+    // One check after the other, the farther first: with both at once the compiler leaves a value undefined on a way that
+    // only the verifier believes in.
+    let Some(ethertype) = b.load::<2>(12) else { return Err(Reject::NotRoce) };
+    let Some(src_mac) = b.load::<6>(6) else { return Err(Reject::NotRoce) };
     frame.src_mac = src_mac;
     let mut ethertype = u16::from_be_bytes(ethertype);
     frame.ip = ETH_LEN;
@@ -239,9 +240,8 @@ fn ipv6<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
         return Err(Reject::NotRoce);
     }
-    let (Some(src_ip), Some(dst_ip)) = (b.load::<16>(frame.ip + 8), b.load::<16>(frame.ip + 24)) else {
-        return Err(Reject::NotRoce);
-    };
+    let Some(dst_ip) = b.load::<16>(frame.ip + 24) else { return Err(Reject::NotRoce) };
+    let Some(src_ip) = b.load::<16>(frame.ip + 8) else { return Err(Reject::NotRoce) };
     frame.l3 = L3::V6;
     frame.src_ip = src_ip;
     frame.dst_ip = dst_ip;
