@@ -3,10 +3,13 @@
 mod bench;
 mod build_ebpf;
 mod demo;
+mod harness;
 mod lab;
 mod objects;
 mod paths;
 mod setup;
+mod tally;
+mod test;
 mod toolchain;
 
 use std::process::ExitCode;
@@ -24,6 +27,8 @@ struct Cli {
 enum Command {
     /// Trains a small classifier on four hosts whose gradients are summed inside a Linux bridge.
     Demo(demo::DemoArgs),
+    /// Runs all tests; says which could not be run, and why.
+    Test(test::TestArgs),
     /// Rebuilds the committed BPF objects; sets up what that takes.
     BuildEbpf,
     /// Network namespaces with hosts and a box, to play with.
@@ -38,6 +43,7 @@ fn main() -> ExitCode {
         .init();
     let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(args),
+        Command::Test(args) => test::run(&args),
         Command::BuildEbpf => build_ebpf::run(),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),

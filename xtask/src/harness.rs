@@ -1,0 +1,197 @@
+//! Builds the workspace's test programs and runs them one by one.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::paths;
+use crate::tally::Counts;
+
+/// A test program that cargo has built.
+#[derive(Debug)]
+pub struct TestProgram {
+    /// Its package.
+    pub package: String,
+    /// Name of the target: the package's library or binary, or a file in `tests/`.
+    pub name: String,
+    integration: bool,
+    executable: PathBuf,
+    folder: PathBuf,
+}
+
+/// What cargo says about an artifact (`cargo build --message-format json`, "Artifact messages").
+#[derive(Deserialize)]
+struct Artifact {
+    reason: String,
+    manifest_path: Option<PathBuf>,
+    target: Option<Target>,
+    profile: Option<Profile>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Builds everything, the programs that tests start included; the test programs.
+///
+/// # Errors
+/// If something cannot be built; the compiler has said why.
+pub fn test_programs() -> Result<Vec<TestProgram>> {
+    let root = paths::root()?;
+    let cargo = |arguments: &[&str]| -> Result<String> {
+        let mut cargo = Command::new("cargo");
+        let out = cargo.args(arguments).current_dir(&root).stderr(Stdio::inherit()).output()?;
+        ensure!(out.status.success(), "cargo {}: {}", arguments.join(" "), out.status);
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    };
+    cargo(&["build", "--workspace", "--bins"])?;
+    let messages =
+        cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"])?;
+    let mut programs: Vec<_> = messages.lines().filter_map(test_program).collect();
+    ensure!(!programs.is_empty(), "cargo has built no tests");
+    programs.sort_by(|a, b| (&a.package, a.integration, &a.name).cmp(&(&b.package, b.integration, &b.name)));
+    Ok(programs)
+}
+
+fn test_program(message: &str) -> Option<TestProgram> {
+    let artifact: Artifact = serde_json::from_str(message).ok()?;
+    if artifact.reason != "compiler-artifact" || !artifact.profile?.test {
+        return None;
+    }
+    let (folder, target) = (artifact.manifest_path?.parent()?.to_owned(), artifact.target?);
+    Some(TestProgram {
+        package: folder.file_name()?.to_string_lossy().into_owned(),
+        name: target.name,
+        integration: target.kind.iter().any(|kind| kind == "test"),
+        executable: artifact.executable?,
+        folder,
+    })
+}
+
+impl TestProgram {
+    /// For messages.
+    pub fn title(&self) -> String {
+        if self.integration {
+            format!("{}/tests/{}", self.package, self.name)
+        } else {
+            format!("{}: {}", self.package, self.name)
+        }
+    }
+
+    /// Whether its tests need namespaces, root and BPF: those of the lab's package do.
+    pub fn needs_lab(&self) -> bool {
+        self.integration && self.package == "tests"
+    }
+
+    fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
+        let mut command = Command::new(&self.executable);
+        // As cargo would run it.
+        command
+            .args(filter)
+            .args(arguments)
+            .current_dir(&self.folder)
+            .env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
+    /// How many tests it has.
+    pub fn list(&self, filter: Option<&str>) -> Result<u32> {
+        let arguments = ["--list", "--format", "terse", "--include-ignored"];
+        let out = self.command(&arguments, filter).output().with_context(|| self.title())?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        Ok(text.lines().filter(|line| line.ends_with(": test")).count() as u32)
+    }
+
+    /// Runs its tests. Those of the lab are shown one by one; the rest are summed up in a line unless something fails.
+    ///
+    /// # Errors
+    /// If it ends without a report, or not within `timeout`.
+    pub fn run(&self, filter: Option<&str>, in_lab: bool, timeout: Duration) -> Result<Counts> {
+        let start = Instant::now();
+        let arguments: &[&str] = if in_lab { &["--include-ignored", "--test-threads=1"] } else { &[] };
+        if in_lab {
+            println!("{}", self.title());
+        }
+        let mut child = self
+            .command(arguments, filter)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .with_context(|| self.title())?;
+        let (send, lines) = channel();
+        let stdout = child.stdout.take().context("stdout")?;
+        std::thread::spawn(move || {
+            BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+        });
+        let (mut counts, mut text) = (None, String::new());
+        loop {
+            match lines.recv_timeout(timeout.saturating_sub(start.elapsed())) {
+                Ok(line) => {
+                    counts = counts.or(Counts::parse(&line));
+                    if in_lab && line.starts_with("test ") && line.ends_with("... ok") {
+                        println!("  {line}");
+                    } else if !line.is_empty() && !line.starts_with("running ") {
+                        text += &line;
+                        text.push('\n');
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    // Its labs go with it: their janitors see to that.
+                    child.kill()?;
+                    child.wait()?;
+                    bail!("not done within {} s:\n{text}", timeout.as_secs());
+                }
+            }
+        }
+        let status = child.wait()?;
+        let Some(counts) = counts else { bail!("{status}, without a report:\n{text}") };
+        if !status.success() {
+            println!("{text}");
+        }
+        ensure!(status.success() || counts.failed > 0, "{status}");
+        if counts != Counts::default() {
+            let seconds = start.elapsed().as_secs_f64();
+            println!(
+                "{}: {} passed, {} failed in {seconds:.1} s",
+                self.title(),
+                counts.passed,
+                counts.failed
+            );
+        }
+        Ok(counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_found_in_what_cargo_says() {
+        let message = r#"{"reason":"compiler-artifact","package_id":"p","manifest_path":"/w/tests/Cargo.toml",
+            "target":{"kind":["test"],"crate_types":["bin"],"name":"lab","src_path":"/w/tests/tests/lab.rs"},
+            "profile":{"opt_level":"0","test":true},"features":[],"filenames":[],"executable":"/t/lab-1","fresh":false}"#;
+        let program = test_program(message).unwrap();
+        assert!(program.needs_lab());
+        assert_eq!(program.title(), "tests/tests/lab");
+        assert_eq!(program.executable, PathBuf::from("/t/lab-1"));
+        let of_library = test_program(&message.replace(r#"["test"]"#, r#"["lib"]"#)).unwrap();
+        assert!(!of_library.needs_lab());
+        assert!(test_program(&message.replace("true", "false")).is_none());
+        assert!(test_program(r#"{"reason":"build-finished","success":true}"#).is_none());
+    }
+}

@@ -1,0 +1,147 @@
+//! `cargo xtask test`: every test there is, and what could not be run with the reason.
+//!
+//! One build of the whole workspace, then each test program on its own: the pure ones first, then those that need root and
+//! BPF, one test at a time, because they have timeouts of their own and two cores are soon busy.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::build_ebpf::{self, OBJECTS};
+use crate::harness::{TestProgram, test_programs};
+use crate::tally::{Counts, Tally};
+use crate::toolchain::Toolchain;
+use crate::{paths, setup};
+
+/// Arguments of `cargo xtask test`.
+#[derive(clap::Args, Debug)]
+pub struct TestArgs {
+    /// Only tests whose name contains this.
+    filter: Option<String>,
+    /// Do not rebuild the BPF objects.
+    #[arg(long)]
+    no_rebuild: bool,
+}
+
+/// The longest that one test program may take.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Runs `cargo xtask test`.
+///
+/// # Errors
+/// If a test has failed, or if there was nothing to build.
+pub fn run(args: &TestArgs) -> Result<()> {
+    let start = Instant::now();
+    let ready = setup::require_bpf();
+    if let Err(reason) = &ready {
+        println!("tests in the lab will be skipped: {reason:#}");
+    }
+    // Beside the build for the host: neither keeps both cores busy all the time.
+    let rebuild = (!args.no_rebuild && args.filter.is_none()).then(|| std::thread::spawn(rebuild_objects));
+
+    println!("building the workspace");
+    let programs = test_programs()?;
+    let filter = args.filter.as_deref();
+    let mut tally = Tally::default();
+    let (lab, pure): (Vec<_>, Vec<_>) = programs.iter().partition(|p| p.needs_lab());
+    for program in pure {
+        run_program(program, "unit tests", filter, false, &mut tally);
+    }
+    if filter.is_none() {
+        doc_tests(&mut tally);
+    }
+    // Timings in the lab must not suffer from compilers.
+    objects(rebuild, &mut tally);
+    for program in lab {
+        let set = if program.name == "programs" { "XDP programs" } else { "lab" };
+        match &ready {
+            Ok(()) => run_program(program, set, filter, true, &mut tally),
+            Err(reason) => match program.list(filter) {
+                Ok(tests) => tally.skip(set, tests, &format!("{reason:#}")),
+                Err(error) => tally.fail(set, &program.title(), &format!("{error:#}")),
+            },
+        }
+    }
+    tally.print(start.elapsed());
+    if !tally.is_success() {
+        bail!("tests have failed");
+    }
+    Ok(())
+}
+
+fn run_program(
+    program: &TestProgram,
+    set: &'static str,
+    filter: Option<&str>,
+    in_lab: bool,
+    tally: &mut Tally,
+) {
+    match program.run(filter, in_lab, TIMEOUT) {
+        Ok(counts) => tally.add(set, counts),
+        Err(error) => tally.fail(set, &program.title(), &format!("{error:#}")),
+    }
+}
+
+fn doc_tests(tally: &mut Tally) {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["test", "--workspace", "--doc", "--quiet"]);
+    let result = paths::root().and_then(|root| Ok(cargo.current_dir(root).output()?));
+    let set = "examples in docs";
+    match result {
+        Ok(out) => {
+            let text = String::from_utf8_lossy(&out.stdout);
+            let counts: Counts = text.lines().filter_map(Counts::parse).sum();
+            if !out.status.success() {
+                println!("{text}{}", String::from_utf8_lossy(&out.stderr));
+            }
+            if !out.status.success() && counts.failed == 0 {
+                tally.fail(set, "cargo test --doc", &format!("{}", out.status));
+            }
+            tally.add(set, counts);
+        }
+        Err(error) => tally.fail(set, "cargo test --doc", &format!("{error:#}")),
+    }
+}
+
+/// The rebuilt objects, or why there are none.
+enum Rebuilt {
+    Objects(Vec<(&'static str, PathBuf)>),
+    NoToolchain(String),
+    Broken(String),
+}
+
+fn rebuild_objects() -> Rebuilt {
+    match Toolchain::set_up() {
+        Err(reason) => Rebuilt::NoToolchain(format!("{reason:#}")),
+        Ok(toolchain) => match build_ebpf::build(&toolchain) {
+            Ok(objects) => Rebuilt::Objects(objects),
+            Err(error) => Rebuilt::Broken(format!("{error:#}")),
+        },
+    }
+}
+
+fn objects(rebuild: Option<JoinHandle<Rebuilt>>, tally: &mut Tally) {
+    let set = "BPF objects as built";
+    let Some(rebuild) = rebuild else {
+        return tally.skip(set, OBJECTS.len() as u32, "not asked for");
+    };
+    if !rebuild.is_finished() {
+        println!("waiting for the rebuild of the BPF objects");
+    }
+    match rebuild.join() {
+        Ok(Rebuilt::Objects(objects)) => {
+            for (name, built) in objects {
+                match build_ebpf::compare(name, &built) {
+                    Ok(()) => tally.add(set, Counts { passed: 1, ..Counts::default() }),
+                    Err(error) => tally.fail(set, name, &format!("{error:#}")),
+                }
+            }
+        }
+        Ok(Rebuilt::NoToolchain(reason)) => tally.skip(set, OBJECTS.len() as u32, &reason),
+        Ok(Rebuilt::Broken(error)) => tally.fail(set, "cargo xtask build-ebpf", &error),
+        Err(_) => tally.fail(set, "cargo xtask build-ebpf", "panicked"),
+    }
+}
