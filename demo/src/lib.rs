@@ -4,6 +4,8 @@
 
 pub mod data;
 pub mod model;
+pub mod plot;
+pub mod report;
 pub mod rng;
 pub mod train;
 

@@ -1,0 +1,363 @@
+//! What the ranks tell the orchestrator, and what the orchestrator tells the user.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+/// The least share of test images that a demo must get right.
+pub const LEAST_ACCURACY: f64 = 0.95;
+/// Fewer epochs than this are not expected to reach [`LEAST_ACCURACY`].
+pub const ENOUGH_EPOCHS: usize = 10;
+/// Ethernet, IPv4, UDP, BTH and ICRC in bytes.
+const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
+
+/// One line of JSON on a rank's standard output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Line {
+    /// The connections are up; training begins.
+    Connected,
+    /// A step is done.
+    Step {
+        /// From 0.
+        step: usize,
+        /// Mean loss over all ranks' images.
+        loss: f32,
+    },
+    /// Training is done; the connections are still up.
+    Trained(Trained),
+}
+
+/// What a training came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trained {
+    /// Steps.
+    pub steps: usize,
+    /// Share of the test images that the model gets right, 0 to 1.
+    pub accuracy: f64,
+    /// Of the weights, 16 hexadecimal digits.
+    pub fingerprint: String,
+    /// All-reduces that were called.
+    pub all_reduces: u64,
+    /// All-reduces whose sums came from the box.
+    pub by_box: u64,
+    /// Messages whose check lanes were found right.
+    pub sums_verified: u64,
+    /// Packets sent more than once.
+    pub retransmissions: u64,
+    /// Time of the training without connecting, in seconds.
+    pub seconds: f64,
+}
+
+/// Bytes on a host's link, Ethernet frames without preamble and frame check sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkBytes {
+    /// From the host to the box.
+    pub sent: u64,
+    /// From the box to the host.
+    pub received: u64,
+}
+
+/// Everything that the demo found out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Hosts, one rank on each.
+    pub hosts: usize,
+    /// How often all images were seen.
+    pub epochs: usize,
+    /// For the first weights, the order of the images, and the losses.
+    pub seed: u64,
+    /// Share of the packets lost in each direction at each host, 0 to 1.
+    pub drop: f64,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Floats summed in each step.
+    pub floats: usize,
+    /// What each rank came to, in rank order.
+    pub ranks: Vec<Trained>,
+    /// The same training in one process.
+    pub reference: Trained,
+    /// All ranks' weights have the same bits.
+    pub ranks_identical: bool,
+    /// They are the bits of the reference.
+    pub reference_identical: bool,
+    /// Measured while the ranks trained, in rank order.
+    pub links: Vec<LinkBytes>,
+    /// The same, measured for a ring all-reduce without a box, scaled to as many steps.
+    pub ring_measured: Option<Vec<LinkBytes>>,
+    /// Mean loss of each step.
+    pub loss: Vec<f32>,
+}
+
+/// Bytes that one host sends, and also receives, when a ring adds up `floats` floats `steps` times in the best case.
+///
+/// 2 (N-1) messages of ceil(floats / N) floats for each host and step, in packets of `mtu` bytes with their headers;
+/// no acknowledgements, no retransmissions.
+pub fn ring_bytes(hosts: usize, floats: usize, mtu: u32, steps: usize) -> u64 {
+    let chunk = 4 * floats.div_ceil(hosts) as u64;
+    let packets = chunk.div_ceil(u64::from(mtu));
+    (steps * 2 * (hosts - 1)) as u64 * (chunk + packets * HEADERS)
+}
+
+impl Summary {
+    /// What is not as it was promised; nothing, if the demo is a success.
+    pub fn complaints(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        if !self.ranks_identical {
+            let prints: Vec<_> = self.ranks.iter().map(|r| r.fingerprint.as_str()).collect();
+            all.push(format!("the ranks' weights differ: {}", prints.join(" ")));
+        }
+        if !self.reference_identical {
+            let (ranks, one) = (&self.ranks[0].fingerprint, &self.reference.fingerprint);
+            all.push(format!("the weights ({ranks}) are not those of one process ({one})"));
+        }
+        for (rank, r) in self.ranks.iter().enumerate() {
+            if r.by_box != r.all_reduces {
+                all.push(format!(
+                    "THE BOX DID NOT SUM: at rank {rank} {} of {} all-reduces were done by the hosts' ring",
+                    r.all_reduces - r.by_box,
+                    r.all_reduces
+                ));
+            }
+            if r.accuracy <= LEAST_ACCURACY && self.epochs >= ENOUGH_EPOCHS {
+                all.push(format!(
+                    "rank {rank} gets {:.1} % of the test images right, not more than {:.0} %",
+                    100.0 * r.accuracy,
+                    100.0 * LEAST_ACCURACY
+                ));
+            }
+        }
+        all
+    }
+
+    /// Who did the sums, in a word.
+    pub fn summed_by(&self) -> &'static str {
+        let (by_box, all) = self.ranks.iter().fold((0, 0), |(b, a), r| (b + r.by_box, a + r.all_reduces));
+        match by_box {
+            _ if by_box == all => "box",
+            0 => "ring",
+            _ => "box and ring",
+        }
+    }
+
+    /// The best case of a ring for as many steps: bytes that a host sends, and that it receives.
+    pub fn ring_computed(&self) -> u64 {
+        ring_bytes(self.hosts, self.floats, self.mtu, self.ranks[0].steps)
+    }
+
+    /// The table for the user.
+    pub fn table(&self) -> String {
+        let first = &self.ranks[0];
+        let sum = |f: fn(&Trained) -> u64| self.ranks.iter().map(f).sum::<u64>();
+        let yes = |same| if same { "bit-identical" } else { "DIFFERENT" };
+        let judged = match first.accuracy > LEAST_ACCURACY {
+            true => format!("above {:.0} %", 100.0 * LEAST_ACCURACY),
+            false if self.epochs < ENOUGH_EPOCHS => format!("{} epochs are few", self.epochs),
+            false => "TOO LOW".to_owned(),
+        };
+        let rows = [
+            ("test accuracy", format!("{:.1} %", 100.0 * first.accuracy), judged),
+            (
+                "weights of the hosts",
+                first.fingerprint.clone(),
+                format!("{} on all {} hosts", yes(self.ranks_identical), self.hosts),
+            ),
+            (
+                "weights of one process",
+                self.reference.fingerprint.clone(),
+                format!("{} to the hosts'", yes(self.reference_identical)),
+            ),
+            ("summed by", self.summed_by().to_owned(), format!("{} hosts", self.hosts)),
+            ("steps", first.steps.to_string(), format!("{} epochs", self.epochs)),
+            (
+                "all-reduces",
+                sum(|r| r.all_reduces).to_string(),
+                format!("{} a host, {} floats each", first.all_reduces, self.floats),
+            ),
+            (
+                "sums verified",
+                sum(|r| r.sums_verified).to_string(),
+                "messages, each by its check lanes, none wrong".to_owned(),
+            ),
+            (
+                "retransmissions",
+                sum(|r| r.retransmissions).to_string(),
+                if self.drop > 0.0 {
+                    format!("{} % of the packets lost each way at each host", 100.0 * self.drop)
+                } else {
+                    "no loss injected".to_owned()
+                },
+            ),
+            (
+                "time",
+                format!("{:.2} s", first.seconds),
+                format!(
+                    "{:.2} ms a step; one process {:.2} s",
+                    1e3 * first.seconds / first.steps as f64,
+                    self.reference.seconds
+                ),
+            ),
+        ];
+        let mut out = String::new();
+        for (what, value, remark) in rows {
+            let _ = writeln!(out, "  {what:<24}{value:>18}   {remark}");
+        }
+        out.push('\n');
+        self.link_table(&mut out);
+        out
+    }
+
+    fn link_table(&self, out: &mut String) {
+        let computed = self.ring_computed();
+        let measured = self.ring_measured.as_ref();
+        let _ = writeln!(
+            out,
+            "  bytes on the link        sent     received   ring[1] each way   saved  {}",
+            match measured {
+                Some(_) => "ring[2] sent / received",
+                None => "",
+            }
+        );
+        for (host, link) in self.links.iter().enumerate() {
+            let saved = 100.0 * (1.0 - (link.sent + link.received) as f64 / (2 * computed) as f64);
+            let _ = write!(
+                out,
+                "  host {host:<10}{:>14}{:>13}{:>19}{saved:>6.0} %",
+                grouped(link.sent),
+                grouped(link.received),
+                grouped(computed)
+            );
+            if let Some(ring) = measured {
+                let _ = write!(out, "  {} / {}", grouped(ring[host].sent), grouped(ring[host].received));
+            }
+            out.push('\n');
+        }
+        let _ = writeln!(
+            out,
+            "\n  [1] at best, computed: steps x 2(N-1) messages of ceil(floats/N) floats, N = {}, in packets of {} bytes\n  \
+             \x20   and {HEADERS} bytes of headers; no acknowledgements. The hosts' own figures are measured and include them.",
+            self.hosts, self.mtu
+        );
+        if measured.is_some() {
+            let _ = writeln!(
+                out,
+                "  [2] measured with netsum's own ring all-reduce, without a box, and scaled to as many steps"
+            );
+        }
+    }
+}
+
+/// A number with its digits in groups of three.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, d) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(d);
+    }
+    out
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn summary() -> Summary {
+        let trained = Trained {
+            steps: 440,
+            accuracy: 0.9749,
+            fingerprint: "0123456789abcdef".to_owned(),
+            all_reduces: 440,
+            by_box: 440,
+            sums_verified: 1320,
+            retransmissions: 0,
+            seconds: 1.5,
+        };
+        let link = LinkBytes { sent: 18_500_000, received: 18_600_000 };
+        Summary {
+            hosts: 4,
+            epochs: 20,
+            seed: 1,
+            drop: 0.0,
+            mtu: 1024,
+            floats: 9611,
+            ranks: vec![trained.clone(); 4],
+            reference: Trained { by_box: 0, seconds: 0.8, ..trained },
+            ranks_identical: true,
+            reference_identical: true,
+            links: vec![link; 4],
+            ring_measured: None,
+            loss: (0..440).map(|i| 2.3 / (1.0 + i as f32 / 20.0)).collect(),
+        }
+    }
+
+    #[test]
+    fn a_ring_sends_what_the_formula_says() {
+        // 4 hosts, 1024 floats: 6 messages of 1 KiB, one packet each.
+        assert_eq!(ring_bytes(4, 1024, 1024, 1), 6 * (1024 + 58));
+        assert_eq!(ring_bytes(4, 1025, 1024, 10), 60 * (1028 + 2 * 58));
+        assert_eq!(ring_bytes(2, 512, 1024, 1), 2 * (1024 + 58));
+    }
+
+    #[test]
+    fn success_has_no_complaints_and_each_broken_promise_has_one() {
+        let good = summary();
+        assert_eq!(good.complaints(), [""; 0]);
+        assert_eq!(good.summed_by(), "box");
+        let broken = |change: fn(&mut Summary)| {
+            let mut s = summary();
+            change(&mut s);
+            s.complaints().join("; ")
+        };
+        assert!(broken(|s| s.ranks_identical = false).contains("weights differ"));
+        assert!(broken(|s| s.reference_identical = false).contains("not those of one process"));
+        assert!(broken(|s| s.ranks[2].accuracy = 0.95).contains("rank 2 gets 95.0 %"));
+        let ring = broken(|s| s.ranks[3].by_box = 0);
+        assert!(ring.contains("THE BOX DID NOT SUM: at rank 3 440 of 440"), "{ring}");
+        // Whoever asks for one epoch gets what one epoch gives.
+        let one_epoch = broken(|s| {
+            s.epochs = 1;
+            s.ranks[0].accuracy = 0.7;
+        });
+        assert_eq!(one_epoch, "");
+    }
+
+    #[test]
+    fn the_table_shows_what_was_promised() {
+        let mut s = summary();
+        let table = s.table();
+        for part in [
+            "97.5 %",
+            "above 95 %",
+            "bit-identical on all 4 hosts",
+            "bit-identical to the hosts'",
+            "1760",
+            "5280",
+            "18 500 000",
+            "3.41 ms a step",
+        ] {
+            assert!(table.contains(part), "no `{part}` in\n{table}");
+        }
+        s.reference_identical = false;
+        assert!(s.table().contains("DIFFERENT to the hosts'"));
+        s.ring_measured = Some(vec![LinkBytes { sent: 27_000_123, received: 1 }; 4]);
+        assert!(s.table().contains("27 000 123 / 1"), "{}", s.table());
+    }
+
+    #[test]
+    fn lines_survive_their_json() {
+        let line = Line::Trained(summary().ranks[0].clone());
+        let json = serde_json::to_string(&line).unwrap();
+        assert!(json.starts_with(r#"{"event":"trained","steps":440"#), "{json}");
+        assert_eq!(serde_json::from_str::<Line>(&json).unwrap(), line);
+        let step = serde_json::to_string(&Line::Step { step: 3, loss: 0.1 }).unwrap();
+        assert_eq!(step, r#"{"event":"step","step":3,"loss":0.1}"#);
+    }
+
+    #[test]
+    fn digits_are_grouped() {
+        assert_eq!(["0", "999", "1 000", "12 345 678"], [0, 999, 1000, 12_345_678].map(grouped)[..]);
+    }
+}
