@@ -59,13 +59,15 @@ pub fn nightly(program: &str) -> Command {
 
 /// Runs a command to its end and returns what it printed; an error holds the command and the last lines of what it said.
 pub fn output(command: &mut Command) -> Result<String> {
-    let out = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let out = command.output().with_context(|| format!("cannot start {line}"))?;
     if out.status.success() {
         return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&out.stderr);
     let lines: Vec<&str> = said.trim().lines().collect();
-    bail!("{command:?}: {}: {}", out.status, lines[lines.len().saturating_sub(30)..].join("\n"))
+    bail!("{line}: {}: {}", out.status, lines[lines.len().saturating_sub(30)..].join("\n"))
 }
 
 fn bpf_linker(home: &Path) -> Result<PathBuf> {
