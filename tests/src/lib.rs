@@ -6,6 +6,7 @@
 //! | [`netns`] | programs and threads in one namespace |
 //! | [`janitor`] | removes it, however its owner ends |
 //! | [`faults`] | cables that lose packets |
+//! | [`data`] | what ranks reduce |
 //! | [`frames`] | RoCEv2 frames, field by field |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
@@ -13,6 +14,7 @@
 //!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
+pub mod data;
 pub mod faults;
 pub mod frames;
 pub mod janitor;

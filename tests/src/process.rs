@@ -1,6 +1,6 @@
 //! Programs that tests start: their output is collected, and they end with the test.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ impl Running {
     /// Starts a program; `name` is for messages.
     pub fn start(name: &str, command: &mut Command) -> Result<Self> {
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -79,6 +79,17 @@ impl Running {
         matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// Gives it a line to read.
+    pub fn say(&mut self, line: &str) -> Result<()> {
+        let stdin = self.child.stdin.as_mut().context("its input has been closed")?;
+        writeln!(stdin, "{line}").with_context(|| format!("{} does not read", self.name))
+    }
+
+    /// Ends its input.
+    pub fn say_no_more(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.child.id() as i32), signal)
@@ -115,6 +126,7 @@ impl Running {
     /// # Errors
     /// If it is not there within `timeout`. The program is killed then.
     pub fn end(mut self, timeout: Duration) -> Result<Ended> {
+        self.say_no_more();
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
         loop {

@@ -1,0 +1,56 @@
+//! What ranks reduce in tests: made up from rank and seed, so that the test knows it too.
+
+/// Lanes of rank `rank`: any bits, so that sums wrap.
+pub fn ints(rank: u32, seed: u64, len: usize) -> Vec<i32> {
+    let mut state = SplitMix::new(rank, seed);
+    (0..len).map(|_| state.next() as i32).collect()
+}
+
+/// Numbers of rank `rank` as gradients are: both signs, magnitudes from 2^-12 to 2^4, some zeros.
+pub fn floats(rank: u32, seed: u64, len: usize) -> Vec<f32> {
+    let mut state = SplitMix::new(rank, seed);
+    (0..len)
+        .map(|_| {
+            let bits = state.next();
+            if bits % 17 == 0 {
+                return 0.0;
+            }
+            // 2^-24 times 25 signed bits is within -1 to 1.
+            let fraction = (bits >> 39) as i32 - (1 << 24);
+            fraction as f32 * 2f32.powi(-24) * 2f32.powi((bits >> 8) as i32 % 17 - 12)
+        })
+        .collect()
+}
+
+/// Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014).
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn new(rank: u32, seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x1000_0001).wrapping_add(u64::from(rank) << 48))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_depends_on_rank_and_seed_and_on_nothing_else() {
+        assert_eq!(ints(1, 2, 100), ints(1, 2, 100));
+        assert_ne!(ints(1, 2, 100), ints(2, 2, 100));
+        assert_ne!(ints(1, 2, 100), ints(1, 3, 100));
+        let floats = floats(0, 0, 10_000);
+        assert!(floats.iter().all(|x| x.is_finite() && x.abs() <= 32.0));
+        assert!(floats.iter().any(|x| *x < -0.5) && floats.iter().any(|x| *x > 0.5));
+        assert!(floats.contains(&0.0));
+    }
+}
