@@ -14,7 +14,7 @@ use netsum_common::{icrc, serial};
 use crate::classify::{reason, refused};
 use crate::maps;
 use crate::packet::Packet;
-use crate::payload::{self, Op};
+use crate::payload::{self, Op, Place};
 
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
 #[inline(always)]
@@ -59,9 +59,9 @@ fn check(
         return Err(Counter::Oversized);
     }
     if ring.flags & ring_flags::ICRC_IGNORE == 0 {
-        let Some(correct) = expected_icrc(ctx, frame, len) else { return Err(Counter::Truncated) };
+        let Some(state) = payload::frame_crc(ctx, frame, len) else { return Err(Counter::Truncated) };
         let Some(sent) = p.load::<ICRC_LEN>(frame.payload() + len) else { return Err(Counter::Truncated) };
-        if u32::from_le_bytes(sent) != correct {
+        if u32::from_le_bytes(sent) != !state {
             return Err(Counter::BadIcrc);
         }
     }
@@ -69,12 +69,6 @@ fn check(
         flow.src_mac = frame.src_mac;
     }
     Ok(len)
-}
-
-#[inline(always)]
-fn expected_icrc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
-    let state = payload::headers_crc(ctx, frame.l3, frame.ip, frame.bth.opcode.extended_len())?;
-    Some(!payload::crc(ctx, frame.payload(), len, state)?)
 }
 
 #[inline(always)]
@@ -102,18 +96,18 @@ fn decide(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: &Flow, ring: &RingC
     if verdict.save_header && save_header(ctx, frame, ring_id, slot_no * ring.ranks + flow.rank).is_none() {
         return internal(ring_id);
     }
-    let first_cell = slot_no * (ring.mtu / CELL_LEN as u32);
+    let place = Place { ring: ring_id, slot: slot_no, mtu: ring.mtu };
     let at = frame.payload();
     let moved = match verdict.payload {
         Payload::Leave => Some(()),
-        Payload::Copy => payload::apply(ctx, Op::Store, at, len, ring_id, first_cell),
-        Payload::Add => payload::apply(ctx, Op::Add, at, len, ring_id, first_cell),
+        Payload::Copy => payload::apply(ctx, Op::Store, at, len, &place),
+        Payload::Add => payload::apply(ctx, Op::Add, at, len, &place),
     };
     if moved.is_none() {
         return internal(ring_id);
     }
     let result_in_packet = verdict.completed || matches!(verdict.output, Output::Release | Output::Replay);
-    if result_in_packet && payload::apply(ctx, Op::Load, at, len, ring_id, first_cell).is_none() {
+    if result_in_packet && payload::apply(ctx, Op::Load, at, len, &place).is_none() {
         return internal(ring_id);
     }
     if verdict.completed {

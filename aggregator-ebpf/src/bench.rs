@@ -8,7 +8,7 @@
 use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
-use netsum_aggregator_ebpf::payload::{self, Op};
+use netsum_aggregator_ebpf::payload::{self, Op, Place};
 use netsum_aggregator_ebpf::{maps, on_port, on_ring_cpu};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{ETH_LEN, IPV4_LEN, MAX_HEADERS, UDP_LEN};
@@ -61,7 +61,9 @@ fn payload_len(ctx: &XdpContext) -> usize {
 
 #[inline(always)]
 fn part(ctx: &XdpContext, op: Op) -> u32 {
-    match payload::apply(ctx, op, PAYLOAD, payload_len(ctx), RING, 0) {
+    let Some(ring) = maps::ring(RING) else { return 0 };
+    match payload::apply(ctx, op, PAYLOAD, payload_len(ctx), &Place { ring: RING, slot: SLOT, mtu: ring.mtu })
+    {
         Some(()) => XDP_DROP,
         None => 0,
     }

@@ -22,7 +22,13 @@ static STATES: Array<RingState, RINGS_LEN> = Array::new();
 #[btf_map]
 static SLOTS: ArrayOfMaps<Array<Slot, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static CELLS: ArrayOfMaps<Array<Cell, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+static SUMS_256: ArrayOfMaps<Array<[u64; 32], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static SUMS_512: ArrayOfMaps<Array<[u64; 64], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static SUMS_1024: ArrayOfMaps<Array<[u64; 128], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static SUMS_2048: ArrayOfMaps<Array<[u64; 256], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
 static HEADERS: ArrayOfMaps<Array<SavedHeader, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
@@ -67,10 +73,28 @@ pub fn slot(ring: u32, slot: u32) -> Option<*mut Slot> {
     SLOTS.get(ring)?.get_ptr_mut(slot)
 }
 
-/// The cells of a ring's slots.
+/// A slot's sum, in a ring with path MTU 256.
 #[inline(always)]
-pub fn cells(ring: u32) -> Option<&'static Array<Cell, 1, INNER>> {
-    CELLS.get(ring)
+pub fn sum_256(ring: u32, slot: u32) -> Option<*mut [u64; 32]> {
+    SUMS_256.get(ring)?.get_ptr_mut(slot)
+}
+
+/// A slot's sum, in a ring with path MTU 512.
+#[inline(always)]
+pub fn sum_512(ring: u32, slot: u32) -> Option<*mut [u64; 64]> {
+    SUMS_512.get(ring)?.get_ptr_mut(slot)
+}
+
+/// A slot's sum, in a ring with path MTU 1024.
+#[inline(always)]
+pub fn sum_1024(ring: u32, slot: u32) -> Option<*mut [u64; 128]> {
+    SUMS_1024.get(ring)?.get_ptr_mut(slot)
+}
+
+/// A slot's sum, in a ring with path MTU 2048.
+#[inline(always)]
+pub fn sum_2048(ring: u32, slot: u32) -> Option<*mut [u64; 256]> {
+    SUMS_2048.get(ring)?.get_ptr_mut(slot)
 }
 
 /// The header saved for a slot and rank.

@@ -9,12 +9,14 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{CELL_LEN, MAX_MTU};
 use netsum_common::icrc::{self, CELL_WORDS, Chorba};
-use netsum_common::wire::{L3, MAX_HEADERS};
+use netsum_common::wire::{BTH_LEN, Frame, IPV4_LEN, L3, MAX_HEADERS, UDP_LEN};
 
 use crate::maps;
 use crate::packet::{Packet, opaque};
 
 const MAX_CELLS: usize = MAX_MTU / CELL_LEN;
+/// IPv4, UDP and base transport headers.
+const HEADERS_V4: usize = IPV4_LEN + UDP_LEN + BTH_LEN;
 const CELL_LANES: usize = CELL_LEN / 4;
 
 /// Covers every payload offset; the verifier takes the bound from here.
@@ -52,16 +54,27 @@ fn returned(state: u64) -> Option<u32> {
     if state == FAILED { None } else { Some(state as u32) }
 }
 
-/// Applies an operation to `len` bytes at offset `at` of the packet and the cells from `first` on.
+/// Applies an operation to `len` bytes at offset `at` of the packet and a slot's sum.
 #[inline(always)]
-pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, ring: u32, first: u32) -> Option<()> {
-    let place = (at as u32) << 16 | len as u32;
+pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, ring: &Place) -> Option<()> {
+    // One number: a global function takes five arguments at the most.
+    let place = ring.mtu.trailing_zeros() << 24 | (at as u32) << 16 | len as u32;
     let result = match op {
-        Op::Store => payload_store(ctx.ctx, place, ring, first),
-        Op::Add => payload_add(ctx.ctx, place, ring, first),
-        Op::Load => payload_load(ctx.ctx, place, ring, first),
+        Op::Store => payload_store(ctx.ctx, place, ring.ring, ring.slot),
+        Op::Add => payload_add(ctx.ctx, place, ring.ring, ring.slot),
+        Op::Load => payload_load(ctx.ctx, place, ring.ring, ring.slot),
     };
     if result == 0 { Some(()) } else { None }
+}
+
+/// Where a sum is.
+pub struct Place {
+    /// Ring number.
+    pub ring: u32,
+    /// Slot number.
+    pub slot: u32,
+    /// The ring's path MTU.
+    pub mtu: u32,
 }
 
 /// What the global functions return when a payload does not fit its packet or a map has no such value.
@@ -93,6 +106,33 @@ macro_rules! headers_global {
 headers_global!(headers_crc_v4, L3::V4);
 headers_global!(headers_crc_v6, L3::V6);
 
+/// ICRC state after headers and payload of a packet, headers and payload in one go where that is possible.
+#[inline(always)]
+pub fn frame_crc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
+    let extended = frame.bth.opcode.extended_len();
+    if frame.l3 == L3::V4 && extended == 0 && len >= CELL_LEN {
+        return returned(frame_crc_v4(ctx.ctx, frame.ip as u32, len as u32));
+    }
+    let state = headers_crc(ctx, frame.l3, frame.ip, extended)?;
+    crc(ctx, frame.payload(), len, state)
+}
+
+/// Headers of an IPv4 packet without extended transport headers are five words, which go the payload's way.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn frame_crc_v4(ctx: *mut xdp_md, ip: u32, len: u32) -> u64 {
+    let p = Packet::new(&XdpContext::new(ctx));
+    let (ip, len) = ((ip & IP_MASK) as usize, (len & LEN_MASK) as usize);
+    let Some(at) = p.at::<HEADERS_V4>(ip) else { return FAILED };
+    let mut chorba = Chorba::new(icrc::SEED);
+    // SAFETY: five words from `at` on are inside the packet.
+    icrc::HEADER_MASK_V4.iter().enumerate().for_each(|(i, ones)| chorba.word(unsafe { word(at, i) } | ones));
+    match crc_cells(&p, ip + HEADERS_V4, len, chorba) {
+        Some(state) => state as u64,
+        None => FAILED,
+    }
+}
+
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn payload_crc(ctx: *mut xdp_md, at: u32, len: u32, state: u32) -> u64 {
@@ -107,10 +147,18 @@ macro_rules! global {
     ($name:ident, $op:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $name(ctx: *mut xdp_md, place: u32, ring: u32, first: u32) -> u64 {
+        extern "C" fn $name(ctx: *mut xdp_md, place: u32, ring: u32, slot: u32) -> u64 {
+            const OP: u8 = Op::$op as u8;
             let p = Packet::new(&XdpContext::new(ctx));
-            let (at, len) = (place >> 16 & OFFSET_MASK, place & LEN_MASK);
-            match apply_whole::<{ Op::$op as u8 }>(&p, at as usize, len as usize, ring, first) {
+            let (at, len) = ((place >> 16 & OFFSET_MASK) as usize, (place & LEN_MASK) as usize);
+            // By path MTU, so that a slot takes no more memory than its payload and one look-up finds all of it.
+            let done = match place >> 24 {
+                8 => maps::sum_256(ring, slot).and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),
+                9 => maps::sum_512(ring, slot).and_then(|s| apply_to::<OP, 2, 512>(&p, at, len, s.cast())),
+                10 => maps::sum_1024(ring, slot).and_then(|s| apply_to::<OP, 4, 1024>(&p, at, len, s.cast())),
+                _ => maps::sum_2048(ring, slot).and_then(|s| apply_to::<OP, 8, 2048>(&p, at, len, s.cast())),
+            };
+            match done {
                 Some(()) => 0,
                 None => FAILED,
             }
@@ -123,9 +171,16 @@ global!(payload_load, Load);
 
 #[inline(always)]
 fn crc_whole(p: &Packet, offset: usize, len: usize, state: u32) -> Option<u32> {
+    if len < CELL_LEN {
+        return crc_tail(p, offset, len / 4, state);
+    }
+    crc_cells(p, offset, len, Chorba::new(state))
+}
+
+/// For a payload of one cell at least.
+#[inline(always)]
+fn crc_cells(p: &Packet, offset: usize, len: usize, mut chorba: Chorba) -> Option<u32> {
     let cells = len / CELL_LEN;
-    let mut state = state;
-    let mut chorba = Chorba::new(state);
     let mut i = 0;
     while i < MAX_CELLS {
         if i >= cells {
@@ -133,15 +188,10 @@ fn crc_whole(p: &Packet, offset: usize, len: usize, state: u32) -> Option<u32> {
         }
         let at = p.at::<CELL_LEN>(offset + i * CELL_LEN)?;
         // SAFETY: a whole cell from `at` on is inside the packet.
-        let read = |w: usize| unsafe { word(at, w) };
+        chorba.cell(|w| unsafe { word(at, w) });
         i += 1;
-        if i == cells {
-            state = chorba.last_cell(read);
-        } else {
-            chorba.cell(read);
-        }
     }
-    crc_tail(p, offset + (len & !(CELL_LEN - 1)), len % CELL_LEN / 4, state)
+    crc_tail(p, offset + (len & !(CELL_LEN - 1)), len % CELL_LEN / 4, chorba.state())
 }
 
 #[inline(always)]
@@ -181,35 +231,47 @@ impl Op {
     }
 }
 
+/// The operation on a sum of `CELLS` cells, `MTU` bytes.
 #[inline(always)]
-fn apply_whole<const OP: u8>(p: &Packet, offset: usize, len: usize, ring: u32, first: u32) -> Option<()> {
+fn apply_to<const OP: u8, const CELLS: usize, const MTU: usize>(
+    p: &Packet,
+    offset: usize,
+    len: usize,
+    sum: *mut u64,
+) -> Option<()> {
     let op = const { Op::from_number(OP) };
-    let all = maps::cells(ring)?;
+    if len == MTU {
+        let from = p.at::<MTU>(offset)?;
+        let mut i = 0;
+        while i < CELLS {
+            // SAFETY: the packet has `MTU` bytes from `from` on, and the sum as many.
+            unsafe { apply_cell(op, sum as usize + i * CELL_LEN, from + i * CELL_LEN) };
+            // Kept as a loop: unrolled for every path MTU it would not fit the processor's cache of decoded instructions.
+            i = opaque(i + 1);
+        }
+        return Some(());
+    }
     let cells = len / CELL_LEN;
     let mut i = 0;
-    while i < MAX_CELLS {
+    while i < CELLS {
         if i >= cells {
             break;
         }
-        let at = p.at::<CELL_LEN>(offset + i * CELL_LEN)?;
-        let cell = all.get_ptr_mut(first + i as u32)?;
-        // SAFETY: `at` has a whole cell inside the packet, `cell` is one of the map's values, and the ring's CPU is
-        // the only one to touch them.
-        unsafe {
-            match op {
-                Op::Store => copy_cell(cell as usize, at),
-                Op::Load => copy_cell(at, cell as usize),
-                Op::Add => add_cell(cell as usize, at),
-            }
-        }
+        let from = p.at::<CELL_LEN>(offset + i * CELL_LEN)?;
+        // SAFETY: the packet has a whole cell from `from` on, and cell `i` is one of the sum's.
+        unsafe { apply_cell(op, sum as usize + i * CELL_LEN, from) };
         i += 1;
     }
     let lanes = len % CELL_LEN / 4;
     if lanes == 0 {
         return Some(());
     }
+    if cells >= CELLS {
+        return None;
+    }
     let offset = offset + (len & !(CELL_LEN - 1));
-    let cell = all.get_ptr_mut(first + cells as u32)? as *mut u32;
+    // SAFETY: cell `cells` is one of the sum's.
+    let cell = unsafe { sum.cast::<u32>().add(cells * CELL_LANES) };
     let mut i = 0;
     while i < CELL_LANES {
         if i >= lanes {
@@ -228,6 +290,20 @@ fn apply_whole<const OP: u8>(p: &Packet, offset: usize, len: usize, ring: u32, f
         i += 1;
     }
     Some(())
+}
+
+/// # Safety
+/// `cell` must be a map value's cell, and a cell of the packet must start at `at`.
+#[inline(always)]
+unsafe fn apply_cell(op: Op, cell: usize, at: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match op {
+            Op::Store => copy_cell(cell, at),
+            Op::Load => copy_cell(at, cell),
+            Op::Add => add_cell(cell, at),
+        }
+    }
 }
 
 /// # Safety

@@ -18,7 +18,7 @@ pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
 pub const MAX_SLOTS: u32 = 1 << 16;
 /// Most CPUs that rings can be spread over.
 pub const MAX_CPUS: u32 = 256;
-/// Bytes of payload in one cell; a slot has path MTU / `CELL_LEN` of them.
+/// Bytes of payload that are handled at once, without a look at the length.
 pub const CELL_LEN: usize = 256;
 /// The largest path MTU: a broadcast clone has to fit a page.
 pub const MAX_MTU: usize = 2048;
@@ -35,8 +35,9 @@ pub mod maps {
     pub const STATES: &str = "STATES";
     /// Array of maps, ring to array of [`crate::slot::Slot`].
     pub const SLOTS: &str = "SLOTS";
-    /// Array of maps, ring to array of [`super::Cell`].
-    pub const CELLS: &str = "CELLS";
+    /// Arrays of maps by path MTU, in the order of [`super::MTUS`]: ring to array of sums, each as long as the path MTU,
+    /// in little-endian words as on the wire.
+    pub const SUMS: [&str; 4] = ["SUMS_256", "SUMS_512", "SUMS_1024", "SUMS_2048"];
     /// Array of maps, ring to array of [`super::SavedHeader`], `slot * ranks + rank`.
     pub const HEADERS: &str = "HEADERS";
     /// Array of maps, ring to device map with the port of each rank, in rank order.
@@ -117,9 +118,6 @@ pub struct RingConfig {
     pub cpu: u32,
 }
 
-/// Part of a slot's sum, little-endian words as on the wire.
-pub type Cell = [u64; CELL_LEN / 8];
-
 /// Room for the longest headers.
 pub type HeaderWords = [u64; MAX_HEADERS.div_ceil(8)];
 
@@ -184,7 +182,6 @@ const _: () = {
     assert!(size_of::<FlowKey>() == 20);
     assert!(size_of::<Flow>() == 40);
     assert!(size_of::<RingConfig>() == 24);
-    assert!(size_of::<Cell>() == CELL_LEN);
     assert!(size_of::<SavedHeader>() == 112);
     assert!(MAX_HEADERS <= 13 * 8);
     assert!(size_of::<EgressKey>() == 8);

@@ -24,6 +24,30 @@ static TABLE: [[u32; 256]; 8] = table();
 /// `SHIFT[i][j][b]`: state `b << 8j` after `4 << i` zero bytes.
 static SHIFT: [[[u32; 256]; 4]; 10] = shift_tables();
 
+/// `UNSHIFT[j][b]`: the state that 40 zero bytes turn into `b << 8j`.
+static UNSHIFT: [[u32; 256]; 4] = unshift_tables();
+
+const fn unshift_tables() -> [[u32; 256]; 4] {
+    let mut t = [[0; 256]; 4];
+    let mut j = 0;
+    while j < 4 {
+        let mut b = 0;
+        while b < 256 {
+            let mut s = (b as u32) << (8 * j);
+            let mut bit = 0;
+            while bit < 8 * CARRY_WORDS * 8 {
+                // A step is s >> 1, and the polynomial, whose top bit is set, when a one fell out.
+                s = if s >> 31 != 0 { (s ^ POLYNOMIAL) << 1 | 1 } else { s << 1 };
+                bit += 1;
+            }
+            t[j][b] = s;
+            b += 1;
+        }
+        j += 1;
+    }
+    t
+}
+
 const fn table() -> [[u32; 256]; 8] {
     let mut t = [[0; 256]; 8];
     let mut i = 0;
@@ -214,6 +238,26 @@ pub fn headers<B: Bytes + ?Sized>(b: &B, l3: L3, ip: usize, extended_len: usize)
     Some(state)
 }
 
+/// Masks for the five little-endian words of an IPv4, UDP and base transport header: the bits that count as ones, as
+/// [`headers`] sets them.
+pub const HEADER_MASK_V4: [u64; 5] = {
+    let mut bytes = [[0u8; 8]; 5];
+    bytes[0][1] = 0xff; // type of service
+    bytes[1][0] = 0xff; // time to live
+    bytes[1][2] = 0xff; // IPv4 checksum
+    bytes[1][3] = 0xff;
+    bytes[3][2] = 0xff; // UDP checksum
+    bytes[3][3] = 0xff;
+    bytes[4][0] = 0xff; // FECN, BECN and reserved bits
+    let mut words = [0; 5];
+    let mut i = 0;
+    while i < 5 {
+        words[i] = u64::from_le_bytes(bytes[i]);
+        i += 1;
+    }
+    words
+};
+
 /// The ICRC that a whole frame should carry, for a payload (with pad) of `len` bytes behind `payload_at`.
 /// `None` where the frame is too short.
 pub fn of_frame(frame: &[u8], l3: L3, ip: usize, payload_at: usize, len: usize) -> Option<u32> {
@@ -221,6 +265,9 @@ pub fn of_frame(frame: &[u8], l3: L3, ip: usize, payload_at: usize, len: usize) 
     let state = headers(frame, l3, ip, 0)?;
     Some(!update(state, frame.get(bth_end..payload_at + len)?))
 }
+
+/// Words that [`Chorba`] has pending.
+const CARRY_WORDS: usize = 5;
 
 /// Number of 64-bit words in one cell of payload.
 pub const CELL_WORDS: usize = crate::abi::CELL_LEN / 8;
@@ -236,10 +283,10 @@ macro_rules! unrolled {
 ///
 /// The polynomial has the sparse multiple x^300 + x^211 + x^183 + x^145 + 1 (Chorba, arXiv 2412.16398, section 4):
 /// a 64-bit word can be removed from the front of the stream by XORing it in again 145, 183, 211 and 300 bits later.
-/// The carry holds what is pending for the next five words. The last five words of a payload go through tables.
+/// The carry holds what is pending for the next five words.
 #[derive(Clone, Copy)]
 pub struct Chorba {
-    carry: [u64; 5],
+    carry: [u64; CARRY_WORDS],
 }
 
 impl Chorba {
@@ -251,30 +298,31 @@ impl Chorba {
 
     /// Takes in word `w` and makes room for the next.
     #[inline(always)]
-    fn word(&mut self, w: u64) {
+    pub fn word(&mut self, w: u64) {
         let [c0, c1, c2, c3, c4] = self.carry;
         let v = w ^ c0;
         self.carry =
             [c1, c2 ^ v << 17 ^ v << 55, c3 ^ v >> 47 ^ v >> 9 ^ v << 19, c4 ^ v >> 45 ^ v << 44, v >> 20];
     }
 
-    /// Takes in a cell that is not the payload's last; `word(i)` gives its i-th little-endian word.
+    /// Takes in a cell; `word(i)` gives its i-th little-endian word.
     #[inline(always)]
     pub fn cell(&mut self, word: impl Fn(usize) -> u64) {
-        unrolled!(self, word, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26);
-        unrolled!(self, word, 27 28 29 30 31);
+        unrolled!(self, word, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        unrolled!(self, word, 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
     }
 
-    /// Takes in the last whole cell and gives the state behind it.
+    /// The state after all words. What is still pending lies in the five words behind the end: they go through tables,
+    /// and the five words by which the result is too late are taken back.
     #[inline(always)]
-    pub fn last_cell(mut self, word: impl Fn(usize) -> u64) -> u32 {
-        unrolled!(self, word, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26);
-        let [c0, c1, c2, c3, c4] = self.carry;
-        let mut state = step8(0, word(27) ^ c0);
-        state = step8(state, word(28) ^ c1);
-        state = step8(state, word(29) ^ c2);
-        state = step8(state, word(30) ^ c3);
-        step8(state, word(31) ^ c4)
+    pub fn state(self) -> u32 {
+        let mut state = 0;
+        let mut i = 0;
+        while i < CARRY_WORDS {
+            state = step8(state, self.carry[i]);
+            i += 1;
+        }
+        apply(&UNSHIFT, state)
     }
 }
 
@@ -322,12 +370,25 @@ mod tests {
             let data = random(cells * 256, cells as u64);
             let word = |i: usize| u64::from_le_bytes(data[i * 8..][..8].try_into().unwrap());
             let mut c = Chorba::new(0x1234_5678);
-            for cell in 0..cells - 1 {
+            assert_eq!(c.state(), 0x1234_5678);
+            for cell in 0..cells {
                 c.cell(|i| word(cell * CELL_WORDS + i));
             }
-            let state = c.last_cell(|i| word((cells - 1) * CELL_WORDS + i));
+            let state = c.state();
             assert_eq!(state, update(0x1234_5678, &data), "{cells} cells");
         }
+    }
+
+    #[test]
+    fn the_mask_of_words_is_that_of_headers() {
+        let packet: Vec<u8> = random(40, 9);
+        let state = packet
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .zip(HEADER_MASK_V4)
+            .fold(SEED, |state, (w, ones)| step8(state, u64::from_le_bytes(*w) | ones));
+        assert_eq!(Some(state), headers(packet.as_slice(), L3::V4, 0, 0));
     }
 
     #[test]

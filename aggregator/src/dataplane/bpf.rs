@@ -9,8 +9,8 @@ use aya::programs::{ProgramFd, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{
-    self, CELL_LEN, EgressKey, EgressPort, Flow, FlowKey, MAX_CPUS, MAX_MTU, MAX_RANKS, MAX_RINGS,
-    RingConfig, SavedHeader, maps, programs, ring_flags,
+    self, EgressKey, EgressPort, Flow, FlowKey, MAX_CPUS, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig,
+    SavedHeader, maps, programs, ring_flags,
 };
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
@@ -114,14 +114,25 @@ impl BpfDataPlane {
     /// Makes a ring's inner maps anew.
     fn put_maps(&mut self, ring: u32, sizes: &Sizes) -> Result<()> {
         let slots: Array<MapData, Slot> = Array::create(sizes.slots, INNER_MAP)?;
-        let cells: Array<MapData, [u8; CELL_LEN]> = Array::create(sizes.cells, INNER_MAP)?;
         let headers: Array<MapData, SavedHeader> = Array::create(sizes.headers, INNER_MAP)?;
         let ports = aya_obj::Map::new_from_params(DEVMAP, 4, 8, sizes.ports, 0);
         let ports = DevMap::try_from(aya::maps::Map::from_map_data(MapData::create(ports, "ports", None)?)?)?;
         self.put(maps::SLOTS, ring, &slots)?;
-        self.put(maps::CELLS, ring, &cells)?;
+        match sizes.mtu {
+            256 => self.put_sums::<256>(ring, sizes.slots)?,
+            512 => self.put_sums::<512>(ring, sizes.slots)?,
+            1024 => self.put_sums::<1024>(ring, sizes.slots)?,
+            2048 => self.put_sums::<2048>(ring, sizes.slots)?,
+            other => bail!("no map for path MTU {other}"),
+        }
         self.put(maps::HEADERS, ring, &headers)?;
         self.put(maps::PORTS, ring, &ports)
+    }
+
+    fn put_sums<const MTU: usize>(&mut self, ring: u32, slots: u32) -> Result<()> {
+        let sums: Array<MapData, [u8; MTU]> = Array::create(slots, INNER_MAP)?;
+        let index = abi::MTUS.iter().position(|&m| m as usize == MTU).context("a path MTU of the ABI")?;
+        self.put(maps::SUMS[index], ring, &sums)
     }
 
     fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(&self, outer: &str, ring: u32) -> Result<V> {
@@ -149,7 +160,7 @@ impl BpfDataPlane {
 /// Entries of a ring's inner maps.
 struct Sizes {
     slots: u32,
-    cells: u32,
+    mtu: u32,
     headers: u32,
     ports: u32,
 }
@@ -203,12 +214,7 @@ impl DataPlane for BpfDataPlane {
         let config = self.config(ring, false)?;
         self.put_maps(
             ring.id,
-            &Sizes {
-                slots: ring.slots,
-                cells: ring.slots * (ring.mtu / CELL_LEN as u32),
-                headers: ring.slots * ring.ranks,
-                ports: ring.ranks,
-            },
+            &Sizes { slots: ring.slots, mtu: ring.mtu, headers: ring.slots * ring.ranks, ports: ring.ranks },
         )?;
         self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
         self.array(maps::RINGS)?.set(ring.id, config, 0)?;
@@ -263,13 +269,18 @@ impl DataPlane for BpfDataPlane {
         for key in flows {
             ignore_missing(self.hash::<FlowKey, Flow>(maps::FLOWS)?.remove(key))?;
         }
-        let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
-        self.array(maps::RINGS)?.set(ring, none, 0)?;
         for &ifindex in ports {
             ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&EgressKey { ring, ifindex }))?;
         }
+        let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
+        let mtu = rings.get(&ring, 0)?.mtu;
+        if mtu == 0 {
+            return Ok(());
+        }
         // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
-        self.put_maps(ring, &Sizes { slots: 1, cells: 1, headers: 1, ports: 1 })?;
+        self.put_maps(ring, &Sizes { slots: 1, mtu, headers: 1, ports: 1 })?;
+        let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
+        self.array(maps::RINGS)?.set(ring, none, 0)?;
         Ok(())
     }
 
