@@ -12,7 +12,7 @@ pub fn floats(rank: u32, seed: u64, len: usize) -> Vec<f32> {
     (0..len)
         .map(|_| {
             let bits = state.next();
-            if bits % 17 == 0 {
+            if bits.is_multiple_of(17) {
                 return 0.0;
             }
             // 2^-24 times 25 signed bits is within -1 to 1.

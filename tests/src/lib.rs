@@ -10,6 +10,7 @@
 //! | [`frames`] | RoCEv2 frames, field by field |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
+//! | [`tap`] | a host that is nothing but frames |
 //! | [`traffic`] | ping and TCP transfers |
 //!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
@@ -22,6 +23,7 @@ pub mod lab;
 pub mod netns;
 pub mod process;
 pub mod programs;
+pub mod tap;
 pub mod traffic;
 
 pub use lab::{Host, Lab, LabSpec};
