@@ -44,6 +44,17 @@ pub fn sums(lanes: &[i32]) -> (u32, u32) {
     (a, b)
 }
 
+/// As [`sums`], over lanes as they are on the wire: little-endian words. A rest of less than a word counts as nothing.
+pub fn sums_of_bytes(lanes: &[u8]) -> (u32, u32) {
+    let (mut a, mut b) = (0u32, 0u32);
+    for (i, &x) in lanes.as_chunks::<4>().0.iter().enumerate() {
+        let x = u32::from_le_bytes(x);
+        a = a.wrapping_add(x);
+        b = b.wrapping_add(x.wrapping_mul(i as u32 + 1));
+    }
+    (a, b)
+}
+
 impl Check {
     /// The check lanes of message `number` that carries `lanes`.
     pub fn of(number: u32, lanes: &[i32]) -> Self {
@@ -63,7 +74,12 @@ impl Check {
 
     /// What a received message is, that should be the sum of message `number` over `ranks` ranks.
     pub fn examine(self, number: u32, ranks: u32, lanes: &[i32]) -> Finding {
-        if (self.a, self.b) != sums(lanes) {
+        self.examine_sums(number, ranks, sums(lanes))
+    }
+
+    /// As [`Check::examine`], for a caller that has computed the sums A and B over the lanes.
+    pub fn examine_sums(self, number: u32, ranks: u32, sums: (u32, u32)) -> Finding {
+        if (self.a, self.b) != sums {
             Finding::Wrong
         } else if self.count == ranks && self.sequence == number.wrapping_mul(ranks) {
             Finding::Sum
@@ -95,6 +111,13 @@ mod tests {
             }
         }
         s
+    }
+
+    #[test]
+    fn bytes_sum_as_lanes_do() {
+        let lanes: Vec<i32> = (0..1001).map(|i: i32| i.wrapping_mul(0x3779_b9f1)).collect();
+        let bytes: Vec<u8> = lanes.iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(sums_of_bytes(&bytes), sums(&lanes));
     }
 
     #[test]

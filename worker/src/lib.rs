@@ -1,1 +1,3 @@
 //! Host library of netsum.
+
+pub mod numeric;

@@ -1,0 +1,15 @@
+//! From numbers to lanes and back. The box adds 32-bit integers, wrapping; floats become such integers.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`quant`] | floats to integers with a power-of-two scale, and back |
+//! | [`element`] | the element types of an all-reduce |
+//! | [`layout`] | how an all-reduce is cut into messages |
+//! | [`reference`] | the same sum in one process, bit for bit |
+//!
+//! Pure: no I/O, no clock.
+
+pub mod element;
+pub mod layout;
+pub mod quant;
+pub mod reference;

@@ -1,0 +1,212 @@
+//! Floats as 32-bit integers (DESIGN section 6, after SwitchML).
+//!
+//! All elements of a message have one scale, a power of two, the same at all ranks. It follows from the largest exponent
+//! over all ranks' elements of that message, so that N quantised values of the largest magnitude do not overflow. The
+//! exponents are added up by the box like everything else: as a histogram of [`BUCKETS`] buckets of eight bits, four to
+//! a lane. Each rank adds one in one bucket, so with at most 64 ranks no bucket carries into its neighbour.
+
+/// Buckets of a histogram: one for each biased exponent of an f32.
+pub const BUCKETS: usize = 256;
+/// Lanes of a histogram.
+pub const HISTOGRAM_LANES: usize = BUCKETS / 4;
+/// Bytes of a histogram.
+pub const HISTOGRAM_BYTES: usize = BUCKETS;
+/// The bucket of messages with an infinite element or one that is no number.
+pub const NON_FINITE: u8 = 255;
+
+/// The largest biased exponent among `x`: |x| < 2^(bucket - 126) for every finite element. [`NON_FINITE`] if there is
+/// an infinity or a NaN, 0 if all are zero or subnormal.
+pub fn bucket(x: &[f32]) -> u8 {
+    // Without their sign, the bits of floats are ordered as their magnitudes are.
+    let largest = x.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
+    (largest >> 23) as u8
+}
+
+/// The histogram of one rank with its largest exponent in `bucket`.
+pub fn write_histogram(bucket: u8, out: &mut [u8]) {
+    out[..HISTOGRAM_BYTES].fill(0);
+    out[bucket as usize] = 1;
+}
+
+/// The highest bucket that is not empty in a summed histogram; `None` if all are.
+pub fn highest_bucket(histogram: &[u8]) -> Option<u8> {
+    histogram[..HISTOGRAM_BYTES].iter().rposition(|b| *b != 0).map(|b| b as u8)
+}
+
+/// How floats of one message become integers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// s: a float is multiplied by 2^s.
+    pub exponent: i32,
+    /// Quantised values are at most this large.
+    pub limit: i32,
+}
+
+impl Scale {
+    /// The scale for the sum of `ranks` messages whose largest exponent is in `bucket`. `None` for [`NON_FINITE`].
+    pub fn new(bucket: u8, ranks: u32) -> Option<Self> {
+        if bucket == NON_FINITE {
+            return None;
+        }
+        let bits = ranks.next_power_of_two().ilog2() as i32;
+        // |x| < 2^e, so |x 2^s| < 2^(31 - ceil(log2 N)). The limit keeps what rounds up to that power below it.
+        let e = i32::from(bucket) - 126;
+        Some(Self { exponent: 31 - bits - e, limit: ((1i64 << (31 - bits)) - 1) as i32 })
+    }
+
+    /// 2^s.
+    pub fn factor(self) -> f64 {
+        power_of_two(self.exponent)
+    }
+
+    /// 2^-s.
+    pub fn inverse(self) -> f64 {
+        power_of_two(-self.exponent)
+    }
+
+    /// `x 2^s`, rounded to the nearest integer, ties to even, as little-endian words into `out`.
+    pub fn quantise(self, x: &[f32], out: &mut [u8]) {
+        // Adding 1.5 x 2^52 leaves the rounded integer in the low bits, in two's complement: no conversion, no branch.
+        const MAGIC: f64 = 6_755_399_441_055_744.0;
+        let (factor, limit) = (self.factor(), f64::from(self.limit));
+        for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
+            // Comparisons rather than `clamp`, which asks about NaN first. Both products are exact.
+            let v = f64::from(*x) * factor;
+            let v = if v < limit { v } else { limit };
+            let v = if v > -limit { v } else { -limit };
+            *out = ((v + MAGIC).to_bits() as u32).to_le_bytes();
+        }
+    }
+
+    /// Sums of quantised values, as little-endian words, back to floats: `sum 2^-s`, rounded once.
+    pub fn restore(self, sums: &[u8], out: &mut [f32]) {
+        let inverse = self.inverse();
+        for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
+            *out = (f64::from(i32::from_le_bytes(*sum)) * inverse) as f32;
+        }
+    }
+}
+
+/// 2^e, for exponents that an f64 has.
+fn power_of_two(e: i32) -> f64 {
+    f64::from_bits(((e + 1023) as u64) << 52)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn quantise(scale: Scale, x: &[f32]) -> Vec<i32> {
+        let mut out = vec![0; x.len() * 4];
+        scale.quantise(x, &mut out);
+        out.as_chunks::<4>().0.iter().map(|w| i32::from_le_bytes(*w)).collect()
+    }
+
+    #[test]
+    fn buckets_bound_magnitudes() {
+        for (x, expected) in [
+            (0.0, 0),
+            (-0.0, 0),
+            (f32::from_bits(1), 0),
+            (f32::MIN_POSITIVE, 1),
+            (1.0, 127),
+            (-1.5, 127),
+            (2.0, 128),
+            (f32::MAX, 254),
+            (f32::INFINITY, NON_FINITE),
+            (f32::NAN, NON_FINITE),
+            (-f32::NAN, NON_FINITE),
+        ] {
+            assert_eq!(bucket(&[0.0, x]), expected, "{x}");
+        }
+        assert_eq!(bucket(&[]), 0);
+    }
+
+    #[test]
+    fn sums_of_histograms_show_the_highest_bucket() {
+        let mut sum = vec![0i32; HISTOGRAM_LANES];
+        for rank in 0..64 {
+            let mut h = vec![0; HISTOGRAM_BYTES];
+            write_histogram(if rank == 9 { 131 } else { 130 }, &mut h);
+            for (s, l) in sum.iter_mut().zip(h.as_chunks::<4>().0) {
+                *s = s.wrapping_add(i32::from_le_bytes(*l));
+            }
+        }
+        let bytes: Vec<u8> = sum.iter().flat_map(|l| l.to_le_bytes()).collect();
+        assert_eq!((highest_bucket(&bytes), bytes[130], bytes[131]), (Some(131), 63, 1));
+        assert_eq!(highest_bucket(&[0; HISTOGRAM_BYTES]), None);
+    }
+
+    #[test]
+    fn the_largest_values_of_all_ranks_do_not_overflow() {
+        for ranks in [1, 2, 3, 4, 5, 8, 33, 64] {
+            for x in [f32::MAX, 1.999_999_9, f32::MIN_POSITIVE, f32::from_bits(0x7f_ffff), f32::from_bits(1)]
+            {
+                let scale = Scale::new(bucket(&[x]), ranks).unwrap();
+                let q = quantise(scale, &[x, -x]);
+                assert_eq!(q[0], -q[1]);
+                assert!(
+                    i64::from(q[0]) * i64::from(ranks) <= i64::from(i32::MAX),
+                    "{ranks} ranks, {x}: {}",
+                    q[0]
+                );
+                assert!(q[0] > 0, "{ranks} ranks, {x}");
+            }
+        }
+    }
+
+    #[test]
+    fn halves_round_to_even() {
+        let scale = Scale { exponent: 0, limit: 100 };
+        let x = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49, 99.5, 1e9, -1e9];
+        assert_eq!(quantise(scale, &x), [0, 2, 2, 0, -2, -2, 0, 100, 100, -100]);
+    }
+
+    fn finite() -> impl Strategy<Value = f32> {
+        any::<u32>().prop_map(f32::from_bits).prop_filter("finite", |x| x.is_finite())
+    }
+
+    proptest! {
+        /// Each quantised value is the exact product, rounded once: compared in integers, without floats.
+        #[test]
+        fn quantising_is_exact_arithmetic(x in finite(), up in 0u8..20, ranks in 1u32..=64) {
+            let b = bucket(&[x]).saturating_add(up).min(254);
+            let scale = Scale::new(b, ranks).unwrap();
+            let bits = x.to_bits();
+            let (exponent, mantissa) = ((bits >> 23 & 0xff) as i32, i128::from(bits & 0x7f_ffff));
+            let (mantissa, exponent) = if exponent == 0 { (mantissa, 1) } else { (mantissa | 1 << 23, exponent) };
+            // |x 2^s| = mantissa 2^p
+            let p = exponent - 150 + scale.exponent;
+            let magnitude = if p >= 0 {
+                mantissa << p
+            } else if p < -60 {
+                0
+            } else {
+                let (floor, rest, half) = (mantissa >> -p, mantissa & ((1 << -p) - 1), 1i128 << (-p - 1));
+                floor + i128::from(rest > half || rest == half && floor & 1 == 1)
+            };
+            let magnitude = magnitude.min(i128::from(scale.limit)) as i32;
+            let expected = if x.is_sign_negative() { -magnitude } else { magnitude };
+            prop_assert_eq!(quantise(scale, &[x])[0], expected);
+        }
+
+        /// The sum errs by at most half a step for each rank (one step for a value at the limit), and by the last rounding.
+        #[test]
+        fn the_error_is_bounded(x in prop::collection::vec(-1e30f32..1e30, 1..64), shift in -100i32..20) {
+            let x: Vec<f32> = x.iter().map(|x| (f64::from(*x) * (2f64).powi(shift)) as f32).collect();
+            let ranks = x.len() as u32;
+            let scale = Scale::new(bucket(&x), ranks).unwrap();
+            let sum: i32 = quantise(scale, &x).iter().sum();
+            let mut result = [0.0];
+            scale.restore(&sum.to_le_bytes(), &mut result);
+            // Magnitudes within 2^25 of each other at most matter: f64 holds the sum to far below the bound.
+            let exact: f64 = x.iter().map(|x| f64::from(*x)).sum();
+            let at_limit = quantise(scale, &x).iter().filter(|q| q.abs() == scale.limit).count();
+            let bound = (f64::from(ranks) + at_limit as f64) * scale.inverse() * 0.5
+                + f64::from(f32::EPSILON) * exact.abs() + f64::from(f32::MIN_POSITIVE) * 1e-7;
+            prop_assert!((f64::from(result[0]) - exact).abs() <= bound * (1.0 + 1e-9), "{} {exact} {bound}", result[0]);
+        }
+    }
+}
