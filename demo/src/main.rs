@@ -1,2 +1,116 @@
-//! Trains a small classifier over netsum.
-fn main() {}
+//! Trains a small classifier over netsum, or in one process.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use netsum_demo::data::Data;
+use netsum_demo::model::Model;
+use netsum_demo::report::{Line, Trained};
+use netsum_demo::train::{Config, fingerprint, to_bytes, train};
+use netsum_demo::{DEFAULT_EPOCHS, sum_here};
+
+#[derive(Parser)]
+#[command(name = "netsum-demo", about = "Trains a small classifier of handwritten digits, data-parallel")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// One rank of several; the box, or a ring, sums the gradients.
+    Rank(RankArgs),
+    /// All ranks' batches in this process: the same weights, bit by bit.
+    Reference(Training),
+}
+
+/// What is trained. Equal for all ranks and the reference.
+#[derive(Args)]
+struct Training {
+    /// Ranks that train together.
+    #[arg(long)]
+    ranks: usize,
+    /// How often each image is seen.
+    #[arg(long, default_value_t = DEFAULT_EPOCHS)]
+    epochs: usize,
+    /// For the first weights and the order of the images.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the weights to this file, as little-endian floats.
+    #[arg(long)]
+    weights: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct RankArgs {
+    #[command(flatten)]
+    training: Training,
+    /// This rank, from 0.
+    #[arg(long)]
+    rank: usize,
+    /// This rank's own address.
+    #[arg(long)]
+    ip: IpAddr,
+    /// Where the box's daemon listens for workers, HOST:PORT.
+    #[arg(long)]
+    controller: String,
+    /// Name of the job.
+    #[arg(long)]
+    job: String,
+    /// The job's token.
+    #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true)]
+    token: String,
+    /// How long to wait for other ranks, in seconds.
+    #[arg(long, default_value_t = 20.0)]
+    timeout: f64,
+}
+
+impl Training {
+    fn config(&self) -> Config {
+        Config::new(self.ranks, self.epochs, self.seed)
+    }
+}
+
+fn main() -> Result<()> {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match Cli::parse().command {
+        Command::Rank(args) => anyhow::bail!("rank {} {} {}", args.rank, args.ip, args.training.ranks),
+        Command::Reference(args) => reference(&args),
+    }
+}
+
+fn reference(args: &Training) -> Result<()> {
+    let (config, data) = (args.config(), Data::load()?);
+    let start = Instant::now();
+    let sum = |parts: &[Vec<f32>], total: &mut [f32]| {
+        sum_here(parts, total);
+        Ok(())
+    };
+    let model = train(&config, &data, 0..config.ranks, sum, |_| ())?;
+    let seconds = start.elapsed().as_secs_f64();
+    finish(args, &data, &model, Trained { steps: config.steps(&data), seconds, ..Trained::default() })
+}
+
+/// Writes the weights, and says what came of the training.
+fn finish(args: &Training, data: &Data, model: &Model, so_far: Trained) -> Result<()> {
+    if let Some(path) = &args.weights {
+        std::fs::write(path, to_bytes(model.parameters())).with_context(|| path.display().to_string())?;
+    }
+    say(&Line::Trained(Trained {
+        accuracy: model.accuracy(&data.test),
+        fingerprint: format!("{:016x}", fingerprint(model.parameters())),
+        ..so_far
+    }))
+}
+
+/// Prints a line of JSON at once, whatever standard output is.
+fn say(line: &Line) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, line)?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}

@@ -29,7 +29,7 @@ pub enum Line {
 }
 
 /// What a training came to.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
     /// Steps.
     pub steps: usize,
@@ -69,6 +69,8 @@ pub struct Summary {
     pub seed: u64,
     /// Share of the packets lost in each direction at each host, 0 to 1.
     pub drop: f64,
+    /// Packets that were lost so on all links; `None` where nothing was to be lost.
+    pub lost: Option<u64>,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Floats summed in each step.
@@ -182,10 +184,11 @@ impl Summary {
             (
                 "retransmissions",
                 sum(|r| r.retransmissions).to_string(),
-                if self.drop > 0.0 {
-                    format!("{} % of the packets lost each way at each host", 100.0 * self.drop)
-                } else {
-                    "no loss injected".to_owned()
+                match self.lost {
+                    Some(lost) => {
+                        format!("packets; {lost} were lost, {} % each way at each host", 100.0 * self.drop)
+                    }
+                    None => "packets; none was made to be lost".to_owned(),
                 },
             ),
             (
@@ -281,6 +284,7 @@ pub(crate) mod tests {
             epochs: 20,
             seed: 1,
             drop: 0.0,
+            lost: None,
             mtu: 1024,
             floats: 9611,
             ranks: vec![trained.clone(); 4],

@@ -198,28 +198,14 @@ mod tests {
     use std::sync::{Barrier, Mutex};
 
     use super::*;
+    use crate::sum_here;
 
     type SumResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
-
-    /// Sums like the box does: as integers, with one scale; so the order does not matter.
-    fn integer_sum<'a>(parts: impl Iterator<Item = &'a Vec<f32>> + Clone, total: &mut [f32]) {
-        let largest = parts.clone().flatten().fold(0.0f32, |m, x| m.max(x.abs()));
-        let scale = (2f64).powi(24 - largest.max(1e-30).log2().ceil() as i32);
-        let mut sum = vec![0i32; total.len()];
-        for part in parts {
-            for (s, x) in sum.iter_mut().zip(part) {
-                *s = s.wrapping_add((f64::from(*x) * scale).round() as i32);
-            }
-        }
-        for (t, s) in total.iter_mut().zip(&sum) {
-            *t = (f64::from(*s) / scale) as f32;
-        }
-    }
 
     fn reference(config: &Config, data: &Data) -> (Model, Vec<Step>) {
         let mut steps = Vec::new();
         let sum = |parts: &[Vec<f32>], total: &mut [f32]| -> SumResult {
-            integer_sum(parts.iter(), total);
+            sum_here(parts, total);
             Ok(())
         };
         let model = train(config, data, 0..config.ranks, sum, |s| steps.push(s)).unwrap();
@@ -236,7 +222,7 @@ mod tests {
                 assert_eq!(parts.len(), 1);
                 arrived.lock().unwrap().push(parts[0].clone());
                 barrier.wait();
-                integer_sum(arrived.lock().unwrap().iter(), total);
+                sum_here(&arrived.lock().unwrap(), total);
                 if barrier.wait().is_leader() {
                     arrived.lock().unwrap().clear();
                 }
