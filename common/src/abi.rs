@@ -207,8 +207,8 @@ pub const fn ring_slots(window: u32, fragments: u32) -> Option<u32> {
 
 #[cfg(feature = "user")]
 mod pod {
-    // SAFETY (all): `repr(C)`, Copy, 'static, made of integers and byte arrays without implicit padding, as asserted
-    // above; every bit pattern is a value.
+    // SAFETY: all of them are `repr(C)`, Copy, 'static, made of integers and byte arrays without implicit padding, as
+    // asserted above; every bit pattern is a value.
     unsafe impl aya::Pod for super::FlowKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Flow {}

@@ -121,7 +121,7 @@ impl Frame {
         if self.bth.pad != 0 {
             return Err(Reject::Pad);
         }
-        if len % 4 != 0 {
+        if !len.is_multiple_of(4) {
             return Err(Reject::PayloadLength);
         }
         Ok(len)
