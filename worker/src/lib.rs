@@ -1,3 +1,5 @@
 //! Host library of netsum.
 
 pub mod numeric;
+pub mod rc;
+pub mod udp;

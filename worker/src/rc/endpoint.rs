@@ -1,0 +1,314 @@
+//! The queue pairs of one address, and who may send next.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use netsum_common::serial;
+use netsum_common::wire::{Bth, Opcode, Syndrome};
+
+use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
+use super::requester::{Effect, Requester};
+use super::responder::{Arrival, Responder};
+use super::{EndpointConfig, Event, QpConfig, QpError, QpId, SetupError, Transmit};
+
+/// Most datagrams in one transmission, where the driver allows as many; the kernel's `UDP_MAX_SEGMENTS` is 64 or more
+/// (include/linux/udp.h).
+const MAX_SEGMENTS: usize = 32;
+/// Most bytes in one transmission: an IP packet's worth.
+const MAX_BATCH: usize = 60_000;
+
+/// What an endpoint counts. Names follow `rdma statistic` where the meaning is the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Data packets sent, with retransmissions.
+    pub sent_packets: u64,
+    /// Data packets sent again.
+    pub retransmissions: u64,
+    /// Datagrams received.
+    pub received_packets: u64,
+    /// Time-outs.
+    pub local_ack_timeout: u64,
+    /// NAKs for a missing packet received.
+    pub packet_seq_err: u64,
+    /// "Receiver not ready" received.
+    pub rnr_nak_retry: u64,
+    /// NAKs for a missing packet sent.
+    pub naks_sent: u64,
+    /// Packets that came past a gap.
+    pub out_of_sequence: u64,
+    /// Packets that had arrived before.
+    pub duplicate_request: u64,
+    /// Datagrams with a wrong ICRC.
+    pub rx_icrc_encapsulated: u64,
+    /// Datagrams that are no packet, or of no queue pair, or from another address than the queue pair's.
+    pub discarded: u64,
+    /// Messages for which no buffer was posted.
+    pub not_ready: u64,
+    /// Congestion notifications received.
+    pub cnp_received: u64,
+    /// Packets received with the congestion experienced mark.
+    pub ce_received: u64,
+}
+
+#[derive(Debug)]
+struct Qp {
+    id: QpId,
+    local_qpn: u32,
+    remote: IpAddr,
+    remote_qpn: u32,
+    requester: Requester,
+    responder: Responder,
+    failed: bool,
+}
+
+/// Queue pairs of one address.
+#[derive(Debug)]
+pub struct Endpoint {
+    local: IpAddr,
+    verifier: Verifier,
+    qps: Vec<Qp>,
+    by_qpn: HashMap<u32, usize>,
+    next_id: u32,
+    events: VecDeque<Event>,
+    turn: usize,
+    max_segments: usize,
+    stats: Stats,
+}
+
+impl Endpoint {
+    /// An endpoint without queue pairs.
+    pub fn new(local: IpAddr, config: EndpointConfig) -> Self {
+        Self {
+            local,
+            verifier: Verifier::new(local, config.any_ip_id),
+            qps: Vec::new(),
+            by_qpn: HashMap::new(),
+            next_id: 0,
+            events: VecDeque::new(),
+            turn: 0,
+            max_segments: MAX_SEGMENTS,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Limits the datagrams in one transmission.
+    pub fn set_max_segments(&mut self, segments: usize) {
+        self.max_segments = segments.clamp(1, MAX_SEGMENTS);
+    }
+
+    /// Makes a queue pair that may send and receive at once.
+    pub fn add_qp(&mut self, c: QpConfig) -> Result<QpId, SetupError> {
+        for qpn in [c.local_qpn, c.remote_qpn] {
+            if qpn > serial::MASK {
+                return Err(SetupError::QpnRange(qpn));
+            }
+        }
+        if !c.mtu.is_power_of_two() || !(256..=4096).contains(&c.mtu) {
+            return Err(SetupError::Mtu(c.mtu));
+        }
+        if c.remote.is_ipv4() != self.local.is_ipv4() {
+            return Err(SetupError::Family { local: self.local, remote: c.remote });
+        }
+        if self.by_qpn.contains_key(&c.local_qpn) {
+            return Err(SetupError::Exists(c.local_qpn));
+        }
+        let id = QpId(self.next_id);
+        self.next_id += 1;
+        self.by_qpn.insert(c.local_qpn, self.qps.len());
+        self.qps.push(Qp {
+            id,
+            local_qpn: c.local_qpn,
+            remote: c.remote,
+            remote_qpn: c.remote_qpn,
+            requester: Requester::new(&c),
+            responder: Responder::new(c.recv_psn, c.mtu),
+            failed: false,
+        });
+        Ok(id)
+    }
+
+    /// Removes a queue pair; what arrives for it from now on is discarded.
+    pub fn remove_qp(&mut self, id: QpId) {
+        self.qps.retain(|q| q.id != id);
+        self.by_qpn = self.qps.iter().enumerate().map(|(i, q)| (q.local_qpn, i)).collect();
+    }
+
+    fn qp(&mut self, id: QpId) -> Option<&mut Qp> {
+        self.qps.iter_mut().find(|q| q.id == id)
+    }
+
+    /// Queues a message. On a queue pair that is gone or has failed nothing happens.
+    pub fn post_send(&mut self, id: QpId, message: u64, data: Vec<u8>, immediate: Option<u32>) {
+        if let Some(qp) = self.qp(id).filter(|q| !q.failed) {
+            qp.requester.post(message, data, immediate);
+        }
+    }
+
+    /// Gives a buffer for one message. Without one the sender is told that the receiver is not ready.
+    pub fn post_receive(&mut self, id: QpId, buffer: Vec<u8>) {
+        if let Some(qp) = self.qp(id) {
+            qp.responder.post(buffer);
+        }
+    }
+
+    /// Messages of a queue pair that are posted and not acknowledged.
+    pub fn outstanding(&mut self, id: QpId) -> usize {
+        self.qp(id).map_or(0, |q| q.requester.outstanding())
+    }
+
+    /// Takes in a datagram's UDP payload.
+    pub fn receive(&mut self, now: Instant, from: IpAddr, ce: bool, datagram: &[u8]) {
+        self.stats.received_packets += 1;
+        self.stats.ce_received += ce as u64;
+        let packet = match self.verifier.decode(from, datagram) {
+            Ok(packet) => packet,
+            Err(Malformed::Icrc) => {
+                self.stats.rx_icrc_encapsulated += 1;
+                return;
+            }
+            Err(Malformed::Header) => {
+                self.stats.discarded += 1;
+                return;
+            }
+        };
+        let qp = self.by_qpn.get(&packet.bth.qpn).and_then(|i| self.qps.get_mut(*i));
+        let Some(qp) = qp.filter(|q| q.remote == from && !q.failed) else {
+            self.stats.discarded += 1;
+            return;
+        };
+        if let Some(aeth) = packet.aeth {
+            let (id, events) = (qp.id, &mut self.events);
+            let done = |message, data| events.push_back(Event::Sent { qp: id, id: message, data });
+            let psn = packet.bth.psn;
+            let effect = match aeth.syndrome {
+                Syndrome::Ack(_) => {
+                    qp.requester.on_ack(now, psn, done);
+                    Effect::None
+                }
+                Syndrome::Nak(netsum_common::wire::Nak::SequenceError) => {
+                    self.stats.packet_seq_err += 1;
+                    qp.requester.on_sequence_error(now, psn, done)
+                }
+                Syndrome::RnrNak(timer) => {
+                    self.stats.rnr_nak_retry += 1;
+                    qp.requester.on_rnr(now, psn, rnr_delay(timer), done)
+                }
+                Syndrome::Nak(nak) => Effect::Failed(QpError::Refused(nak)),
+                Syndrome::Reserved(_) => Effect::None,
+            };
+            if let Effect::Failed(error) = effect {
+                qp.failed = true;
+                self.events.push_back(Event::Failed { qp: id, error });
+            }
+        } else if packet.bth.opcode.is_rc_data() {
+            match qp.responder.on_data(&packet) {
+                Arrival::Taken(None) => {}
+                Arrival::Taken(Some((data, immediate))) => {
+                    self.events.push_back(Event::Received { qp: qp.id, data, immediate });
+                }
+                Arrival::Duplicate => self.stats.duplicate_request += 1,
+                Arrival::OutOfSequence { nak } => {
+                    self.stats.out_of_sequence += 1;
+                    self.stats.naks_sent += nak as u64;
+                }
+                Arrival::NotReady => self.stats.not_ready += 1,
+                Arrival::Invalid => {
+                    self.events.push_back(Event::Failed { qp: qp.id, error: QpError::InvalidRequest });
+                }
+            }
+        } else if packet.bth.opcode == Opcode::CNP {
+            self.stats.cnp_received += 1;
+        } else {
+            self.stats.discarded += 1;
+        }
+    }
+
+    /// The next datagrams to send, in `buf`. Acknowledgements go first, then queue pairs take turns.
+    pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        buf.clear();
+        for qp in &mut self.qps {
+            if let Some((psn, aeth)) = qp.responder.poll() {
+                let ext = Extended { aeth: Some(aeth), ..Extended::default() };
+                let bth = Bth::new(Opcode::ACK, qp.remote_qpn, psn);
+                packet::encode(buf, self.local, qp.remote, 0, &bth, &ext, &[]);
+                return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
+            }
+        }
+        for i in 0..self.qps.len() {
+            let at = (self.turn + i) % self.qps.len();
+            let qp = &mut self.qps[at];
+            if qp.failed || !qp.requester.ready(now) {
+                continue;
+            }
+            self.turn = at + 1;
+            let mut segment = 0;
+            let mut count = 0;
+            while count < self.max_segments && buf.len() + segment.max(OVERHEAD) <= MAX_BATCH {
+                let Some(out) = qp.requester.poll(now) else { break };
+                let start = buf.len();
+                packet::encode(buf, self.local, qp.remote, count as u16, &out.bth, &out.ext, out.payload);
+                self.stats.sent_packets += 1;
+                self.stats.retransmissions += out.again as u64;
+                let len = buf.len() - start;
+                count += 1;
+                if count == 1 {
+                    segment = len;
+                    // A first WRITE packet is longer than those that follow, an only or last one may be shorter.
+                    if out.ext.reth.is_some() || out.bth.opcode.is_last() {
+                        break;
+                    }
+                } else if len < segment || out.bth.opcode.is_last() {
+                    break;
+                }
+            }
+            let segment_size = (count > 1).then_some(segment);
+            return Some(Transmit { to: qp.remote, segment_size, len: buf.len() });
+        }
+        None
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) should be called next.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.qps.iter().filter(|q| !q.failed).filter_map(|q| q.requester.deadline()).min()
+    }
+
+    /// Looks at the clock.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for qp in self.qps.iter_mut().filter(|q| !q.failed) {
+            match qp.requester.on_timeout(now) {
+                Effect::None => {}
+                Effect::WentBack => self.stats.local_ack_timeout += 1,
+                Effect::Failed(error) => {
+                    qp.failed = true;
+                    self.events.push_back(Event::Failed { qp: qp.id, error });
+                }
+            }
+        }
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// What has been counted.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// This endpoint's address.
+    pub fn local(&self) -> IpAddr {
+        self.local
+    }
+}
+
+/// What an RNR NAK timer code means (IBTA table 46).
+fn rnr_delay(code: u8) -> Duration {
+    // In hundredths of a millisecond.
+    const TABLE: [u64; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    Duration::from_micros(TABLE[code as usize & 31] * 10)
+}

@@ -1,0 +1,179 @@
+//! A RoCEv2 endpoint for reliable connections, without sockets and clocks: datagrams and times go in, datagrams and
+//! events come out. IBTA volume 1, chapter 9, and annex A17.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`packet`] | datagrams and their ICRC |
+//! | [`requester`] | the sending half of a queue pair |
+//! | [`responder`] | the receiving half |
+//! | [`endpoint`] | the queue pairs of one address |
+
+pub mod endpoint;
+pub mod packet;
+pub mod requester;
+pub mod responder;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+pub use endpoint::{Endpoint, Stats};
+
+/// Which operation carries messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// RDMA WRITE to an address; the receiver here takes it like a SEND.
+    Write {
+        /// Virtual address at the receiver.
+        address: u64,
+        /// Remote key.
+        rkey: u32,
+    },
+}
+
+/// A queue pair to be made.
+#[derive(Clone, Debug)]
+pub struct QpConfig {
+    /// Its own number, 24 bits.
+    pub local_qpn: u32,
+    /// The other side's address.
+    pub remote: IpAddr,
+    /// The other side's queue pair number.
+    pub remote_qpn: u32,
+    /// First PSN that it sends.
+    pub send_psn: u32,
+    /// First PSN that it expects.
+    pub recv_psn: u32,
+    /// Path MTU in bytes.
+    pub mtu: usize,
+    /// SEND or WRITE.
+    pub opcode: Operation,
+    /// Time without an acknowledgement after which packets are sent again; doubles with each try.
+    pub ack_timeout: Duration,
+    /// Time-outs in a row after which the connection fails; never when `None`.
+    pub retry_limit: Option<u32>,
+    /// "Receiver not ready" in a row after which the connection fails; never when `None`.
+    pub rnr_retry_limit: Option<u32>,
+    /// Most unacknowledged packets.
+    pub max_inflight: u32,
+}
+
+impl QpConfig {
+    /// A queue pair with rdma_rxe's window of 128 packets, a time-out of 67 ms (code 14) and 7 retries.
+    pub fn new(
+        local_qpn: u32,
+        remote: IpAddr,
+        remote_qpn: u32,
+        send_psn: u32,
+        recv_psn: u32,
+        mtu: usize,
+    ) -> Self {
+        Self {
+            local_qpn,
+            remote,
+            remote_qpn,
+            send_psn,
+            recv_psn,
+            mtu,
+            opcode: Operation::Send,
+            ack_timeout: Duration::from_micros(67_109),
+            retry_limit: Some(7),
+            rnr_retry_limit: None,
+            max_inflight: 128,
+        }
+    }
+}
+
+/// Properties of an endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct EndpointConfig {
+    /// Accept any IPv4 identification, as kernel and hardware senders choose it. Leaves 16 bits of the ICRC as a check.
+    pub any_ip_id: bool,
+}
+
+/// Names a queue pair of an endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct QpId(pub(crate) u32);
+
+/// What an endpoint has to tell.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A message has been acknowledged.
+    Sent {
+        /// Where it was posted.
+        qp: QpId,
+        /// Its identifier, as posted.
+        id: u64,
+        /// Its buffer.
+        data: Vec<u8>,
+    },
+    /// A message has arrived, in a buffer that was posted.
+    Received {
+        /// Where.
+        qp: QpId,
+        /// The message.
+        data: Vec<u8>,
+        /// Its immediate data.
+        immediate: Option<u32>,
+    },
+    /// A connection has failed; nothing more happens on it.
+    Failed {
+        /// Which.
+        qp: QpId,
+        /// Why.
+        error: QpError,
+    },
+}
+
+/// Why a connection failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum QpError {
+    /// The other side does not acknowledge.
+    #[error("no acknowledgement after all retries")]
+    RetryExceeded,
+    /// The other side never had a buffer.
+    #[error("the receiver was not ready after all retries")]
+    RnrRetryExceeded,
+    /// The other side refused a packet.
+    #[error("the receiver refused: {0:?}")]
+    Refused(netsum_common::wire::Nak),
+    /// Packets of a message came in an order that cannot be.
+    #[error("a message's packets do not follow each other")]
+    InvalidRequest,
+}
+
+/// Why a queue pair cannot be made.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The number is taken.
+    #[error("queue pair {0:#x} exists already")]
+    Exists(u32),
+    /// More than 24 bits.
+    #[error("queue pair number {0:#x} has more than 24 bits")]
+    QpnRange(u32),
+    /// Not between 256 and 4096, or no power of two.
+    #[error("path MTU {0}: 256, 512, 1024, 2048 or 4096 is possible")]
+    Mtu(usize),
+    /// IPv4 here and IPv6 there.
+    #[error("{remote} is not of the address family of {local}")]
+    Family {
+        /// This endpoint's address.
+        local: IpAddr,
+        /// The other side's.
+        remote: IpAddr,
+    },
+}
+
+/// Datagrams to be sent at once: all of `segment_size` bytes but the last, which may be shorter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// Where to; port 4791.
+    pub to: IpAddr,
+    /// Length of each datagram when there is more than one.
+    pub segment_size: Option<usize>,
+    /// Bytes in the buffer.
+    pub len: usize,
+}

@@ -1,0 +1,290 @@
+//! The sending half of a queue pair: messages in, packets out, acknowledgements back (IBTA 9.7.3 to 9.7.7).
+//!
+//! Packets are counted without wrapping; their PSN is the first PSN plus their number, modulo 2^24.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use netsum_common::serial;
+use netsum_common::wire::{Bth, Opcode, Reth};
+
+use super::packet::Extended;
+use super::{Operation, QpConfig, QpError};
+
+/// An acknowledgement is asked for at least this often.
+const ACK_EVERY: u64 = 32;
+/// Time-outs back off to at most this many times the configured one.
+const MAX_BACKOFF: u32 = 16;
+
+#[derive(Debug)]
+struct Message {
+    id: u64,
+    data: Vec<u8>,
+    immediate: Option<u32>,
+    first: u64,
+    packets: u64,
+}
+
+/// State of the sending half.
+#[derive(Debug)]
+pub struct Requester {
+    qpn: u32,
+    first_psn: u32,
+    mtu: usize,
+    operation: Operation,
+    max_inflight: u64,
+    ack_timeout: Duration,
+    retry_limit: Option<u32>,
+    rnr_retry_limit: Option<u32>,
+    messages: VecDeque<Message>,
+    /// Packets of all messages that were ever posted.
+    posted: u64,
+    /// The oldest packet that is not acknowledged.
+    acked: u64,
+    /// The next packet to send.
+    next: u64,
+    /// Behind the last packet that was ever sent.
+    sent: u64,
+    timer: Option<Instant>,
+    retries: u32,
+    rnr_retries: u32,
+    not_before: Option<Instant>,
+    /// The last packet gone back to, and when.
+    went_back: Option<(u64, Instant)>,
+    sample: Option<(u64, Instant)>,
+    round_trip: Duration,
+}
+
+/// A packet to be sent.
+#[derive(Debug)]
+pub struct Outgoing<'a> {
+    /// Base transport header.
+    pub bth: Bth,
+    /// Extended headers.
+    pub ext: Extended,
+    /// Payload.
+    pub payload: &'a [u8],
+    /// It has been sent before.
+    pub again: bool,
+}
+
+/// What an acknowledgement brought about.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing, or progress.
+    None,
+    /// Go-back-N has begun.
+    WentBack,
+    /// The connection has failed.
+    Failed(QpError),
+}
+
+impl Requester {
+    /// Nothing posted yet.
+    pub fn new(c: &QpConfig) -> Self {
+        Self {
+            qpn: c.remote_qpn,
+            first_psn: c.send_psn & serial::MASK,
+            mtu: c.mtu,
+            operation: c.opcode,
+            max_inflight: c.max_inflight.max(1) as u64,
+            ack_timeout: c.ack_timeout,
+            retry_limit: c.retry_limit,
+            rnr_retry_limit: c.rnr_retry_limit,
+            messages: VecDeque::new(),
+            posted: 0,
+            acked: 0,
+            next: 0,
+            sent: 0,
+            timer: None,
+            retries: 0,
+            rnr_retries: 0,
+            not_before: None,
+            went_back: None,
+            sample: None,
+            round_trip: Duration::from_micros(100),
+        }
+    }
+
+    /// Queues a message.
+    pub fn post(&mut self, id: u64, data: Vec<u8>, immediate: Option<u32>) {
+        let packets = data.len().div_ceil(self.mtu).max(1) as u64;
+        self.messages.push_back(Message { id, data, immediate, first: self.posted, packets });
+        self.posted += packets;
+    }
+
+    fn psn(&self, packet: u64) -> u32 {
+        serial::add(self.first_psn, packet as u32 & serial::MASK)
+    }
+
+    /// The packet that a PSN from the other side means, near the oldest unacknowledged one.
+    fn packet(&self, psn: u32) -> Option<u64> {
+        self.acked.checked_add_signed(serial::diff(psn, self.psn(self.acked)) as i64)
+    }
+
+    /// Whether there is something to send now.
+    pub fn ready(&self, now: Instant) -> bool {
+        self.next < self.posted
+            && self.next < self.acked + self.max_inflight
+            && self.not_before.is_none_or(|t| now >= t)
+    }
+
+    /// The next packet, if one may be sent.
+    pub fn poll(&mut self, now: Instant) -> Option<Outgoing<'_>> {
+        if !self.ready(now) {
+            return None;
+        }
+        self.not_before = None;
+        let n = self.next;
+        let i = self.messages.partition_point(|m| m.first + m.packets <= n);
+        let window_end = n + 1 == self.acked + self.max_inflight;
+        let psn = self.psn(n);
+        let m = &self.messages[i];
+        let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
+        let at = (n - m.first) as usize * self.mtu;
+        let payload = &m.data[at..m.data.len().min(at + self.mtu)];
+        let write = matches!(self.operation, Operation::Write { .. });
+        let mut bth = Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn, psn);
+        bth.ack_request = last || window_end || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
+        let reth = match self.operation {
+            Operation::Write { address, rkey } if first => {
+                Some(Reth { address, rkey, length: m.data.len() as u32 })
+            }
+            _ => None,
+        };
+        let ext = Extended { reth, immediate: m.immediate.filter(|_| last), aeth: None };
+        let again = n < self.sent;
+        self.next += 1;
+        if again {
+            self.sample = None; // Karn's rule
+        } else {
+            self.sent = self.next;
+            if bth.ack_request && self.sample.is_none() {
+                self.sample = Some((n, now));
+            }
+        }
+        if self.timer.is_none() {
+            self.timer = Some(now + self.timeout());
+        }
+        Some(Outgoing { bth, ext, payload, again })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.ack_timeout * (1 << self.retries.min(MAX_BACKOFF.ilog2()))
+    }
+
+    /// Everything before `packet` has arrived. Whether that is new.
+    fn acknowledge(&mut self, now: Instant, packet: u64, done: &mut impl FnMut(u64, Vec<u8>)) -> bool {
+        if packet <= self.acked {
+            return false;
+        }
+        self.acked = packet;
+        self.next = self.next.max(packet);
+        self.retries = 0;
+        self.rnr_retries = 0;
+        if let Some((n, at)) = self.sample
+            && packet > n
+        {
+            self.round_trip = (self.round_trip * 7 + now.saturating_duration_since(at)) / 8;
+            self.sample = None;
+        }
+        while self.messages.front().is_some_and(|m| m.first + m.packets <= packet) {
+            if let Some(m) = self.messages.pop_front() {
+                done(m.id, m.data);
+            }
+        }
+        self.timer = (self.acked < self.sent).then(|| now + self.timeout());
+        true
+    }
+
+    /// An ACK: everything up to `psn` has arrived.
+    pub fn on_ack(&mut self, now: Instant, psn: u32, mut done: impl FnMut(u64, Vec<u8>)) {
+        // A PSN that was never sent is a ghost's.
+        if let Some(packet) = self.packet(psn).filter(|p| *p < self.sent) {
+            self.acknowledge(now, packet + 1, &mut done);
+        }
+    }
+
+    /// A NAK for a missing packet: everything before `psn` has arrived, `psn` has not.
+    pub fn on_sequence_error(
+        &mut self,
+        now: Instant,
+        psn: u32,
+        mut done: impl FnMut(u64, Vec<u8>),
+    ) -> Effect {
+        let Some(packet) = self.packet(psn).filter(|p| *p < self.sent && *p >= self.acked) else {
+            return Effect::None;
+        };
+        self.acknowledge(now, packet, &mut done);
+        // One loss brings several NAKs; those that come before the resent packet can have arrived tell nothing new.
+        if let Some((to, at)) = self.went_back
+            && to == packet
+            && now.saturating_duration_since(at) < (self.round_trip * 2).min(self.ack_timeout)
+        {
+            return Effect::None;
+        }
+        self.go_back(now);
+        Effect::WentBack
+    }
+
+    /// The receiver had no buffer for `psn`: all before has arrived, try again after `delay`.
+    pub fn on_rnr(
+        &mut self,
+        now: Instant,
+        psn: u32,
+        delay: Duration,
+        mut done: impl FnMut(u64, Vec<u8>),
+    ) -> Effect {
+        let Some(packet) = self.packet(psn).filter(|p| *p < self.sent && *p >= self.acked) else {
+            return Effect::None;
+        };
+        self.acknowledge(now, packet, &mut done);
+        self.rnr_retries += 1;
+        if self.rnr_retry_limit.is_some_and(|limit| self.rnr_retries > limit) {
+            return Effect::Failed(QpError::RnrRetryExceeded);
+        }
+        self.go_back(now);
+        self.not_before = Some(now + delay);
+        Effect::WentBack
+    }
+
+    fn go_back(&mut self, now: Instant) {
+        self.next = self.acked;
+        self.went_back = Some((self.acked, now));
+        self.sample = None;
+        self.timer = Some(now + self.timeout());
+    }
+
+    /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
+    pub fn deadline(&self) -> Option<Instant> {
+        match (self.timer, self.not_before) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Looks at the clock.
+    pub fn on_timeout(&mut self, now: Instant) -> Effect {
+        if self.not_before.is_some_and(|t| now >= t) {
+            self.not_before = None;
+        }
+        if self.timer.is_none_or(|t| now < t) {
+            return Effect::None;
+        }
+        if self.acked == self.sent {
+            self.timer = None;
+            return Effect::None;
+        }
+        self.retries += 1;
+        if self.retry_limit.is_some_and(|limit| self.retries > limit) {
+            return Effect::Failed(QpError::RetryExceeded);
+        }
+        self.go_back(now);
+        Effect::WentBack
+    }
+
+    /// Messages that were posted and not acknowledged.
+    pub fn outstanding(&self) -> usize {
+        self.messages.len()
+    }
+}

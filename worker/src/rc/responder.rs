@@ -1,0 +1,147 @@
+//! The receiving half of a queue pair: packets in, messages out, acknowledgements back (IBTA 9.7.4, 9.7.5, 9.7.8).
+
+use std::collections::VecDeque;
+
+use netsum_common::serial;
+use netsum_common::wire::{Aeth, Nak, Syndrome};
+
+use super::packet::Packet;
+
+/// RNR NAK timer code for 0.64 ms (IBTA table 46).
+const RNR_TIMER: u8 = 12;
+
+/// State of the receiving half.
+#[derive(Debug)]
+pub struct Responder {
+    expected: u32,
+    msn: u32,
+    /// The message that is arriving.
+    partial: Option<Vec<u8>>,
+    buffers: VecDeque<Vec<u8>>,
+    mtu: usize,
+    /// PSN of the packet past the gap that was answered with a NAK, until the missing one arrives.
+    nak_sent_for: Option<u32>,
+    /// An acknowledgement that is due.
+    pending: Option<Pending>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pending {
+    Ack,
+    Nak(Syndrome),
+}
+
+/// What became of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Taken; a message is complete when there is one.
+    Taken(Option<(Vec<u8>, Option<u32>)>),
+    /// Had arrived before.
+    Duplicate,
+    /// Came past a gap; whether a NAK answers it.
+    OutOfSequence {
+        /// A NAK answers it.
+        nak: bool,
+    },
+    /// No buffer was posted.
+    NotReady,
+    /// First, middle and last do not follow each other as they must, or a packet has a wrong length.
+    Invalid,
+}
+
+impl Responder {
+    /// Nothing received yet.
+    pub fn new(first_psn: u32, mtu: usize) -> Self {
+        Self {
+            expected: first_psn & serial::MASK,
+            msn: 0,
+            partial: None,
+            buffers: VecDeque::new(),
+            mtu,
+            nak_sent_for: None,
+            pending: None,
+        }
+    }
+
+    /// Gives a buffer for one message.
+    pub fn post(&mut self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        self.buffers.push_back(buffer);
+    }
+
+    /// Takes a data packet in.
+    pub fn on_data(&mut self, p: &Packet<'_>) -> Arrival {
+        let ahead = serial::diff(p.bth.psn, self.expected);
+        if ahead < 0 {
+            // Its acknowledgement may have been lost.
+            self.acknowledge();
+            return Arrival::Duplicate;
+        }
+        if ahead > 0 {
+            // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
+            // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
+            let nak = self.nak_sent_for.is_none_or(|psn| serial::diff(p.bth.psn, psn) <= 0)
+                || ahead >= netsum_common::slot::GAP_PSN_AHEAD as i32;
+            if nak {
+                self.nak_sent_for = Some(p.bth.psn);
+                self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::SequenceError)));
+            }
+            return Arrival::OutOfSequence { nak };
+        }
+        let op = p.bth.opcode;
+        let whole = p.payload.len() == self.mtu;
+        if op.is_first() != self.partial.is_none() || !op.is_last() && !whole || p.payload.len() > self.mtu {
+            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
+            return Arrival::Invalid;
+        }
+        if op.is_first() {
+            match self.buffers.pop_front() {
+                Some(buffer) => self.partial = Some(buffer),
+                None => {
+                    self.pending = Some(Pending::Nak(Syndrome::RnrNak(RNR_TIMER)));
+                    // Those that follow are lost with it and need no NAK of their own.
+                    self.nak_sent_for = Some(self.expected);
+                    return Arrival::NotReady;
+                }
+            }
+        }
+        self.expected = serial::add(self.expected, 1);
+        self.nak_sent_for = None;
+        if let Some(partial) = &mut self.partial {
+            partial.extend_from_slice(p.payload);
+        }
+        if matches!(self.pending, Some(Pending::Nak(_))) {
+            // What it complained of has arrived.
+            self.pending = Some(Pending::Ack);
+        }
+        if p.bth.ack_request {
+            self.acknowledge();
+        }
+        if !op.is_last() {
+            return Arrival::Taken(None);
+        }
+        self.msn = serial::add(self.msn, 1);
+        Arrival::Taken(self.partial.take().map(|message| (message, p.immediate)))
+    }
+
+    fn acknowledge(&mut self) {
+        // A NAK acknowledges all that an ACK would.
+        if self.pending.is_none() {
+            self.pending = Some(Pending::Ack);
+        }
+    }
+
+    /// Whether an acknowledgement is due.
+    pub fn due(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// The acknowledgement that is due: its PSN and AETH.
+    pub fn poll(&mut self) -> Option<(u32, Aeth)> {
+        let (psn, syndrome) = match self.pending.take()? {
+            Pending::Ack => (serial::sub(self.expected, 1), Syndrome::Ack(0x1f)),
+            Pending::Nak(syndrome) => (self.expected, syndrome),
+        };
+        Some((psn, Aeth { syndrome, msn: self.msn }))
+    }
+}

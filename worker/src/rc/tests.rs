@@ -1,0 +1,255 @@
+//! Two endpoints and a network that loses, doubles, reorders, delays and corrupts, all from a seed.
+
+use std::collections::BinaryHeap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// A small generator (splitmix64), so that a seed replays.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+    fn chance(&mut self, per_mille: u64) -> bool {
+        self.below(1000) < per_mille
+    }
+}
+
+/// What a network does to packets, in thousandths.
+#[derive(Clone, Copy, Default)]
+struct Faults {
+    loss: u64,
+    duplicate: u64,
+    reorder: u64,
+    corrupt: u64,
+}
+
+struct Pair {
+    now: Instant,
+    ends: [Endpoint; 2],
+    qps: [QpId; 2],
+    ips: [IpAddr; 2],
+    /// Arrival time, tie breaker, receiver and datagram; earliest first.
+    wire: BinaryHeap<std::cmp::Reverse<(Instant, u64, usize, Vec<u8>)>>,
+    rng: Rng,
+    faults: Faults,
+    count: u64,
+}
+
+impl Pair {
+    fn new(seed: u64, faults: Faults, change: impl Fn(&mut QpConfig)) -> Self {
+        let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
+        let mut rng = Rng(seed);
+        let psn: [u32; 2] =
+            [0xff_fff0 + rng.below(32) as u32, rng.below(1 << 24) as u32].map(|p| p & 0xff_ffff);
+        let mut ends = [0, 1].map(|i| Endpoint::new(ips[i], EndpointConfig::default()));
+        let qps = [0, 1].map(|i| {
+            let mut c = QpConfig::new(10 + i as u32, ips[1 - i], 11 - i as u32, psn[i], psn[1 - i], 256);
+            c.retry_limit = None;
+            change(&mut c);
+            ends[i].add_qp(c).unwrap()
+        });
+        Self { now: Instant::now(), ends, qps, ips, wire: BinaryHeap::new(), rng, faults, count: 0 }
+    }
+
+    /// Sends what is to be sent, delivers what arrives next, and moves the clock there. Whether anything happened.
+    fn step(&mut self) -> bool {
+        let mut buf = Vec::new();
+        for from in 0..2 {
+            while let Some(t) = self.ends[from].poll_transmit(self.now, &mut buf) {
+                for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
+                    self.put(1 - from, datagram.to_vec());
+                }
+            }
+        }
+        let timeout = self.ends.iter().filter_map(Endpoint::next_timeout).min();
+        let arrival = self.wire.peek().map(|p| p.0.0);
+        let Some(next) = [timeout, arrival].into_iter().flatten().min() else { return false };
+        self.now = self.now.max(next);
+        while self.wire.peek().is_some_and(|p| p.0.0 <= self.now) {
+            let std::cmp::Reverse((_, _, to, datagram)) = self.wire.pop().unwrap();
+            self.ends[to].receive(self.now, self.ips[1 - to], false, &datagram);
+        }
+        self.ends.iter_mut().for_each(|e| e.handle_timeout(self.now));
+        true
+    }
+
+    fn put(&mut self, to: usize, mut datagram: Vec<u8>) {
+        let f = self.faults;
+        if self.rng.chance(f.loss) {
+            return;
+        }
+        let copies = 1 + self.rng.chance(f.duplicate) as u64;
+        if self.rng.chance(f.corrupt) {
+            let bit = self.rng.below(datagram.len() as u64 * 8) as usize;
+            datagram[bit / 8] ^= 1 << (bit % 8);
+        }
+        for _ in 0..copies {
+            let late = if self.rng.chance(f.reorder) { self.rng.below(300) } else { 0 };
+            let at = self.now + Duration::from_micros(20 + late);
+            self.count += 1;
+            self.wire.push(std::cmp::Reverse((at, self.count, to, datagram.clone())));
+        }
+    }
+}
+
+fn message(rng: &mut Rng, longest: u64) -> Vec<u8> {
+    let len = 4 + rng.below(longest) as usize / 4 * 4;
+    let start = rng.next() as u8;
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(start)).collect()
+}
+
+/// Messages both ways; each arrives once, in order, bit by bit.
+fn exchange(seed: u64, faults: Faults, change: impl Fn(&mut QpConfig)) -> [Stats; 2] {
+    let mut pair = Pair::new(seed, faults, change);
+    let mut rng = Rng(!seed);
+    let sent = [0, 1].map(|_| {
+        (0..8)
+            .map(|_| (message(&mut rng, 6000), rng.chance(500).then(|| rng.next() as u32)))
+            .collect::<Vec<_>>()
+    });
+    for end in 0..2 {
+        for (i, (data, immediate)) in sent[end].iter().enumerate() {
+            pair.ends[end].post_send(pair.qps[end], i as u64, data.clone(), *immediate);
+            pair.ends[end].post_receive(pair.qps[end], Vec::new());
+        }
+    }
+    let (mut received, mut acknowledged) = ([vec![], vec![]], [0, 0]);
+    for _ in 0..100_000 {
+        if !pair.step() {
+            break;
+        }
+        for end in 0..2 {
+            while let Some(event) = pair.ends[end].poll_event() {
+                match event {
+                    Event::Received { data, immediate, .. } => received[end].push((data, immediate)),
+                    Event::Sent { id, .. } => {
+                        assert_eq!(id, acknowledged[end], "seed {seed}");
+                        acknowledged[end] += 1;
+                    }
+                    Event::Failed { error, .. } => panic!("seed {seed}: {error}"),
+                }
+            }
+        }
+    }
+    assert_eq!(acknowledged, [8, 8], "seed {seed}");
+    for end in 0..2 {
+        assert!(received[end] == sent[1 - end], "seed {seed}: messages differ");
+    }
+    pair.ends.map(|e| *e.stats())
+}
+
+#[test]
+fn nothing_is_sent_again_without_loss() {
+    for mtu in [256, 512, 1024, 2048, 4096] {
+        for operation in [Operation::Send, Operation::Write { address: 0x1000, rkey: 7 }] {
+            for stats in exchange(mtu as u64, Faults::default(), |c| {
+                c.mtu = mtu;
+                c.opcode = operation;
+            }) {
+                assert_eq!((stats.retransmissions, stats.out_of_sequence, stats.naks_sent), (0, 0, 0));
+                assert_eq!((stats.rx_icrc_encapsulated, stats.discarded), (0, 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_message_arrives_once_and_in_order_under_faults() {
+    for seed in 0..1500 {
+        let mut rng = Rng(seed ^ 0x5555);
+        let faults = Faults {
+            loss: rng.below(100),
+            duplicate: rng.below(100),
+            reorder: rng.below(100),
+            corrupt: rng.below(50),
+        };
+        exchange(seed, faults, |c| {
+            c.mtu = [256, 512, 1024, 2048][seed as usize % 4];
+            c.max_inflight = 1 + (seed as u32 * 7) % 130;
+        });
+    }
+}
+
+#[test]
+fn a_lost_packet_is_asked_for_and_not_waited_for() {
+    // 3% loss: almost all is mended by NAKs.
+    let stats = exchange(42, Faults { loss: 30, ..Faults::default() }, |_| ());
+    assert!(stats[0].packet_seq_err + stats[1].packet_seq_err > 0);
+}
+
+#[test]
+fn a_peer_that_is_gone_is_an_error_and_not_a_hang() {
+    let mut pair = Pair::new(1, Faults { loss: 1000, ..Faults::default() }, |c| c.retry_limit = Some(3));
+    pair.ends[0].post_send(pair.qps[0], 9, vec![0; 4000], None);
+    while pair.step() {}
+    assert_eq!(
+        pair.ends[0].poll_event(),
+        Some(Event::Failed { qp: pair.qps[0], error: QpError::RetryExceeded })
+    );
+    assert_eq!(pair.ends[0].next_timeout(), None);
+}
+
+#[test]
+fn a_receiver_without_buffer_is_not_ready_and_then_is() {
+    let mut pair = Pair::new(2, Faults::default(), |_| ());
+    pair.ends[0].post_send(pair.qps[0], 0, vec![7; 1000], Some(3));
+    for _ in 0..20 {
+        pair.step();
+    }
+    assert!(pair.ends[0].stats().rnr_nak_retry > 0);
+    pair.ends[1].post_receive(pair.qps[1], Vec::new());
+    while pair.step() {}
+    let (id, data) = (pair.qps[1], vec![7; 1000]);
+    assert_eq!(pair.ends[1].poll_event(), Some(Event::Received { qp: id, data, immediate: Some(3) }));
+}
+
+#[test]
+fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
+    use netsum_common::slot::GAP_PSN_AHEAD;
+    use netsum_common::wire::{Bth, Opcode};
+    let mut pair = Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (100, 100));
+    pair.ends[1].post_receive(pair.qps[1], Vec::new());
+    for ahead in [1, 2, 4, 8] {
+        let bth = Bth::new(Opcode::SEND_MIDDLE, 11, 100 + ahead + GAP_PSN_AHEAD);
+        let mut datagram = Vec::new();
+        packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &Default::default(), &[0; 256]);
+        pair.ends[1].receive(pair.now, pair.ips[0], false, &datagram);
+        let mut buf = Vec::new();
+        assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_some(), "a NAK");
+        let psn = Bth::decode(buf[..12].try_into().unwrap()).psn;
+        assert_eq!((buf[12], psn), (0x60, 100), "names the expected PSN");
+    }
+    assert_eq!(pair.ends[1].poll_event(), None, "and nothing is taken for data");
+}
+
+#[test]
+fn strangers_and_nonsense_are_discarded() {
+    let mut pair = Pair::new(4, Faults::default(), |_| ());
+    let mut rng = Rng(4);
+    for len in 0..200 {
+        let junk: Vec<u8> = (0..len).map(|_| rng.next() as u8).collect();
+        pair.ends[0].receive(pair.now, pair.ips[1], false, &junk);
+    }
+    assert_eq!(pair.ends[0].poll_event(), None);
+    pair.ends[1].post_send(pair.qps[1], 0, vec![1; 100], None);
+    let mut buf = Vec::new();
+    pair.ends[1].poll_transmit(pair.now, &mut buf);
+    let before = pair.ends[0].stats().rx_icrc_encapsulated;
+    pair.ends[0].receive(pair.now, "10.0.0.3".parse().unwrap(), false, &buf);
+    assert_eq!(
+        pair.ends[0].stats().rx_icrc_encapsulated,
+        before + 1,
+        "another sender's ICRC cannot be right"
+    );
+}

@@ -1,0 +1,36 @@
+//! Socket options that no crate in use has.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::Socket;
+
+/// Takes packets without a UDP checksum, as the box sends them (RFC 6935; Linux 3.16).
+pub fn accept_no_checksum(fd: BorrowedFd<'_>) -> io::Result<()> {
+    /// `include/uapi/linux/udp.h`.
+    const UDP_NO_CHECK6_RX: libc::c_int = 102;
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is an int that lives across the call.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_UDP,
+            UDP_NO_CHECK6_RX,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Enlarges both buffers, beyond the system's limit where the process may. Returns the receive buffer's size.
+pub fn enlarge(socket: &Socket, bytes: usize) -> io::Result<usize> {
+    if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    if setsockopt(socket, sockopt::SndBufForce, &bytes).is_err() {
+        socket.set_send_buffer_size(bytes)?;
+    }
+    socket.recv_buffer_size()
+}

@@ -1,0 +1,208 @@
+//! Drives an [`Endpoint`] over an unprivileged UDP socket, with segmentation offload both ways (quinn-udp).
+
+mod buffers;
+
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use netsum_common::wire::ROCE_PORT;
+use nix::poll::{PollFd, PollFlags};
+use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::rc::{Endpoint, Transmit};
+
+/// Bytes of socket buffer asked for, each way. What an unprivileged process gets may be less.
+const SOCKET_BUFFER: usize = 16 << 20;
+/// Largest datagram or aggregate that the kernel delivers.
+const RECEIVE_LEN: usize = 65_536;
+
+/// Why a socket could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Another program has the port on this address.
+    #[error(
+        "UDP port {ROCE_PORT} of {0} is in use by another RoCEv2 endpoint; each rank needs an address of its own"
+    )]
+    InUse(IpAddr),
+    /// This machine does not have the address.
+    #[error("{0} is not an address of this machine")]
+    NoSuchAddress(IpAddr),
+    /// Something else.
+    #[error("cannot open a UDP socket on {0} port {ROCE_PORT}: {1}")]
+    Other(IpAddr, #[source] io::Error),
+}
+
+/// A socket that speaks RoCEv2.
+#[derive(Debug)]
+pub struct UdpDriver {
+    socket: Socket,
+    state: UdpSocketState,
+    receive: Vec<Vec<u8>>,
+    meta: Vec<RecvMeta>,
+    send: Vec<u8>,
+    /// What the socket had no room for.
+    unsent: Option<Transmit>,
+    receive_buffer: usize,
+}
+
+impl UdpDriver {
+    /// Opens port 4791 of an address.
+    pub fn bind(local: IpAddr) -> Result<Self, BindError> {
+        let open = || -> io::Result<Self> {
+            let socket = Socket::new(
+                Domain::for_address(SocketAddr::new(local, ROCE_PORT)),
+                Type::DGRAM,
+                Some(Protocol::UDP),
+            )?;
+            socket.bind(&SocketAddr::new(local, ROCE_PORT).into())?;
+            let state = UdpSocketState::new((&socket).into())?;
+            if local.is_ipv6() {
+                buffers::accept_no_checksum(socket.as_fd())?;
+            }
+            let receive_buffer = buffers::enlarge(&socket, SOCKET_BUFFER)?;
+            Ok(Self {
+                socket,
+                state,
+                receive: vec![vec![0; RECEIVE_LEN]; BATCH_SIZE],
+                meta: vec![RecvMeta::default(); BATCH_SIZE],
+                send: Vec::new(),
+                unsent: None,
+                receive_buffer,
+            })
+        };
+        open().map_err(|e| match e.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse(local),
+            io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress(local),
+            _ => BindError::Other(local, e),
+        })
+    }
+
+    /// How many packets of a path MTU the receive buffer holds for certain. The kernel counts the memory that a packet
+    /// takes, which is a page and its own state for one that came through XDP, not its length.
+    pub fn receive_capacity(&self, mtu: usize) -> u32 {
+        let packet = (mtu + 512).next_multiple_of(4096) + 512;
+        (self.receive_buffer / packet) as u32
+    }
+
+    /// Whether the kernel cuts large sends into segments, and into how many at the most.
+    pub fn max_segments(&self) -> usize {
+        self.state.max_gso_segments()
+    }
+
+    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that was nothing, waits for
+    /// something to do, at most until `until`. Returns whether anything was received or sent.
+    pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
+        endpoint.set_max_segments(self.max_segments());
+        if self.progress(endpoint)? {
+            return Ok(true);
+        }
+        let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
+        let wait = deadline.saturating_duration_since(Instant::now());
+        if wait.is_zero() {
+            endpoint.handle_timeout(Instant::now());
+            return Ok(self.transmit(endpoint)?);
+        }
+        let mut flags = PollFlags::POLLIN;
+        if self.unsent.is_some() {
+            flags |= PollFlags::POLLOUT;
+        }
+        wait_for(self.socket.as_fd(), flags, wait)?;
+        self.progress(endpoint)
+    }
+
+    fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        let received = self.receive(endpoint)?;
+        endpoint.handle_timeout(Instant::now());
+        let sent = self.transmit(endpoint)?;
+        Ok(received || sent)
+    }
+
+    fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        let mut any = false;
+        // Bounded, so that sending has its turn.
+        for _ in 0..4 {
+            let mut slices: Vec<IoSliceMut<'_>> =
+                self.receive.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+            let count = match self.state.recv((&self.socket).into(), &mut slices, &mut self.meta) {
+                Ok(count) => count,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                // An ICMP error of an earlier send: retransmission deals with it.
+                Err(e)
+                    if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted) =>
+                {
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            let now = Instant::now();
+            for (meta, buffer) in self.meta.iter().zip(&self.receive).take(count) {
+                let ce = meta.ecn == Some(EcnCodepoint::Ce);
+                for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
+                    endpoint.receive(now, meta.addr.ip(), ce, datagram);
+                }
+            }
+            any |= count > 0;
+            if count < BATCH_SIZE {
+                break;
+            }
+        }
+        Ok(any)
+    }
+
+    fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        let mut any = false;
+        loop {
+            let next = match self.unsent.take() {
+                Some(t) => Some(t),
+                None => endpoint.poll_transmit(Instant::now(), &mut self.send),
+            };
+            let Some(t) = next else { return Ok(any) };
+            let datagrams = quinn_udp::Transmit {
+                destination: SocketAddr::new(t.to, ROCE_PORT),
+                ecn: Some(EcnCodepoint::Ect0),
+                contents: &self.send[..t.len],
+                segment_size: t.segment_size,
+                src_ip: None,
+            };
+            match self.state.try_send((&self.socket).into(), &datagrams) {
+                Ok(()) => any = true,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.unsent = Some(t);
+                    return Ok(any);
+                }
+                Err(e) if e.raw_os_error() == Some(nix::errno::Errno::EMSGSIZE as i32) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        format!(
+                            "a packet of {} bytes does not fit the interface towards {}: its MTU must be at least the \
+                             path MTU and 80 bytes",
+                            t.segment_size.unwrap_or(t.len),
+                            t.to
+                        ),
+                    ));
+                }
+                // Out of memory for a moment, no route for a moment, segmentation just found to be impossible: as if lost
+                // on the way.
+                Err(e) => log::debug!("sending to {}: {e}", t.to),
+            }
+        }
+    }
+}
+
+impl AsFd for UdpDriver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Waits until a file descriptor is ready, or some time has passed.
+pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, wait: Duration) -> io::Result<()> {
+    let wait = nix::sys::time::TimeSpec::from_duration(wait.min(Duration::from_secs(1)));
+    match nix::poll::ppoll(&mut [PollFd::new(fd, flags)], Some(wait), None) {
+        Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
