@@ -128,10 +128,13 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// Removes a queue pair; what arrives for it from now on is discarded.
-    pub fn remove_qp(&mut self, id: QpId) {
-        self.qps.retain(|q| q.id != id);
+    /// Removes a queue pair; what arrives for it from now on is discarded. Gives back the messages that have not been
+    /// acknowledged, oldest first.
+    pub fn remove_qp(&mut self, id: QpId) -> Vec<(u64, Vec<u8>)> {
+        let Some(at) = self.qps.iter().position(|q| q.id == id) else { return Vec::new() };
+        let qp = self.qps.remove(at);
         self.by_qpn = self.qps.iter().enumerate().map(|(i, q)| (q.local_qpn, i)).collect();
+        qp.requester.into_messages()
     }
 
     fn qp(&mut self, id: QpId) -> Option<&mut Qp> {

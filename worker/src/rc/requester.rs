@@ -283,6 +283,11 @@ impl Requester {
         Effect::WentBack
     }
 
+    /// The messages that were posted and not acknowledged, oldest first.
+    pub fn into_messages(self) -> Vec<(u64, Vec<u8>)> {
+        self.messages.into_iter().map(|m| (m.id, m.data)).collect()
+    }
+
     /// Messages that were posted and not acknowledged.
     pub fn outstanding(&self) -> usize {
         self.messages.len()
