@@ -7,6 +7,7 @@ pub mod model;
 pub mod plot;
 pub mod report;
 pub mod rng;
+mod table;
 pub mod train;
 
 use netsum_worker::numeric::layout::Layout;

@@ -1,7 +1,6 @@
 //! Trains a small classifier over netsum, or in one process.
 
 use std::io::Write;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -22,8 +21,6 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// One rank of several; the box, or a ring, sums the gradients.
-    Rank(RankArgs),
     /// All ranks' batches in this process: the same weights, bit by bit.
     Reference(Training),
 }
@@ -45,30 +42,6 @@ struct Training {
     weights: Option<PathBuf>,
 }
 
-#[derive(Args)]
-struct RankArgs {
-    #[command(flatten)]
-    training: Training,
-    /// This rank, from 0.
-    #[arg(long)]
-    rank: usize,
-    /// This rank's own address.
-    #[arg(long)]
-    ip: IpAddr,
-    /// Where the box's daemon listens for workers, HOST:PORT.
-    #[arg(long)]
-    controller: String,
-    /// Name of the job.
-    #[arg(long)]
-    job: String,
-    /// The job's token.
-    #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true)]
-    token: String,
-    /// How long to wait for other ranks, in seconds.
-    #[arg(long, default_value_t = 20.0)]
-    timeout: f64,
-}
-
 impl Training {
     fn config(&self) -> Config {
         Config::new(self.ranks, self.epochs, self.seed)
@@ -78,7 +51,6 @@ impl Training {
 fn main() -> Result<()> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match Cli::parse().command {
-        Command::Rank(args) => anyhow::bail!("rank {} {} {}", args.rank, args.ip, args.training.ranks),
         Command::Reference(args) => reference(&args),
     }
 }

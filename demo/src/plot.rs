@@ -112,7 +112,7 @@ fn loss(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
 fn bytes(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
     let mega = |bytes: u64| bytes as f64 / 1e6;
     let ring = mega(summary.ring_computed());
-    let measured = summary.ring_measured.as_deref().unwrap_or_default();
+    let measured = summary.ring.as_ref().map_or(&[][..], |ring| &ring.links);
     let highest = summary
         .links
         .iter()
@@ -189,8 +189,8 @@ fn bytes(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::LinkBytes;
     use crate::report::tests::summary;
+    use crate::report::{LinkBytes, Ring};
 
     #[test]
     fn the_picture_shows_a_loss_curve_and_a_bar_for_each_host_and_direction() {
@@ -206,7 +206,8 @@ mod tests {
         assert_eq!(bars, 4 + 1 + 2, "{svg}");
         assert!(!svg.contains("NaN"));
 
-        summary.ring_measured = Some(vec![LinkBytes { sent: 30_000_000, received: 30_000_000 }; 4]);
+        let links = vec![LinkBytes { sent: 30_000_000, received: 30_000_000 }; 4];
+        summary.ring = Some(Ring { links, seconds: 1.0, identical: true });
         assert!(draw(&summary).unwrap().contains("sent, ring measured"));
     }
 

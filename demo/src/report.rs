@@ -1,7 +1,5 @@
 //! What the ranks tell the orchestrator, and what the orchestrator tells the user.
 
-use std::fmt::Write;
-
 use serde::{Deserialize, Serialize};
 
 /// The least share of test images that a demo must get right.
@@ -9,7 +7,7 @@ pub const LEAST_ACCURACY: f64 = 0.95;
 /// Fewer epochs than this are not expected to reach [`LEAST_ACCURACY`].
 pub const ENOUGH_EPOCHS: usize = 10;
 /// Ethernet, IPv4, UDP, BTH and ICRC in bytes.
-const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
+pub(crate) const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
 
 /// One line of JSON on a rank's standard output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,6 +56,17 @@ pub struct LinkBytes {
     pub received: u64,
 }
 
+/// The training with a ring of the hosts in place of the box.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ring {
+    /// Measured while the ranks trained, in rank order.
+    pub links: Vec<LinkBytes>,
+    /// Time of the training without connecting, in seconds.
+    pub seconds: f64,
+    /// All ranks' weights have the bits of the reference.
+    pub identical: bool,
+}
+
 /// Everything that the demo found out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -85,8 +94,8 @@ pub struct Summary {
     pub reference_identical: bool,
     /// Measured while the ranks trained, in rank order.
     pub links: Vec<LinkBytes>,
-    /// The same, measured for a ring all-reduce without a box, scaled to as many steps.
-    pub ring_measured: Option<Vec<LinkBytes>>,
+    /// The same training, with the sums done by a ring of the hosts.
+    pub ring: Option<Ring>,
     /// Mean loss of each step.
     pub loss: Vec<f32>,
 }
@@ -112,6 +121,9 @@ impl Summary {
         if !self.reference_identical {
             let (ranks, one) = (&self.ranks[0].fingerprint, &self.reference.fingerprint);
             all.push(format!("the weights ({ranks}) are not those of one process ({one})"));
+        }
+        if self.ring.as_ref().is_some_and(|ring| !ring.identical) {
+            all.push("a ring's weights are not those of one process".to_owned());
         }
         for (rank, r) in self.ranks.iter().enumerate() {
             if r.by_box != r.all_reduces {
@@ -145,108 +157,6 @@ impl Summary {
     /// The best case of a ring for as many steps: bytes that a host sends, and that it receives.
     pub fn ring_computed(&self) -> u64 {
         ring_bytes(self.hosts, self.floats, self.mtu, self.ranks[0].steps)
-    }
-
-    /// The table for the user.
-    pub fn table(&self) -> String {
-        let first = &self.ranks[0];
-        let sum = |f: fn(&Trained) -> u64| self.ranks.iter().map(f).sum::<u64>();
-        let yes = |same| if same { "bit-identical" } else { "DIFFERENT" };
-        let judged = match first.accuracy > LEAST_ACCURACY {
-            true => format!("above {:.0} %", 100.0 * LEAST_ACCURACY),
-            false if self.epochs < ENOUGH_EPOCHS => format!("{} epochs are few", self.epochs),
-            false => "TOO LOW".to_owned(),
-        };
-        let rows = [
-            ("test accuracy", format!("{:.1} %", 100.0 * first.accuracy), judged),
-            (
-                "weights of the hosts",
-                first.fingerprint.clone(),
-                format!("{} on all {} hosts", yes(self.ranks_identical), self.hosts),
-            ),
-            (
-                "weights of one process",
-                self.reference.fingerprint.clone(),
-                format!("{} to the hosts'", yes(self.reference_identical)),
-            ),
-            ("summed by", self.summed_by().to_owned(), format!("{} hosts", self.hosts)),
-            ("steps", first.steps.to_string(), format!("{} epochs", self.epochs)),
-            (
-                "all-reduces",
-                sum(|r| r.all_reduces).to_string(),
-                format!("{} a host, {} floats each", first.all_reduces, self.floats),
-            ),
-            (
-                "sums verified",
-                sum(|r| r.sums_verified).to_string(),
-                "messages, each by its check lanes, none wrong".to_owned(),
-            ),
-            (
-                "retransmissions",
-                sum(|r| r.retransmissions).to_string(),
-                match self.lost {
-                    Some(lost) => {
-                        format!("packets; {lost} were lost, {} % each way at each host", 100.0 * self.drop)
-                    }
-                    None => "packets; none was made to be lost".to_owned(),
-                },
-            ),
-            (
-                "time",
-                format!("{:.2} s", first.seconds),
-                format!(
-                    "{:.2} ms a step; one process {:.2} s",
-                    1e3 * first.seconds / first.steps as f64,
-                    self.reference.seconds
-                ),
-            ),
-        ];
-        let mut out = String::new();
-        for (what, value, remark) in rows {
-            let _ = writeln!(out, "  {what:<24}{value:>18}   {remark}");
-        }
-        out.push('\n');
-        self.link_table(&mut out);
-        out
-    }
-
-    fn link_table(&self, out: &mut String) {
-        let computed = self.ring_computed();
-        let measured = self.ring_measured.as_ref();
-        let _ = writeln!(
-            out,
-            "  bytes on the link        sent     received   ring[1] each way   saved  {}",
-            match measured {
-                Some(_) => "ring[2] sent / received",
-                None => "",
-            }
-        );
-        for (host, link) in self.links.iter().enumerate() {
-            let saved = 100.0 * (1.0 - (link.sent + link.received) as f64 / (2 * computed) as f64);
-            let _ = write!(
-                out,
-                "  host {host:<10}{:>14}{:>13}{:>19}{saved:>6.0} %",
-                grouped(link.sent),
-                grouped(link.received),
-                grouped(computed)
-            );
-            if let Some(ring) = measured {
-                let _ = write!(out, "  {} / {}", grouped(ring[host].sent), grouped(ring[host].received));
-            }
-            out.push('\n');
-        }
-        let _ = writeln!(
-            out,
-            "\n  [1] at best, computed: steps x 2(N-1) messages of ceil(floats/N) floats, N = {}, in packets of {} bytes\n  \
-             \x20   and {HEADERS} bytes of headers; no acknowledgements. The hosts' own figures are measured and include them.",
-            self.hosts, self.mtu
-        );
-        if measured.is_some() {
-            let _ = writeln!(
-                out,
-                "  [2] measured with netsum's own ring all-reduce, without a box, and scaled to as many steps"
-            );
-        }
     }
 }
 
@@ -292,7 +202,7 @@ pub(crate) mod tests {
             ranks_identical: true,
             reference_identical: true,
             links: vec![link; 4],
-            ring_measured: None,
+            ring: None,
             loss: (0..440).map(|i| 2.3 / (1.0 + i as f32 / 20.0)).collect(),
         }
     }
@@ -318,6 +228,9 @@ pub(crate) mod tests {
         assert!(broken(|s| s.ranks_identical = false).contains("weights differ"));
         assert!(broken(|s| s.reference_identical = false).contains("not those of one process"));
         assert!(broken(|s| s.ranks[2].accuracy = 0.95).contains("rank 2 gets 95.0 %"));
+        let ring = |identical| Some(Ring { links: vec![], seconds: 1.0, identical });
+        assert_eq!(Summary { ring: ring(true), ..summary() }.complaints(), [""; 0]);
+        assert_eq!(Summary { ring: ring(false), ..summary() }.complaints().len(), 1);
         let ring = broken(|s| s.ranks[3].by_box = 0);
         assert!(ring.contains("THE BOX DID NOT SUM: at rank 3 440 of 440"), "{ring}");
         // Whoever asks for one epoch gets what one epoch gives.
@@ -326,28 +239,6 @@ pub(crate) mod tests {
             s.ranks[0].accuracy = 0.7;
         });
         assert_eq!(one_epoch, "");
-    }
-
-    #[test]
-    fn the_table_shows_what_was_promised() {
-        let mut s = summary();
-        let table = s.table();
-        for part in [
-            "97.5 %",
-            "above 95 %",
-            "bit-identical on all 4 hosts",
-            "bit-identical to the hosts'",
-            "1760",
-            "5280",
-            "18 500 000",
-            "3.41 ms a step",
-        ] {
-            assert!(table.contains(part), "no `{part}` in\n{table}");
-        }
-        s.reference_identical = false;
-        assert!(s.table().contains("DIFFERENT to the hosts'"));
-        s.ring_measured = Some(vec![LinkBytes { sent: 27_000_123, received: 1 }; 4]);
-        assert!(s.table().contains("27 000 123 / 1"), "{}", s.table());
     }
 
     #[test]

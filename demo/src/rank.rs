@@ -1,0 +1,101 @@
+//! One rank of a training over the network.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use netsum_demo::data::Data;
+use netsum_demo::report::{Line, Trained};
+use netsum_demo::train::{Step, train};
+use netsum_demo::{LAYOUT, PATH_MTU};
+use netsum_worker::comm::{Bootstrap, CommConfig, Communicator, Mode};
+
+use crate::{Training, finish, say};
+
+/// Arguments of `netsum-demo rank`.
+#[derive(Args)]
+pub struct RankArgs {
+    #[command(flatten)]
+    training: Training,
+    /// This rank, from 0.
+    #[arg(long)]
+    rank: u32,
+    /// This rank's own address.
+    #[arg(long)]
+    ip: IpAddr,
+    /// Where the box's daemon listens for workers, HOST:PORT.
+    #[arg(long, requires_all = ["job", "token"], required_unless_present = "peers")]
+    controller: Option<String>,
+    /// Name of the job.
+    #[arg(long)]
+    job: Option<String>,
+    /// The job's token.
+    #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// Addresses of all ranks in rank order, instead of a controller: no box has a job, and a ring does the sums.
+    #[arg(long, value_delimiter = ',', conflicts_with = "controller")]
+    peers: Vec<IpAddr>,
+    /// How long to wait for a silent rank, in seconds.
+    #[arg(long, default_value_t = 10.0)]
+    timeout: f64,
+}
+
+impl RankArgs {
+    fn bootstrap(&self) -> Bootstrap {
+        match &self.controller {
+            Some(address) => Bootstrap::Controller {
+                address: address.clone(),
+                job: self.job.clone().unwrap_or_default(),
+                token: self.token.clone().unwrap_or_default(),
+            },
+            None => Bootstrap::Static {
+                peers: self.peers.clone(),
+                mtu: PATH_MTU,
+                message_size: LAYOUT.message_size,
+                window: LAYOUT.window,
+                rings: LAYOUT.rings,
+            },
+        }
+    }
+}
+
+/// Trains, and tells of it on standard output.
+pub fn run(args: &RankArgs) -> Result<()> {
+    let (config, data) = (args.training.config(), Data::load()?);
+    let timeout = Duration::try_from_secs_f64(args.timeout).context("--timeout")?;
+    let ranks = u32::try_from(config.ranks).context("--ranks")?;
+    let mut communicator = Communicator::connect(CommConfig {
+        timeout,
+        ..CommConfig::new(args.rank, ranks, args.ip, args.bootstrap())
+    })?;
+    say(&Line::Connected)?;
+
+    let start = Instant::now();
+    let (mut all_reduces, mut by_box) = (0, 0);
+    let sum = |parts: &[Vec<f32>], total: &mut [f32]| {
+        total.copy_from_slice(&parts[0]);
+        let report = communicator.all_reduce(total)?;
+        all_reduces += 1;
+        by_box += u64::from(report.mode == Mode::Box);
+        Ok(())
+    };
+    let here = args.rank as usize..args.rank as usize + 1;
+    let progress = |s: Step| {
+        // A reader that has gone does not stop the training: the others need this rank.
+        let _ = say(&Line::Step { step: s.step, loss: s.loss });
+    };
+    let model = train(&config, &data, here, sum, progress)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let statistics = communicator.statistics();
+    let trained = Trained {
+        steps: config.steps(&data),
+        all_reduces,
+        by_box,
+        sums_verified: statistics.verified,
+        retransmissions: statistics.retransmissions,
+        seconds,
+        ..Trained::default()
+    };
+    finish(&args.training, &data, &model, trained)
+}

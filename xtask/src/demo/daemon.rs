@@ -1,0 +1,131 @@
+//! `netsum run` on the box, and its job.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use netsum_demo::{LAYOUT, PATH_MTU};
+use netsum_lab::Lab;
+use netsum_lab::netns::output;
+use netsum_lab::process::Running;
+use nix::sys::signal::Signal;
+use serde::Deserialize;
+
+use super::interrupt;
+
+/// How long the daemon may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Port of the workers' API.
+const PORT: u16 = 4790;
+
+/// A job, as its ranks need to know it.
+#[derive(Debug)]
+pub struct Job {
+    /// Name.
+    pub name: String,
+    /// What its ranks prove themselves with.
+    pub token: String,
+    /// Where its ranks find the daemon.
+    pub controller: String,
+    /// Bytes on the box.
+    pub memory: u64,
+}
+
+/// The daemon. It is told to end on drop, so that it takes its programs and maps along.
+pub struct Daemon {
+    process: Option<Running>,
+    program: PathBuf,
+    controller: String,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it on the lab's box and waits until it answers. Its files are in `folder`.
+    pub fn start(lab: &Lab, program: &Path, folder: &Path) -> Result<Self> {
+        let controller = format!("{}:{PORT}", lab.box_().ip());
+        let socket = folder.join("netsum.sock");
+        let config = folder.join("netsum.toml");
+        let ports: Vec<_> = (0..lab.hosts().len()).map(|i| lab.box_().port(i)).collect();
+        let text = format!("ports = {ports:?}\nlisten = \"{controller}\"\nsocket = {socket:?}\n");
+        std::fs::write(&config, text).with_context(|| config.display().to_string())?;
+        let mut command = lab.box_().command(program);
+        command.arg("run").arg("--config").arg(&config);
+        let process = Some(Running::start("netsum run", &mut command)?);
+        let mut daemon = Self { process, program: program.to_owned(), controller, socket };
+        daemon.wait()?;
+        Ok(daemon)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while let Err(error) = output(self.command().args(["job", "list", "-j"])) {
+            interrupt::check()?;
+            self.check()?;
+            if start.elapsed() > PATIENCE {
+                bail!("netsum run does not answer: {error:#}\n{}", self.said());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Creates the demo's job.
+    pub fn create_job(&self, ranks: usize) -> Result<Job> {
+        #[derive(Deserialize)]
+        struct Created {
+            name: String,
+            token: String,
+            memory: u64,
+        }
+        let said = output(
+            self.command()
+                .args(["job", "create", "digits", "--dtype", "i32", "-j", "--ranks", &ranks.to_string()])
+                .args(["--mtu", &PATH_MTU.to_string(), "--message-size", &LAYOUT.message_size.to_string()])
+                .args(["--window", &LAYOUT.window.to_string(), "--rings", &LAYOUT.rings.to_string()]),
+        )?;
+        let job: Created =
+            serde_json::from_str(&said).with_context(|| format!("netsum job create said `{said}`"))?;
+        Ok(Job { name: job.name, token: job.token, controller: self.controller.clone(), memory: job.memory })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--socket").arg(&self.socket);
+        command
+    }
+
+    /// An error if it has ended.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(process) = &mut self.process
+            && !process.is_running()
+        {
+            bail!("netsum run has ended:\n{}", process.stderr());
+        }
+        Ok(())
+    }
+
+    /// What it has logged.
+    pub fn said(&self) -> String {
+        self.process.as_ref().map(Running::stderr).unwrap_or_default()
+    }
+
+    /// Tells it to end, and waits until it has.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(process) = self.process.take() else { return Ok(()) };
+        process.signal(Signal::SIGTERM)?;
+        process.success(PATIENCE).map(drop)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            log::warn!("{error:#}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The training processes on the hosts.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use netsum_demo::report::{Line, Trained};
+use netsum_demo::train::Config;
+use netsum_lab::Lab;
+use netsum_lab::process::Running;
+
+use super::daemon::{Daemon, Job};
+use super::interrupt;
+
+/// A step, or connecting, may take so long before the demo gives up.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often we look for Ctrl-C and for a dead daemon.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Who sums.
+#[derive(Clone, Copy)]
+pub enum Summer<'a> {
+    /// The box, for its job.
+    Box(&'a Job),
+    /// The hosts themselves, by a ring that the box knows nothing of.
+    Ring,
+}
+
+impl Summer<'_> {
+    /// A rank's weights, in the folder for results.
+    pub fn weights_file(self, rank: usize) -> String {
+        match self {
+            Self::Box(_) => format!("weights-{rank}.bin"),
+            Self::Ring => format!("weights-ring-{rank}.bin"),
+        }
+    }
+
+    fn arguments(self, lab: &Lab) -> Vec<String> {
+        match self {
+            Self::Box(job) => ["--controller", &job.controller, "--job", &job.name, "--token", &job.token]
+                .map(str::to_owned)
+                .into(),
+            Self::Ring => {
+                let peers: Vec<_> = lab.hosts().iter().map(|h| h.ip(0).to_string()).collect();
+                vec!["--peers".to_owned(), peers.join(",")]
+            }
+        }
+    }
+}
+
+/// The arguments of `netsum-demo` that say what is trained.
+pub fn training_arguments(config: &Config) -> Vec<String> {
+    let (ranks, epochs, seed) =
+        (config.ranks.to_string(), config.epochs.to_string(), config.seed.to_string());
+    ["--ranks", &ranks, "--epochs", &epochs, "--seed", &seed].map(str::to_owned).into()
+}
+
+/// What comes from a rank.
+enum Event {
+    Line(Line),
+    /// The process has ended: well, or with an error.
+    Ended(Result<()>),
+}
+
+/// Training processes. They end with their lab.
+pub struct Ranks {
+    number: usize,
+    events: Receiver<(usize, Event)>,
+    steps: usize,
+}
+
+impl Ranks {
+    /// Starts a rank on each host.
+    pub fn start(lab: &Lab, config: &Config, program: &Path, summer: Summer<'_>, out: &Path) -> Result<Self> {
+        let data = netsum_demo::data::Data::load()?;
+        let (send, events) = channel();
+        for (rank, host) in lab.hosts().iter().enumerate() {
+            let mut command = host.command(program);
+            command.args(["rank", "--rank", &rank.to_string(), "--ip", &host.ip(0).to_string()]);
+            command.args(summer.arguments(lab)).args(training_arguments(config));
+            command.arg("--weights").arg(out.join(summer.weights_file(rank)));
+            // It dies with the thread that starts it, which is therefore this one and not the one that reads.
+            let process = Running::start(&format!("rank {rank}"), &mut command)?;
+            let send = send.clone();
+            std::thread::spawn(move || {
+                let ended = read(process, |line| send.send((rank, Event::Line(line))).is_ok());
+                // Nobody listens any more when the demo has failed already.
+                let _ = send.send((rank, Event::Ended(ended)));
+            });
+        }
+        Ok(Self { number: lab.hosts().len(), events, steps: config.steps(&data) })
+    }
+
+    /// Shows the progress and waits for the end; what each rank came to, and the loss of each step.
+    pub fn finish(self, daemon: &mut Daemon) -> Result<(Vec<Trained>, Vec<f32>)> {
+        let style = "  {bar:40} step {pos}/{len}  {msg}  {elapsed} ";
+        let bar = ProgressBar::new(self.steps as u64)
+            .with_style(ProgressStyle::with_template(style)?.progress_chars("=> "))
+            .with_message("connecting");
+        let result = self.follow(daemon, &bar);
+        if result.is_ok() {
+            bar.finish();
+        } else {
+            bar.abandon();
+        }
+        result
+    }
+
+    fn follow(self, daemon: &mut Daemon, bar: &ProgressBar) -> Result<(Vec<Trained>, Vec<f32>)> {
+        let ranks = self.number;
+        let mut trained: Vec<Option<Trained>> = vec![None; ranks];
+        let mut loss = Vec::with_capacity(self.steps);
+        let mut ended = 0;
+        let mut last_sign = Instant::now();
+        while ended < ranks {
+            interrupt::check()?;
+            let (rank, event) = match self.events.recv_timeout(LOOK) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => {
+                    daemon.check()?;
+                    if last_sign.elapsed() > PATIENCE {
+                        bail!("no rank has made a step within {PATIENCE:?}\n{}", daemon.said());
+                    }
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("the readers of the ranks have ended"),
+            };
+            last_sign = Instant::now();
+            match event {
+                Event::Line(Line::Connected) if rank == 0 => bar.set_message("connected"),
+                Event::Line(Line::Step { step, loss: l }) if rank == 0 => {
+                    loss.push(l);
+                    bar.set_position(step as u64 + 1);
+                    bar.set_message(format!("loss {l:.4}"));
+                    // Without a terminal there is no bar; a line now and then says the same.
+                    if bar.is_hidden() && (step + 1) % self.steps.div_ceil(5) == 0 {
+                        println!("  step {}/{}  loss {l:.4}", step + 1, self.steps);
+                    }
+                }
+                Event::Line(Line::Trained(t)) => trained[rank] = Some(t),
+                Event::Line(_) => {}
+                Event::Ended(Ok(())) => ended += 1,
+                Event::Ended(Err(error)) => {
+                    return Err(error.context(format!("the box said:\n{}", daemon.said())));
+                }
+            }
+        }
+        let trained = trained
+            .into_iter()
+            .enumerate()
+            .map(|(rank, t)| t.with_context(|| format!("rank {rank} ended without a result")))
+            .collect::<Result<_>>()?;
+        Ok((trained, loss))
+    }
+}
+
+/// Passes on the lines of a rank until it ends, or nobody wants them.
+fn read(mut process: Running, mut pass_on: impl FnMut(Line) -> bool) -> Result<()> {
+    let mut trained = false;
+    while !trained {
+        let line = match process.line(PATIENCE) {
+            Ok(line) => line,
+            Err(_) if !process.is_running() => bail!("a rank has failed: {}", process.stderr().trim()),
+            Err(_) => bail!("a rank has been silent for {PATIENCE:?}: {}", process.stderr().trim()),
+        };
+        let line: Line = serde_json::from_str(&line).with_context(|| format!("a rank said `{line}`"))?;
+        trained = matches!(line, Line::Trained(_));
+        if !pass_on(line) {
+            return Ok(());
+        }
+    }
+    process.success(PATIENCE).map(drop)
+}
