@@ -137,14 +137,6 @@ impl Endpoint {
         qp.requester.into_messages()
     }
 
-    /// As [`remove_qp`](Self::remove_qp), and gives back the messages that are posted and not acknowledged, oldest first,
-    /// with their identifiers.
-    pub fn close_qp(&mut self, id: QpId) -> Vec<(u64, Vec<u8>)> {
-        let messages = self.qp(id).map(|q| q.requester.take_messages()).unwrap_or_default();
-        self.remove_qp(id);
-        messages
-    }
-
     fn qp(&mut self, id: QpId) -> Option<&mut Qp> {
         self.qps.iter_mut().find(|q| q.id == id)
     }

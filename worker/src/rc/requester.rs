@@ -288,12 +288,6 @@ impl Requester {
         self.messages.into_iter().map(|m| (m.id, m.data)).collect()
     }
 
-    /// Gives up: takes the messages that are not acknowledged, oldest first. Nothing is sent any more.
-    pub fn take_messages(&mut self) -> Vec<(u64, Vec<u8>)> {
-        self.posted = self.next;
-        self.messages.drain(..).map(|m| (m.id, m.data)).collect()
-    }
-
     /// Messages that were posted and not acknowledged.
     pub fn outstanding(&self) -> usize {
         self.messages.len()
