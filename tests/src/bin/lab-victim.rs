@@ -2,8 +2,12 @@
 
 use netsum_lab::process::Running;
 use netsum_lab::{Lab, LabSpec};
+use nix::sys::signal::{SigHandler, Signal, signal};
 
 fn main() -> anyhow::Result<()> {
+    // Programs that are started in the background, as CI may be, ignore Ctrl-C.
+    // SAFETY: no handler of ours is installed, only the default one.
+    unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) }?;
     let lab = Lab::new(LabSpec::hosts(2))?;
     let _sleeper = Running::start("sleep", lab.host(0).command("sleep").arg("1000"))?;
     println!("{}", lab.prefix());
