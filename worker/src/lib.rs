@@ -1,5 +1,37 @@
-//! Host library of netsum.
+//! Host library of netsum: a RoCEv2 endpoint for reliable connections over UDP, and an all-reduce on top of it that a
+//! box in the network does, or where there is none, the ranks themselves.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`rc`] | the endpoint, without I/O |
+//! | [`udp`] | a socket under it |
+//! | [`numeric`] | floats as integers; how data is cut into messages |
+//! | [`comm`] | [`Communicator`]: all-reduce and barrier |
+//! | `control` | client of the box's daemon |
+//!
+//! ```no_run
+//! use netsum_worker::{Bootstrap, CommConfig, Communicator};
+//! let bootstrap = Bootstrap::Controller {
+//!     address: "10.0.0.254:4790".into(),
+//!     job: "train".into(),
+//!     token: "secret".into(),
+//! };
+//! let mut comm = Communicator::connect(CommConfig::new(0, 4, "10.0.0.1".parse()?, bootstrap))?;
+//! let mut gradient = vec![0.5f32; 1_000_000];
+//! let report = comm.all_reduce(&mut gradient)?;
+//! println!("summed by the {} in {:?}", report.mode, report.elapsed);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+pub mod comm;
+mod control;
 pub mod numeric;
 pub mod rc;
+#[cfg(test)]
+mod sim;
 pub mod udp;
+
+pub use comm::{Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics};
+pub use numeric::element::{Dtype, Element};
+pub use numeric::layout::Layout;
+pub use numeric::reference::reference_sum;

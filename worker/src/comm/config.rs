@@ -1,0 +1,181 @@
+//! What a communicator is configured with, and what it tells about itself.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::numeric::layout::Layout;
+
+/// How a communicator finds its job.
+#[derive(Clone, Debug)]
+pub struct CommConfig {
+    /// This rank, from 0.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub ranks: u32,
+    /// This rank's own address; ranks on one machine need different ones. UDP port 4791 must be free there.
+    pub ip: IpAddr,
+    /// Where the other ranks' addresses come from.
+    pub bootstrap: Bootstrap,
+    /// A rank that is silent for so long is dead.
+    pub timeout: Duration,
+    /// How long [`connect`](super::Communicator::connect) waits for the other ranks.
+    pub connect_timeout: Duration,
+}
+
+impl CommConfig {
+    /// The usual times: a rank is dead after 10 s, and `connect` waits for 60 s.
+    pub fn new(rank: u32, ranks: u32, ip: IpAddr, bootstrap: Bootstrap) -> Self {
+        let (timeout, connect_timeout) = (Duration::from_secs(10), Duration::from_secs(60));
+        Self { rank, ranks, ip, bootstrap, timeout, connect_timeout }
+    }
+}
+
+/// Where addresses and the job's properties come from.
+#[derive(Clone, Debug)]
+pub enum Bootstrap {
+    /// A box's daemon.
+    Controller {
+        /// Host and port of the workers' API.
+        address: String,
+        /// Name of the job.
+        job: String,
+        /// The job's token.
+        token: String,
+    },
+    /// No daemon: all ranks are given the same list, and queue pair numbers and PSNs follow from [`static_connection`].
+    /// A box sums only if it has been given these flows by hand.
+    Static {
+        /// Address of each rank.
+        peers: Vec<IpAddr>,
+        /// Path MTU in bytes.
+        mtu: u32,
+        /// Bytes of a message.
+        message_size: u32,
+        /// Messages without a sum in each ring.
+        window: u32,
+        /// Rings.
+        rings: u32,
+    },
+}
+
+/// One rank's numbers for one ring, as [`Bootstrap::Static`] chooses them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StaticConnection {
+    /// Queue pair that receives from the previous rank: what a flow of the previous rank is registered with.
+    pub receive_qpn: u32,
+    /// Queue pair that sends to the next rank.
+    pub send_qpn: u32,
+    /// First PSN that it sends.
+    pub first_psn: u32,
+}
+
+/// Queue pair numbers and first PSN of `rank` in `ring` under [`Bootstrap::Static`]; `None` stands for the plain
+/// connection, which no box may know.
+pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
+    let connection = rank * 1024 + ring.map_or(0, |r| (r + 1) * 2);
+    StaticConnection {
+        receive_qpn: 0x10_0000 + connection,
+        send_qpn: 0x10_0001 + connection,
+        first_psn: 0x1000 * (rank + 1) + ring.map_or(0, |r| r + 1),
+    }
+}
+
+/// Who sums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Mode {
+    /// The box.
+    Box,
+    /// The ranks themselves, by an ordinary ring all-reduce.
+    Ring,
+}
+
+impl Mode {
+    /// `box` or `ring`, as in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Box => "box",
+            Self::Ring => "ring",
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What an operation came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// Who did the sum; [`Mode::Ring`] if the ranks did any part of it.
+    pub mode: Mode,
+    /// Sums (of messages) whose check lanes were verified.
+    pub verified: u64,
+    /// From the call to the last sum.
+    pub elapsed: Duration,
+    /// Packets that this rank sent again meanwhile.
+    pub retransmissions: u64,
+}
+
+/// What a communicator has done since it was connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Operations that gave a sum, barriers among them.
+    pub all_reduces: u64,
+    /// Sums (of messages) whose check lanes were verified.
+    pub verified: u64,
+    /// Messages received that no box had summed.
+    pub unsummed: u64,
+    /// Messages received that were neither a sum nor one rank's data.
+    pub wrong: u64,
+    /// How often the ranks changed from the box to a ring of their own: 0 or 1.
+    pub fall_backs: u64,
+    /// Payload bytes of messages sent to be summed by the box.
+    pub box_bytes: u64,
+    /// Payload bytes sent by the ranks' own ring.
+    pub ring_bytes: u64,
+    /// Bytes sent, with all headers from IP on.
+    pub bytes_sent: u64,
+    /// Bytes received, with all headers from IP on.
+    pub bytes_received: u64,
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Packets received.
+    pub packets_received: u64,
+    /// Packets sent again.
+    pub retransmissions: u64,
+}
+
+/// Job properties that all ranks must agree on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct JobShape {
+    pub ranks: u32,
+    pub mtu: u32,
+    pub layout: Layout,
+}
+
+impl JobShape {
+    /// Finds properties that cannot work, whoever gave them.
+    pub fn check(&self) -> Result<(), String> {
+        let Layout { message_size, window, rings } = self.layout;
+        if !(1..=64).contains(&self.ranks) {
+            return Err(format!("ranks {}: 1 to 64", self.ranks));
+        }
+        if ![256, 512, 1024, 2048, 4096].contains(&self.mtu) {
+            return Err(format!("mtu {}: 256, 512, 1024, 2048 or 4096", self.mtu));
+        }
+        if message_size % 4 != 0 || !(20..=1 << 24).contains(&message_size) {
+            return Err(format!("message_size {message_size}: a multiple of 4 from 20 to 16777216"));
+        }
+        if !(1..=1024).contains(&window) {
+            return Err(format!("window {window}: 1 to 1024"));
+        }
+        if !(1..=255).contains(&rings) {
+            return Err(format!("rings {rings}: 1 to 255"));
+        }
+        Ok(())
+    }
+}

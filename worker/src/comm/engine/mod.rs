@@ -1,0 +1,310 @@
+//! The collective as a state machine: what the connections bring goes in, messages for them come out. No I/O; the time
+//! is passed in. Each step is deterministic.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`operation`] | an all-reduce: messages out, sums in |
+//! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
+//! | [`liveness`] | keep-alives, the dead, those who leave, failures |
+//!
+//! ## Which messages are kept
+//! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
+//! Originals are kept until then. So when the ranks fall back, the first message that some rank has not verified is
+//! still kept by all who have sent it.
+
+mod fallback;
+mod liveness;
+mod operation;
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+pub(crate) use operation::Finished;
+
+use super::config::{JobShape, Mode, Statistics};
+use super::error::Error;
+use super::frame::{DATA_HEADER, Descriptor, Frame, Progress, control_room};
+use super::reduction::{Place, Reduction};
+use super::transport::{Channel, Transport, TransportEvent};
+use crate::numeric::element::Data;
+use operation::Operation;
+
+/// What an engine is told once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub rank: u32,
+    pub shape: JobShape,
+    /// A rank that is silent for so long is dead.
+    pub timeout: Duration,
+}
+
+impl Settings {
+    /// Without progress for so long, although all ranks take part, the box is given up.
+    fn stall(&self) -> Duration {
+        self.timeout * 3 / 10
+    }
+
+    fn keep_alive(&self) -> Duration {
+        self.timeout / 5
+    }
+}
+
+/// Who sums at the moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Path {
+    Box,
+    /// The ranks tell each other where they stand; nothing is summed.
+    Agreeing,
+    Ring,
+}
+
+/// A message that has been sent to the box.
+#[derive(Debug)]
+struct Kept {
+    number: u64,
+    /// `None` while the connection has it.
+    payload: Option<Vec<u8>>,
+}
+
+/// One ring's messages, numbered over the connection's life.
+#[derive(Debug, Default)]
+struct Ring {
+    /// The next to send.
+    next: u64,
+    /// The first without a verified sum.
+    verified: u64,
+    /// Sent and not committed.
+    kept: VecDeque<Kept>,
+}
+
+/// The state machine of one rank.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    settings: Settings,
+    place: Place,
+    path: Path,
+    rings: Vec<Ring>,
+    operation: Option<Operation>,
+    finished: Option<Result<Finished, Error>>,
+    /// What is known of all ranks, this one among them.
+    progress: Vec<Progress>,
+    /// Operations of the previous rank that this rank has not started.
+    announced: VecDeque<Descriptor>,
+    /// In [`Path::Agreeing`], by rank: the first unverified message of each ring.
+    unverified: Vec<Option<Vec<u64>>>,
+    reductions: HashMap<(u32, u64), Reduction>,
+    failure: Option<Error>,
+    /// A contradiction that another rank's failure may explain; if none does in time, it is one itself.
+    suspicion: Option<(Instant, Error)>,
+    /// Ranks whose failures have been passed on, bit by bit.
+    failures_seen: u64,
+    /// Ranks that have left in good order, bit by bit.
+    left: u64,
+    leaving: bool,
+    greeted: bool,
+    heard: Instant,
+    next_keep_alive: Instant,
+    next_query: Instant,
+    last_progress: Instant,
+    all_started: Option<Instant>,
+    plain_ids: u64,
+    plain_outstanding: u64,
+    pool: Vec<Vec<u8>>,
+    statistics: Statistics,
+}
+
+/// Buffers that wait for messages on a plain connection.
+const PLAIN_BUFFERS: usize = 64;
+/// Buffers kept for reuse.
+const POOL: usize = 64;
+
+impl Engine {
+    /// An engine that has greeted its next rank.
+    pub fn new(now: Instant, settings: Settings, transport: &mut dyn Transport) -> Self {
+        let JobShape { ranks, layout, .. } = settings.shape;
+        let mut engine = Self {
+            settings,
+            place: Place { rank: settings.rank, ranks },
+            path: Path::Box,
+            rings: (0..layout.rings).map(|_| Ring::default()).collect(),
+            operation: None,
+            finished: None,
+            progress: vec![Progress::default(); ranks as usize],
+            announced: VecDeque::new(),
+            unverified: vec![None; ranks as usize],
+            reductions: HashMap::new(),
+            failure: None,
+            suspicion: None,
+            failures_seen: 0,
+            left: 0,
+            leaving: false,
+            greeted: false,
+            heard: now,
+            next_keep_alive: now + settings.keep_alive(),
+            next_query: now,
+            last_progress: now,
+            all_started: None,
+            plain_ids: 0,
+            plain_outstanding: 0,
+            pool: Vec::new(),
+            statistics: Statistics::default(),
+        };
+        for ring in 0..layout.rings {
+            for _ in 0..layout.window + 2 {
+                let buffer = Vec::with_capacity(layout.message_size as usize);
+                transport.receive_into(Channel::RingIn(ring), buffer);
+            }
+        }
+        for _ in 0..PLAIN_BUFFERS {
+            transport.receive_into(
+                Channel::PlainIn,
+                Vec::with_capacity(control_room(ranks, layout.rings).min(1024)),
+            );
+        }
+        engine.tell(transport, &Frame::Hello { shape: settings.shape, rank: settings.rank });
+        engine
+    }
+
+    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started;
+    /// an empty one between operations.
+    pub fn step(&mut self, now: Instant, transport: &mut dyn Transport, data: &mut dyn Data) {
+        while let Some(event) = transport.poll() {
+            self.on_event(now, transport, data, event);
+        }
+        // Only now: acknowledgements behind the last announcement gave back messages that are needed.
+        self.switch_when_agreed(now, transport, data);
+        self.pump(now, transport, data);
+        self.on_time(now, transport);
+    }
+
+    /// When [`step`](Self::step) should be called at the latest.
+    pub fn next_timeout(&self) -> Instant {
+        let mut next = self.next_keep_alive;
+        if self.operation.is_some() && self.failure.is_none() {
+            next = next.min(self.next_query);
+        }
+        next
+    }
+
+    fn on_event(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data, event: TransportEvent) {
+        match event {
+            TransportEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
+                self.give_back(ring, id, data);
+            }
+            TransportEvent::Sent { data, .. } => {
+                self.plain_outstanding -= 1;
+                self.recycle(data);
+            }
+            TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
+                self.on_sum(now, t, data, ring, &sum);
+                t.receive_into(Channel::RingIn(ring), sum);
+            }
+            TransportEvent::Received { data: frame, .. } => {
+                self.heard = now;
+                match Frame::decode(&frame) {
+                    Some(Frame::Data(h)) if h.ring < self.settings.shape.layout.rings => {
+                        self.on_data(now, t, data, h, &frame[DATA_HEADER..]);
+                    }
+                    Some(decoded) => self.on_frame(now, t, decoded),
+                    None => {
+                        let text = format!("rank {} sent something unintelligible", self.previous());
+                        self.fail(t, Error::Protocol(text));
+                    }
+                }
+                t.receive_into(Channel::PlainIn, frame);
+            }
+            TransportEvent::Failed { channel: Channel::PlainOut, reason } => {
+                if !self.has_left(self.next()) {
+                    self.fail(t, Error::RankDied { rank: self.next(), reason });
+                }
+            }
+            TransportEvent::Failed { channel: Channel::PlainIn, reason } => {
+                self.fail(t, Error::RankDied { rank: self.previous(), reason });
+            }
+            TransportEvent::Failed { reason, .. } => {
+                log::debug!("rank {}: connection through the box: {reason}", self.settings.rank);
+                self.fall_back(t, super::frame::Reason::Broken, self.settings.rank);
+            }
+        }
+    }
+
+    fn on_frame(&mut self, now: Instant, t: &mut dyn Transport, frame: Frame) {
+        match frame {
+            Frame::Hello { shape, rank } => self.on_hello(t, shape, rank),
+            Frame::Status { ranks } => self.on_status(t, &ranks),
+            Frame::Operation(d) => self.on_operation(t, d),
+            Frame::FallBack { origin, reason, unverified } => {
+                self.on_fall_back(t, origin, reason, unverified);
+            }
+            Frame::Failure { origin, error } => self.on_failure(t, origin, error),
+            Frame::Goodbye { origin, completed } => self.on_goodbye(t, origin, completed),
+            Frame::Data(_) => {
+                self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
+            }
+        }
+    }
+
+    /// Sends a frame to the next rank.
+    fn tell(&mut self, t: &mut dyn Transport, frame: &Frame) {
+        self.send_plain(t, frame.encode());
+    }
+
+    fn send_plain(&mut self, t: &mut dyn Transport, bytes: Vec<u8>) {
+        if self.has_left(self.next()) {
+            return;
+        }
+        self.plain_ids += 1;
+        self.plain_outstanding += 1;
+        t.send(Channel::PlainOut, self.plain_ids, bytes);
+    }
+
+    fn next(&self) -> u32 {
+        (self.place.rank + 1) % self.place.ranks
+    }
+
+    fn previous(&self) -> u32 {
+        (self.place.rank + self.place.ranks - 1) % self.place.ranks
+    }
+
+    fn has_left(&self, rank: u32) -> bool {
+        self.left & 1 << rank != 0
+    }
+
+    fn own(&mut self) -> &mut Progress {
+        &mut self.progress[self.place.rank as usize]
+    }
+
+    /// The connection no longer needs a message.
+    fn give_back(&mut self, ring: u32, number: u64, data: Vec<u8>) {
+        match self.rings[ring as usize].kept.iter_mut().find(|k| k.number == number) {
+            Some(kept) => kept.payload = Some(data),
+            None => self.recycle(data),
+        }
+    }
+
+    fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.pool.len() < POOL {
+            self.pool.push(buffer);
+        }
+    }
+
+    /// Who sums; the ring as soon as the box is given up.
+    pub fn mode(&self) -> Mode {
+        if self.path == Path::Box { Mode::Box } else { Mode::Ring }
+    }
+
+    /// Whether the previous rank has said hello.
+    pub fn greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// What ended this communicator.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// What has been counted here; bytes and packets are the connections' to count.
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+}

@@ -1,0 +1,363 @@
+//! One all-reduce: messages are built and sent while the window allows, sums are verified and written back.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use netsum_common::lanes::{CHECK_LANES, Check, Finding, sums_of_bytes};
+
+use super::{Engine, Kept, Path};
+use crate::comm::config::Mode;
+use crate::comm::error::Error;
+use crate::comm::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
+use crate::comm::reduction::{Misfit, Reduction};
+use crate::comm::transport::{Channel, Transport};
+use crate::numeric::element::{Data, Dtype};
+use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
+use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale};
+
+/// An operation in progress.
+#[derive(Debug)]
+pub(super) struct Operation {
+    descriptor: Descriptor,
+    plan: Plan,
+    rings: Vec<RingPart>,
+    /// Messages without a verified sum.
+    left: usize,
+    verified: u64,
+    by_ring: bool,
+    non_finite: Option<Range<usize>>,
+}
+
+#[derive(Debug)]
+struct RingPart {
+    /// Number of the first message.
+    base: u64,
+    messages: usize,
+    /// Largest exponent over all ranks, by data message, as far as known.
+    buckets: Vec<Option<u8>>,
+}
+
+impl Operation {
+    pub fn number(&self) -> u64 {
+        self.descriptor.number
+    }
+
+    fn message(&self, ring: u32, number: u64) -> Message {
+        self.plan.message(ring as usize, (number - self.rings[ring as usize].base) as usize)
+    }
+
+    /// What message `number` has in its `sequence` lane.
+    fn sequence(&self, number: u64) -> u32 {
+        (number as u32).wrapping_add(self.descriptor.tag())
+    }
+
+    fn scale(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Scale> {
+        if !self.plan.scaled() {
+            return None;
+        }
+        self.rings[ring as usize].buckets[data_message].and_then(|b| Scale::new(b, ranks))
+    }
+}
+
+/// What an operation came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finished {
+    pub mode: Mode,
+    pub verified: u64,
+    /// Elements of the first message with an infinity or a NaN.
+    pub non_finite: Option<Range<usize>>,
+}
+
+impl Engine {
+    /// Starts an all-reduce of `data`. [`finished`](Self::finished) tells when it is done.
+    pub fn start(&mut self, now: Instant, t: &mut dyn Transport, data: &dyn Data) -> Result<(), Error> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let dtype = data.dtype();
+        let plan = Plan::new(&self.settings.shape.layout, dtype, data.len())
+            .map_err(|reason| Error::Length { dtype, reason })?;
+        if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
+            let error = Error::RankLeft { rank };
+            self.fail(t, error.clone());
+            return Err(error);
+        }
+        let number = self.own().started + 1;
+        self.own().started = number;
+        let descriptor = Descriptor { number, length: data.len() as u64, dtype };
+        let rings: Vec<_> = (0..self.rings.len())
+            .map(|r| RingPart {
+                base: self.rings[r].next,
+                messages: plan.messages(r),
+                buckets: if dtype == Dtype::F32 { vec![None; plan.data_messages(r)] } else { Vec::new() },
+            })
+            .collect();
+        self.operation = Some(Operation {
+            descriptor,
+            left: rings.iter().map(|r| r.messages).sum(),
+            plan,
+            rings,
+            verified: 0,
+            by_ring: self.path != Path::Box,
+            non_finite: None,
+        });
+        self.finished = None;
+        self.last_progress = now;
+        self.all_started = None;
+        self.next_query = now + self.settings.stall() / 4;
+        self.tell(t, &Frame::Operation(descriptor));
+        self.compare(t);
+        Ok(())
+    }
+
+    /// The outcome of the operation that was started, once there is one.
+    pub fn finished(&mut self) -> Option<Result<Finished, Error>> {
+        self.finished.take()
+    }
+
+    /// The previous rank has started an operation.
+    pub(super) fn on_operation(&mut self, t: &mut dyn Transport, d: Descriptor) {
+        let previous = self.previous() as usize;
+        let started = &mut self.progress[previous].started;
+        *started = (*started).max(d.number);
+        self.announced.push_back(d);
+        self.compare(t);
+    }
+
+    /// Compares operations with what the previous rank has announced.
+    fn compare(&mut self, t: &mut dyn Transport) {
+        let Some(own) = self.operation.as_ref().map(|o| o.descriptor) else { return };
+        while let Some(theirs) = self.announced.pop_front_if(|d| d.number <= own.number) {
+            if theirs.number == own.number && theirs != own {
+                self.fail(
+                    t,
+                    Error::Mismatch(format!(
+                        "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks must call for the same",
+                        own.number,
+                        self.previous(),
+                        self.place.rank
+                    )),
+                );
+                return;
+            }
+        }
+    }
+
+    /// Sends what may be sent.
+    pub(super) fn pump(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data) {
+        let window = u64::from(self.settings.shape.layout.window);
+        for ring in 0..self.rings.len() as u32 {
+            while self.path != Path::Agreeing {
+                let Some(op) = &self.operation else { return };
+                let (state, part) = (&self.rings[ring as usize], &op.rings[ring as usize]);
+                let number = state.next;
+                if number >= part.base + part.messages as u64 || number >= state.verified + window {
+                    break;
+                }
+                let message = op.message(ring, number);
+                if let Some((i, _)) = &message.data
+                    && op.plan.scaled()
+                    && part.buckets[*i].is_none()
+                {
+                    break;
+                }
+                let mut payload = self.pool.pop().unwrap_or_default();
+                self.build(&*data, ring, number, &message, &mut payload);
+                self.rings[ring as usize].next += 1;
+                if self.path == Path::Box {
+                    self.statistics.box_bytes += payload.len() as u64;
+                    self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
+                    t.send(Channel::RingOut(ring), number, payload);
+                } else {
+                    self.contribute(now, t, data, ring, number, payload);
+                }
+            }
+        }
+    }
+
+    fn build(&self, data: &dyn Data, ring: u32, number: u64, message: &Message, out: &mut Vec<u8>) {
+        let Some(op) = &self.operation else { return };
+        out.resize(message.len(), 0);
+        let (check, lanes) = out.split_at_mut(CHECK_BYTES);
+        let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
+        for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES)) {
+            quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
+        }
+        if let Some((i, range)) = &message.data {
+            data.to_lanes(range.clone(), op.scale(ring, *i, self.place.ranks), values);
+        }
+        let (a, b) = sums_of_bytes(lanes);
+        let lanes = Check { count: 1, sequence: op.sequence(number), a, b }.encode();
+        for (out, lane) in check.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
+            *out = lane.to_le_bytes();
+        }
+    }
+
+    /// A message from a ring's connection: it should be the next sum.
+    pub(super) fn on_sum(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        ring: u32,
+        sum: &[u8],
+    ) {
+        if self.path != Path::Box || self.failure.is_some() {
+            return;
+        }
+        match self.examine(ring, sum) {
+            Finding::Sum => self.accept(now, data, ring, sum),
+            Finding::Unsummed => {
+                self.statistics.unsummed += 1;
+                self.fall_back(t, Reason::Unsummed, self.place.rank);
+            }
+            Finding::Wrong => {
+                self.statistics.wrong += 1;
+                self.fall_back(t, Reason::Wrong, self.place.rank);
+            }
+        }
+    }
+
+    fn examine(&self, ring: u32, sum: &[u8]) -> Finding {
+        let (check, lanes) = match sum.split_at_checked(CHECK_BYTES) {
+            Some((check, lanes)) if sum.len() % 4 == 0 => (check.as_chunks::<4>().0, lanes),
+            _ => return Finding::Wrong,
+        };
+        let check: [i32; CHECK_LANES] = std::array::from_fn(|i| i32::from_le_bytes(check[i]));
+        let (check, sums) = (Check::decode(check), sums_of_bytes(lanes));
+        let state = &self.rings[ring as usize];
+        let own = self.operation.as_ref().filter(|_| state.verified < state.next);
+        let Some(op) = own else {
+            // Not without this rank's own part: it is nobody's sum.
+            let whole = check.count == 1 && (check.a, check.b) == sums;
+            return if whole { Finding::Unsummed } else { Finding::Wrong };
+        };
+        match check.examine_sums(op.sequence(state.verified), self.place.ranks, sums) {
+            Finding::Sum if sum.len() != op.message(ring, state.verified).len() => Finding::Wrong,
+            finding => finding,
+        }
+    }
+
+    /// Writes back a verified sum, and what it says about the scales of later messages.
+    fn accept(&mut self, now: Instant, data: &mut dyn Data, ring: u32, sum: &[u8]) {
+        let (ranks, window) = (self.place.ranks, u64::from(self.settings.shape.layout.window));
+        let state = &mut self.rings[ring as usize];
+        let Some(op) = &mut self.operation else { return };
+        let message = op.message(ring, state.verified);
+        let (histograms, values) = sum[CHECK_BYTES..].split_at(message.histograms.len() * HISTOGRAM_BYTES);
+        for (i, histogram) in message.histograms.clone().zip(histograms.chunks(HISTOGRAM_BYTES)) {
+            op.rings[ring as usize].buckets[i] = Some(quant::highest_bucket(histogram).unwrap_or(0));
+        }
+        if let Some((i, range)) = message.data {
+            let scale = op.scale(ring, i, ranks);
+            if op.plan.scaled() && scale.is_none() {
+                if op.non_finite.as_ref().is_none_or(|n| range.start < n.start) {
+                    op.non_finite = Some(range);
+                }
+            } else {
+                data.from_lanes(range, scale, values);
+            }
+        }
+        op.verified += 1;
+        op.left -= 1;
+        op.by_ring |= self.path != Path::Box;
+        self.statistics.verified += 1;
+        self.last_progress = now;
+        state.verified += 1;
+        while let Some(committed) = state.kept.pop_front_if(|k| k.number + window < state.verified) {
+            if let Some(payload) = committed.payload
+                && self.pool.len() < super::POOL
+            {
+                self.pool.push(payload);
+            }
+        }
+        if op.left == 0
+            && let Some(op) = self.operation.take()
+        {
+            self.own().completed = op.number();
+            self.statistics.all_reduces += 1;
+            let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
+            self.finished = Some(Ok(Finished { mode, verified: op.verified, non_finite: op.non_finite }));
+        }
+    }
+
+    /// Gives this rank's part of a message to the ranks' own ring.
+    pub(super) fn contribute(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        ring: u32,
+        number: u64,
+        payload: Vec<u8>,
+    ) {
+        let mut out = Vec::new();
+        let reduction = self.reductions.entry((ring, number)).or_default();
+        let done = reduction.contribute(self.place, payload, |step, lanes| {
+            out.push(data_frame(ring, number, step, lanes));
+        });
+        self.after_steps(now, t, data, ring, done, out);
+    }
+
+    /// A step of the ranks' own ring.
+    pub(super) fn on_data(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        h: DataHeader,
+        lanes: &[u8],
+    ) {
+        if self.failure.is_some() {
+            return;
+        }
+        let mut out = Vec::new();
+        let reduction = self.reductions.entry((h.ring, h.number)).or_default();
+        let done = reduction.step(self.place, h.step, lanes, |step, lanes| {
+            out.push(data_frame(h.ring, h.number, step, lanes));
+        });
+        self.after_steps(now, t, data, h.ring, done, out);
+    }
+
+    fn after_steps(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        ring: u32,
+        done: Result<(), Misfit>,
+        out: Vec<Vec<u8>>,
+    ) {
+        for frame in out {
+            self.statistics.ring_bytes += (frame.len() - DATA_HEADER) as u64;
+            self.send_plain(t, frame);
+        }
+        if done == Err(Misfit) {
+            self.suspect(now, Error::Protocol("the ranks disagree about a message of the ring".to_owned()));
+            return;
+        }
+        // Sums that this rank had already are of no use to it.
+        let (place, verified) = (self.place, self.rings[ring as usize].verified);
+        self.reductions.retain(|(r, n), reduction| *r != ring || *n >= verified || !reduction.is_done(place));
+        loop {
+            let key = (ring, self.rings[ring as usize].verified);
+            if !self.reductions.get(&key).is_some_and(|r| r.is_done(place)) {
+                return;
+            }
+            let sum = self.reductions.remove(&key).map(Reduction::into_lanes).unwrap_or_default();
+            if self.examine(ring, &sum) != Finding::Sum {
+                self.statistics.wrong += 1;
+                self.suspect(now, Error::Protocol("a sum of the ranks' own ring did not verify".to_owned()));
+                return;
+            }
+            self.accept(now, data, ring, &sum);
+            self.recycle(sum);
+        }
+    }
+}
+
+fn data_frame(ring: u32, number: u64, step: u32, lanes: &[u8]) -> Vec<u8> {
+    let mut frame = Frame::Data(DataHeader { ring, step, number }).encode();
+    frame.extend_from_slice(lanes);
+    frame
+}

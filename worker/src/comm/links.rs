@@ -1,0 +1,133 @@
+//! The queue pairs of a rank under the engine's channels.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::config::JobShape;
+use super::transport::{Channel, Transport, TransportEvent};
+use crate::rc::{Endpoint, Event, QpConfig, QpId, SetupError};
+
+/// Numbers of one connection pair of a rank: from the previous and to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Numbers {
+    pub receive_qpn: u32,
+    pub send_qpn: u32,
+    pub first_psn: u32,
+}
+
+/// A rank's address and numbers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RankNumbers {
+    pub ip: IpAddr,
+    pub rings: Vec<Numbers>,
+    pub plain: Numbers,
+}
+
+/// An endpoint with the queue pairs to both neighbours.
+#[derive(Debug)]
+pub(crate) struct Links {
+    pub endpoint: Endpoint,
+    qps: HashMap<Channel, QpId>,
+    channels: HashMap<QpId, Channel>,
+}
+
+/// Time without an acknowledgement after which packets are sent again. Scheduling on a busy host takes milliseconds, and
+/// a sum comes only when the last rank has sent its part.
+const ACK_TIMEOUT: Duration = Duration::from_micros(67_109);
+
+impl Links {
+    /// Makes the queue pairs of rank `rank`. `capacity` is how many packets the socket holds for certain.
+    pub fn new(
+        mut endpoint: Endpoint,
+        shape: &JobShape,
+        rank: u32,
+        ranks: &[RankNumbers],
+        capacity: u32,
+    ) -> Result<Self, SetupError> {
+        let count = ranks.len() as u32;
+        let own = &ranks[rank as usize];
+        let next = &ranks[((rank + 1) % count) as usize];
+        let previous = &ranks[((rank + count - 1) % count) as usize];
+        let (mut qps, mut channels) = (HashMap::new(), HashMap::new());
+        let fragments = shape.layout.message_size.div_ceil(shape.mtu);
+        let share = (capacity / (shape.layout.rings + 1)).max(8);
+        let mut connect =
+            |out: Channel, into: Channel, own: Numbers, next_n: Numbers, previous_n: Numbers| {
+                let mut pair = [
+                    (
+                        out,
+                        QpConfig::new(
+                            own.send_qpn,
+                            next.ip,
+                            next_n.receive_qpn,
+                            own.first_psn,
+                            0,
+                            shape.mtu as usize,
+                        ),
+                    ),
+                    (
+                        into,
+                        QpConfig::new(
+                            own.receive_qpn,
+                            previous.ip,
+                            previous_n.send_qpn,
+                            0,
+                            previous_n.first_psn,
+                            shape.mtu as usize,
+                        ),
+                    ),
+                ];
+                for (channel, config) in &mut pair {
+                    // A rank may compute for an hour before it sends its part. Who is dead is found by keep-alives.
+                    config.retry_limit = None;
+                    config.ack_timeout = ACK_TIMEOUT;
+                    config.max_inflight = match channel {
+                        Channel::PlainOut | Channel::PlainIn => share.min(128),
+                        _ => share.min(fragments.saturating_mul(shape.layout.window)),
+                    };
+                    let id = endpoint.add_qp(config.clone())?;
+                    qps.insert(*channel, id);
+                    channels.insert(id, *channel);
+                }
+                Ok(())
+            };
+        connect(Channel::PlainOut, Channel::PlainIn, own.plain, next.plain, previous.plain)?;
+        for (i, ((o, n), p)) in own.rings.iter().zip(&next.rings).zip(&previous.rings).enumerate() {
+            connect(Channel::RingOut(i as u32), Channel::RingIn(i as u32), *o, *n, *p)?;
+        }
+        Ok(Self { endpoint, qps, channels })
+    }
+}
+
+impl Transport for Links {
+    fn send(&mut self, channel: Channel, id: u64, data: Vec<u8>) {
+        if let Some(qp) = self.qps.get(&channel) {
+            self.endpoint.post_send(*qp, id, data, None);
+        }
+    }
+
+    fn receive_into(&mut self, channel: Channel, buffer: Vec<u8>) {
+        if let Some(qp) = self.qps.get(&channel) {
+            self.endpoint.post_receive(*qp, buffer);
+        }
+    }
+
+    fn poll(&mut self) -> Option<TransportEvent> {
+        loop {
+            let event = self.endpoint.poll_event()?;
+            let (Event::Sent { qp, .. } | Event::Received { qp, .. } | Event::Failed { qp, .. }) = &event;
+            let Some(channel) = self.channels.get(qp).copied() else { continue };
+            return Some(match event {
+                Event::Sent { id, data, .. } => TransportEvent::Sent { channel, id, data },
+                Event::Received { data, .. } => TransportEvent::Received { channel, data },
+                Event::Failed { error, .. } => TransportEvent::Failed { channel, reason: error.to_string() },
+            });
+        }
+    }
+
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Vec<u8>)> {
+        // The channel stays known: events that wait may still give back its messages.
+        self.qps.remove(&channel).map(|qp| self.endpoint.remove_qp(qp)).unwrap_or_default()
+    }
+}

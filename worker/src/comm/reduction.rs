@@ -1,0 +1,166 @@
+//! An ordinary ring all-reduce of one message: reduce-scatter, then all-gather, in 2 (N - 1) steps.
+//!
+//! The lanes are cut in N parts. In step s a rank sends to the next rank the part that it received in step s - 1. In the
+//! first N - 1 steps it adds its own lanes before that, so that part p is complete at rank p - 1; from there it is handed
+//! around once more.
+
+use std::ops::Range;
+
+use crate::numeric::reference::add_lanes;
+
+/// One message on its way around the ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Reduction {
+    /// This rank's own lanes, turning into the sum; `None` until this rank takes part.
+    lanes: Option<Vec<u8>>,
+    /// Steps received.
+    received: u32,
+    /// Steps that arrived before this rank took part.
+    early: Vec<(u32, Vec<u8>)>,
+}
+
+/// Where a rank stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub rank: u32,
+    pub ranks: u32,
+}
+
+impl Place {
+    fn steps(self) -> u32 {
+        2 * (self.ranks - 1)
+    }
+
+    /// The part that is sent in a step, as bytes.
+    fn sent(self, step: u32, len: usize) -> Range<usize> {
+        self.part((self.rank + 2 * self.ranks - step) % self.ranks, len)
+    }
+
+    /// The part that is received in a step: what the previous rank sends.
+    fn received(self, step: u32, len: usize) -> Range<usize> {
+        self.part((self.rank + 3 * self.ranks - 1 - step) % self.ranks, len)
+    }
+
+    fn part(self, part: u32, len: usize) -> Range<usize> {
+        let (lanes, part, parts) = (len / 4, part as usize, self.ranks as usize);
+        lanes * part / parts * 4..lanes * (part + 1) / parts * 4
+    }
+}
+
+/// A step does not fit: the ranks disagree about the message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Misfit;
+
+impl Reduction {
+    /// Gives this rank's lanes. `send(step, lanes)` is called for what is to be sent.
+    pub fn contribute(
+        &mut self,
+        place: Place,
+        lanes: Vec<u8>,
+        mut send: impl FnMut(u32, &[u8]),
+    ) -> Result<(), Misfit> {
+        send(0, &lanes[place.sent(0, lanes.len())]);
+        self.lanes = Some(lanes);
+        for (step, lanes) in std::mem::take(&mut self.early) {
+            self.step(place, step, &lanes, &mut send)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in a step from the previous rank.
+    pub fn step(
+        &mut self,
+        place: Place,
+        step: u32,
+        part: &[u8],
+        mut send: impl FnMut(u32, &[u8]),
+    ) -> Result<(), Misfit> {
+        let Some(lanes) = &mut self.lanes else {
+            if self.early.len() >= place.steps() as usize {
+                return Err(Misfit);
+            }
+            self.early.push((step, part.to_vec()));
+            return Ok(());
+        };
+        let range = place.received(step, lanes.len());
+        if step != self.received || step >= place.steps() || part.len() != range.len() {
+            return Err(Misfit);
+        }
+        let own = &mut lanes[range];
+        if step < place.ranks - 1 {
+            add_lanes(own, part)
+        } else {
+            own.copy_from_slice(part)
+        }
+        self.received += 1;
+        if self.received < place.steps() {
+            send(self.received, own);
+        }
+        Ok(())
+    }
+
+    /// Whether the lanes are the sum.
+    pub fn is_done(&self, place: Place) -> bool {
+        self.lanes.is_some() && self.received == place.steps()
+    }
+
+    /// The lanes.
+    pub fn into_lanes(self) -> Vec<u8> {
+        self.lanes.unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_get_the_sum_whoever_comes_late() {
+        for ranks in 2..=9u32 {
+            for lanes in [0usize, 1, 4, 5, 37, 64] {
+                for late in 0..ranks as usize {
+                    let own = |r: u32| -> Vec<u8> {
+                        (0..lanes as u32).flat_map(|i| (i * 1000 + r * r + 1).to_le_bytes()).collect()
+                    };
+                    let mut sum = vec![0; lanes * 4];
+                    (0..ranks).for_each(|r| add_lanes(&mut sum, &own(r)));
+                    let mut reductions: Vec<_> = (0..ranks).map(|_| Reduction::default()).collect();
+                    let mut queues: Vec<VecDeque<(u32, Vec<u8>)>> = vec![VecDeque::new(); ranks as usize];
+                    let order = (0..ranks as usize).filter(|r| *r != late).chain([late]);
+                    for r in order {
+                        let place = Place { rank: r as u32, ranks };
+                        let next = (r + 1) % ranks as usize;
+                        reductions[r]
+                            .contribute(place, own(r as u32), |s, l| queues[next].push_back((s, l.to_vec())))
+                            .unwrap();
+                        // Everybody works off what has come.
+                        while let Some(r) = (0..ranks as usize).find(|r| !queues[*r].is_empty()) {
+                            let (step, part) = queues[r].pop_front().unwrap();
+                            let place = Place { rank: r as u32, ranks };
+                            let next = (r + 1) % ranks as usize;
+                            reductions[r]
+                                .step(place, step, &part, |s, l| queues[next].push_back((s, l.to_vec())))
+                                .unwrap();
+                        }
+                    }
+                    for (r, reduction) in reductions.into_iter().enumerate() {
+                        assert!(reduction.is_done(Place { rank: r as u32, ranks }), "{ranks} {lanes} {late}");
+                        assert_eq!(reduction.into_lanes(), sum, "rank {r} of {ranks}, {lanes} lanes");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_that_do_not_fit_are_refused() {
+        let place = Place { rank: 0, ranks: 3 };
+        let mut r = Reduction::default();
+        r.contribute(place, vec![0; 24], |_, _| ()).unwrap();
+        assert_eq!(r.step(place, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
+        assert_eq!(r.step(place, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
+        assert_eq!(r.step(place, 0, &[0; 8], |_, _| ()), Ok(()));
+    }
+}

@@ -1,0 +1,39 @@
+//! What the engine needs below itself: reliable connections that carry whole messages, in order.
+//!
+//! The engine does not know queue pairs. Tests put something simpler than the RC endpoint here.
+
+/// One connection, as its user sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(crate) enum Channel {
+    /// To the next rank, in a ring; the box sums what is sent here.
+    RingOut(u32),
+    /// From the previous rank, in a ring; brings sums.
+    RingIn(u32),
+    /// To the next rank, past the box.
+    PlainOut,
+    /// From the previous rank, past the box.
+    PlainIn,
+}
+
+/// What a transport tells.
+#[derive(Debug)]
+pub(crate) enum TransportEvent {
+    /// A message has been acknowledged; here is its buffer.
+    Sent { channel: Channel, id: u64, data: Vec<u8> },
+    /// A message has arrived.
+    Received { channel: Channel, data: Vec<u8> },
+    /// The connection is of no more use.
+    Failed { channel: Channel, reason: String },
+}
+
+/// Reliable connections to the neighbours.
+pub(crate) trait Transport {
+    /// Sends a message.
+    fn send(&mut self, channel: Channel, id: u64, data: Vec<u8>);
+    /// Gives a buffer to receive into; its length is the room.
+    fn receive_into(&mut self, channel: Channel, buffer: Vec<u8>);
+    /// What has happened, oldest first.
+    fn poll(&mut self) -> Option<TransportEvent>;
+    /// Closes a connection and gives back what it has not yet delivered, by id.
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Vec<u8>)>;
+}

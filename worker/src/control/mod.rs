@@ -1,0 +1,160 @@
+//! The box's daemon as a worker sees it: gRPC behind blocking calls. No socket of the data path is here.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`heartbeat`] | the thread that tells the daemon that this rank lives |
+//! | [`interface`] | the MAC address of the interface that holds an address |
+
+pub(crate) mod heartbeat;
+pub(crate) mod interface;
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use netsum_api::v1::worker_client::WorkerClient;
+use netsum_api::v1::{self, JobState};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status};
+
+use crate::comm::error::Error;
+
+/// How long to try again where nobody listens: the daemon may be about to start.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A client of one job.
+pub(crate) struct Control {
+    runtime: tokio::runtime::Runtime,
+    address: String,
+    job: String,
+    token: String,
+    client: Option<WorkerClient<Channel>>,
+}
+
+impl Control {
+    /// A client that has not connected yet.
+    pub fn new(address: &str, job: &str, token: &str) -> Result<Self, Error> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Error::Config(format!("cannot start a runtime for the control client: {e}")))?;
+        Ok(Self {
+            runtime,
+            address: address.to_owned(),
+            job: job.to_owned(),
+            token: token.to_owned(),
+            client: None,
+        })
+    }
+
+    fn error(&self, reason: impl Into<String>) -> Error {
+        Error::Controller { address: self.address.clone(), reason: reason.into() }
+    }
+
+    fn call<T, F>(
+        &mut self,
+        timeout: Duration,
+        call: impl FnOnce(WorkerClient<Channel>) -> F,
+    ) -> Result<T, Status>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let client = match &self.client {
+            Some(client) => client.clone(),
+            None => {
+                let endpoint = Endpoint::from_shared(format!("http://{}", self.address))
+                    .map_err(|e| Status::invalid_argument(format!("not HOST:PORT ({e})")))?
+                    .connect_timeout(timeout.min(PATIENCE));
+                let channel = self
+                    .runtime
+                    .block_on(endpoint.connect())
+                    .map_err(|e| Status::unavailable(format!("cannot connect: {}", root_cause(&e))))?;
+                self.client.insert(WorkerClient::new(channel)).clone()
+            }
+        };
+        let answer = self.runtime.block_on(async {
+            tokio::time::timeout(timeout, call(client))
+                .await
+                .map_err(|_| Status::deadline_exceeded(format!("no answer within {timeout:?}")))?
+        });
+        if answer.as_ref().is_err_and(|s| s.code() == Code::Unavailable) {
+            self.client = None;
+        }
+        answer.map(Response::into_inner)
+    }
+
+    /// The job's properties.
+    pub fn describe(&mut self, timeout: Duration) -> Result<v1::Job, Error> {
+        let started = Instant::now();
+        loop {
+            let request = v1::DescribeRequest { job: self.job.clone(), token: self.token.clone() };
+            let wait = Duration::from_secs(10).min(timeout);
+            match self.call(wait, |mut c| async move { c.describe(request).await }) {
+                Ok(job) => return Ok(job),
+                Err(s) if s.code() == Code::Unavailable && started.elapsed() < PATIENCE.min(timeout) => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(s) => return Err(self.error(s.message())),
+            }
+        }
+    }
+
+    /// Registers this rank and waits for all others.
+    pub fn join(
+        &mut self,
+        address: v1::RankAddress,
+        epoch: u32,
+        timeout: Duration,
+    ) -> Result<v1::JoinReply, Error> {
+        let request = v1::JoinRequest {
+            job: self.job.clone(),
+            token: self.token.clone(),
+            address: Some(address),
+            epoch,
+            timeout_ms: timeout.as_millis() as u32,
+        };
+        // The daemon's own deadline comes first: its answer names the ranks that are missing.
+        let wait = timeout + Duration::from_secs(2);
+        self.call(wait, |mut c| async move { c.join(request).await }).map_err(|s| self.error(s.message()))
+    }
+
+    /// Says that this rank lives. Gives the reason where the job has failed, and the job's epoch.
+    pub fn heartbeat(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<Option<String>, Error> {
+        let request = v1::HeartbeatRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
+        match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
+            Ok(reply) if reply.state() == JobState::Failed => Ok(Some(reply.error)),
+            Ok(reply) if reply.epoch != epoch => Ok(Some(format!(
+                "its connections were replaced (epoch {}, this rank's is {epoch})",
+                reply.epoch
+            ))),
+            Ok(_) => Ok(None),
+            Err(s) if s.code() == Code::NotFound => Ok(Some(s.message().to_owned())),
+            Err(s) => Err(self.error(s.message())),
+        }
+    }
+
+    /// This rank is done.
+    pub fn leave(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<(), Error> {
+        let request = v1::LeaveRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
+        self.call(timeout, |mut c| async move { c.leave(request).await })
+            .map(|_| ())
+            .map_err(|s| self.error(s.message()))
+    }
+
+    /// This rank gives up.
+    pub fn abort(&mut self, rank: u32, epoch: u32, reason: &str, timeout: Duration) -> Result<(), Error> {
+        let (job, token, reason) = (self.job.clone(), self.token.clone(), reason.to_owned());
+        let request = v1::AbortRequest { job, token, rank, reason, epoch };
+        self.call(timeout, |mut c| async move { c.abort(request).await })
+            .map(|_| ())
+            .map_err(|s| self.error(s.message()))
+    }
+}
+
+/// The innermost of an error's causes, which says what happened.
+fn root_cause(e: &dyn std::error::Error) -> String {
+    let mut e = e;
+    while let Some(source) = e.source() {
+        e = source;
+    }
+    e.to_string()
+}
