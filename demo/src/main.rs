@@ -1,5 +1,7 @@
 //! Trains a small classifier over netsum, or in one process.
 
+mod rank;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -21,6 +23,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// One rank of several; the box, or a ring, sums the gradients.
+    Rank(rank::RankArgs),
     /// All ranks' batches in this process: the same weights, bit by bit.
     Reference(Training),
 }
@@ -51,6 +55,7 @@ impl Training {
 fn main() -> Result<()> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match Cli::parse().command {
+        Command::Rank(args) => rank::run(&args),
         Command::Reference(args) => reference(&args),
     }
 }

@@ -33,7 +33,7 @@ const GLOBAL_BATCH: usize = 64;
 impl Config {
     /// The usual training for some ranks: about 64 images in a step, however many ranks share them.
     pub fn new(ranks: usize, epochs: usize, seed: u64) -> Self {
-        let batch = ((GLOBAL_BATCH + ranks / 2) / ranks).max(1);
+        let batch = (GLOBAL_BATCH + ranks / 2).checked_div(ranks).unwrap_or(1).max(1);
         Self { ranks, hidden: 128, batch, epochs, rate: 0.2, momentum: 0.9, seed }
     }
 
@@ -44,7 +44,7 @@ impl Config {
 
     /// Steps of an epoch. What does not fill a batch at every rank waits for the next epoch's order.
     pub fn steps_per_epoch(&self, data: &Data) -> usize {
-        data.train.len() / self.ranks / self.batch
+        data.train.len().checked_div(self.ranks * self.batch).unwrap_or(0)
     }
 
     /// Steps of the whole training.

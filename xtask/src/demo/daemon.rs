@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use netsum_demo::{LAYOUT, PATH_MTU};
 use netsum_lab::Lab;
+use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
 use nix::sys::signal::Signal;
@@ -46,8 +47,10 @@ impl Daemon {
         let controller = format!("{}:{PORT}", lab.box_().ip());
         let socket = folder.join("netsum.sock");
         let config = folder.join("netsum.toml");
-        let ports: Vec<_> = (0..lab.hosts().len()).map(|i| lab.box_().port(i)).collect();
-        let text = format!("ports = {ports:?}\nlisten = \"{controller}\"\nsocket = {socket:?}\n");
+        let text = format!(
+            "bridge = {:?}\n[listen]\nworkers = {controller:?}\nadmin = {socket:?}\n",
+            BoxNode::BRIDGE
+        );
         std::fs::write(&config, text).with_context(|| config.display().to_string())?;
         let mut command = lab.box_().command(program);
         command.arg("run").arg("--config").arg(&config);
