@@ -280,9 +280,10 @@ impl Core {
     /// Says goodbye, and stays as long as somebody may need this rank.
     fn linger(&mut self) {
         let failure = self.engine.failure().cloned();
+        let patient = Instant::now() + LINGER / 10;
         let until = Instant::now() + if failure.is_some() { LINGER / 4 } else { LINGER };
         self.engine.leave(&mut self.links);
-        while Instant::now() < until && !self.engine.may_leave() {
+        while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
             if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle())).is_err() {
                 break;
             }

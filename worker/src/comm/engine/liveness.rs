@@ -156,9 +156,10 @@ impl Engine {
         }
     }
 
-    /// Whether nobody needs this rank any more: what it sent has arrived, and all have got as far as it has.
-    pub fn may_leave(&self) -> bool {
-        let told = self.plain_outstanding == 0 || self.has_left(self.next());
+    /// Whether nobody needs this rank any more: what it sent has arrived, and all have got as far as it has. Without
+    /// patience, what a rank has not acknowledged that has left itself does not count: it may be gone.
+    pub fn may_leave(&self, patient: bool) -> bool {
+        let told = self.plain_outstanding == 0 || !patient && self.has_left(self.next());
         if self.failure.is_some() {
             return told;
         }
