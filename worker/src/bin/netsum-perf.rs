@@ -1,2 +1,0 @@
-//! `netsum-perf`.
-fn main() {}
