@@ -95,7 +95,9 @@ impl Summary {
                 line += &(column(&grouped(ring.sent)) + &column(&grouped(ring.received)));
             }
             let saved = 100.0 * (1.0 - (link.sent + link.received) as f64 / other.max(1) as f64);
-            let _ = writeln!(out, "{line}{}{saved:>7.0} %", column(&grouped(computed)));
+            // No "-0".
+            let saved = saved.round() as i64;
+            let _ = writeln!(out, "{line}{}{saved:>7} %", column(&grouped(computed)));
         }
         out.push('\n');
         if ring.is_some() {

@@ -1,5 +1,6 @@
 //! `netsum run` on the box, and its job.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -54,6 +55,8 @@ impl Daemon {
         std::fs::write(&config, text).with_context(|| config.display().to_string())?;
         let mut command = lab.box_().command(program);
         command.arg("run").arg("--config").arg(&config);
+        // Ctrl-C is for this process, which ends the daemon last.
+        command.process_group(0);
         let process = Some(Running::start("netsum run", &mut command)?);
         let mut daemon = Self { process, program: program.to_owned(), controller, socket };
         daemon.wait()?;
@@ -66,7 +69,7 @@ impl Daemon {
             interrupt::check()?;
             self.check()?;
             if start.elapsed() > PATIENCE {
-                bail!("netsum run does not answer: {error:#}\n{}", self.said());
+                bail!("netsum run does not answer: {error:#}{}", self.said());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -108,9 +111,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// What it has logged.
+    /// What it has logged, to be appended to an error.
     pub fn said(&self) -> String {
-        self.process.as_ref().map(Running::stderr).unwrap_or_default()
+        match self.process.as_ref().map(Running::stderr) {
+            Some(log) if !log.is_empty() => format!("\nthe box said:\n{}", log.trim_end()),
+            _ => String::new(),
+        }
     }
 
     /// Tells it to end, and waits until it has.

@@ -1,5 +1,6 @@
 //! The training processes on the hosts.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -81,11 +82,13 @@ impl Ranks {
             command.args(["rank", "--rank", &rank.to_string(), "--ip", &host.ip(0).to_string()]);
             command.args(summer.arguments(lab)).args(training_arguments(config));
             command.arg("--weights").arg(out.join(summer.weights_file(rank)));
+            // Ctrl-C is for this process, which ends the ranks in order.
+            command.process_group(0);
             // It dies with the thread that starts it, which is therefore this one and not the one that reads.
             let process = Running::start(&format!("rank {rank}"), &mut command)?;
             let send = send.clone();
             std::thread::spawn(move || {
-                let ended = read(process, |line| send.send((rank, Event::Line(line))).is_ok());
+                let ended = read(rank, process, |line| send.send((rank, Event::Line(line))).is_ok());
                 // Nobody listens any more when the demo has failed already.
                 let _ = send.send((rank, Event::Ended(ended)));
             });
@@ -121,7 +124,7 @@ impl Ranks {
                 Err(RecvTimeoutError::Timeout) => {
                     daemon.check()?;
                     if last_sign.elapsed() > PATIENCE {
-                        bail!("no rank has made a step within {PATIENCE:?}\n{}", daemon.said());
+                        bail!("no rank has made a step within {PATIENCE:?}{}", daemon.said());
                     }
                     continue;
                 }
@@ -142,9 +145,7 @@ impl Ranks {
                 Event::Line(Line::Trained(t)) => trained[rank] = Some(t),
                 Event::Line(_) => {}
                 Event::Ended(Ok(())) => ended += 1,
-                Event::Ended(Err(error)) => {
-                    return Err(error.context(format!("the box said:\n{}", daemon.said())));
-                }
+                Event::Ended(Err(error)) => bail!("{error:#}{}", daemon.said()),
             }
         }
         let trained = trained
@@ -157,15 +158,15 @@ impl Ranks {
 }
 
 /// Passes on the lines of a rank until it ends, or nobody wants them.
-fn read(mut process: Running, mut pass_on: impl FnMut(Line) -> bool) -> Result<()> {
+fn read(rank: usize, mut process: Running, mut pass_on: impl FnMut(Line) -> bool) -> Result<()> {
     let mut trained = false;
     while !trained {
         let line = match process.line(PATIENCE) {
             Ok(line) => line,
-            Err(_) if !process.is_running() => bail!("a rank has failed: {}", process.stderr().trim()),
-            Err(_) => bail!("a rank has been silent for {PATIENCE:?}: {}", process.stderr().trim()),
+            Err(_) if !process.is_running() => bail!("rank {rank} has failed: {}", process.stderr().trim()),
+            Err(_) => bail!("rank {rank} has been silent for {PATIENCE:?}: {}", process.stderr().trim()),
         };
-        let line: Line = serde_json::from_str(&line).with_context(|| format!("a rank said `{line}`"))?;
+        let line: Line = serde_json::from_str(&line).with_context(|| format!("rank {rank} said `{line}`"))?;
         trained = matches!(line, Line::Trained(_));
         if !pass_on(line) {
             return Ok(());
