@@ -1,7 +1,17 @@
-//! The daemon of the box: everything but the argument parsing of `netsum`, so that tests can use it too.
+//! The daemon of the box and its command line, as a library, so that tests can use them too.
 //!
 //! | module | what lives there |
 //! | --- | --- |
+//! | [`config`] | the configuration file |
+//! | [`core`] | the controller, a pure state machine |
+//! | [`daemon`] | what is around it: gRPC, netlink, clocks |
 //! | [`dataplane`] | loading, attaching and feeding the XDP programs |
+//! | [`cli`] | the command line |
+//! | [`size`] | sizes in bytes as people write them |
 
+pub mod cli;
+pub mod config;
+pub mod core;
+pub mod daemon;
 pub mod dataplane;
+pub mod size;

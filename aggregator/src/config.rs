@@ -1,0 +1,229 @@
+//! The configuration file of `netsum run`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::dataplane::XdpMode;
+use crate::size::Size;
+
+/// A configuration that has been checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where the ports come from.
+    pub ports: Ports,
+    /// Bytes for the rings of all jobs.
+    pub memory: u64,
+    /// CPUs that serve rings; all that are online when empty.
+    pub cpus: Vec<u32>,
+    /// Packets that may wait for each of them.
+    pub cpu_queue: u32,
+    /// How the programs are attached.
+    pub xdp: XdpMode,
+    /// Where workers call; none when `None`.
+    pub workers: Option<SocketAddr>,
+    /// Socket for administration.
+    pub admin: PathBuf,
+    /// Ranks are to say that they are alive this often.
+    pub heartbeat: Duration,
+    /// A rank that has not for so long fails its job.
+    pub heartbeat_timeout: Duration,
+}
+
+/// Where the ports come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// All ports of a bridge.
+    Bridge(String),
+    /// These.
+    List(Vec<String>),
+}
+
+/// Why a configuration is refused: the field, its value, and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Read(PathBuf, #[source] std::io::Error),
+    /// Not TOML, an unknown field, or a value of another type.
+    #[error("{0}: {1}")]
+    Syntax(PathBuf, String),
+    /// A value that cannot be.
+    #[error("{field} = {value}: {expected}")]
+    Value {
+        /// The field's name.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    bridge: Option<String>,
+    ports: Option<Vec<String>>,
+    #[serde(default)]
+    pool: Pool,
+    #[serde(default)]
+    cpus: Vec<u32>,
+    #[serde(default = "default_cpu_queue")]
+    cpu_queue: u32,
+    #[serde(default = "default_xdp")]
+    xdp: String,
+    #[serde(default)]
+    listen: Listen,
+    #[serde(default)]
+    heartbeat: Heartbeat,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Pool {
+    memory: String,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { memory: "256MiB".into() }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Listen {
+    workers: String,
+    admin: PathBuf,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            workers: format!("0.0.0.0:{}", netsum_api::DEFAULT_PORT),
+            admin: netsum_api::DEFAULT_SOCKET.into(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Heartbeat {
+    interval_ms: u64,
+    timeout_ms: u64,
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self { interval_ms: 1000, timeout_ms: 10_000 }
+    }
+}
+
+fn default_cpu_queue() -> u32 {
+    4096
+}
+
+fn default_xdp() -> String {
+    "native".into()
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|e| ConfigError::Read(path.to_owned(), e))?;
+        Self::parse(path, &text)
+    }
+
+    /// Checks a file's text; `path` is for errors.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let file: File =
+            toml::from_str(text).map_err(|e| ConfigError::Syntax(path.to_owned(), e.to_string()))?;
+        let refuse = |field, value: &dyn std::fmt::Debug, expected: &str| {
+            Err(ConfigError::Value { field, value: format!("{value:?}"), expected: expected.into() })
+        };
+        let ports = match (file.bridge, file.ports) {
+            (Some(bridge), None) => Ports::Bridge(bridge),
+            (None, Some(ports)) if !ports.is_empty() => Ports::List(ports),
+            (None, Some(ports)) => return refuse("ports", &ports, "at least one interface must be named"),
+            (None, None) => return refuse("bridge", &"", "give a bridge, or ports as a list of interfaces"),
+            (Some(bridge), Some(_)) => return refuse("bridge", &bridge, "give a bridge or ports, not both"),
+        };
+        let memory = match file.pool.memory.parse::<Size>() {
+            Ok(size) if size.0 > 0 => size.0,
+            _ => return refuse("pool.memory", &file.pool.memory, "a size like \"256MiB\" is expected"),
+        };
+        if !(64..=16384).contains(&file.cpu_queue) {
+            return refuse("cpu-queue", &file.cpu_queue, "64 to 16384 packets are possible");
+        }
+        let xdp = match file.xdp.as_str() {
+            "native" => XdpMode::Native,
+            "skb" => XdpMode::Skb,
+            _ => return refuse("xdp", &file.xdp, "\"native\" or \"skb\" is possible"),
+        };
+        let workers = match file.listen.workers.as_str() {
+            "none" => None,
+            address => match address.parse() {
+                Ok(address) => Some(address),
+                Err(_) => {
+                    let expected = "an address and port like \"0.0.0.0:4790\", or \"none\"";
+                    return refuse("listen.workers", &file.listen.workers, expected);
+                }
+            },
+        };
+        let Heartbeat { interval_ms, timeout_ms } = file.heartbeat;
+        if interval_ms == 0 {
+            return refuse("heartbeat.interval-ms", &interval_ms, "at least 1");
+        }
+        if timeout_ms < 2 * interval_ms {
+            return refuse("heartbeat.timeout-ms", &timeout_ms, "at least twice interval-ms");
+        }
+        Ok(Self {
+            ports,
+            memory,
+            cpus: file.cpus,
+            cpu_queue: file.cpu_queue,
+            xdp,
+            workers,
+            admin: file.listen.admin,
+            heartbeat: Duration::from_millis(interval_ms),
+            heartbeat_timeout: Duration::from_millis(timeout_ms),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("netsum.toml"), text).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_example_is_what_it_says_about_defaults() {
+        let example = parse(include_str!("../netsum.example.toml")).unwrap();
+        assert_eq!(example, parse("bridge = \"br0\"").unwrap());
+    }
+
+    #[test]
+    fn errors_name_field_value_and_what_would_be_right() {
+        for (text, expected) in [
+            ("", "bridge"),
+            ("bridge = \"br0\"\nports = [\"p0\"]", "not both"),
+            ("ports = []", "ports = []: at least one"),
+            ("bridge = \"br0\"\nxdp = \"fast\"", "xdp = \"fast\": \"native\" or \"skb\""),
+            ("bridge = \"br0\"\ncpu-queue = 1", "cpu-queue = 1: 64 to 16384"),
+            ("bridge = \"br0\"\n[pool]\nmemory = \"lots\"", "pool.memory = \"lots\""),
+            ("bridge = \"br0\"\n[listen]\nworkers = \"here\"", "listen.workers = \"here\""),
+            ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
+            ("bridge = 7", "expected a string"),
+            ("bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5", "heartbeat.timeout-ms = 5: at least twice"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A job: what it was created with, what it has, and how it stands.
+
+use std::time::{Duration, Instant};
+
+use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS};
+
+use super::membership::{Epoch, Forming};
+use super::{Action, Refusal};
+use crate::dataplane::{FlowSpec, RingSpec};
+
+/// What a job is created with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobSpec {
+    /// Its name.
+    pub name: String,
+    /// Ranks, 2 to 64.
+    pub ranks: u32,
+    /// Type of a lane: "i32".
+    pub dtype: String,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Bytes of a message.
+    pub message_size: u32,
+    /// Messages that a rank may send without having their sums.
+    pub window: u32,
+    /// Rings.
+    pub rings: u32,
+    /// The ICRC of contributions is verified.
+    pub verify_icrc: bool,
+    /// Results go out in order.
+    pub in_order: bool,
+    /// What workers must know.
+    pub token: String,
+}
+
+impl JobSpec {
+    /// Fragments of a full message.
+    pub fn fragments(&self) -> u32 {
+        self.message_size.div_ceil(self.mtu)
+    }
+
+    /// Checks every property; the slots of a ring.
+    pub fn check(&self) -> Result<u32, Refusal> {
+        let invalid = |message: String| Err(Refusal::Invalid(message));
+        let name_ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(name_ok) {
+            return invalid(format!("NAME `{}`: 1 to 64 of a-z, 0-9, `.`, `_`, `-` are possible", self.name));
+        }
+        if !(2..=MAX_RANKS as u32).contains(&self.ranks) {
+            return invalid(format!("--ranks {}: 2 to {MAX_RANKS} are possible", self.ranks));
+        }
+        match self.dtype.as_str() {
+            "i32" => {}
+            "f32" => {
+                return invalid(
+                    "--dtype f32: the box adds i32; hosts turn f32 into i32 with a common scale".into(),
+                );
+            }
+            other => return invalid(format!("--dtype {other}: i32 is possible")),
+        }
+        if self.mtu == 4096 {
+            return invalid(
+                "--mtu 4096: the kernel clones a broadcast packet into one page, 2048 is the largest".into(),
+            );
+        }
+        if !abi::MTUS.contains(&self.mtu) {
+            return invalid(format!("--mtu {}: 256, 512, 1024 or 2048 is possible", self.mtu));
+        }
+        if self.message_size < 64 || self.message_size % 4 != 0 {
+            return invalid(format!(
+                "--message-size {}: a multiple of 4 of at least 64 is needed",
+                self.message_size
+            ));
+        }
+        if self.window == 0 {
+            return invalid("--window 0: at least 1 is needed".into());
+        }
+        if self.rings == 0 || self.rings >= MAX_RINGS {
+            return invalid(format!("--rings {}: 1 to {} are possible", self.rings, MAX_RINGS - 1));
+        }
+        abi::ring_slots(self.window, self.fragments()).ok_or_else(|| {
+            Refusal::Invalid(format!(
+                "--window {} with --message-size {}: 2 x {} x {} slots in a ring, at most {MAX_SLOTS} are possible",
+                self.window,
+                self.message_size,
+                self.window,
+                self.fragments()
+            ))
+        })
+    }
+}
+
+/// How a job stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Waits for flows.
+    Waiting,
+    /// All flows are there.
+    Active,
+    /// Ended by an error.
+    Failed(String),
+}
+
+/// A job.
+#[derive(Debug)]
+pub struct Job {
+    /// What it was created with.
+    pub spec: JobSpec,
+    /// Slots of each ring.
+    pub slots: u32,
+    /// Its rings in the data plane.
+    pub rings: Vec<RingSpec>,
+    /// Registered flows.
+    pub flows: Vec<FlowSpec>,
+    /// How it stands.
+    pub state: State,
+    /// The ranks that have joined and are at work.
+    pub epoch: Option<Epoch>,
+    /// Number of the last epoch that began.
+    pub last_epoch: u32,
+    pub(super) forming: Option<Forming>,
+}
+
+impl Job {
+    pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
+        let (flows, state) = (Vec::new(), State::Waiting);
+        Self { spec, slots, rings, flows, state, epoch: None, last_epoch: 0, forming: None }
+    }
+
+    /// A ring's position in the job.
+    pub fn ring_index(&self, id: u32) -> usize {
+        self.rings.iter().position(|r| r.id == id).unwrap_or(0)
+    }
+
+    /// Interface of each rank in a ring whose flows are all there.
+    fn ports(&self, ring: u32) -> Vec<u32> {
+        let port = |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
+        (0..self.spec.ranks).filter_map(port).collect()
+    }
+
+    pub(super) fn activate_if_complete(&mut self) -> Vec<Action> {
+        if self.flows.len() < self.rings.len() * self.spec.ranks as usize {
+            return Vec::new();
+        }
+        self.state = State::Active;
+        self.rings.iter().map(|ring| Action::ActivateRing(ring.clone(), self.ports(ring.id))).collect()
+    }
+
+    /// Removes flows and rings from the data plane.
+    pub(super) fn teardown(&mut self) -> Vec<Action> {
+        let flows = std::mem::take(&mut self.flows);
+        let of = |id: u32| flows.iter().filter(move |f| f.ring == id);
+        self.rings
+            .iter()
+            .map(|ring| Action::DeleteRing {
+                ring: ring.id,
+                flows: of(ring.id).map(FlowSpec::key).collect(),
+                ports: of(ring.id).map(|f| f.ifindex).collect(),
+            })
+            .collect()
+    }
+
+    /// Removes flows, and makes the rings anew for others.
+    pub(super) fn restart(&mut self) -> Vec<Action> {
+        let mut actions = self.teardown();
+        actions.extend(self.rings.iter().cloned().map(Action::CreateRing));
+        actions
+    }
+
+    /// Ends the job with an error; it can be joined again.
+    pub(super) fn fail(&mut self, reason: String) -> Vec<Action> {
+        self.epoch = None;
+        let mut actions = self.dismiss_waiters(&Refusal::NotNow(reason.clone()));
+        self.state = State::Failed(reason);
+        actions.extend(self.restart());
+        actions
+    }
+
+    pub(super) fn tick(&mut self, now: Instant, heartbeat_timeout: Duration) -> Vec<Action> {
+        let mut actions = self.late_joins(now);
+        if let Some(reason) = self.silent_rank(now, heartbeat_timeout) {
+            actions.extend(self.fail(reason));
+        }
+        actions
+    }
+}

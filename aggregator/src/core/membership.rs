@@ -1,0 +1,310 @@
+//! Ranks that join a job by themselves, live and leave.
+//!
+//! The ranks of a job form an *epoch* together: when all have joined, their flows are registered and the rings start. Ranks
+//! whose connections are no longer of use join again for the next epoch, which begins with empty rings when all are there.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use netsum_common::serial;
+
+use super::{Action, Controller, Job, Refusal, State};
+use crate::dataplane::FlowSpec;
+
+/// One end of a rank's connections in a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Receives from the previous rank.
+    pub receive_qpn: u32,
+    /// Sends to the next rank.
+    pub send_qpn: u32,
+    /// First PSN sent.
+    pub first_psn: u32,
+}
+
+/// Where a rank is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankAddress {
+    /// The rank.
+    pub rank: u32,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its MAC address as the box sees it.
+    pub mac: [u8; 6],
+    /// Its connections, by ring.
+    pub rings: Vec<Connection>,
+    /// Its connections past the box.
+    pub plain: Connection,
+}
+
+/// Ranks that have begun.
+#[derive(Debug)]
+pub struct Epoch {
+    /// Its number.
+    pub number: u32,
+    /// All ranks, in order.
+    pub ranks: Vec<RankAddress>,
+    /// When each was last heard of; `None` when it has left.
+    heard: Vec<Option<Instant>>,
+}
+
+/// Ranks that wait for others.
+#[derive(Debug)]
+pub(super) struct Forming {
+    ranks: BTreeMap<u32, Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    address: RankAddress,
+    ifindex: u32,
+    waiter: u64,
+    deadline: Instant,
+}
+
+/// A rank's request to join.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// Job and token.
+    pub job: String,
+    /// The job's token.
+    pub token: String,
+    /// Where the rank is.
+    pub address: RankAddress,
+    /// The port behind which it is.
+    pub ifindex: u32,
+    /// The epoch that it knows of; 0 for none.
+    pub epoch: u32,
+    /// When it gives up.
+    pub deadline: Instant,
+    /// Identifies the request in [`Action::Reply`].
+    pub waiter: u64,
+}
+
+impl Controller {
+    /// A rank joins. It is answered when all have.
+    pub fn join(&mut self, join: Join, now: Instant) -> Result<Vec<Action>, Refusal> {
+        self.job_for(&join.job, &join.token)?;
+        self.check_address(&join)?;
+        let job = self.job_mut(&join.job)?;
+        if !job.flows.is_empty() && job.epoch.is_none() {
+            let message = format!("job `{}`: its flows were added by hand, ranks cannot join", join.job);
+            return Err(Refusal::NotNow(message));
+        }
+        let rank = join.address.rank;
+        if let Some(epoch) = &job.epoch
+            && join.epoch <= epoch.number
+        {
+            // Asked again, because the answer was lost; or by somebody else.
+            let known = &epoch.ranks[rank as usize];
+            return if *known == join.address {
+                Ok(vec![Action::Reply { waiter: join.waiter, result: Ok(epoch.number) }])
+            } else {
+                Err(Refusal::Exists(format!(
+                    "rank {rank}: has joined from {} already, and the job is at work",
+                    known.ip
+                )))
+            };
+        }
+        let forming = job.forming.get_or_insert_with(|| Forming { ranks: BTreeMap::new() });
+        let mut actions = Vec::new();
+        if let Some(before) = forming.ranks.get(&rank) {
+            if before.address != join.address {
+                let message =
+                    format!("rank {rank}: {} waits to join as this rank already", before.address.ip);
+                return Err(Refusal::Exists(message));
+            }
+            let result = Err(Refusal::NotNow(format!("rank {rank} asked again")));
+            actions.push(Action::Reply { waiter: before.waiter, result });
+        }
+        let Join { address, ifindex, waiter, deadline, .. } = join;
+        forming.ranks.insert(rank, Waiting { address, ifindex, waiter, deadline });
+        if forming.ranks.len() == job.spec.ranks as usize {
+            actions.extend(self.begin(&join.job, now));
+        }
+        Ok(actions)
+    }
+
+    fn check_address(&self, join: &Join) -> Result<(), Refusal> {
+        let job = self.job(&join.job)?;
+        let a = &join.address;
+        if a.rank >= job.spec.ranks {
+            return Err(Refusal::Invalid(format!(
+                "rank {}: the job has ranks 0 to {}",
+                a.rank,
+                job.spec.ranks - 1
+            )));
+        }
+        if a.rings.len() != job.rings.len() {
+            return Err(Refusal::Invalid(format!(
+                "rank {}: connections for {} rings, the job has {}",
+                a.rank,
+                a.rings.len(),
+                job.rings.len()
+            )));
+        }
+        for c in a.rings.iter().chain([&a.plain]) {
+            for (what, value) in
+                [("receive_qpn", c.receive_qpn), ("send_qpn", c.send_qpn), ("first_psn", c.first_psn)]
+            {
+                if value > serial::MASK {
+                    return Err(Refusal::Invalid(format!(
+                        "rank {}: {what} {value:#x}: more than 24 bits",
+                        a.rank
+                    )));
+                }
+            }
+        }
+        let mut qpns: Vec<u32> =
+            a.rings.iter().chain([&a.plain]).flat_map(|c| [c.receive_qpn, c.send_qpn]).collect();
+        qpns.sort_unstable();
+        if qpns.windows(2).any(|w| w[0] == w[1]) {
+            return Err(Refusal::Invalid(format!("rank {}: a queue pair number is used twice", a.rank)));
+        }
+        Ok(())
+    }
+
+    /// All ranks are there.
+    fn begin(&mut self, name: &str, now: Instant) -> Vec<Action> {
+        let Some(job) = self.jobs.get(name) else { return Vec::new() };
+        let Some(forming) = &job.forming else { return Vec::new() };
+        let mut flows = Vec::new();
+        for (r, ring) in job.rings.iter().enumerate() {
+            for (&rank, w) in &forming.ranks {
+                let Some(next) = forming.ranks.get(&((rank + 1) % job.spec.ranks)) else { return Vec::new() };
+                flows.push(FlowSpec {
+                    ring: ring.id,
+                    rank,
+                    base_psn: w.address.rings[r].first_psn,
+                    ifindex: w.ifindex,
+                    src: w.address.ip,
+                    dst: next.address.ip,
+                    qpn: next.address.rings[r].receive_qpn,
+                    src_mac: Some(w.address.mac),
+                });
+            }
+        }
+        let others = |f: &FlowSpec| {
+            self.jobs
+                .values()
+                .filter(|j| j.spec.name != name)
+                .any(|j| j.flows.iter().any(|g| g.key() == f.key()))
+        };
+        let clash = flows.iter().find(|f| others(f)).map(|f| (f.dst, f.qpn));
+        let Some(job) = self.jobs.get_mut(name) else { return Vec::new() };
+        if let Some((dst, qpn)) = clash {
+            let message = format!("{dst}, queue pair {qpn:#x}: a flow of another job goes there already");
+            return job.dismiss_waiters(&Refusal::Exists(message));
+        }
+        let Some(forming) = job.forming.take() else { return Vec::new() };
+        // Rings start empty, whatever was in them.
+        let mut actions = job.restart();
+        job.last_epoch += 1;
+        let number = job.last_epoch;
+        job.flows = flows.clone();
+        actions.extend(flows.into_iter().map(Action::AddFlow));
+        actions.extend(job.activate_if_complete());
+        let waiters: Vec<u64> = forming.ranks.values().map(|w| w.waiter).collect();
+        job.epoch = Some(Epoch {
+            number,
+            heard: vec![Some(now); forming.ranks.len()],
+            ranks: forming.ranks.into_values().map(|w| w.address).collect(),
+        });
+        actions.extend(waiters.into_iter().map(|waiter| Action::Reply { waiter, result: Ok(number) }));
+        actions
+    }
+
+    /// A rank is alive. How its job stands.
+    pub fn heartbeat(
+        &mut self,
+        name: &str,
+        token: &str,
+        rank: u32,
+        epoch: u32,
+        now: Instant,
+    ) -> Result<&Job, Refusal> {
+        self.job_for(name, token)?;
+        let job = self.job_mut(name)?;
+        if let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch)
+            && let Some(heard @ Some(_)) = current.heard.get_mut(rank as usize)
+        {
+            *heard = Some(now);
+        }
+        Ok(job)
+    }
+
+    /// A rank is done. When all are, the job waits for others.
+    pub fn leave(&mut self, name: &str, token: &str, rank: u32, epoch: u32) -> Result<Vec<Action>, Refusal> {
+        self.job_for(name, token)?;
+        let job = self.job_mut(name)?;
+        let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch) else { return Ok(Vec::new()) };
+        if let Some(heard) = current.heard.get_mut(rank as usize) {
+            *heard = None;
+        }
+        if current.heard.iter().any(Option::is_some) {
+            return Ok(Vec::new());
+        }
+        job.epoch = None;
+        job.state = State::Waiting;
+        Ok(job.restart())
+    }
+
+    /// A rank gives up, and its job with it.
+    pub fn abort(
+        &mut self,
+        name: &str,
+        token: &str,
+        rank: u32,
+        epoch: u32,
+        reason: &str,
+    ) -> Result<Vec<Action>, Refusal> {
+        self.job_for(name, token)?;
+        let job = self.job_mut(name)?;
+        if job.epoch.as_ref().is_none_or(|e| e.number != epoch) {
+            return Ok(Vec::new());
+        }
+        Ok(job.fail(format!("rank {rank} gave up: {reason}")))
+    }
+}
+
+impl Job {
+    pub(super) fn has_waiters(&self) -> bool {
+        self.forming.is_some()
+    }
+
+    /// Tells all that wait that it is in vain.
+    pub(super) fn dismiss_waiters(&mut self, why: &Refusal) -> Vec<Action> {
+        let forming = self.forming.take().map(|f| f.ranks).unwrap_or_default();
+        forming.into_values().map(|w| Action::Reply { waiter: w.waiter, result: Err(why.clone()) }).collect()
+    }
+
+    /// Answers those whose time is over.
+    pub(super) fn late_joins(&mut self, now: Instant) -> Vec<Action> {
+        let ranks = self.spec.ranks;
+        let Some(forming) = &mut self.forming else { return Vec::new() };
+        let missing: Vec<String> =
+            (0..ranks).filter(|r| !forming.ranks.contains_key(r)).map(|r| r.to_string()).collect();
+        let late: Vec<u32> =
+            forming.ranks.iter().filter(|(_, w)| w.deadline <= now).map(|(rank, _)| *rank).collect();
+        let message = format!("not all ranks have joined in time; missing: {}", missing.join(", "));
+        let actions = late
+            .iter()
+            .filter_map(|rank| forming.ranks.remove(rank))
+            .map(|w| Action::Reply { waiter: w.waiter, result: Err(Refusal::Late(message.clone())) })
+            .collect();
+        if forming.ranks.is_empty() {
+            self.forming = None;
+        }
+        actions
+    }
+
+    /// Why the job must end, if a rank has been silent for too long.
+    pub(super) fn silent_rank(&self, now: Instant, timeout: Duration) -> Option<String> {
+        let epoch = self.epoch.as_ref()?;
+        epoch.heard.iter().enumerate().find_map(|(rank, heard)| {
+            let silence = now.saturating_duration_since((*heard)?);
+            (silence > timeout).then(|| format!("rank {rank}: no heartbeat for {} ms", silence.as_millis()))
+        })
+    }
+}

@@ -1,0 +1,257 @@
+//! The controller: jobs, their life, and who may have what. Pure: requests and times go in, actions come out; tokio,
+//! netlink, gRPC and BPF are at the edge, in [`crate::daemon`].
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`job`] | a job and its checked properties |
+//! | [`membership`] | ranks that join, live and leave |
+//! | [`pool`] | memory, ring numbers and CPUs |
+
+pub mod job;
+pub mod membership;
+pub mod pool;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use netsum_common::abi::FlowKey;
+use netsum_common::serial;
+
+use crate::dataplane::{FlowSpec, RingSpec};
+pub use job::{Job, JobSpec, State};
+use membership::Epoch;
+pub use membership::{Connection, RankAddress};
+use pool::Pool;
+
+/// Why a request is refused, in words that name the argument.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// An argument is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// No such job.
+    #[error("{0}")]
+    NotFound(String),
+    /// Already there.
+    #[error("{0}")]
+    Exists(String),
+    /// Too little of something is free.
+    #[error("{0}")]
+    Exhausted(String),
+    /// Not now.
+    #[error("{0}")]
+    NotNow(String),
+    /// The token is wrong.
+    #[error("{0}")]
+    Denied(String),
+    /// Took too long.
+    #[error("{0}")]
+    Late(String),
+}
+
+/// What the edge is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Make a ring's maps.
+    CreateRing(RingSpec),
+    /// Register a flow.
+    AddFlow(FlowSpec),
+    /// Start a ring; the interface of each rank.
+    ActivateRing(RingSpec, Vec<u32>),
+    /// Remove a ring, its flows and ports.
+    DeleteRing {
+        /// Ring number.
+        ring: u32,
+        /// Its flows.
+        flows: Vec<FlowKey>,
+        /// Its ports' interfaces.
+        ports: Vec<u32>,
+    },
+    /// Answer a rank that waits in `join`.
+    Reply {
+        /// The number that the rank's request came with.
+        waiter: u64,
+        /// The epoch that has begun, or why none has.
+        result: Result<u32, Refusal>,
+    },
+}
+
+/// A port, as the core needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Interface name.
+    pub name: String,
+    /// Interface number.
+    pub ifindex: u32,
+    /// MTU in bytes.
+    pub mtu: u32,
+}
+
+/// Room that a path MTU needs beside itself on a link: IPv6, UDP, BTH, RETH, immediate data, ICRC, and a tag.
+pub const HEADROOM: u32 = 40 + 8 + 12 + 16 + 4 + 4;
+
+/// The controller's state.
+#[derive(Debug)]
+pub struct Controller {
+    jobs: BTreeMap<String, Job>,
+    pool: Pool,
+    ports: Vec<PortInfo>,
+    heartbeat_timeout: Duration,
+}
+
+impl Controller {
+    /// No jobs; `memory` bytes for rings, spread over `cpus` CPUs.
+    pub fn new(memory: u64, cpus: u32, heartbeat_timeout: Duration) -> Self {
+        Self { jobs: BTreeMap::new(), pool: Pool::new(memory, cpus), ports: Vec::new(), heartbeat_timeout }
+    }
+
+    /// Sets the ports that there are.
+    pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
+        self.ports = ports;
+    }
+
+    /// The ports.
+    pub fn ports(&self) -> &[PortInfo] {
+        &self.ports
+    }
+
+    /// All jobs, by name.
+    pub fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.values()
+    }
+
+    /// A job.
+    pub fn job(&self, name: &str) -> Result<&Job, Refusal> {
+        self.jobs.get(name).ok_or_else(|| no_job(name))
+    }
+
+    fn job_mut(&mut self, name: &str) -> Result<&mut Job, Refusal> {
+        self.jobs.get_mut(name).ok_or_else(|| no_job(name))
+    }
+
+    /// A job, for somebody who must know its token.
+    pub fn job_for(&self, name: &str, token: &str) -> Result<&Job, Refusal> {
+        // The same answer for a wrong name and a wrong token: who has neither learns nothing.
+        let denied = || Refusal::Denied(format!("job `{name}`: no such job, or the token is wrong"));
+        let job = self.jobs.get(name).ok_or_else(denied)?;
+        if same_secret(&job.spec.token, token) { Ok(job) } else { Err(denied()) }
+    }
+
+    /// Creates a job and reserves its memory.
+    pub fn create_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+        let slots = spec.check()?;
+        if self.jobs.contains_key(&spec.name) {
+            return Err(Refusal::Exists(format!("NAME `{}`: there is such a job already", spec.name)));
+        }
+        if let Some(port) = self.ports.iter().find(|p| p.mtu < spec.mtu + HEADROOM) {
+            return Err(Refusal::Invalid(format!(
+                "--mtu {}: port {} has an MTU of {}, and {} bytes of headers come on top: at least {} is needed",
+                spec.mtu,
+                port.name,
+                port.mtu,
+                HEADROOM,
+                spec.mtu + HEADROOM
+            )));
+        }
+        let rings = self.pool.take(&spec, slots)?;
+        let actions = rings.iter().cloned().map(Action::CreateRing).collect();
+        self.jobs.insert(spec.name.clone(), Job::new(spec, slots, rings));
+        Ok(actions)
+    }
+
+    /// Deletes a job; ranks that wait for it are told.
+    pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
+        let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
+        let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
+        actions.extend(job.teardown());
+        self.pool.give_back(&job.spec, job.slots, &job.rings);
+        Ok(actions)
+    }
+
+    /// Registers a flow by hand.
+    pub fn add_flow(&mut self, name: &str, ring: u32, mut flow: FlowSpec) -> Result<Vec<Action>, Refusal> {
+        let job = self.job(name)?;
+        if job.epoch.is_some() || job.has_waiters() {
+            return Err(Refusal::NotNow(format!(
+                "job `{name}`: its ranks join by themselves, flows cannot be added"
+            )));
+        }
+        let Some(spec) = job.rings.get(ring as usize) else {
+            return Err(Refusal::Invalid(format!(
+                "--ring {ring}: the job has rings 0 to {}",
+                job.rings.len() - 1
+            )));
+        };
+        flow.ring = spec.id;
+        if flow.rank >= job.spec.ranks {
+            return Err(Refusal::Invalid(format!(
+                "--rank {}: the job has ranks 0 to {}",
+                flow.rank,
+                job.spec.ranks - 1
+            )));
+        }
+        if flow.src.is_ipv4() != flow.dst.is_ipv4() {
+            let message = format!("--dst {}: not of the same family as --src {}", flow.dst, flow.src);
+            return Err(Refusal::Invalid(message));
+        }
+        for (option, value) in [("--qpn", flow.qpn), ("--psn", flow.base_psn)] {
+            if value > serial::MASK {
+                return Err(Refusal::Invalid(format!("{option} {value:#x}: more than 24 bits")));
+            }
+        }
+        if job.flows.iter().any(|f| f.ring == flow.ring && f.rank == flow.rank) {
+            return Err(Refusal::Exists(format!(
+                "--rank {}: has its flow in ring {ring} already",
+                flow.rank
+            )));
+        }
+        self.check_key(&flow)?;
+        let job = self.job_mut(name)?;
+        job.flows.push(flow.clone());
+        let mut actions = vec![Action::AddFlow(flow)];
+        actions.extend(job.activate_if_complete());
+        Ok(actions)
+    }
+
+    /// That no other flow has this destination and queue pair.
+    fn check_key(&self, flow: &FlowSpec) -> Result<(), Refusal> {
+        let taken = self.jobs.values().find(|j| j.flows.iter().any(|f| f.key() == flow.key()));
+        match taken {
+            Some(job) => Err(Refusal::Exists(format!(
+                "--dst {} --qpn {:#x}: a flow of job `{}` goes there already",
+                flow.dst, flow.qpn, job.spec.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The data plane could not do what it was told for a job.
+    pub fn data_plane_failed(&mut self, name: &str, error: &str) -> Vec<Action> {
+        match self.jobs.get_mut(name) {
+            Some(job) => job.fail(format!("the data plane refused: {error}")),
+            None => Vec::new(),
+        }
+    }
+
+    /// Looks at the clock: ranks that are late to join, or silent.
+    pub fn tick(&mut self, now: Instant) -> Vec<Action> {
+        let timeout = self.heartbeat_timeout;
+        self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)).collect()
+    }
+}
+
+fn no_job(name: &str) -> Refusal {
+    Refusal::NotFound(format!("NAME `{name}`: no such job"))
+}
+
+/// Compares in a time that depends on lengths alone.
+fn same_secret(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |d, (a, b)| d | (a ^ b)) == 0
+}
+
+/// An epoch that has ended or is under way, for answers to heartbeats.
+pub fn epoch_number(job: &Job) -> u32 {
+    job.epoch.as_ref().map_or(job.last_epoch, |e: &Epoch| e.number)
+}

@@ -1,0 +1,96 @@
+//! What the box has to give: memory, ring numbers, CPUs.
+
+use netsum_common::abi::{self, MAX_RINGS};
+use netsum_common::slot::Slot;
+
+use super::{JobSpec, Refusal};
+use crate::dataplane::RingSpec;
+use crate::size::Size;
+
+/// What is left.
+#[derive(Debug)]
+pub struct Pool {
+    total: u64,
+    used: u64,
+    /// Ring numbers in use, by number.
+    rings: [bool; MAX_RINGS as usize],
+    /// Rings on each CPU.
+    load: Vec<u32>,
+}
+
+/// Bytes that a job's rings take on the box.
+pub fn job_memory(spec: &JobSpec, slots: u32) -> u64 {
+    abi::ring_memory(slots, spec.mtu, spec.ranks) * spec.rings as u64
+}
+
+/// The same in words.
+pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
+    format!(
+        "{} rings x {slots} slots x ({} payload + {} ranks x {} header + {} state) = {}",
+        spec.rings,
+        spec.mtu,
+        spec.ranks,
+        size_of::<abi::SavedHeader>(),
+        size_of::<Slot>(),
+        Size(job_memory(spec, slots))
+    )
+}
+
+impl Pool {
+    /// Nothing taken.
+    pub fn new(total: u64, cpus: u32) -> Self {
+        Self { total, used: 0, rings: [false; MAX_RINGS as usize], load: vec![0; cpus.max(1) as usize] }
+    }
+
+    /// Bytes taken.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Takes what a job needs.
+    pub fn take(&mut self, spec: &JobSpec, slots: u32) -> Result<Vec<RingSpec>, Refusal> {
+        let needed = job_memory(spec, slots);
+        let free = self.total - self.used;
+        if needed > free {
+            return Err(Refusal::Exhausted(format!(
+                "not enough memory for slots: {}; {} of {} are free; a smaller --window, --message-size or --rings needs less",
+                memory_in_words(spec, slots),
+                Size(free),
+                Size(self.total)
+            )));
+        }
+        let free: Vec<u32> =
+            (1..MAX_RINGS).filter(|&i| !self.rings[i as usize]).take(spec.rings as usize).collect();
+        if free.len() < spec.rings as usize {
+            let message =
+                format!("--rings {}: {} of {} rings are free", spec.rings, free.len(), MAX_RINGS - 1);
+            return Err(Refusal::Exhausted(message));
+        }
+        self.used += needed;
+        let rings = free.into_iter().map(|id| {
+            self.rings[id as usize] = true;
+            let cpu = (0..self.load.len()).min_by_key(|&c| self.load[c]).unwrap_or(0);
+            self.load[cpu] += 1;
+            RingSpec {
+                id,
+                ranks: spec.ranks,
+                slots,
+                window: spec.window * spec.fragments(),
+                mtu: spec.mtu,
+                cpu: cpu as u32,
+                verify_icrc: spec.verify_icrc,
+                in_order: spec.in_order,
+            }
+        });
+        Ok(rings.collect())
+    }
+
+    /// Takes back what a job had.
+    pub fn give_back(&mut self, spec: &JobSpec, slots: u32, rings: &[RingSpec]) {
+        self.used -= job_memory(spec, slots);
+        for ring in rings {
+            self.rings[ring.id as usize] = false;
+            self.load[ring.cpu as usize] -= 1;
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The controller without anything around it.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::membership::Join;
+use super::*;
+
+fn spec(name: &str, ranks: u32) -> JobSpec {
+    JobSpec {
+        name: name.into(),
+        ranks,
+        dtype: "i32".into(),
+        mtu: 1024,
+        message_size: 65536,
+        window: 2,
+        rings: 1,
+        verify_icrc: true,
+        in_order: true,
+        token: "t".into(),
+    }
+}
+
+fn controller() -> Controller {
+    let mut c = Controller::new(64 << 20, 2, Duration::from_secs(1));
+    let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
+    c.set_ports((0..4).map(port).collect());
+    c
+}
+
+fn flow(rank: u32, ranks: u32) -> FlowSpec {
+    let ip = |r: u32| IpAddr::from([10, 0, 0, r as u8 + 1]);
+    FlowSpec {
+        ring: 0,
+        rank,
+        base_psn: 5,
+        ifindex: 10 + rank,
+        src: ip(rank),
+        dst: ip((rank + 1) % ranks),
+        qpn: 100 + rank,
+        src_mac: None,
+    }
+}
+
+fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
+    let c = |n: u32| Connection { receive_qpn: 16 * rank + n, send_qpn: 16 * rank + n + 1, first_psn: n };
+    Join {
+        job: job.into(),
+        token: "t".into(),
+        address: RankAddress {
+            rank,
+            ip: IpAddr::from([10, 0, epoch as u8, rank as u8 + 1]),
+            mac: [2, 0, 0, 0, 0, rank as u8],
+            rings: vec![c(4)],
+            plain: c(8),
+        },
+        ifindex: 10 + rank,
+        epoch,
+        deadline: now + Duration::from_secs(5),
+        waiter,
+    }
+}
+
+fn replies(actions: &[Action]) -> Vec<(u64, bool)> {
+    let reply = |a: &Action| match a {
+        Action::Reply { waiter, result } => Some((*waiter, result.is_ok())),
+        _ => None,
+    };
+    actions.iter().filter_map(reply).collect()
+}
+
+#[test]
+fn a_job_is_active_once_all_its_flows_are_there() {
+    let mut c = controller();
+    let actions = c.create_job(spec("a", 2)).unwrap();
+    assert!(
+        matches!(&actions[..], [Action::CreateRing(r)] if r.slots == 256 && r.window == 128 && r.id == 1)
+    );
+    assert_eq!(c.add_flow("a", 0, flow(0, 2)).unwrap().len(), 1);
+    assert_eq!(c.job("a").unwrap().state, State::Waiting);
+    let actions = c.add_flow("a", 0, flow(1, 2)).unwrap();
+    assert!(matches!(&actions[1], Action::ActivateRing(_, ports) if ports == &[10, 11]));
+    assert_eq!(c.job("a").unwrap().state, State::Active);
+    let actions = c.delete_job("a").unwrap();
+    assert!(matches!(&actions[..], [Action::DeleteRing { ring: 1, flows, .. }] if flows.len() == 2));
+    assert_eq!(c.pool.used(), 0);
+}
+
+#[test]
+fn refusals_name_the_argument_and_what_would_be_right() {
+    let mut c = controller();
+    c.create_job(spec("taken", 2)).unwrap();
+    let mut cases: Vec<(JobSpec, &str)> = vec![
+        (spec("taken", 2), "NAME `taken`: there is such a job"),
+        (spec("no spaces", 2), "NAME `no spaces`"),
+        (spec("a", 1), "--ranks 1: 2 to 64"),
+        (spec("a", 65), "--ranks 65: 2 to 64"),
+    ];
+    let mut push = |change: fn(&mut JobSpec), expected| {
+        let mut s = spec("a", 2);
+        change(&mut s);
+        cases.push((s, expected));
+    };
+    push(|s| s.dtype = "f32".into(), "--dtype f32: the box adds i32");
+    push(|s| s.mtu = 4096, "--mtu 4096: the kernel clones a broadcast packet into one page");
+    push(|s| s.mtu = 1000, "--mtu 1000: 256, 512, 1024 or 2048");
+    push(|s| s.mtu = 2048, "--mtu 2048: port p0 has an MTU of 1500");
+    push(|s| s.message_size = 1022, "--message-size 1022: a multiple of 4");
+    push(|s| s.window = 0, "--window 0");
+    push(|s| s.rings = 0, "--rings 0: 1 to 255");
+    push(|s| s.window = 1 << 20, "--window 1048576 with --message-size 65536: 2 x 1048576 x 64 slots");
+    push(
+        |s| (s.ranks, s.window, s.rings) = (64, 32, 8),
+        "not enough memory for slots: 8 rings x 4096 slots x (1024",
+    );
+    for (spec, expected) in cases {
+        let error = c.create_job(spec).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let mut flows: Vec<(u32, FlowSpec, &str)> = vec![(1, flow(0, 2), "--ring 1: the job has rings 0 to 0")];
+    let mut push = |change: fn(&mut FlowSpec), expected| {
+        let mut f = flow(1, 2);
+        change(&mut f);
+        flows.push((0, f, expected));
+    };
+    push(|f| f.rank = 2, "--rank 2: the job has ranks 0 to 1");
+    push(|f| f.qpn = 1 << 24, "--qpn 0x1000000: more than 24 bits");
+    push(|f| f.base_psn = u32::MAX, "--psn 0xffffffff: more than 24 bits");
+    push(|f| f.src = "fd00::1".parse().unwrap(), "--dst 10.0.0.1: not of the same family as --src fd00::1");
+    push(|f| f.rank = 0, "--rank 0: has its flow in ring 0 already");
+    push(|f| (f.dst, f.qpn) = (flow(0, 2).dst, 100), "a flow of job `taken` goes there already");
+    c.add_flow("taken", 0, flow(0, 2)).unwrap();
+    for (ring, flow, expected) in flows {
+        let error = c.add_flow("taken", ring, flow).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(c.job("nobody").unwrap_err().to_string(), "NAME `nobody`: no such job");
+}
+
+#[test]
+fn ranks_are_answered_when_all_have_joined() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 3)).unwrap();
+    assert_eq!(c.join(join("a", 0, 0, 1, now), now).unwrap(), []);
+    assert_eq!(c.join(join("a", 2, 0, 2, now), now).unwrap(), []);
+    let actions = c.join(join("a", 1, 0, 3, now), now).unwrap();
+    assert_eq!(replies(&actions), [(1, true), (3, true), (2, true)]);
+    assert_eq!(actions.iter().filter(|a| matches!(a, Action::AddFlow(_))).count(), 3);
+    let job = c.job("a").unwrap();
+    assert_eq!((&job.state, job.epoch.as_ref().unwrap().number), (&State::Active, 1));
+    // Rank 2 sends to rank 0.
+    assert_eq!((job.flows[2].dst, job.flows[2].qpn), (IpAddr::from([10, 0, 0, 1]), 4));
+    // Asked again: the same answer. Another address: refused.
+    assert_eq!(replies(&c.join(join("a", 1, 0, 9, now), now).unwrap()), [(9, true)]);
+    let mut other = join("a", 1, 1, 10, now);
+    other.address.ip = IpAddr::from([10, 9, 9, 9]);
+    assert!(c.join(other, now).unwrap_err().to_string().contains("has joined from 10.0.0.2 already"));
+}
+
+#[test]
+fn another_epoch_starts_with_empty_rings() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    for epoch in 0..3 {
+        c.join(join("a", 0, epoch * 2, 1, now), now).unwrap();
+        let actions = c.join(join("a", 1, epoch * 2, 2, now), now).unwrap();
+        assert!(
+            matches!(actions[0], Action::DeleteRing { .. }) && matches!(actions[1], Action::CreateRing(_))
+        );
+        assert_eq!(c.job("a").unwrap().epoch.as_ref().unwrap().number, epoch + 1);
+        assert_eq!(c.job("a").unwrap().flows.len(), 2);
+    }
+}
+
+#[test]
+fn who_waits_in_vain_is_told_who_is_missing() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 4)).unwrap();
+    c.join(join("a", 1, 0, 7, now), now).unwrap();
+    assert_eq!(c.tick(now + Duration::from_secs(4)), []);
+    let actions = c.tick(now + Duration::from_secs(6));
+    let [Action::Reply { waiter: 7, result: Err(why) }] = &actions[..] else { panic!("{actions:?}") };
+    assert!(why.to_string().contains("missing: 0, 2, 3"), "{why}");
+}
+
+#[test]
+fn a_silent_rank_fails_its_job_by_name_and_the_job_can_be_joined_again() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    c.join(join("a", 0, 0, 1, now), now).unwrap();
+    c.join(join("a", 1, 0, 2, now), now).unwrap();
+    let later = now + Duration::from_millis(900);
+    c.heartbeat("a", "t", 0, 1, later).unwrap();
+    assert_eq!(c.tick(later), []);
+    let actions = c.tick(now + Duration::from_millis(1500));
+    assert!(matches!(&actions[0], Action::DeleteRing { flows, .. } if flows.len() == 2));
+    let State::Failed(why) = &c.job("a").unwrap().state else { panic!("not failed") };
+    assert!(why.contains("rank 1: no heartbeat for 1500 ms"), "{why}");
+    c.join(join("a", 0, 1, 3, now), now).unwrap();
+    assert_eq!(replies(&c.join(join("a", 1, 1, 4, now), now).unwrap()), [(3, true), (4, true)]);
+}
+
+#[test]
+fn tokens_are_checked_and_nothing_is_told_without() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    let mut wrong = join("a", 0, 0, 1, now);
+    wrong.token = "x".into();
+    let denied = c.join(wrong, now).unwrap_err();
+    assert_eq!(denied, c.job_for("a", "x").unwrap_err());
+    assert!(matches!(denied, Refusal::Denied(_)));
+    assert!(c.leave("a", "", 0, 0).is_err() && c.abort("a", "tt", 0, 0, "").is_err());
+}
+
+#[test]
+fn a_job_that_all_have_left_waits_for_others() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    c.join(join("a", 0, 0, 1, now), now).unwrap();
+    c.join(join("a", 1, 0, 2, now), now).unwrap();
+    assert_eq!(c.leave("a", "t", 0, 1).unwrap(), []);
+    assert_eq!(c.tick(now + Duration::from_millis(500)), []);
+    assert!(!c.leave("a", "t", 1, 1).unwrap().is_empty());
+    assert_eq!(c.job("a").unwrap().state, State::Waiting);
+    assert!(c.job("a").unwrap().flows.is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Create(u8, u32, u32),
+    Delete(u8),
+    Flow(u8, u32, u32),
+    Join(u8, u32, u32),
+    Leave(u8, u32),
+    Abort(u8, u32),
+    Tick(u64),
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    let (job, rank) = (0u8..4, 0u32..4);
+    prop_oneof![
+        (job.clone(), 1u32..5, 0u32..4).prop_map(|(j, n, r)| Event::Create(j, n, r)),
+        job.clone().prop_map(Event::Delete),
+        (job.clone(), 0u32..3, rank.clone()).prop_map(|(j, r, k)| Event::Flow(j, r, k)),
+        (job.clone(), rank.clone(), 0u32..3).prop_map(|(j, k, e)| Event::Join(j, k, e)),
+        (job.clone(), rank.clone()).prop_map(|(j, k)| Event::Leave(j, k)),
+        (job, rank).prop_map(|(j, k)| Event::Abort(j, k)),
+        (0u64..3000).prop_map(Event::Tick),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    #[test]
+    fn nothing_leaks_and_no_two_jobs_share_a_ring_or_a_flow(events in prop::collection::vec(events(), 1..60)) {
+        let (mut c, mut now) = (controller(), Instant::now());
+        // What the data plane would hold.
+        let mut rings: HashSet<u32> = HashSet::new();
+        let mut flows: HashSet<FlowKey> = HashSet::new();
+        let mut waiter = 0;
+        for event in events {
+            let name = |j: u8| format!("j{j}");
+            let epoch = |c: &Controller, j: u8| c.job(&name(j)).map_or(0, |j| j.last_epoch);
+            let actions = match event {
+                Event::Create(j, ranks, rings) => {
+                    let mut s = spec(&name(j), ranks);
+                    s.rings = rings;
+                    c.create_job(s)
+                }
+                Event::Delete(j) => c.delete_job(&name(j)),
+                Event::Flow(j, r, k) => c.add_flow(&name(j), r, FlowSpec { qpn: 50 * r + k + 1000 * j as u32, ..flow(k, 4) }),
+                Event::Join(j, k, e) => {
+                    waiter += 1;
+                    let mut join = join(&name(j), k, e, waiter, now);
+                    join.address.rings = vec![join.address.rings[0]; c.job(&name(j)).map_or(1, |j| j.rings.len().min(1))];
+                    c.join(join, now)
+                }
+                Event::Leave(j, k) => { let e = epoch(&c, j); c.leave(&name(j), "t", k, e) }
+                Event::Abort(j, k) => { let e = epoch(&c, j); c.abort(&name(j), "t", k, e, "why not") }
+                Event::Tick(ms) => { now += Duration::from_millis(ms); Ok(c.tick(now)) }
+            };
+            for action in actions.unwrap_or_default() {
+                match action {
+                    Action::CreateRing(r) => prop_assert!(rings.insert(r.id), "ring {} twice", r.id),
+                    Action::DeleteRing { ring, flows: gone, .. } => {
+                        prop_assert!(rings.remove(&ring));
+                        for key in gone { prop_assert!(flows.remove(&key)); }
+                    }
+                    Action::AddFlow(f) => prop_assert!(flows.insert(f.key()), "flow twice"),
+                    Action::ActivateRing(r, ports) => {
+                        prop_assert!(rings.contains(&r.id));
+                        prop_assert_eq!(ports.len(), r.ranks as usize);
+                    }
+                    Action::Reply { .. } => {}
+                }
+            }
+            let used: u64 = c.jobs().map(|j| pool::job_memory(&j.spec, j.slots)).sum();
+            prop_assert_eq!(used, c.pool.used());
+            prop_assert_eq!(rings.len(), c.jobs().map(|j| j.rings.len()).sum::<usize>());
+            prop_assert_eq!(flows.len(), c.jobs().map(|j| j.flows.len()).sum::<usize>());
+        }
+        let names: Vec<String> = c.jobs().map(|j| j.spec.name.clone()).collect();
+        for name in names { c.delete_job(&name).unwrap(); }
+        prop_assert_eq!(c.pool.used(), 0);
+    }
+}

@@ -1,0 +1,91 @@
+//! The daemon: the controller and, around it, the data plane, netlink, clocks and gRPC.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`state`] | controller and data plane behind one lock; carries out actions |
+//! | [`admin`] | the administration service |
+//! | [`worker`] | the workers' service |
+//! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
+//! | [`run`] | `netsum run` |
+
+pub mod admin;
+pub mod links;
+pub mod run;
+pub mod state;
+pub mod worker;
+
+use netsum_api::v1 as api;
+use tonic::Status;
+
+use crate::core::{Job, Refusal, State, epoch_number, pool};
+use crate::dataplane::FlowSpec;
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.to_string();
+        match refusal {
+            Refusal::Invalid(_) => Status::invalid_argument(message),
+            Refusal::NotFound(_) => Status::not_found(message),
+            Refusal::Exists(_) => Status::already_exists(message),
+            Refusal::Exhausted(_) => Status::resource_exhausted(message),
+            Refusal::NotNow(_) => Status::failed_precondition(message),
+            Refusal::Denied(_) => Status::unauthenticated(message),
+            Refusal::Late(_) => Status::deadline_exceeded(message),
+        }
+    }
+}
+
+/// Text form of a MAC address.
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// A MAC address from its text form.
+pub fn mac_from_text(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        *byte = u8::from_str_radix(parts.next().filter(|p| p.len() == 2)?, 16).ok()?;
+    }
+    parts.next().is_none().then_some(mac)
+}
+
+/// A job for the API; its token only where `secret` says so.
+fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, secret: bool) -> api::Job {
+    let (state, error) = match &job.state {
+        State::Waiting => (api::JobState::Waiting, String::new()),
+        State::Active => (api::JobState::Active, String::new()),
+        State::Failed(why) => (api::JobState::Failed, why.clone()),
+    };
+    let flow = |f: &FlowSpec| api::Flow {
+        ring: job.ring_index(f.ring) as u32,
+        rank: f.rank,
+        port: port_name(f.ifindex),
+        src: f.src.to_string(),
+        dst: f.dst.to_string(),
+        qpn: f.qpn,
+        psn: f.base_psn,
+        src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
+    };
+    let spec = &job.spec;
+    api::Job {
+        name: spec.name.clone(),
+        ranks: spec.ranks,
+        dtype: spec.dtype.clone(),
+        mtu: spec.mtu,
+        message_size: spec.message_size,
+        window: spec.window,
+        rings: spec.rings,
+        icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
+        order: if spec.in_order { "in-order" } else { "relaxed" }.into(),
+        state: state.into(),
+        error,
+        memory: pool::job_memory(spec, job.slots),
+        slots: job.slots,
+        flows: job.flows.iter().map(flow).collect(),
+        token: if secret { spec.token.clone() } else { String::new() },
+        heartbeat_ms,
+        epoch: epoch_number(job),
+        ring_ids: job.rings.iter().map(|r| r.id).collect(),
+    }
+}

@@ -1,0 +1,105 @@
+//! Controller and data plane behind one lock. Whoever changes the controller carries out its actions before anybody else
+//! sees it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use crate::core::{Action, Controller, Refusal};
+use crate::dataplane::DataPlane;
+
+/// What a rank in `join` waits for.
+pub type JoinAnswer = Result<u32, Refusal>;
+
+/// What the daemon knows, shared by its services.
+#[derive(Clone)]
+pub struct Shared {
+    inner: Arc<Mutex<Inner>>,
+    /// How often ranks are to say that they are alive.
+    pub heartbeat: Duration,
+}
+
+/// What is behind the lock.
+pub struct Inner {
+    /// The controller.
+    pub controller: Controller,
+    /// The data plane.
+    pub plane: Box<dyn DataPlane>,
+    waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
+    next_waiter: u64,
+}
+
+impl Shared {
+    /// A daemon's state.
+    pub fn new(controller: Controller, plane: Box<dyn DataPlane>, heartbeat: Duration) -> Self {
+        let inner = Inner { controller, plane, waiters: HashMap::new(), next_waiter: 0 };
+        Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
+    }
+
+    /// Everything, for one request. Nothing that is done under the lock waits for anybody.
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the clock, again and again.
+    pub async fn keep_time(self) {
+        let mut tick = tokio::time::interval(Duration::from_millis(50));
+        loop {
+            tick.tick().await;
+            let mut inner = self.lock();
+            let actions = inner.controller.tick(Instant::now());
+            if let Err(e) = inner.carry_out(None, actions) {
+                log::error!("{}", e.message());
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// A number for a request that will be answered later, and where its answer comes out.
+    pub fn waiter(&mut self) -> (u64, oneshot::Receiver<JoinAnswer>) {
+        let (sender, receiver) = oneshot::channel();
+        self.next_waiter += 1;
+        self.waiters.insert(self.next_waiter, sender);
+        (self.next_waiter, receiver)
+    }
+
+    /// Carries out actions for a job. What the data plane cannot do fails the job.
+    pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
+        let mut first_error = None;
+        for action in actions {
+            if let Err(error) = self.one(action) {
+                first_error.get_or_insert(format!("{error:#}"));
+            }
+        }
+        let Some(error) = first_error else { return Ok(()) };
+        if let Some(job) = job {
+            for action in self.controller.data_plane_failed(job, &error) {
+                if let Err(e) = self.one(action) {
+                    log::error!("after a failure: {e:#}");
+                }
+            }
+        }
+        Err(Status::internal(format!("the data plane refused: {error}")))
+    }
+
+    fn one(&mut self, action: Action) -> anyhow::Result<()> {
+        log::debug!("{action:?}");
+        match action {
+            Action::CreateRing(ring) => self.plane.create_ring(&ring),
+            Action::AddFlow(flow) => self.plane.add_flow(&flow),
+            Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
+            Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
+            Action::Reply { waiter, result } => {
+                if let Some(sender) = self.waiters.remove(&waiter) {
+                    // A rank that has gone away needs no answer.
+                    let _ = sender.send(result);
+                }
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The workers' service: what ranks may ask, with their job's token.
+
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_api::v1::worker_server::Worker;
+use tonic::{Request, Response, Status};
+
+use super::links::Netlink;
+use super::state::Shared;
+use super::{job_message, mac_from_text, mac_text};
+use crate::core::membership::Join;
+use crate::core::{Connection, RankAddress};
+
+/// Longest time that a rank may wait for others.
+const MAX_JOIN: Duration = Duration::from_secs(3600);
+
+/// Finds the port behind a MAC address.
+#[derive(Clone)]
+pub enum PortFinder {
+    /// In the bridge's forwarding table.
+    Bridge(Netlink),
+    /// Always the same; for tests.
+    Fixed(u32),
+}
+
+/// Answers workers.
+#[derive(Clone)]
+pub struct WorkerService {
+    shared: Shared,
+    ports: PortFinder,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl WorkerService {
+    /// A service.
+    pub fn new(shared: Shared, ports: PortFinder) -> Self {
+        Self { shared, ports }
+    }
+
+    fn job(&self, name: &str, token: &str) -> Result<api::Job, Status> {
+        let inner = self.shared.lock();
+        let job = inner.controller.job_for(name, token)?;
+        let heartbeat = self.shared.heartbeat.as_millis() as u32;
+        Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
+    }
+
+    async fn port_of(&self, rank: u32, address: &RankAddress) -> Result<u32, Status> {
+        match &self.ports {
+            PortFinder::Fixed(ifindex) => Ok(*ifindex),
+            PortFinder::Bridge(netlink) => {
+                let found = netlink.port_of(address.mac).await;
+                let ifindex = found.map_err(|e| Status::internal(format!("{e:#}")))?.ok_or_else(|| {
+                    Status::failed_precondition(format!(
+                        "rank {rank}: the bridge has not seen MAC address {} of {} on any port",
+                        mac_text(address.mac),
+                        address.ip
+                    ))
+                })?;
+                let inner = self.shared.lock();
+                if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
+                    Ok(ifindex)
+                } else {
+                    Err(Status::failed_precondition(format!(
+                        "rank {rank}: MAC address {} of {} is behind interface {ifindex}, which is none of netsum's ports",
+                        mac_text(address.mac),
+                        address.ip
+                    )))
+                }
+            }
+        }
+    }
+}
+
+fn connection(c: Option<api::Connection>, what: &str) -> Result<Connection, Status> {
+    let c = c.ok_or_else(|| Status::invalid_argument(format!("{what}: missing")))?;
+    Ok(Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn })
+}
+
+fn connection_message(c: &Connection) -> api::Connection {
+    api::Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
+}
+
+#[tonic::async_trait]
+impl Worker for WorkerService {
+    async fn describe(&self, request: Request<api::DescribeRequest>) -> Answer<api::Job> {
+        let r = request.into_inner();
+        self.job(&r.job, &r.token).map(Response::new)
+    }
+
+    async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinReply> {
+        let r = request.into_inner();
+        self.shared.lock().controller.job_for(&r.job, &r.token)?;
+        let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
+        let rank = a.rank;
+        let invalid = |what: &str, value: &str, expected: &str| {
+            Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
+        };
+        let address = RankAddress {
+            rank,
+            ip: a.ip.parse().map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
+            mac: mac_from_text(&a.mac)
+                .ok_or_else(|| invalid("mac", &a.mac, "six bytes in hex are needed"))?,
+            rings: a.rings.into_iter().map(|c| connection(Some(c), "rings")).collect::<Result<_, _>>()?,
+            plain: connection(a.plain, "plain")?,
+        };
+        let ifindex = self.port_of(rank, &address).await?;
+        let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
+        let receiver = {
+            let mut inner = self.shared.lock();
+            let (waiter, receiver) = inner.waiter();
+            let now = Instant::now();
+            let (job, token) = (r.job.clone(), r.token.clone());
+            let join = Join { job, token, address, ifindex, epoch: r.epoch, deadline: now + wait, waiter };
+            let actions = inner.controller.join(join, now)?;
+            inner.carry_out(Some(&r.job), actions)?;
+            receiver
+        };
+        let epoch = receiver.await.map_err(|_| Status::unavailable("the daemon is stopping"))??;
+        let inner = self.shared.lock();
+        let job = inner.controller.job_for(&r.job, &r.token)?;
+        let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
+            return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
+        };
+        let ranks = current.ranks.iter().map(|a| api::RankAddress {
+            rank: a.rank,
+            ip: a.ip.to_string(),
+            mac: mac_text(a.mac),
+            rings: a.rings.iter().map(connection_message).collect(),
+            plain: Some(connection_message(&a.plain)),
+        });
+        let ranks = ranks.collect();
+        let heartbeat = self.shared.heartbeat.as_millis() as u32;
+        let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
+        Ok(Response::new(api::JoinReply { job, ranks }))
+    }
+
+    async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
+        let r = request.into_inner();
+        {
+            let mut inner = self.shared.lock();
+            inner.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())?;
+        }
+        let job = self.job(&r.job, &r.token)?;
+        Ok(Response::new(api::HeartbeatReply { state: job.state, error: job.error, epoch: job.epoch }))
+    }
+
+    async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {
+        let r = request.into_inner();
+        let mut inner = self.shared.lock();
+        let actions = inner.controller.leave(&r.job, &r.token, r.rank, r.epoch)?;
+        inner.carry_out(Some(&r.job), actions)?;
+        Ok(Response::new(api::LeaveReply {}))
+    }
+
+    async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
+        let r = request.into_inner();
+        let mut inner = self.shared.lock();
+        let actions = inner.controller.abort(&r.job, &r.token, r.rank, r.epoch, &r.reason)?;
+        inner.carry_out(Some(&r.job), actions)?;
+        Ok(Response::new(api::AbortReply {}))
+    }
+}
