@@ -6,8 +6,10 @@
 //! | [`netns`] | programs and threads in one namespace |
 //! | [`janitor`] | removes it, however its owner ends |
 //! | [`faults`] | cables that lose packets |
+//! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`data`] | what ranks reduce |
 //! | [`frames`] | RoCEv2 frames, field by field |
+//! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
 //! | [`tap`] | a host that is nothing but frames |
@@ -15,12 +17,14 @@
 //!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
+pub mod cluster;
 pub mod data;
 pub mod faults;
 pub mod frames;
 pub mod janitor;
 pub mod lab;
 pub mod netns;
+pub mod plane;
 pub mod process;
 pub mod programs;
 pub mod tap;

@@ -1,0 +1,86 @@
+//! A rank for tests: does what it is told on standard input, a JSON object a line, and answers likewise.
+
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use netsum_lab::cluster::{Answer, Order, Outcome, RankSpec};
+use netsum_lab::data;
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Element};
+
+fn main() -> Result<()> {
+    env_logger::init();
+    let spec: RankSpec = serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
+    let bootstrap = match &spec.controller {
+        Some(address) => Bootstrap::Controller {
+            address: address.clone(),
+            job: spec.job.clone(),
+            token: spec.token.clone(),
+        },
+        None => Bootstrap::Static {
+            peers: spec.peers.clone(),
+            mtu: spec.mtu,
+            message_size: spec.message_size,
+            window: spec.window,
+            rings: spec.rings,
+        },
+    };
+    let mut config = CommConfig::new(spec.rank, spec.ranks, spec.ip, bootstrap);
+    config.timeout = Duration::from_millis(spec.timeout_ms);
+    config.connect_timeout = Duration::from_secs(20);
+    let mut communicator = match Communicator::connect(config) {
+        Ok(communicator) => communicator,
+        Err(error) => return answer(&Answer::Error(error.to_string())),
+    };
+    answer(&Answer::Done(Outcome::default()))?;
+    for line in std::io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line?)?;
+        answer(&obey(&mut communicator, spec.rank, &order)?)?;
+    }
+    Ok(())
+}
+
+fn answer(answer: &Answer) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(answer)?)?;
+    Ok(out.flush()?)
+}
+
+fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Answer> {
+    let result = match order {
+        Order::AllReduce { dtype, len, seed, out } => {
+            let (result, bytes) = match &**dtype {
+                "i32" => reduce(communicator, data::ints(rank, *seed, *len), |x| x.to_le_bytes()),
+                "f32" => reduce(communicator, data::floats(rank, *seed, *len), |x| x.to_le_bytes()),
+                other => anyhow::bail!("no data type {other}"),
+            };
+            std::fs::write(out, bytes)?;
+            result.map(Some)
+        }
+        Order::Barrier => communicator.barrier().map(|()| None),
+    };
+    Ok(match result {
+        Ok(report) => {
+            let statistics = communicator.statistics();
+            Answer::Done(Outcome {
+                mode: report.map_or(communicator.mode(), |r| r.mode).name().to_owned(),
+                verified: report.map_or(0, |r| r.verified),
+                retransmissions: report.map_or(0, |r| r.retransmissions),
+                micros: report.map_or(0, |r| r.elapsed.as_micros() as u64),
+                fall_backs: statistics.fall_backs,
+                wrong: statistics.wrong,
+            })
+        }
+        Err(error) => Answer::Error(error.to_string()),
+    })
+}
+
+/// Reduces; the result, and the slice's bytes.
+fn reduce<T: Element>(
+    communicator: &mut Communicator,
+    mut data: Vec<T>,
+    bytes: impl Fn(&T) -> [u8; 4],
+) -> (Result<netsum_worker::Report, netsum_worker::Error>, Vec<u8>) {
+    let result = communicator.all_reduce(&mut data);
+    (result, data.iter().flat_map(bytes).collect())
+}

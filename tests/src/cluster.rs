@@ -1,0 +1,458 @@
+//! A whole netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use netsum_worker::{Layout, reference_sum};
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::Running;
+use crate::{Lab, LabSpec, data, netns};
+
+/// How long anything may take that should be quick.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// TCP port of the workers' API on the box.
+const WORKER_PORT: u16 = 4790;
+
+/// One of the project's programs, beside the test programs in cargo's target folder.
+///
+/// # Errors
+/// If it has not been built.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let me = std::env::current_exe()?;
+    // <target>/<profile>/deps/<test>, or <target>/<profile>/<program>.
+    let found = me.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("no program `{name}` near {}: run `cargo build --workspace`", me.display()))
+}
+
+/// What a job is created with.
+#[derive(Clone, Debug)]
+pub struct JobSpec {
+    /// Name.
+    pub name: String,
+    /// World size.
+    pub ranks: u32,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Message size in bytes.
+    pub message_size: u32,
+    /// Window in messages.
+    pub window: u32,
+    /// Rings.
+    pub rings: u32,
+    /// After which silence a rank is dead.
+    pub timeout: Duration,
+}
+
+impl JobSpec {
+    /// A job of `ranks` ranks, and defaults for the rest.
+    pub fn new(name: &str, ranks: u32) -> Self {
+        Self {
+            name: name.to_owned(),
+            ranks,
+            mtu: 1024,
+            message_size: 16384,
+            window: 8,
+            rings: 1,
+            timeout: Duration::from_secs(10),
+        }
+    }
+
+    fn layout(&self) -> Layout {
+        Layout { message_size: self.message_size, window: self.window, rings: self.rings }
+    }
+}
+
+/// Where a rank lives: number of the host, and which of its addresses.
+pub type Place = (usize, usize);
+
+/// Rank r on host r.
+pub fn one_on_each_host(ranks: u32) -> Vec<Place> {
+    (0..ranks as usize).map(|host| (host, 0)).collect()
+}
+
+/// What `netsum-rank` is started with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RankSpec {
+    /// Its rank.
+    pub rank: u32,
+    /// World size.
+    pub ranks: u32,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Address of the daemon's API for workers; without one the ranks find each other by `peers`.
+    pub controller: Option<String>,
+    /// The job's name.
+    pub job: String,
+    /// The job's token.
+    pub token: String,
+    /// Addresses of all ranks.
+    pub peers: Vec<IpAddr>,
+    /// Path MTU, without a daemon.
+    pub mtu: u32,
+    /// Message size, without a daemon.
+    pub message_size: u32,
+    /// Window, without a daemon.
+    pub window: u32,
+    /// Rings, without a daemon.
+    pub rings: u32,
+    /// After which silence a rank is dead, in milliseconds.
+    pub timeout_ms: u64,
+}
+
+/// What `netsum-rank` is told to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Reduce made-up data.
+    AllReduce {
+        /// `i32` or `f32`.
+        dtype: String,
+        /// Elements.
+        len: usize,
+        /// Of the data.
+        seed: u64,
+        /// File for the result's bytes.
+        out: PathBuf,
+    },
+    /// Wait for the others.
+    Barrier,
+}
+
+/// What `netsum-rank` answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Done.
+    Done(Outcome),
+    /// The communicator's error.
+    Error(String),
+}
+
+/// What an operation came to; see `netsum_worker::Report` and `netsum_worker::Statistics`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// `box` or `ring`.
+    pub mode: String,
+    /// Sums verified by their check lanes.
+    pub verified: u64,
+    /// Packets sent again.
+    pub retransmissions: u64,
+    /// Time taken.
+    pub micros: u64,
+    /// Fall-backs to the ring, since the start.
+    pub fall_backs: u64,
+    /// Messages that were no right sum, since the start.
+    pub wrong: u64,
+}
+
+/// A lab, and a daemon on its box.
+#[derive(Debug)]
+pub struct Cluster {
+    daemon: Option<Running>,
+    folder: TempDir,
+    lab: Lab,
+}
+
+impl Cluster {
+    /// Builds a lab and starts the daemon.
+    pub fn start(spec: LabSpec) -> Result<Self> {
+        let mut cluster = Self::without_daemon(spec)?;
+        cluster.start_daemon()?;
+        Ok(cluster)
+    }
+
+    /// Builds a lab; its box is a plain bridge.
+    pub fn without_daemon(spec: LabSpec) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
+        Ok(Self { daemon: None, folder, lab: Lab::new(spec)? })
+    }
+
+    /// The lab.
+    pub fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn start_daemon(&mut self) -> Result<()> {
+        let config = self.folder.path().join("netsum.toml");
+        std::fs::write(&config, self.config())?;
+        let mut command = self.lab.box_().command(program("netsum")?);
+        command.args(["run", "--config"]).arg(&config).env("RUST_LOG", log_level());
+        let mut daemon = Running::start("netsum run", &mut command)?;
+        let start = Instant::now();
+        while let Err(error) = self.netsum(&["port", "show"]) {
+            ensure!(daemon.is_running(), "the daemon has ended: {}", daemon.stderr());
+            ensure!(start.elapsed() < PATIENCE, "the daemon does not answer: {error:#}\n{}", daemon.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.daemon = Some(daemon);
+        Ok(())
+    }
+
+    /// Ends the daemon as an administrator would, and waits for its end.
+    pub fn stop_daemon(&mut self) -> Result<()> {
+        let daemon = self.daemon.take().context("no daemon runs")?;
+        daemon.signal(Signal::SIGTERM)?;
+        daemon.success(PATIENCE).map(drop)
+    }
+
+    /// What the daemon has said so far.
+    pub fn daemon_log(&self) -> String {
+        self.daemon.as_ref().map(Running::stderr).unwrap_or_default()
+    }
+
+    fn socket(&self) -> String {
+        self.folder.path().join("netsum.sock").display().to_string()
+    }
+
+    fn config(&self) -> String {
+        format!(
+            "bridge = \"br0\"\n[listen]\nadmin = \"{}\"\nworkers = \"{}:{WORKER_PORT}\"\n",
+            self.socket(),
+            self.lab.box_().ip()
+        )
+    }
+
+    /// Runs `netsum ARGUMENTS` on the box; what it prints.
+    pub fn netsum(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.lab.box_().command(program("netsum")?);
+        netns::output(command.args(["--socket", &self.socket()]).args(arguments))
+    }
+
+    /// Runs `netsum -j ARGUMENTS` on the box.
+    pub fn netsum_json(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.netsum(&[&["-j"], arguments].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
+    }
+
+    /// Creates a job; its token.
+    pub fn create_job(&self, job: &JobSpec) -> Result<String> {
+        let JobSpec { name, ranks, mtu, message_size, window, rings, .. } = job;
+        let numbers = [ranks, mtu, message_size, window, rings].map(u32::to_string);
+        let [ranks, mtu, message_size, window, rings] = numbers.each_ref().map(String::as_str);
+        let created = self.netsum_json(&[
+            "job",
+            "create",
+            name,
+            "--ranks",
+            ranks,
+            "--dtype",
+            "i32",
+            "--mtu",
+            mtu,
+            "--message-size",
+            message_size,
+            "--window",
+            window,
+            "--rings",
+            rings,
+        ])?;
+        let token = created["token"].as_str().with_context(|| format!("no token in {created}"))?;
+        Ok(token.to_owned())
+    }
+
+    /// Starts the ranks of a job and waits until they are connected.
+    pub fn ranks(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
+        let controller = format!("{}:{WORKER_PORT}", self.lab.box_().ip());
+        self.group(job, Some((controller, token)), places, false)
+    }
+
+    /// The same over IPv6.
+    pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
+        let controller = format!("{}:{WORKER_PORT}", self.lab.box_().ip());
+        self.group(job, Some((controller, token)), places, true)
+    }
+
+    /// Ranks that know of no daemon.
+    pub fn ranks_alone(&self, job: &JobSpec, places: &[Place]) -> Result<Group> {
+        self.group(job, None, places, false)
+    }
+
+    fn group(
+        &self,
+        job: &JobSpec,
+        controller: Option<(String, &str)>,
+        places: &[Place],
+        v6: bool,
+    ) -> Result<Group> {
+        ensure!(places.len() == job.ranks as usize, "{} places for {} ranks", places.len(), job.ranks);
+        let ip = |&(host, k): &Place| {
+            if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
+        };
+        let (controller, token) = controller.unzip();
+        let mut ranks = Vec::new();
+        for (rank, place) in places.iter().enumerate() {
+            let spec = RankSpec {
+                rank: rank as u32,
+                ranks: job.ranks,
+                ip: ip(place),
+                controller: controller.clone(),
+                job: job.name.clone(),
+                token: token.unwrap_or_default().to_owned(),
+                peers: places.iter().map(ip).collect(),
+                mtu: job.mtu,
+                message_size: job.message_size,
+                window: job.window,
+                rings: job.rings,
+                timeout_ms: job.timeout.as_millis() as u64,
+            };
+            let mut command = self.lab.host(place.0).command(program("netsum-rank")?);
+            command.arg(serde_json::to_string(&spec)?).env("RUST_LOG", log_level());
+            ranks.push(Some(Running::start(&format!("{} rank {rank}", job.name), &mut command)?));
+        }
+        let mut group = Group { job: job.clone(), ranks, files: 0, folder: tempfile::tempdir()? };
+        for (rank, answer) in group.answers(PATIENCE)? {
+            if let Answer::Error(error) = answer {
+                bail!("rank {rank} cannot connect: {error}\n{}", self.daemon_log());
+            }
+        }
+        Ok(group)
+    }
+
+    /// A counter of the box, or of one job on it.
+    pub fn counter(&self, job: Option<&str>, name: &str) -> Result<u64> {
+        let mut arguments = vec!["stats"];
+        arguments.extend(job);
+        let stats = self.netsum_json(&arguments)?;
+        find_counter(&stats, name).with_context(|| format!("no counter {name} in {stats}"))
+    }
+}
+
+/// `RUST_LOG` of the programs that tests start.
+fn log_level() -> String {
+    std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into())
+}
+
+fn find_counter(stats: &Value, name: &str) -> Option<u64> {
+    match stats {
+        Value::Array(all) => all.iter().find_map(|v| find_counter(v, name)),
+        Value::Object(map) if map.get("name").and_then(Value::as_str) == Some(name) => {
+            map.get("value")?.as_u64()
+        }
+        Value::Object(map) => map.values().find_map(|v| find_counter(v, name)),
+        _ => None,
+    }
+}
+
+/// The ranks of a job that run.
+#[derive(Debug)]
+pub struct Group {
+    job: JobSpec,
+    ranks: Vec<Option<Running>>,
+    files: u32,
+    folder: TempDir,
+}
+
+impl Group {
+    /// Kills a rank as `kill -9` does.
+    pub fn kill(&mut self, rank: usize) -> Result<()> {
+        let victim = self.ranks[rank].take().context("that rank has gone already")?;
+        victim.signal(Signal::SIGKILL)
+    }
+
+    /// Tells all ranks to reduce made-up data, without waiting for them. The files for their results.
+    pub fn order_all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<PathBuf>> {
+        self.files += 1;
+        let mut files = Vec::new();
+        for (rank, running) in self.ranks.iter_mut().enumerate() {
+            let out = self.folder.path().join(format!("{}-{rank}", self.files));
+            let order = Order::AllReduce { dtype: dtype.into(), len, seed, out: out.clone() };
+            if let Some(running) = running {
+                running.say(&serde_json::to_string(&order)?)?;
+            }
+            files.push(out);
+        }
+        Ok(files)
+    }
+
+    /// The next answer of every rank that lives.
+    pub fn answers(&mut self, timeout: Duration) -> Result<Vec<(usize, Answer)>> {
+        let mut answers = Vec::new();
+        for (rank, running) in self.ranks.iter_mut().enumerate() {
+            if let Some(running) = running {
+                let line = running.line(timeout)?;
+                answers.push((rank, serde_json::from_str(&line).with_context(|| line.clone())?));
+            }
+        }
+        Ok(answers)
+    }
+
+    /// All ranks reduce made-up data; every result is compared bit by bit with a sum done here.
+    pub fn all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<Outcome>> {
+        let files = self.order_all_reduce(dtype, len, seed)?;
+        self.check_all_reduce(dtype, len, seed, &files)
+    }
+
+    /// Waits for what [`Group::order_all_reduce`] has begun, and compares.
+    pub fn check_all_reduce(
+        &mut self,
+        dtype: &str,
+        len: usize,
+        seed: u64,
+        files: &[PathBuf],
+    ) -> Result<Vec<Outcome>> {
+        let mut outcomes = Vec::new();
+        let mut errors = Vec::new();
+        for (rank, answer) in self.answers(2 * PATIENCE)? {
+            match answer {
+                Answer::Done(outcome) => outcomes.push(outcome),
+                Answer::Error(error) => errors.push(format!("rank {rank}: {error}")),
+            }
+        }
+        ensure!(errors.is_empty(), "{}", errors.join("\n"));
+        let expected = expected(dtype, len, seed, &self.job)?;
+        for (rank, file) in files.iter().enumerate() {
+            let got = std::fs::read(file)?;
+            ensure!(got.len() == expected.len(), "rank {rank}: {} bytes, not {}", got.len(), expected.len());
+            let (got, expected) = (got.as_chunks::<4>().0, expected.as_chunks::<4>().0);
+            let wrong: Vec<usize> = (0..len).filter(|&i| got[i] != expected[i]).collect();
+            if let Some(&first) = wrong.first() {
+                bail!(
+                    "rank {rank}, {dtype}: {} of {len} elements are wrong; element {first} has the bits {:02x?}, not {:02x?}",
+                    wrong.len(),
+                    got[first],
+                    expected[first]
+                );
+            }
+            std::fs::remove_file(file)?;
+        }
+        Ok(outcomes)
+    }
+
+    /// What the ranks have said on standard error.
+    pub fn log(&self) -> String {
+        self.ranks.iter().flatten().map(Running::stderr).collect()
+    }
+}
+
+/// The bytes of the right result.
+fn expected(dtype: &str, len: usize, seed: u64, job: &JobSpec) -> Result<Vec<u8>> {
+    let layout = job.layout();
+    match dtype {
+        "i32" => {
+            let all: Vec<_> = (0..job.ranks).map(|rank| data::ints(rank, seed, len)).collect();
+            // Nothing but addition: no need to trust the library's own reference.
+            let sum = (0..len).map(|i| all.iter().fold(0i32, |sum, x| sum.wrapping_add(x[i])));
+            Ok(sum.flat_map(i32::to_le_bytes).collect())
+        }
+        "f32" => {
+            let all: Vec<_> = (0..job.ranks).map(|rank| data::floats(rank, seed, len)).collect();
+            let slices: Vec<_> = all.iter().map(|x| &x[..]).collect();
+            let sum = reference_sum(&slices, &layout);
+            for (i, sum) in sum.iter().enumerate() {
+                // The reference in turn must be near the sum in double precision: 8 ranks, magnitudes below 32.
+                let exact: f64 = all.iter().map(|x| f64::from(x[i])).sum();
+                ensure!((f64::from(*sum) - exact).abs() < 1e-5, "element {i}: {sum}, not {exact}");
+            }
+            Ok(sum.into_iter().flat_map(f32::to_le_bytes).collect())
+        }
+        other => bail!("no data type {other}"),
+    }
+}

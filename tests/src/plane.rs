@@ -1,0 +1,100 @@
+//! A data plane without a daemon: loaded by the test itself, with flows as [`Bootstrap::Static`] numbers them.
+//!
+//! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
+
+use anyhow::{Context, Result};
+use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions};
+use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, XdpMode, count};
+use netsum_common::abi;
+use netsum_common::counters::Counter;
+use netsum_worker::comm::config::static_connection;
+
+use crate::Lab;
+use crate::cluster::{JobSpec, Place};
+
+/// The programs on all ports of a lab's box.
+pub struct Plane<'a> {
+    lab: &'a Lab,
+    plane: BpfDataPlane,
+    rings: u32,
+}
+
+impl<'a> Plane<'a> {
+    /// Loads the programs; [`Plane::attach`] starts them.
+    pub fn load(lab: &'a Lab) -> Result<Self> {
+        let plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 4096 })?;
+        Ok(Self { lab, plane, rings: 0 })
+    }
+
+    fn port(&self, host: usize) -> Result<u32> {
+        self.lab.box_().ifindex(&self.lab.box_().port(host))
+    }
+
+    /// Attaches the programs to all ports.
+    pub fn attach(&mut self) -> Result<()> {
+        for host in 0..self.lab.hosts().len() {
+            let port = self.port(host)?;
+            self.lab.box_().enter(|| self.plane.attach(port, XdpMode::Native))?;
+        }
+        Ok(())
+    }
+
+    /// Detaches them: the box is a plain bridge.
+    pub fn detach(&mut self) -> Result<()> {
+        for host in 0..self.lab.hosts().len() {
+            let port = self.port(host)?;
+            self.plane.detach(port)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a job's rings and registers its flows.
+    pub fn add(&mut self, job: &JobSpec, places: &[Place]) -> Result<()> {
+        let fragments = job.message_size.div_ceil(job.mtu);
+        for ring_of_job in 0..job.rings {
+            self.rings += 1;
+            let ring = RingSpec {
+                id: self.rings,
+                ranks: job.ranks,
+                slots: abi::ring_slots(job.window, fragments).context("too many slots")?,
+                window: job.window * fragments,
+                mtu: job.mtu,
+                cpu: self.rings % 2,
+                verify_icrc: true,
+                in_order: true,
+            };
+            let ports = places.iter().map(|place| self.port(place.0)).collect::<Result<Vec<_>>>()?;
+            let ip = |rank: u32| {
+                let (host, k) = places[rank as usize];
+                self.lab.host(host).ip(k)
+            };
+            let mut flows = Vec::new();
+            for rank in 0..job.ranks {
+                let next = (rank + 1) % job.ranks;
+                flows.push(FlowSpec {
+                    ring: ring.id,
+                    rank,
+                    base_psn: static_connection(rank, Some(ring_of_job)).first_psn,
+                    ifindex: ports[rank as usize],
+                    src: ip(rank),
+                    dst: ip(next),
+                    qpn: static_connection(next, Some(ring_of_job)).receive_qpn,
+                    src_mac: None,
+                });
+            }
+            // Ports are found by their number, which means something in the box's namespace alone.
+            let plane = &mut self.plane;
+            self.lab.box_().enter(|| -> Result<()> {
+                plane.create_ring(&ring)?;
+                flows.iter().try_for_each(|flow| plane.add_flow(flow))?;
+                plane.activate_ring(&ring, &ports)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A counter, summed over all rings and what belongs to none.
+    pub fn count(&self, counter: Counter) -> Result<u64> {
+        (0..=self.rings).map(|ring| Ok(count(&self.plane.counters(ring)?, counter))).sum()
+    }
+}

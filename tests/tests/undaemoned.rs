@@ -1,0 +1,103 @@
+//! Ranks and the data plane without a daemon between them: what the box can do to ranks.
+
+use netsum_common::counters::Counter;
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, JobSpec, Outcome, one_on_each_host};
+use netsum_lab::faults::Faults;
+use netsum_lab::plane::Plane;
+
+fn modes(outcomes: &[Outcome]) -> Vec<&str> {
+    outcomes.iter().map(|outcome| &*outcome.mode).collect()
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn without_loss_nothing_is_sent_again() {
+    let cluster = Cluster::without_daemon(LabSpec::hosts(4)).unwrap();
+    let job = JobSpec { rings: 2, ..JobSpec::new("clean", 4) };
+    let places = one_on_each_host(4);
+    let mut plane = Plane::load(cluster.lab()).unwrap();
+    plane.attach().unwrap();
+    plane.add(&job, &places).unwrap();
+    let mut group = cluster.ranks_alone(&job, &places).unwrap();
+    for (seed, dtype) in [(1, "f32"), (2, "i32"), (3, "f32")] {
+        let outcomes = group.all_reduce(dtype, 1_000_000, seed).unwrap();
+        assert_eq!(modes(&outcomes), ["box"; 4]);
+        for outcome in outcomes {
+            assert_eq!((outcome.retransmissions, outcome.wrong), (0, 0), "{outcome:?}");
+        }
+    }
+    use Counter::*;
+    for counter in [Duplicate, Replays, OutOfSequence, Stale, SteerFailed, RedirectFailed, CreditViolation] {
+        assert_eq!(plane.count(counter).unwrap(), 0, "{counter:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_box_is_detached_and_attached_again_between_all_reduces() {
+    let cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
+    let job = JobSpec::new("patient", 3);
+    let places = one_on_each_host(3);
+    let mut plane = Plane::load(cluster.lab()).unwrap();
+    plane.attach().unwrap();
+    plane.add(&job, &places).unwrap();
+    let mut group = cluster.ranks_alone(&job, &places).unwrap();
+    assert_eq!(modes(&group.all_reduce("i32", 100_000, 1).unwrap()), ["box"; 3]);
+    plane.detach().unwrap();
+    assert_eq!(modes(&group.all_reduce("f32", 100_000, 2).unwrap()), ["ring"; 3]);
+    plane.attach().unwrap();
+    // Right in any case; ranks that have once changed to their ring may stay with it.
+    for outcome in group.all_reduce("f32", 100_000, 3).unwrap() {
+        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 1), "{outcome:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_box_goes_in_the_middle_of_an_all_reduce() {
+    let cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
+    let job = JobSpec::new("torn", 3);
+    let places = one_on_each_host(3);
+    let mut plane = Plane::load(cluster.lab()).unwrap();
+    plane.attach().unwrap();
+    plane.add(&job, &places).unwrap();
+    let mut group = cluster.ranks_alone(&job, &places).unwrap();
+    let len = 3_000_000;
+    let files = group.order_all_reduce("i32", len, 5).unwrap();
+    let begun = plane.count(Counter::Released).unwrap() + 200;
+    while plane.count(Counter::Released).unwrap() < begun {
+        std::thread::yield_now();
+    }
+    plane.detach().unwrap();
+    let outcomes = group.check_all_reduce("i32", len, 5, &files).unwrap();
+    assert_eq!(modes(&outcomes), ["ring"; 3]);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn one_percent_loss_in_each_direction() {
+    for (ranks, mtu, rings) in [(2, 2048, 1), (3, 1024, 2), (4, 256, 1)] {
+        let spec = LabSpec { mtu: 2300, cables: true, ..LabSpec::hosts(ranks as usize) };
+        let cluster = Cluster::without_daemon(spec).unwrap();
+        let job = JobSpec { mtu, rings, ..JobSpec::new("lossy", ranks) };
+        let places = one_on_each_host(ranks);
+        let mut plane = Plane::load(cluster.lab()).unwrap();
+        plane.attach().unwrap();
+        plane.add(&job, &places).unwrap();
+        let mut group = cluster.ranks_alone(&job, &places).unwrap();
+        for host in cluster.lab().hosts() {
+            host.set_faults(Faults { up: 0.01, down: 0.01, seed: host.number() as u32 }).unwrap();
+        }
+        for (seed, dtype) in [(1, "i32"), (2, "f32")] {
+            let what = format!("{ranks} ranks, path MTU {mtu}, {rings} rings, {dtype}");
+            let outcomes = group.all_reduce(dtype, 200_000, seed).unwrap_or_else(|e| panic!("{what}: {e:#}"));
+            println!("{what}: {outcomes:?}");
+            assert_eq!(modes(&outcomes), vec!["box"; ranks as usize], "{what}");
+        }
+        for host in cluster.lab().hosts() {
+            let counts = host.cable().unwrap().counts().unwrap();
+            assert!(counts.up_lost > 0 && counts.down_lost > 0, "{counts:?}");
+        }
+    }
+}
