@@ -1,0 +1,127 @@
+//! The box: the data plane's state machine over real packets.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use netsum_common::abi::{RingConfig, ring_flags, ring_slots};
+use netsum_common::serial;
+use netsum_common::slot::{Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, on_fragment};
+use netsum_common::wire::Bth;
+
+use crate::comm::config::JobShape;
+use crate::comm::links::RankNumbers;
+use crate::numeric::reference::add_lanes;
+use crate::rc::packet::{Extended, Verifier, encode};
+
+struct Ring {
+    config: RingConfig,
+    state: RingState,
+    slots: Vec<Slot>,
+    sums: Vec<Vec<u8>>,
+    headers: Vec<Vec<Option<Bth>>>,
+}
+
+struct Flow {
+    ring: usize,
+    rank: usize,
+    base_psn: u32,
+}
+
+pub(super) struct Aggregator {
+    ips: Vec<IpAddr>,
+    flows: HashMap<(IpAddr, u32), Flow>,
+    rings: Vec<Ring>,
+}
+
+impl Aggregator {
+    pub fn new(shape: &JobShape, ranks: &[RankNumbers]) -> Self {
+        let fragments = shape.layout.message_size.div_ceil(shape.mtu);
+        let slots = ring_slots(shape.layout.window, fragments).unwrap();
+        let config = RingConfig {
+            flags: ring_flags::ACTIVE,
+            ranks: shape.ranks,
+            slots,
+            window: shape.layout.window * fragments,
+            mtu: shape.mtu,
+            cpu: 0,
+        };
+        let n = ranks.len();
+        let rings = (0..shape.layout.rings).map(|_| Ring {
+            config,
+            state: RingState::default(),
+            slots: vec![Slot::default(); slots as usize],
+            sums: vec![Vec::new(); slots as usize],
+            headers: vec![vec![None; n]; slots as usize],
+        });
+        let flows = (0..n).flat_map(|rank| {
+            let next = &ranks[(rank + 1) % n];
+            (0..shape.layout.rings as usize).map(move |ring| {
+                let key = (next.ip, next.rings[ring].receive_qpn);
+                (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn })
+            })
+        });
+        Self { ips: ranks.iter().map(|r| r.ip).collect(), flows: flows.collect(), rings: rings.collect() }
+    }
+
+    /// From now on no fragment is within its credit.
+    pub fn swallow(&mut self) {
+        for ring in &mut self.rings {
+            ring.config.window = 0;
+        }
+    }
+
+    /// Takes a datagram if it is a flow's data, and gives those that come of it, with their addresses.
+    pub fn take(
+        &mut self,
+        src: IpAddr,
+        dst: IpAddr,
+        datagram: &[u8],
+        out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>,
+    ) -> bool {
+        let Ok(packet) = Verifier::new(dst, false).decode(src, datagram) else { return false };
+        let Some(flow) = self.flows.get(&(dst, packet.bth.qpn)) else { return false };
+        if !packet.bth.opcode.is_rc_data() {
+            return false;
+        }
+        assert_eq!(src, self.ips[flow.rank]);
+        let ring = &mut self.rings[flow.ring];
+        let index = serial::sub(packet.bth.psn, flow.base_psn);
+        let s = (index & (ring.config.slots - 1)) as usize;
+        let fragment =
+            Fragment { rank: flow.rank as u32, index, len: packet.payload.len() as u32, ce: false };
+        let verdict = on_fragment(&ring.config, &mut ring.state, &mut ring.slots[s], fragment);
+        match verdict.payload {
+            Payload::Leave => {}
+            Payload::Copy => {
+                ring.sums[s] = packet.payload.to_vec();
+                ring.headers[s].fill(None);
+            }
+            Payload::Add => add_lanes(&mut ring.sums[s], packet.payload),
+        }
+        if verdict.save_header {
+            ring.headers[s][flow.rank] = Some(packet.bth);
+        }
+        let n = self.ips.len();
+        let mut send = |rank: usize, bth: &Bth, payload: &[u8]| {
+            let (src, dst) = (self.ips[rank], self.ips[(rank + 1) % n]);
+            let mut datagram = Vec::new();
+            encode(&mut datagram, src, dst, 0, bth, &Extended::default(), payload);
+            out.push((src, dst, datagram));
+        };
+        match verdict.output {
+            Output::Drop => {}
+            Output::Release => {
+                for (rank, bth) in ring.headers[s].iter().enumerate() {
+                    send(rank, &bth.expect("a header of each rank"), &ring.sums[s]);
+                }
+            }
+            Output::Replay => send(flow.rank, &packet.bth, &ring.sums[s]),
+            Output::Stale => send(flow.rank, &packet.bth, packet.payload),
+            Output::Gap => {
+                let bth = Bth { psn: serial::add(packet.bth.psn, GAP_PSN_AHEAD), ..packet.bth };
+                send(flow.rank, &bth, packet.payload);
+            }
+        }
+        true
+    }
+}

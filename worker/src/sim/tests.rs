@@ -1,0 +1,283 @@
+//! What must hold, whatever the network does.
+
+use super::*;
+use crate::comm::config::Mode;
+use crate::reference_sum;
+
+fn ints(rank: u32, length: usize, salt: u64) -> Vector {
+    let mut rng = Rng(salt << 8 | u64::from(rank));
+    Vector::I((0..length).map(|_| rng.next() as i32).collect())
+}
+
+/// Magnitudes differ from message to message and from rank to rank.
+fn floats(rank: u32, length: usize, salt: u64) -> Vector {
+    let mut rng = Rng(salt << 8 | u64::from(rank) | 1 << 60);
+    let x = (0..length).map(|i| {
+        let x = (rng.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+        x * [1.0, 1e-9, 3e7, 1e-39][(i / 97 + rank as usize) % 4]
+    });
+    Vector::F(x.collect())
+}
+
+fn expected(layout: &Layout, of: &[Vector]) -> Vec<u32> {
+    let (mut i, mut f) = (Vec::new(), Vec::new());
+    for v in of {
+        match v {
+            Vector::I(x) => i.push(&x[..]),
+            Vector::F(x) => f.push(&x[..]),
+        }
+    }
+    if f.is_empty() {
+        Vector::I(reference_sum(&i, layout)).bits()
+    } else {
+        Vector::F(reference_sum(&f, layout)).bits()
+    }
+}
+
+/// The calls of one rank: both types in all lengths, a pause before some.
+fn calls(rank: u32, lengths: &[usize], seed: u64) -> Vec<Call> {
+    let mut rng = Rng(seed ^ u64::from(rank) << 32);
+    let mut calls = Vec::new();
+    for (n, &length) in lengths.iter().enumerate() {
+        let salt = seed * 1000 + n as u64;
+        for data in [ints(rank, length, salt), floats(rank, length, salt)] {
+            let not_before = Duration::from_millis(if rng.chance(100) { rng.below(300) } else { 0 });
+            calls.push(Call { data, not_before });
+        }
+    }
+    calls
+}
+
+/// Runs a simulation, and compares every sum with that of one process. Gives the ranks' results.
+fn check(spec: &Spec, lengths: &[usize]) -> Sim {
+    let mut sim = Sim::new(spec, |rank| calls(rank, lengths, spec.seed));
+    sim.run();
+    let all: Vec<Vec<Call>> = (0..spec.ranks).map(|r| calls(r, lengths, spec.seed)).collect();
+    for (rank, host) in sim.hosts.iter().enumerate() {
+        assert_eq!(host.results.len(), lengths.len() * 2);
+        for (n, (outcome, data, _)) in host.results.iter().enumerate() {
+            let contributions: Vec<Vector> = all.iter().map(|c| c[n].data.clone()).collect();
+            assert!(outcome.is_ok(), "seed {} rank {rank} operation {n}: {outcome:?}", spec.seed);
+            assert!(
+                data.bits() == expected(&spec.layout, &contributions),
+                "seed {} rank {rank} operation {n}: a wrong sum",
+                spec.seed
+            );
+        }
+    }
+    sim
+}
+
+/// A length that fills some hundred messages at the most.
+fn many(layout: &Layout) -> usize {
+    4000.min(layout.elements(Dtype::F32).unwrap() * 100)
+}
+
+fn layouts() -> impl Iterator<Item = Layout> {
+    [(1024, 1, 1), (2048, 2, 1), (600, 3, 2), (4096, 4, 3), (276, 4, 1)]
+        .into_iter()
+        .map(|(message_size, window, rings)| Layout { message_size, window, rings })
+}
+
+#[test]
+fn the_box_sums_without_loss() {
+    for ranks in [2, 3, 4, 8] {
+        for layout in layouts() {
+            let sim = check(&Spec::new(ranks, layout, u64::from(ranks)), &[0, 1, 3, 1000]);
+            for host in &sim.hosts {
+                assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == Mode::Box)));
+                assert_eq!(host.engine.statistics().wrong, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_slices_are_summed() {
+    let layout = Layout { message_size: 8192, window: 2, rings: 2 };
+    check(&Spec::new(3, layout, 1), &[100_000]);
+}
+
+#[test]
+fn nothing_is_sent_again_without_loss() {
+    let layout = Layout { message_size: 2048, window: 2, rings: 1 };
+    let spec = Spec::new(4, layout, 5);
+    let calls =
+        |rank| (0..5).map(|n| Call { data: ints(rank, 5000, n), not_before: Duration::ZERO }).collect();
+    let mut sim = Sim::new(&spec, calls);
+    sim.run();
+    for host in &sim.hosts {
+        assert_eq!(host.links.endpoint.stats().retransmissions, 0);
+    }
+}
+
+#[test]
+fn loss_doubling_and_reordering_change_nothing() {
+    for seed in 0..40 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let faults = Faults {
+            loss: [0, 5, 10, 30][seed as usize % 4],
+            duplicate: [0, 10][seed as usize / 4 % 2],
+            reorder: [0, 10, 50][seed as usize % 3],
+        };
+        let spec = Spec { faults, ..Spec::new([2, 3, 4, 8][seed as usize / 10], layout, seed) };
+        let sim = check(&spec, &[1, 3, many(&layout)]);
+        for host in &sim.hosts {
+            assert!(
+                host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == Mode::Box)),
+                "seed {seed}: fell back: {:?}",
+                host.engine.statistics()
+            );
+        }
+    }
+}
+
+#[test]
+fn without_a_box_the_ranks_sum() {
+    for seed in 0..20 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let faults = Faults { loss: seed % 3 * 10, duplicate: 5, reorder: 10 };
+        let present = Duration::ZERO..Duration::ZERO;
+        let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        let sim = check(&spec, &[0, 1, 3, many(&layout) / 2]);
+        for host in &sim.hosts {
+            assert_eq!(host.engine.mode(), Mode::Ring);
+            assert_eq!(host.engine.statistics().fall_backs, 1);
+        }
+    }
+}
+
+#[test]
+fn a_box_that_vanishes_in_the_middle_is_replaced() {
+    let mut fell_back = 0;
+    for seed in 0..60 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let faults = Faults { loss: seed % 3 * 10, duplicate: 5, reorder: 10 };
+        let present = Duration::ZERO..Duration::from_micros(50 + 137 * seed);
+        let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        let sim = check(&spec, &[3, many(&layout), 1]);
+        fell_back += sim.hosts[0].engine.statistics().fall_backs;
+    }
+    assert!(fell_back > 40, "only {fell_back} of 60 boxes vanished in time");
+}
+
+#[test]
+fn a_box_that_appears_in_the_middle_disturbs_nobody() {
+    for seed in 0..20 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let present = Duration::from_micros(20 + 97 * seed)..Duration::MAX;
+        let spec = Spec { present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        check(&spec, &[3, many(&layout), 1]);
+    }
+}
+
+#[test]
+fn a_box_that_swallows_everything_is_given_up() {
+    // It appears when the PSNs are beyond its credit: it drops all data. Only keep-alives get through.
+    let layout = Layout { message_size: 1024, window: 2, rings: 1 };
+    let mut spec = Spec::new(3, layout, 3);
+    spec.timeout = Duration::from_secs(2);
+    let mut sim = Sim::new(&spec, |rank| calls(rank, &[3000], 3));
+    sim.aggregator.swallow();
+    sim.run();
+    for host in &sim.hosts {
+        assert!(host.results.iter().all(|r| r.0.is_ok()), "{:?}", host.results[0].0);
+        assert_eq!(host.engine.mode(), Mode::Ring);
+        assert!(host.results[0].2 < Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_dead_rank_is_named_by_all_others_in_time() {
+    for seed in 0..16 {
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let (dead, at) = (seed as usize % ranks as usize, Duration::from_micros(300 + 500 * seed));
+        let present = if seed % 2 == 0 { ALWAYS } else { Duration::ZERO..Duration::ZERO };
+        let faults = Faults { loss: 10 * (seed % 2), ..Faults::default() };
+        let timeout = Duration::from_secs(2);
+        let spec =
+            Spec { faults, present, timeout, death: Some((dead, at)), ..Spec::new(ranks, layout, seed) };
+        let mut sim = Sim::new(&spec, |rank| calls(rank, &[2000, 2000, 2000, 2000], seed));
+        sim.run();
+        for (rank, host) in sim.hosts.iter().enumerate().filter(|(rank, _)| *rank != dead) {
+            let (outcome, _, when) = host.results.last().unwrap();
+            let Err(Error::RankDied { rank: named, .. }) = outcome else {
+                panic!("seed {seed} rank {rank}: {outcome:?}")
+            };
+            assert_eq!(*named as usize, dead, "seed {seed} rank {rank}");
+            assert!(*when < at + timeout * 3 / 2, "seed {seed} rank {rank}: after {when:?}");
+        }
+    }
+}
+
+#[test]
+fn different_operations_are_an_error() {
+    for seed in 0..12u64 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let present = if seed % 3 == 0 { Duration::ZERO..Duration::ZERO } else { ALWAYS };
+        let spec = Spec { present, ..Spec::new(ranks, layout, seed) };
+        let odd = seed as u32 % ranks;
+        let mut sim = Sim::new(&spec, |rank| {
+            // Lanes fit in the last case: only the lengths in the messages' sequence lanes tell.
+            let data = match (rank == odd, seed % 4) {
+                (false, _) => ints(rank, 700, 1),
+                (true, 0) => ints(rank, 701, 1),
+                (true, 1) => ints(rank, 5, 1),
+                (true, 2) => ints(rank, 0, 1),
+                (true, _) => floats(rank, 700, 1),
+            };
+            let again = || Call { data: ints(rank, 1, 9), not_before: Duration::ZERO };
+            vec![Call { data, not_before: Duration::ZERO }, again(), again(), again()]
+        });
+        sim.run();
+        for host in &sim.hosts {
+            assert!(host.results[0].0.is_err(), "seed {seed}");
+            let error = host.results.iter().find_map(|r| r.0.as_ref().err()).unwrap();
+            assert!(matches!(error, Error::Mismatch(_)), "seed {seed}: {error}");
+            assert!(host.results.last().unwrap().2 < Duration::from_secs(5));
+        }
+    }
+}
+
+#[test]
+fn non_finite_elements_are_named_and_do_no_harm() {
+    let layout = Layout { message_size: 600, window: 2, rings: 2 };
+    let per_message = layout.elements(Dtype::F32).unwrap();
+    let bad = |rank: u32| {
+        let Vector::F(mut x) = floats(rank, 3000, 1) else { panic!() };
+        if rank == 1 {
+            x[1000] = f32::INFINITY;
+            x[2000] = f32::NAN;
+        }
+        vec![
+            Call { data: Vector::F(x), not_before: Duration::ZERO },
+            Call { data: floats(rank, 10, 2), not_before: Duration::ZERO },
+        ]
+    };
+    let mut sim = Sim::new(&Spec::new(3, layout, 1), bad);
+    sim.run();
+    let first = 1000 / per_message * per_message;
+    for host in &sim.hosts {
+        let finished = host.results[0].0.as_ref().unwrap();
+        assert_eq!(finished.non_finite, Some(first..first + per_message));
+        assert_eq!(host.results[1].0.as_ref().unwrap().non_finite, None);
+        let sums: Vec<Vector> = (0..3).map(|r| floats(r, 10, 2)).collect();
+        assert_eq!(host.results[1].1.bits(), expected(&layout, &sums));
+    }
+}
+
+#[test]
+fn a_rank_that_comes_late_is_waited_for() {
+    let layout = Layout { message_size: 1024, window: 2, rings: 1 };
+    let spec = Spec { timeout: Duration::from_secs(1), ..Spec::new(3, layout, 2) };
+    let mut sim = Sim::new(&spec, |rank| {
+        let not_before = Duration::from_secs(if rank == 1 { 10 } else { 0 });
+        vec![Call { data: ints(rank, 3000, 1), not_before }]
+    });
+    sim.run();
+    for host in &sim.hosts {
+        assert!(host.results[0].0.as_ref().is_ok_and(|f| f.mode == Mode::Box), "{:?}", host.results[0].0);
+    }
+}
