@@ -114,8 +114,8 @@ pub(crate) trait Data {
     fn dtype(&self) -> Dtype;
     fn len(&self) -> usize;
     fn bucket(&self, range: std::ops::Range<usize>) -> u8;
-    fn to_lanes(&self, range: std::ops::Range<usize>, scale: Option<Scale>, out: &mut [u8]);
-    fn from_lanes(&mut self, range: std::ops::Range<usize>, scale: Option<Scale>, sums: &[u8]);
+    fn load(&self, range: std::ops::Range<usize>, scale: Option<Scale>, out: &mut [u8]);
+    fn store(&mut self, range: std::ops::Range<usize>, scale: Option<Scale>, sums: &[u8]);
 }
 
 /// A borrowed slice as [`Data`].
@@ -131,10 +131,10 @@ impl<T: Element> Data for Slice<'_, T> {
     fn bucket(&self, range: std::ops::Range<usize>) -> u8 {
         T::bucket(&self.0[range])
     }
-    fn to_lanes(&self, range: std::ops::Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+    fn load(&self, range: std::ops::Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
         T::to_lanes(&self.0[range], scale, out);
     }
-    fn from_lanes(&mut self, range: std::ops::Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+    fn store(&mut self, range: std::ops::Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         T::from_lanes(sums, scale, &mut self.0[range]);
     }
 }

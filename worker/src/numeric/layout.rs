@@ -33,7 +33,7 @@ impl Layout {
     pub fn elements(&self, dtype: Dtype) -> Result<usize, String> {
         let overhead = CHECK_LANES + if dtype == Dtype::F32 { HISTOGRAM_LANES } else { 0 };
         let lanes = self.message_size as usize / 4;
-        if self.message_size % 4 != 0 || lanes <= overhead {
+        if !self.message_size.is_multiple_of(4) || lanes <= overhead {
             return Err(format!(
                 "message size {} bytes: {dtype} needs a multiple of 4 and at least {}",
                 self.message_size,
@@ -150,7 +150,9 @@ mod tests {
                                 plan.message(ring, before).histograms.for_each(|i| known[i] = true);
                             }
                             let message = plan.message(ring, m);
-                            assert!(message.len() <= message_size as usize && message.len() % 4 == 0);
+                            assert!(
+                                message.len() <= message_size as usize && message.len().is_multiple_of(4)
+                            );
                             match message.data {
                                 Some((i, range)) => {
                                     if i >= window as usize {

@@ -88,13 +88,13 @@ impl Data for Vector {
             Self::F(x) => crate::numeric::quant::bucket(&x[range]),
         }
     }
-    fn to_lanes(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
         match self {
             Self::I(x) => crate::Element::to_lanes(&x[range], scale, out),
             Self::F(x) => crate::Element::to_lanes(&x[range], scale, out),
         }
     }
-    fn from_lanes(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         match self {
             Self::I(x) => crate::Element::from_lanes(sums, scale, &mut x[range]),
             Self::F(x) => crate::Element::from_lanes(sums, scale, &mut x[range]),

@@ -184,7 +184,7 @@ impl Engine {
             quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
         }
         if let Some((i, range)) = &message.data {
-            data.to_lanes(range.clone(), op.scale(ring, *i, self.place.ranks), values);
+            data.load(range.clone(), op.scale(ring, *i, self.place.ranks), values);
         }
         let (a, b) = sums_of_bytes(lanes);
         let lanes = Check { count: 1, sequence: op.sequence(number), a, b }.encode();
@@ -220,7 +220,7 @@ impl Engine {
 
     fn examine(&self, ring: u32, sum: &[u8]) -> Finding {
         let (check, lanes) = match sum.split_at_checked(CHECK_BYTES) {
-            Some((check, lanes)) if sum.len() % 4 == 0 => (check.as_chunks::<4>().0, lanes),
+            Some((check, lanes)) if sum.len().is_multiple_of(4) => (check.as_chunks::<4>().0, lanes),
             _ => return Finding::Wrong,
         };
         let check: [i32; CHECK_LANES] = std::array::from_fn(|i| i32::from_le_bytes(check[i]));
@@ -255,7 +255,7 @@ impl Engine {
                     op.non_finite = Some(range);
                 }
             } else {
-                data.from_lanes(range, scale, values);
+                data.store(range, scale, values);
             }
         }
         op.verified += 1;
