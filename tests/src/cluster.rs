@@ -308,10 +308,13 @@ impl Cluster {
             ranks.push(Some(Running::start(&format!("{} rank {rank}", job.name), &mut command)?));
         }
         let mut group = Group { job: job.clone(), ranks, files: 0, folder: tempfile::tempdir()? };
-        for (rank, answer) in group.answers(PATIENCE)? {
-            if let Answer::Error(error) = answer {
-                bail!("rank {rank} cannot connect: {error}\n{}", self.daemon_log());
-            }
+        let answers = group.answers(PATIENCE)?;
+        let mut errors = answers.iter().filter_map(|(rank, answer)| match answer {
+            Answer::Done(_) => None,
+            Answer::Error(error) => Some(format!("rank {rank} cannot connect: {error}\n")),
+        });
+        if errors.clone().next().is_some() {
+            bail!("{}{}{}", errors.by_ref().collect::<String>(), group.log(), self.daemon_log());
         }
         Ok(group)
     }

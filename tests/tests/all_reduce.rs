@@ -1,0 +1,269 @@
+//! All-reduces through the box, end to end; every result is compared bit by bit with a sum done in this process.
+
+use std::time::{Duration, Instant};
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, one_on_each_host};
+use netsum_lab::faults::Faults;
+use netsum_lab::traffic::{ping, tcp_transfer};
+use netsum_worker::comm::config::static_connection;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Room for a path MTU of 2048 with all headers.
+const LAB_MTU: u32 = 2300;
+
+fn lab(hosts: usize) -> LabSpec {
+    LabSpec { mtu: LAB_MTU, ..LabSpec::hosts(hosts) }
+}
+
+/// Starts a job's ranks, one on each host.
+fn start(cluster: &Cluster, job: &JobSpec) -> Group {
+    let token = cluster.create_job(job).unwrap();
+    cluster.ranks(job, &token, &one_on_each_host(job.ranks)).unwrap()
+}
+
+fn assert_box(outcomes: &[Outcome], what: &str) {
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_eq!(outcome.mode, "box", "{what}, rank {rank}: {outcome:?}");
+        assert!(outcome.verified > 0, "{what}, rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{what}, rank {rank}: {outcome:?}");
+    }
+}
+
+/// Every path MTU and type, with a job for each MTU.
+fn matrix(ranks: u32) {
+    let cluster = Cluster::start(lab(ranks as usize)).unwrap();
+    for mtu in [256, 512, 1024, 2048] {
+        let job = JobSpec { mtu, ..JobSpec::new(&format!("mtu-{mtu}"), ranks) };
+        let mut group = start(&cluster, &job);
+        for (seed, len) in [(1, 1), (2, 1000), (3, 150_001)] {
+            for dtype in ["i32", "f32"] {
+                let what = format!("{ranks} ranks, path MTU {mtu}, {len} {dtype}");
+                let outcomes = group
+                    .all_reduce(dtype, len, seed)
+                    .unwrap_or_else(|e| panic!("{what}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()));
+                assert_box(&outcomes, &what);
+            }
+        }
+        drop(group);
+        cluster.netsum(&["job", "delete", &job.name]).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn two_ranks_with_all_path_mtus_and_types() {
+    matrix(2);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn three_ranks_with_all_path_mtus_and_types() {
+    matrix(3);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn four_ranks_with_all_path_mtus_and_types() {
+    matrix(4);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn eight_ranks_with_all_path_mtus_and_types() {
+    matrix(8);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn without_loss_nothing_is_sent_again() {
+    let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
+    let job = JobSpec::new("clean", 4);
+    let mut group = start(&cluster, &job);
+    for seed in 0..5 {
+        let outcomes = group.all_reduce("f32", 1_000_000, seed).unwrap();
+        assert_box(&outcomes, "clean");
+        for outcome in outcomes {
+            assert_eq!(outcome.retransmissions, 0, "{outcome:?}");
+        }
+    }
+    for counter in
+        ["replay", "duplicate_request", "out_of_sequence", "stale", "steer_failed", "redirect_failed"]
+    {
+        assert_eq!(cluster.counter(Some("clean"), counter).unwrap(), 0, "{counter}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn two_jobs_with_several_rings_at_once() {
+    let cluster = Cluster::start(LabSpec { ips_per_host: 2, ..lab(3) }).unwrap();
+    let first = JobSpec { rings: 2, ..JobSpec::new("first", 3) };
+    let second = JobSpec { rings: 3, mtu: 2048, message_size: 32768, ..JobSpec::new("second", 3) };
+    let mut a = start(&cluster, &first);
+    let token = cluster.create_job(&second).unwrap();
+    // On addresses of their own, in another order of hosts.
+    let mut b = cluster.ranks(&second, &token, &[(2, 1), (0, 1), (1, 1)]).unwrap();
+    for seed in 0..3 {
+        let of_a = a.order_all_reduce("i32", 300_000, seed).unwrap();
+        let of_b = b.order_all_reduce("f32", 200_000, seed + 100).unwrap();
+        assert_box(&a.check_all_reduce("i32", 300_000, seed, &of_a).unwrap(), "first");
+        assert_box(&b.check_all_reduce("f32", 200_000, seed + 100, &of_b).unwrap(), "second");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ipv6() {
+    let cluster = Cluster::start(LabSpec { ipv6: true, ..lab(3) }).unwrap();
+    let job = JobSpec { mtu: 2048, ..JobSpec::new("six", 3) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks_v6(&job, &token, &one_on_each_host(3)).unwrap();
+    for dtype in ["i32", "f32"] {
+        assert_box(&group.all_reduce(dtype, 100_000, 6).unwrap(), dtype);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn two_ranks_on_one_port() {
+    let cluster = Cluster::start(LabSpec { ips_per_host: 2, ..lab(2) }).unwrap();
+    let job = JobSpec::new("pairs", 4);
+    let token = cluster.create_job(&job).unwrap();
+    // Neighbours on different hosts: what one host sends to itself never reaches a box.
+    let mut group = cluster.ranks(&job, &token, &[(0, 0), (1, 0), (0, 1), (1, 1)]).unwrap();
+    for dtype in ["i32", "f32"] {
+        assert_box(&group.all_reduce(dtype, 100_000, 4).unwrap(), dtype);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn other_traffic_meanwhile() {
+    let cluster = Cluster::start(lab(3)).unwrap();
+    let lab = cluster.lab();
+    let mut group = start(&cluster, &JobSpec::new("busy", 3));
+    std::thread::scope(|s| {
+        let tcp =
+            s.spawn(|| tcp_transfer(lab.host(0), lab.host(1), lab.host(1).ip(0), 64 << 20, 10 * SECOND));
+        let pings = s.spawn(|| ping(lab.host(1), lab.host(2).ip(0), 200, SECOND));
+        let mut seed = 0;
+        while seed < 5 || !tcp.is_finished() || !pings.is_finished() {
+            assert_box(&group.all_reduce("i32", 200_000, seed).unwrap(), "busy");
+            seed += 1;
+        }
+        tcp.join().unwrap().unwrap();
+        assert_eq!(pings.join().unwrap().unwrap().len(), 200);
+    });
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn one_percent_loss_in_each_direction() {
+    for (ranks, mtu, rings) in [(2, 2048, 1), (3, 1024, 2), (4, 1024, 1)] {
+        let cluster = Cluster::start(LabSpec { cables: true, ..lab(ranks as usize) }).unwrap();
+        let job = JobSpec { mtu, rings, ..JobSpec::new("lossy", ranks) };
+        let mut group = start(&cluster, &job);
+        for host in cluster.lab().hosts() {
+            host.set_faults(Faults { up: 0.01, down: 0.01, seed: host.number() as u32 }).unwrap();
+        }
+        for (seed, dtype) in [(1, "i32"), (2, "f32")] {
+            let outcomes = group.all_reduce(dtype, 200_000, seed).unwrap_or_else(|e| {
+                panic!("{ranks} ranks, {dtype}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log())
+            });
+            assert_box(&outcomes, dtype);
+        }
+        let counts: Vec<_> =
+            cluster.lab().hosts().iter().map(|h| h.cable().unwrap().counts().unwrap()).collect();
+        assert!(counts.iter().all(|c| c.up_lost > 0 && c.down_lost > 0), "{counts:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_killed_rank_is_named_by_the_others() {
+    let cluster = Cluster::start(lab(4)).unwrap();
+    let job = JobSpec { timeout: 2 * SECOND, ..JobSpec::new("mortal", 4) };
+    let mut group = start(&cluster, &job);
+    group.all_reduce("i32", 1000, 0).unwrap();
+    let start = Instant::now();
+    group.order_all_reduce("i32", 20_000_000, 1).unwrap();
+    group.kill(2).unwrap();
+    let answers = group.answers(PATIENCE).unwrap();
+    assert_eq!(answers.len(), 3);
+    for (rank, answer) in answers {
+        let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
+        assert!(error.contains("rank 2"), "rank {rank}: {error}");
+    }
+    assert!(start.elapsed() < 15 * SECOND, "{:?}", start.elapsed());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn without_a_box_the_ranks_sum_themselves() {
+    let cluster = Cluster::without_daemon(lab(3)).unwrap();
+    let mut group = cluster.ranks_alone(&JobSpec::new("alone", 3), &one_on_each_host(3)).unwrap();
+    for (seed, dtype) in [(1, "i32"), (2, "f32")] {
+        for outcome in group.all_reduce(dtype, 100_000, seed).unwrap() {
+            assert_eq!((&*outcome.mode, outcome.fall_backs, outcome.wrong), ("ring", 1, 0));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn flows_that_were_added_by_hand_are_summed() {
+    let cluster = Cluster::start(lab(3)).unwrap();
+    let job = JobSpec::new("by-hand", 3);
+    cluster.create_job(&job).unwrap();
+    for rank in 0..3 {
+        let (from, to) = (cluster.lab().host(rank), cluster.lab().host((rank + 1) % 3));
+        let connection = static_connection(rank as u32, Some(0));
+        let next = static_connection((rank as u32 + 1) % 3, Some(0));
+        cluster
+            .netsum(&[
+                "flow",
+                "add",
+                "by-hand",
+                "--ring",
+                "0",
+                "--rank",
+                &rank.to_string(),
+                "--port",
+                &cluster.lab().box_().port(rank),
+                "--src",
+                &from.ip(0).to_string(),
+                "--dst",
+                &to.ip(0).to_string(),
+                "--qpn",
+                &format!("0x{:x}", next.receive_qpn),
+                "--psn",
+                &connection.first_psn.to_string(),
+            ])
+            .unwrap();
+    }
+    let shown = cluster.netsum(&["job", "show", "by-hand"]).unwrap();
+    assert!(shown.contains("active"), "{shown}");
+    let mut group = cluster.ranks_alone(&job, &one_on_each_host(3)).unwrap();
+    assert_box(&group.all_reduce("f32", 100_000, 9).unwrap(), "by hand");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_box_goes_and_comes_back_between_all_reduces() {
+    let mut cluster = Cluster::start(lab(3)).unwrap();
+    let job = JobSpec::new("patient", 3);
+    let mut group = start(&cluster, &job);
+    assert_box(&group.all_reduce("i32", 100_000, 1).unwrap(), "before");
+    cluster.stop_daemon().unwrap();
+    // A plain bridge now: right sums, by the ranks themselves.
+    for outcome in group.all_reduce("i32", 100_000, 2).unwrap() {
+        assert_eq!((&*outcome.mode, outcome.fall_backs), ("ring", 1), "{outcome:?}");
+    }
+    cluster.start_daemon().unwrap();
+    group.all_reduce("f32", 100_000, 3).unwrap();
+    // New ranks are summed by the box again.
+    drop(group);
+    let mut group = start(&cluster, &JobSpec::new("again", 3));
+    assert_box(&group.all_reduce("f32", 100_000, 4).unwrap(), "after");
+}
