@@ -1,5 +1,6 @@
 //! Interfaces, bridge ports and the bridge's forwarding table, over netlink.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,7 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::packet_route::neighbour::NeighbourAttribute;
 
 use futures::TryStreamExt as _;
+use tokio::sync::Mutex;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +38,9 @@ pub struct Link {
 #[derive(Clone)]
 pub struct Netlink {
     handle: rtnetlink::Handle,
+    /// The kernel answers a list that is asked for while another goes out on the same socket with EBUSY
+    /// (`__netlink_dump_start` in net/netlink/af_netlink.c).
+    one_list: Arc<Mutex<()>>,
 }
 
 impl Netlink {
@@ -43,11 +48,12 @@ impl Netlink {
     pub fn open() -> Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection().context("netlink")?;
         tokio::spawn(connection);
-        Ok(Self { handle })
+        Ok(Self { handle, one_list: Arc::default() })
     }
 
     /// All interfaces.
     pub async fn links(&self) -> Result<Vec<Link>> {
+        let _one_list = self.one_list.lock().await;
         let messages: Vec<LinkMessage> = self.handle.link().get().execute().try_collect().await?;
         Ok(messages.iter().map(link).collect())
     }
@@ -80,8 +86,10 @@ impl Netlink {
         for _ in 0..20 {
             let mut get = self.handle.neighbours().get();
             get.message_mut().header.family = AddressFamily::Bridge;
+            let one_list = self.one_list.lock().await;
             let entries: Vec<_> =
                 get.execute().try_collect().await.context("the bridge's forwarding table")?;
+            drop(one_list);
             let found = entries.iter().find(|e| {
                 e.attributes
                     .iter()
