@@ -36,6 +36,9 @@ pub struct RankArgs {
     /// Addresses of all ranks in rank order, instead of a controller: no box has a job, and a ring does the sums.
     #[arg(long, value_delimiter = ',', conflicts_with = "controller")]
     peers: Vec<IpAddr>,
+    /// Stay in the job after the training until standard input ends.
+    #[arg(long)]
+    stay: bool,
     /// How long to wait for a silent rank, in seconds.
     #[arg(long, default_value_t = 10.0)]
     timeout: f64,
@@ -97,5 +100,9 @@ pub fn run(args: &RankArgs) -> Result<()> {
         seconds,
         ..Trained::default()
     };
-    finish(&args.training, &data, &model, trained)
+    finish(&args.training, &data, &model, trained)?;
+    if args.stay {
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    }
+    Ok(())
 }

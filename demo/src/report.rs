@@ -1,5 +1,7 @@
 //! What the ranks tell the orchestrator, and what the orchestrator tells the user.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// The least share of test images that a demo must get right.
@@ -92,6 +94,8 @@ pub struct Summary {
     pub ranks_identical: bool,
     /// They are the bits of the reference.
     pub reference_identical: bool,
+    /// What the box has counted, as `netsum stats` names it.
+    pub counters: BTreeMap<String, u64>,
     /// Measured while the ranks trained, in rank order.
     pub links: Vec<LinkBytes>,
     /// The same training, with the sums done by a ring of the hosts.
@@ -207,6 +211,7 @@ pub(crate) mod tests {
             reference: Trained { by_box: 0, seconds: 0.8, ..trained },
             ranks_identical: true,
             reference_identical: true,
+            counters: [("fragments".to_owned(), 68_640), ("released".to_owned(), 17_160)].into(),
             links: vec![link; 4],
             ring: None,
             loss: (0..440).map(|i| 2.3 / (1.0 + i as f32 / 20.0)).collect(),

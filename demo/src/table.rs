@@ -46,7 +46,7 @@ impl Summary {
                 self.reference.fingerprint.clone(),
                 format!("{} to the hosts'", same(self.reference_identical)),
             ),
-            row("summed by", self.summed_by().to_owned(), format!("for {} hosts", self.hosts)),
+            row("summed by", self.summed_by().to_owned(), self.work_of_the_box()),
             row("steps", grouped(first.steps as u64), format!("in {} epochs", self.epochs)),
             row(
                 "all-reduces",
@@ -74,6 +74,19 @@ impl Summary {
             rows.push(row("time with a ring", format!("{:.2} s", ring.seconds), remark));
         }
         rows
+    }
+
+    fn work_of_the_box(&self) -> String {
+        let count = |name: &str| self.counters.get(name).copied().unwrap_or(0);
+        let work = format!(
+            "{} packets of gradients became {} of sums",
+            grouped(count("fragments")),
+            grouped(count("released"))
+        );
+        match count("replay") {
+            0 => work,
+            replays => format!("{work}, {} sent again", grouped(replays)),
+        }
     }
 
     fn links(&self, out: &mut String) {
@@ -128,6 +141,7 @@ mod tests {
             "bit-identical to the hosts'",
             "1 760   440 a host, of 9 611 floats",
             "5 280   messages",
+            "68 640 packets of gradients became 17 160 of sums",
             "18 500 000      18 600 000",
             "3.41 ms a step",
         ] {

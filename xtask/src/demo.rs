@@ -14,6 +14,7 @@ mod interrupt;
 mod link;
 mod ranks;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -109,6 +110,7 @@ pub fn run(args: DemoArgs) -> Result<()> {
         reference,
         ranks_identical: same(&by_box.weights, &by_box.weights[0]),
         reference_identical: by_box.weights[0] == alone,
+        counters: by_box.counters,
         links: by_box.links,
         ring: by_ring.map(|ring| Ring {
             links: ring.links,
@@ -159,6 +161,8 @@ fn build_lab(args: &DemoArgs) -> Result<Lab> {
 struct Together {
     ranks: Vec<Trained>,
     loss: Vec<f32>,
+    /// Of the box, for its job.
+    counters: BTreeMap<String, u64>,
     weights: Vec<Vec<u8>>,
     links: Vec<LinkBytes>,
     /// Packets lost on all links, if any were to be lost.
@@ -183,18 +187,25 @@ fn train(
     }
     let read = |lab: &Lab| lab.hosts().iter().map(link::read).collect::<Result<Vec<_>>>();
     let before = read(lab)?;
-    let ranks = Ranks::start(lab, config, &programs.demo, summer, &args.out)?;
-    let (ranks, loss) = ranks.finish(daemon)?;
+    let processes = Ranks::start(lab, config, &programs.demo, summer, &args.out)?;
+    let (ranks, loss) = processes.train(daemon)?;
     let after = read(lab)?;
+    // Before the job's ring goes with its ranks.
+    let counters = match summer {
+        Summer::Box(job) => daemon.counters(job)?,
+        Summer::Ring => BTreeMap::new(),
+    };
     let mut lost = None;
     if args.drop > 0.0 {
         let counts = lab.hosts().iter().map(|h| h.cable()?.counts()).collect::<Result<Vec<_>>>()?;
         lost = Some(counts.iter().map(|c| c.up_lost + c.down_lost).sum());
     }
+    processes.leave(daemon)?;
     let weights = (0..config.ranks).map(|r| read_weights(&args.out, &summer.weights_file(r)));
     Ok(Together {
         ranks,
         loss,
+        counters,
         weights: weights.collect::<Result<_>>()?,
         links: before.iter().zip(&after).map(|(b, a)| link::since(*b, *a)).collect(),
         lost,

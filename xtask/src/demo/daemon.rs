@@ -1,5 +1,6 @@
 //! `netsum run` on the box, and its job.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -93,6 +94,12 @@ impl Daemon {
         let job: Created =
             serde_json::from_str(&said).with_context(|| format!("netsum job create said `{said}`"))?;
         Ok(Job { name: job.name, token: job.token, controller: self.controller.clone(), memory: job.memory })
+    }
+
+    /// What the data plane has counted for a job.
+    pub fn counters(&self, job: &Job) -> Result<BTreeMap<String, u64>> {
+        let said = output(self.command().args(["stats", &job.name, "-j"]))?;
+        serde_json::from_str(&said).with_context(|| format!("netsum stats said `{said}`"))
     }
 
     fn command(&self) -> Command {

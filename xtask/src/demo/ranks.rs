@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -69,6 +69,8 @@ enum Event {
 pub struct Ranks {
     number: usize,
     events: Receiver<(usize, Event)>,
+    /// Dropped when the ranks may leave.
+    stay: Vec<Sender<()>>,
     steps: usize,
 }
 
@@ -77,63 +79,63 @@ impl Ranks {
     pub fn start(lab: &Lab, config: &Config, program: &Path, summer: Summer<'_>, out: &Path) -> Result<Self> {
         let data = netsum_demo::data::Data::load()?;
         let (send, events) = channel();
+        let mut stay = Vec::new();
         for (rank, host) in lab.hosts().iter().enumerate() {
             let mut command = host.command(program);
-            command.args(["rank", "--rank", &rank.to_string(), "--ip", &host.ip(0).to_string()]);
+            command.args(["rank", "--stay", "--rank", &rank.to_string(), "--ip", &host.ip(0).to_string()]);
             command.args(summer.arguments(lab)).args(training_arguments(config));
             command.arg("--weights").arg(out.join(summer.weights_file(rank)));
             // Ctrl-C is for this process, which ends the ranks in order.
             command.process_group(0);
             // It dies with the thread that starts it, which is therefore this one and not the one that reads.
             let process = Running::start(&format!("rank {rank}"), &mut command)?;
+            let (may_stay, leave) = channel();
+            stay.push(may_stay);
             let send = send.clone();
             std::thread::spawn(move || {
-                let ended = read(rank, process, |line| send.send((rank, Event::Line(line))).is_ok());
+                let ended = read(rank, process, &leave, |line| send.send((rank, Event::Line(line))).is_ok());
                 // Nobody listens any more when the demo has failed already.
                 let _ = send.send((rank, Event::Ended(ended)));
             });
         }
-        Ok(Self { number: lab.hosts().len(), events, steps: config.steps(&data) })
+        Ok(Self { number: lab.hosts().len(), events, stay, steps: config.steps(&data) })
     }
 
-    /// Shows the progress and waits for the end; what each rank came to, and the loss of each step.
-    pub fn finish(self, daemon: &mut Daemon) -> Result<(Vec<Trained>, Vec<f32>)> {
+    /// Shows the progress until all have trained; what each rank came to, and the loss of each step. The ranks stay.
+    pub fn train(&self, daemon: &mut Daemon) -> Result<(Vec<Trained>, Vec<f32>)> {
         let style = "  {bar:40} step {pos}/{len}  {msg}  {elapsed} ";
         let bar = ProgressBar::new(self.steps as u64)
             .with_style(ProgressStyle::with_template(style)?.progress_chars("=> "))
             .with_message("connecting");
         let result = self.follow(daemon, &bar);
-        if result.is_ok() {
-            bar.finish();
-        } else {
-            bar.abandon();
+        // The bar stays where it is, and the next line begins below it.
+        bar.abandon();
+        if !bar.is_hidden() {
+            println!();
         }
         result
     }
 
-    fn follow(self, daemon: &mut Daemon, bar: &ProgressBar) -> Result<(Vec<Trained>, Vec<f32>)> {
-        let ranks = self.number;
-        let mut trained: Vec<Option<Trained>> = vec![None; ranks];
-        let mut loss = Vec::with_capacity(self.steps);
+    /// Lets the ranks leave, and waits until they have ended.
+    pub fn leave(mut self, daemon: &mut Daemon) -> Result<()> {
+        self.stay.clear();
         let mut ended = 0;
-        let mut last_sign = Instant::now();
-        while ended < ranks {
-            interrupt::check()?;
-            let (rank, event) = match self.events.recv_timeout(LOOK) {
-                Ok(event) => event,
-                Err(RecvTimeoutError::Timeout) => {
-                    daemon.check()?;
-                    if last_sign.elapsed() > PATIENCE {
-                        bail!("no rank has made a step within {PATIENCE:?}{}", daemon.said());
-                    }
-                    continue;
-                }
-                Err(RecvTimeoutError::Disconnected) => bail!("the readers of the ranks have ended"),
-            };
-            last_sign = Instant::now();
-            match event {
-                Event::Line(Line::Connected) if rank == 0 => bar.set_message("connected"),
-                Event::Line(Line::Step { step, loss: l }) if rank == 0 => {
+        while ended < self.number {
+            if let (_, Event::Ended(result)) = self.next(daemon)? {
+                result?;
+                ended += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn follow(&self, daemon: &mut Daemon, bar: &ProgressBar) -> Result<(Vec<Trained>, Vec<f32>)> {
+        let mut trained: Vec<Option<Trained>> = vec![None; self.number];
+        let mut loss = Vec::with_capacity(self.steps);
+        while trained.iter().any(Option::is_none) {
+            match self.next(daemon)? {
+                (0, Event::Line(Line::Connected)) => bar.set_message("connected"),
+                (0, Event::Line(Line::Step { step, loss: l })) => {
                     loss.push(l);
                     bar.set_position(step as u64 + 1);
                     bar.set_message(format!("loss {l:.4}"));
@@ -142,23 +144,42 @@ impl Ranks {
                         println!("  step {}/{}  loss {l:.4}", step + 1, self.steps);
                     }
                 }
-                Event::Line(Line::Trained(t)) => trained[rank] = Some(t),
-                Event::Line(_) => {}
-                Event::Ended(Ok(())) => ended += 1,
-                Event::Ended(Err(error)) => bail!("{error:#}{}", daemon.said()),
+                (rank, Event::Line(Line::Trained(t))) => trained[rank] = Some(t),
+                (_, Event::Line(_)) => {}
+                (rank, Event::Ended(Ok(()))) => bail!("rank {rank} has ended too early{}", daemon.said()),
+                (_, Event::Ended(Err(error))) => bail!("{error:#}{}", daemon.said()),
             }
         }
-        let trained = trained
-            .into_iter()
-            .enumerate()
-            .map(|(rank, t)| t.with_context(|| format!("rank {rank} ended without a result")))
-            .collect::<Result<_>>()?;
-        Ok((trained, loss))
+        Ok((trained.into_iter().flatten().collect(), loss))
+    }
+
+    /// The next event.
+    ///
+    /// # Errors
+    /// On Ctrl-C, when the daemon has died, and when nothing happens for long.
+    fn next(&self, daemon: &mut Daemon) -> Result<(usize, Event)> {
+        let start = Instant::now();
+        loop {
+            interrupt::check()?;
+            match self.events.recv_timeout(LOOK) {
+                Ok(event) => return Ok(event),
+                Err(RecvTimeoutError::Disconnected) => bail!("the readers of the ranks have ended"),
+                Err(RecvTimeoutError::Timeout) => daemon.check()?,
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("no rank has made a step within {PATIENCE:?}{}", daemon.said());
+            }
+        }
     }
 }
 
-/// Passes on the lines of a rank until it ends, or nobody wants them.
-fn read(rank: usize, mut process: Running, mut pass_on: impl FnMut(Line) -> bool) -> Result<()> {
+/// Passes on the lines of a rank until it has trained and may leave, or until nobody wants them.
+fn read(
+    rank: usize,
+    mut process: Running,
+    leave: &Receiver<()>,
+    mut pass_on: impl FnMut(Line) -> bool,
+) -> Result<()> {
     let mut trained = false;
     while !trained {
         let line = match process.line(PATIENCE) {
@@ -172,5 +193,8 @@ fn read(rank: usize, mut process: Running, mut pass_on: impl FnMut(Line) -> bool
             return Ok(());
         }
     }
+    // An error says that the other end is gone, which is the sign.
+    let _ = leave.recv();
+    process.say_no_more();
     process.success(PATIENCE).map(drop)
 }
