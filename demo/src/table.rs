@@ -101,16 +101,18 @@ impl Summary {
         for (host, link) in self.links.iter().enumerate() {
             let mut line = format!("  {:<16}", format!("link of host {host}"));
             line += &(column(&grouped(link.sent)) + &column(&grouped(link.received)));
-            // Against what was measured in the same way, if it was.
-            let mut other = 2 * computed;
+            // Against what was measured in the same way, if it was. A ring at best loses nothing.
+            let mut other = (self.drop == 0.0).then_some(2 * computed);
             if let Some(ring) = ring.and_then(|links| links.get(host)) {
-                other = ring.sent + ring.received;
+                other = Some(ring.sent + ring.received);
                 line += &(column(&grouped(ring.sent)) + &column(&grouped(ring.received)));
             }
-            let saved = 100.0 * (1.0 - (link.sent + link.received) as f64 / other.max(1) as f64);
-            // No "-0".
-            let saved = saved.round() as i64;
-            let _ = writeln!(out, "{line}{}{saved:>7} %", column(&grouped(computed)));
+            let saved = other.map_or(String::new(), |other| {
+                let saved = 100.0 * (1.0 - (link.sent + link.received) as f64 / other.max(1) as f64);
+                // As an integer there is no "-0".
+                format!("{:>7} %", saved.round() as i64)
+            });
+            let _ = writeln!(out, "{line}{}{saved}", column(&grouped(computed)));
         }
         out.push('\n');
         if ring.is_some() {
