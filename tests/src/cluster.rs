@@ -120,9 +120,9 @@ pub enum Order {
         seed: u64,
         /// File for the result's bytes.
         out: PathBuf,
+        /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
+        together: bool,
     },
-    /// Wait for the others.
-    Barrier,
 }
 
 /// What `netsum-rank` answers.
@@ -307,7 +307,8 @@ impl Cluster {
             command.arg(serde_json::to_string(&spec)?).env("RUST_LOG", log_level());
             ranks.push(Some(Running::start(&format!("{} rank {rank}", job.name), &mut command)?));
         }
-        let mut group = Group { job: job.clone(), ranks, files: 0, folder: tempfile::tempdir()? };
+        let mut group =
+            Group { job: job.clone(), ranks, files: 0, together: false, folder: tempfile::tempdir()? };
         let answers = group.answers(PATIENCE)?;
         let mut errors = answers.iter().filter_map(|(rank, answer)| match answer {
             Answer::Done(_) => None,
@@ -324,7 +325,7 @@ impl Cluster {
         let mut arguments = vec!["stats"];
         arguments.extend(job);
         let stats = self.netsum_json(&arguments)?;
-        find_counter(&stats, name).with_context(|| format!("no counter {name} in {stats}"))
+        stats[name].as_u64().with_context(|| format!("no counter {name} in {stats}"))
     }
 }
 
@@ -333,27 +334,22 @@ fn log_level() -> String {
     std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into())
 }
 
-fn find_counter(stats: &Value, name: &str) -> Option<u64> {
-    match stats {
-        Value::Array(all) => all.iter().find_map(|v| find_counter(v, name)),
-        Value::Object(map) if map.get("name").and_then(Value::as_str) == Some(name) => {
-            map.get("value")?.as_u64()
-        }
-        Value::Object(map) => map.values().find_map(|v| find_counter(v, name)),
-        _ => None,
-    }
-}
-
 /// The ranks of a job that run.
 #[derive(Debug)]
 pub struct Group {
     job: JobSpec,
     ranks: Vec<Option<Running>>,
     files: u32,
+    together: bool,
     folder: TempDir,
 }
 
 impl Group {
+    /// From now on all ranks wait for each other before each operation, in which nothing is then late but the network.
+    pub fn start_together(&mut self) {
+        self.together = true;
+    }
+
     /// Kills a rank as `kill -9` does.
     pub fn kill(&mut self, rank: usize) -> Result<()> {
         let victim = self.ranks[rank].take().context("that rank has gone already")?;
@@ -366,7 +362,13 @@ impl Group {
         let mut files = Vec::new();
         for (rank, running) in self.ranks.iter_mut().enumerate() {
             let out = self.folder.path().join(format!("{}-{rank}", self.files));
-            let order = Order::AllReduce { dtype: dtype.into(), len, seed, out: out.clone() };
+            let order = Order::AllReduce {
+                dtype: dtype.into(),
+                len,
+                seed,
+                out: out.clone(),
+                together: self.together,
+            };
             if let Some(running) = running {
                 running.say(&serde_json::to_string(&order)?)?;
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use netsum_lab::cluster::{Answer, Order, Outcome, RankSpec};
 use netsum_lab::data;
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Element};
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Element, Error, Report};
 
 fn main() -> Result<()> {
     env_logger::init();
@@ -47,26 +47,21 @@ fn answer(answer: &Answer) -> Result<()> {
 }
 
 fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Answer> {
-    let result = match order {
-        Order::AllReduce { dtype, len, seed, out } => {
-            let (result, bytes) = match &**dtype {
-                "i32" => reduce(communicator, data::ints(rank, *seed, *len), |x| x.to_le_bytes()),
-                "f32" => reduce(communicator, data::floats(rank, *seed, *len), |x| x.to_le_bytes()),
-                other => anyhow::bail!("no data type {other}"),
-            };
-            std::fs::write(out, bytes)?;
-            result.map(Some)
-        }
-        Order::Barrier => communicator.barrier().map(|()| None),
+    let Order::AllReduce { dtype, len, seed, out, together } = order;
+    let (result, bytes) = match &**dtype {
+        "i32" => reduce(communicator, *together, data::ints(rank, *seed, *len), |x| x.to_le_bytes()),
+        "f32" => reduce(communicator, *together, data::floats(rank, *seed, *len), |x| x.to_le_bytes()),
+        other => anyhow::bail!("no data type {other}"),
     };
+    std::fs::write(out, bytes)?;
     Ok(match result {
         Ok(report) => {
             let statistics = communicator.statistics();
             Answer::Done(Outcome {
-                mode: report.map_or(communicator.mode(), |r| r.mode).name().to_owned(),
-                verified: report.map_or(0, |r| r.verified),
-                retransmissions: report.map_or(0, |r| r.retransmissions),
-                micros: report.map_or(0, |r| r.elapsed.as_micros() as u64),
+                mode: report.mode.name().to_owned(),
+                verified: report.verified,
+                retransmissions: report.retransmissions,
+                micros: report.elapsed.as_micros() as u64,
                 fall_backs: statistics.fall_backs,
                 wrong: statistics.wrong,
             })
@@ -78,9 +73,11 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
 /// Reduces; the result, and the slice's bytes.
 fn reduce<T: Element>(
     communicator: &mut Communicator,
+    together: bool,
     mut data: Vec<T>,
     bytes: impl Fn(&T) -> [u8; 4],
-) -> (Result<netsum_worker::Report, netsum_worker::Error>, Vec<u8>) {
-    let result = communicator.all_reduce(&mut data);
+) -> (Result<Report, Error>, Vec<u8>) {
+    let ready = if together { communicator.barrier() } else { Ok(()) };
+    let result = ready.and_then(|()| communicator.all_reduce(&mut data));
     (result, data.iter().flat_map(bytes).collect())
 }
