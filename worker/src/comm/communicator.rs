@@ -245,6 +245,8 @@ impl Communicator {
         let core = lock(&shared.core);
         let stats = core.links.endpoint.stats();
         Statistics {
+            bytes_sent: stats.sent_bytes,
+            bytes_received: stats.received_bytes,
             packets_sent: stats.sent_packets,
             packets_received: stats.received_packets,
             retransmissions: stats.retransmissions,

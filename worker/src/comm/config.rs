@@ -137,11 +137,11 @@ pub struct Statistics {
     pub box_bytes: u64,
     /// Payload bytes sent by the ranks' own ring.
     pub ring_bytes: u64,
-    /// Bytes sent, with all headers from IP on.
+    /// Bytes of all packets sent, without IP and UDP headers.
     pub bytes_sent: u64,
-    /// Bytes received, with all headers from IP on.
+    /// Bytes of all packets received, without IP and UDP headers.
     pub bytes_received: u64,
-    /// Packets sent.
+    /// Data packets sent.
     pub packets_sent: u64,
     /// Packets received.
     pub packets_received: u64,

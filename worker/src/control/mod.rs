@@ -117,7 +117,8 @@ impl Control {
         self.call(wait, |mut c| async move { c.join(request).await }).map_err(|s| self.error(s.message()))
     }
 
-    /// Says that this rank lives. Gives the reason where the job has failed, and the job's epoch.
+    /// Says that this rank lives. Gives the reason where the job has failed. A daemon that does not know the job has been
+    /// started anew: an error like any other, because the ranks can do without it.
     pub fn heartbeat(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<Option<String>, Error> {
         let request = v1::HeartbeatRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
@@ -127,7 +128,6 @@ impl Control {
                 reply.epoch
             ))),
             Ok(_) => Ok(None),
-            Err(s) if s.code() == Code::NotFound => Ok(Some(s.message().to_owned())),
             Err(s) => Err(self.error(s.message())),
         }
     }

@@ -27,6 +27,10 @@ pub struct Stats {
     pub retransmissions: u64,
     /// Datagrams received.
     pub received_packets: u64,
+    /// Bytes of all datagrams sent, without IP and UDP headers.
+    pub sent_bytes: u64,
+    /// Bytes of all datagrams received, without IP and UDP headers.
+    pub received_bytes: u64,
     /// Time-outs.
     pub local_ack_timeout: u64,
     /// NAKs for a missing packet received.
@@ -163,6 +167,7 @@ impl Endpoint {
     /// Takes in a datagram's UDP payload.
     pub fn receive(&mut self, now: Instant, from: IpAddr, ce: bool, datagram: &[u8]) {
         self.stats.received_packets += 1;
+        self.stats.received_bytes += datagram.len() as u64;
         self.stats.ce_received += ce as u64;
         let packet = match self.verifier.decode(from, datagram) {
             Ok(packet) => packet,
@@ -235,6 +240,7 @@ impl Endpoint {
                 let ext = Extended { aeth: Some(aeth), ..Extended::default() };
                 let bth = Bth::new(Opcode::ACK, qp.remote_qpn, psn);
                 packet::encode(buf, self.local, qp.remote, 0, &bth, &ext, &[]);
+                self.stats.sent_bytes += buf.len() as u64;
                 return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
             }
         }
@@ -265,6 +271,7 @@ impl Endpoint {
                     break;
                 }
             }
+            self.stats.sent_bytes += buf.len() as u64;
             let segment_size = (count > 1).then_some(segment);
             return Some(Transmit { to: qp.remote, segment_size, len: buf.len() });
         }

@@ -24,11 +24,8 @@ impl Engine {
             self.fail(t, Error::RankLeft { rank });
             return;
         }
-        log::warn!(
-            "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {origin} found that {}",
-            self.place.rank,
-            reason.text()
-        );
+        log::debug!("rank {}: rank {origin} gives the box up: {}", self.place.rank, reason.text());
+        self.reason = Some((origin, reason));
         self.path = Path::Agreeing;
         self.statistics.fall_backs += 1;
         for ring in 0..self.rings.len() as u32 {
@@ -75,6 +72,14 @@ impl Engine {
         let from: Vec<u64> =
             (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
         self.path = Path::Ring;
+        // Not before all have agreed: what looked like a fault of the box may have been a rank's death.
+        if let Some((origin, reason)) = self.reason {
+            log::warn!(
+                "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {origin} found that {}",
+                self.place.rank,
+                reason.text()
+            );
+        }
         self.last_progress = now;
         for (ring, from) in from.into_iter().enumerate() {
             let kept = std::mem::take(&mut self.rings[ring].kept);

@@ -23,7 +23,7 @@ pub(crate) use operation::Finished;
 
 use super::config::{JobShape, Mode, Statistics};
 use super::error::Error;
-use super::frame::{DATA_HEADER, Descriptor, Frame, Progress, control_room};
+use super::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, control_room};
 use super::reduction::{Place, Reduction};
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::numeric::element::Data;
@@ -83,6 +83,8 @@ pub(crate) struct Engine {
     settings: Settings,
     place: Place,
     path: Path,
+    /// Who gave the box up first, as far as this rank has heard, and why.
+    reason: Option<(u32, Reason)>,
     rings: Vec<Ring>,
     operation: Option<Operation>,
     finished: Option<Result<Finished, Error>>,
@@ -126,6 +128,7 @@ impl Engine {
             settings,
             place: Place { rank: settings.rank, ranks },
             path: Path::Box,
+            reason: None,
             rings: (0..layout.rings).map(|_| Ring::default()).collect(),
             operation: None,
             finished: None,
@@ -223,7 +226,7 @@ impl Engine {
             }
             TransportEvent::Failed { reason, .. } => {
                 log::debug!("rank {}: connection through the box: {reason}", self.settings.rank);
-                self.fall_back(t, super::frame::Reason::Broken, self.settings.rank);
+                self.fall_back(t, Reason::Broken, self.settings.rank);
             }
         }
     }
