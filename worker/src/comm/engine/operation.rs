@@ -78,9 +78,8 @@ impl Engine {
         let plan = Plan::new(&self.settings.shape.layout, dtype, data.len())
             .map_err(|reason| Error::Length { dtype, reason })?;
         if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
-            let error = Error::RankLeft { rank };
-            self.fail(t, error.clone());
-            return Err(error);
+            // Others may still be in an operation that this rank has completed: it is no failure of theirs.
+            return Err(Error::RankLeft { rank });
         }
         let number = self.own().started + 1;
         self.own().started = number;
