@@ -18,7 +18,7 @@ use crate::{Lab, LabSpec, data, netns};
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// TCP port of the workers' API on the box.
-const WORKER_PORT: u16 = 4790;
+pub const WORKER_PORT: u16 = 4790;
 
 /// One of the project's programs, beside the test programs in cargo's target folder.
 ///

@@ -1,0 +1,109 @@
+//! `netsum-perf` and the command line of `netsum`, as their users call them.
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, WORKER_PORT, program};
+use netsum_lab::process::Running;
+use serde_json::Value;
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn netsum_perf_prints_a_row_for_each_size_and_finds_no_sum_wrong() {
+    let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
+    let job = JobSpec { message_size: 65536, window: 2, ..JobSpec::new("perf", 4) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let host = cluster.lab().host(rank);
+        let mut perf = host.command(program("netsum-perf").unwrap());
+        perf.args("all_reduce -b 8 -e 4M -f 8 --dtype f32 --iters 2 --check -j".split(' '))
+            .env("NETSUM_CONTROLLER", format!("{}:{WORKER_PORT}", cluster.lab().box_().ip()))
+            .env("NETSUM_JOB", &job.name)
+            .env("NETSUM_TOKEN", &token)
+            .env("NETSUM_RANK", rank.to_string())
+            .env("NETSUM_RANKS", "4")
+            .env("NETSUM_IP", host.ip(0).to_string());
+        ranks.push(Running::start(&format!("netsum-perf of rank {rank}"), &mut perf).unwrap());
+    }
+    let printed: Vec<String> = ranks.into_iter().map(|rank| rank.success(2 * PATIENCE).unwrap()).collect();
+    let rows: Vec<Value> =
+        serde_json::from_str(&printed[0]).unwrap_or_else(|e| panic!("{e}: {}", printed[0]));
+    let sizes: Vec<_> = rows.iter().map(|row| row["size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20]);
+    for row in &rows {
+        assert_eq!((row["wrong"].as_u64(), row["by"].as_str()), (Some(0), Some("box")), "{row}");
+        assert!(row["algbw"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn refusals_name_the_argument_and_what_would_be_right() {
+    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    cluster.create_job(&JobSpec::new("there", 2)).unwrap();
+    let create = |rest: &str| format!("job create new --message-size 4096 --window 2 {rest}");
+    let add = |rest: &str| format!("flow add there --src 10.0.0.1 --dst 10.0.0.2 --psn 0 {rest}");
+    for (command, words) in [
+        (create("--ranks 1"), &["ranks", "1", "2 to 64"][..]),
+        (create("--ranks 2 --mtu 1500"), &["mtu", "1500", "1024"]),
+        (create("--ranks 2 --dtype f64"), &["dtype", "f64", "i32"]),
+        (create("--ranks 2 --order any"), &["order", "any", "in-order"]),
+        ("job create there --ranks 2 --message-size 4096 --window 2".into(), &["there"]),
+        ("job create huge --ranks 2 --message-size 64M --window 1000".into(), &["slots"]),
+        ("job delete nowhere".into(), &["nowhere"]),
+        ("stats nowhere".into(), &["nowhere"]),
+        (add("--ring 0 --rank 0 --port eth9 --qpn 7"), &["port", "eth9"]),
+        (add("--ring 1 --rank 0 --port port0 --qpn 7"), &["ring", "1"]),
+        (add("--ring 0 --rank 2 --port port0 --qpn 7"), &["rank", "2"]),
+        (add("--ring 0 --rank 0 --port port0 --qpn 0x1000000"), &["qpn"]),
+    ] {
+        let error = match cluster.netsum(&command.split(' ').collect::<Vec<_>>()) {
+            Ok(printed) => panic!("`netsum {command}` is not refused: {printed}"),
+            Err(error) => error.to_string(),
+        };
+        // Behind the command itself, which holds the words anyway.
+        let said = error.split_once("exit status").map_or(&*error, |(_, said)| said);
+        for word in words {
+            assert!(said.contains(word), "`netsum {command}` does not say {word}: {said}");
+        }
+    }
+    // Nothing of all that is left behind.
+    let jobs = cluster.netsum_json(&["job", "list"]).unwrap();
+    assert!(!jobs.to_string().contains("new") && jobs.to_string().contains("there"), "{jobs}");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn what_the_daemon_shows_is_json_too() {
+    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    cluster.create_job(&JobSpec::new("shown", 2)).unwrap();
+    for (command, words) in [
+        ("job list", &["shown"][..]),
+        ("job show shown", &["shown", "memory", "slots"]),
+        ("port show", &["port0", "port1", "native"]),
+        ("slot show shown", &["ring"]),
+        ("stats", &["fragments", "not_roce"]),
+        ("stats shown", &["fragments"]),
+    ] {
+        let json = cluster.netsum_json(&command.split(' ').collect::<Vec<_>>()).unwrap().to_string();
+        let text = cluster.netsum(&command.split(' ').collect::<Vec<_>>()).unwrap();
+        for word in words {
+            assert!(json.contains(word), "`netsum -j {command}` lacks {word}: {json}");
+        }
+        assert!(serde_json::from_str::<Value>(&text).is_err() && !text.is_empty(), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_daemon_detaches_when_it_is_told_to_end() {
+    let mut cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    let attached = |cluster: &Cluster| {
+        let mut ip = cluster.lab().box_().command("ip");
+        netsum_lab::netns::output(ip.args(["-details", "link", "show"])).unwrap().contains("xdp")
+    };
+    assert!(attached(&cluster));
+    cluster.stop_daemon().unwrap();
+    assert!(!attached(&cluster));
+    cluster.start_daemon().unwrap();
+    assert!(attached(&cluster));
+}
