@@ -80,6 +80,7 @@ fn different_lengths_are_an_error_at_every_rank() {
 
 #[test]
 fn a_rank_that_leaves_is_named() {
+    let both = std::sync::Barrier::new(2);
     let errors = run(5, 3, LAYOUT, |mut comm| {
         comm.barrier().unwrap();
         if comm.rank() == 2 {
@@ -88,6 +89,8 @@ fn a_rank_that_leaves_is_named() {
         let started = Instant::now();
         let error = comm.all_reduce(&mut [1, 2, 3]).unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(3));
+        // Or the other one would hear that this rank has left.
+        both.wait();
         Some(error)
     });
     assert_eq!(errors, [Some(Error::RankLeft { rank: 2 }), Some(Error::RankLeft { rank: 2 }), None]);

@@ -57,10 +57,11 @@ impl Engine {
         known.started = known.started.max(completed);
         // It waits to hear that nobody needs it.
         self.tell_status(t);
-        let needed =
-            self.operation.as_ref().is_some_and(|o| o.number() > completed) || self.path == Path::Agreeing;
-        if needed {
+        if self.path == Path::Agreeing {
             self.fail(t, Error::RankLeft { rank: origin });
+        } else if self.operation.take_if(|o| o.number() > completed).is_some() {
+            // All who need it hear it themselves.
+            self.finished = Some(Err(Error::RankLeft { rank: origin }));
         }
     }
 
