@@ -66,7 +66,7 @@ impl JobSpec {
         if !abi::MTUS.contains(&self.mtu) {
             return invalid(format!("--mtu {}: 256, 512, 1024 or 2048 is possible", self.mtu));
         }
-        if self.message_size < 64 || self.message_size % 4 != 0 {
+        if self.message_size < 64 || !self.message_size.is_multiple_of(4) {
             return invalid(format!(
                 "--message-size {}: a multiple of 4 of at least 64 is needed",
                 self.message_size

@@ -78,8 +78,14 @@ pub async fn run(config: Config) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let ended = tokio::select! {
         result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
-        _ = terminate.recv() => Ok(log::info!("SIGTERM: detaching")),
-        _ = interrupt.recv() => Ok(log::info!("SIGINT: detaching")),
+        _ = terminate.recv() => {
+            log::info!("SIGTERM: detaching");
+            Ok(())
+        }
+        _ = interrupt.recv() => {
+            log::info!("SIGINT: detaching");
+            Ok(())
+        }
     };
     let mut inner = shared.lock();
     for link in &links {

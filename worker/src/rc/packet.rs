@@ -218,7 +218,7 @@ impl Syndromes {
             }
             rows[bit] = row;
             // Highest leading bit first, so that one pass reduces.
-            rows[..=bit].sort_unstable_by(|a, b| b.0.cmp(&a.0));
+            rows[..=bit].sort_unstable_by_key(|row| std::cmp::Reverse(row.0));
         }
         Self { len, rows }
     }

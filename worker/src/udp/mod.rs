@@ -103,7 +103,7 @@ impl UdpDriver {
         let wait = deadline.saturating_duration_since(Instant::now());
         if wait.is_zero() {
             endpoint.handle_timeout(Instant::now());
-            return Ok(self.transmit(endpoint)?);
+            return self.transmit(endpoint);
         }
         let mut flags = PollFlags::POLLIN;
         if self.unsent.is_some() {
