@@ -43,11 +43,11 @@ fn without_a_box_the_ranks_get_the_same_sums() {
                 let expected = reference_sum(&all, &comm.layout());
                 assert!(x.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{length}");
                 let mut y: Vec<i32> =
-                    (0..length as i32).map(|i| i.wrapping_mul(0x1234_567) + rank as i32).collect();
+                    (0..length as i32).map(|i| i.wrapping_mul(0x0123_4567) + rank as i32).collect();
                 let report = comm.all_reduce(&mut y).unwrap();
                 let n = ranks as i32;
                 assert!(y.iter().enumerate().all(|(i, y)| {
-                    *y == (i as i32).wrapping_mul(0x1234_567).wrapping_mul(n).wrapping_add(n * (n - 1) / 2)
+                    *y == (i as i32).wrapping_mul(0x0123_4567).wrapping_mul(n).wrapping_add(n * (n - 1) / 2)
                 }));
                 assert_eq!(report.mode, Mode::Ring);
             }

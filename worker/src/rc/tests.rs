@@ -34,13 +34,16 @@ struct Faults {
     corrupt: u64,
 }
 
+/// Arrival time, tie breaker, receiver and datagram.
+type Flying = (Instant, u64, usize, Vec<u8>);
+
 struct Pair {
     now: Instant,
     ends: [Endpoint; 2],
     qps: [QpId; 2],
     ips: [IpAddr; 2],
-    /// Arrival time, tie breaker, receiver and datagram; earliest first.
-    wire: BinaryHeap<std::cmp::Reverse<(Instant, u64, usize, Vec<u8>)>>,
+    /// Earliest first.
+    wire: BinaryHeap<std::cmp::Reverse<Flying>>,
     rng: Rng,
     faults: Faults,
     count: u64,
@@ -118,8 +121,8 @@ fn exchange(seed: u64, faults: Faults, change: impl Fn(&mut QpConfig)) -> [Stats
             .map(|_| (message(&mut rng, 6000), rng.chance(500).then(|| rng.next() as u32)))
             .collect::<Vec<_>>()
     });
-    for end in 0..2 {
-        for (i, (data, immediate)) in sent[end].iter().enumerate() {
+    for (end, sent) in sent.iter().enumerate() {
+        for (i, (data, immediate)) in sent.iter().enumerate() {
             pair.ends[end].post_send(pair.qps[end], i as u64, data.clone(), *immediate);
             pair.ends[end].post_receive(pair.qps[end], Vec::new());
         }
