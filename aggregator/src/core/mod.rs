@@ -56,6 +56,8 @@ pub enum Refusal {
 pub enum Action {
     /// Make a ring's maps.
     CreateRing(RingSpec),
+    /// Set a ring's counters to zero: it is another job's now.
+    ResetCounters(u32),
     /// Register a flow.
     AddFlow(FlowSpec),
     /// Start a ring; the interface of each rank.
@@ -156,7 +158,8 @@ impl Controller {
             )));
         }
         let rings = self.pool.take(&spec, slots)?;
-        let actions = rings.iter().cloned().map(Action::CreateRing).collect();
+        let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
+        let actions = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
         self.jobs.insert(spec.name.clone(), Job::new(spec, slots, rings));
         Ok(actions)
     }

@@ -90,6 +90,7 @@ impl Inner {
         log::debug!("{action:?}");
         match action {
             Action::CreateRing(ring) => self.plane.create_ring(&ring),
+            Action::ResetCounters(ring) => self.plane.reset_counters(ring),
             Action::AddFlow(flow) => self.plane.add_flow(&flow),
             Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
             Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),

@@ -218,11 +218,15 @@ impl DataPlane for BpfDataPlane {
         )?;
         self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
         self.array(maps::RINGS)?.set(ring.id, config, 0)?;
+        Ok(())
+    }
+
+    fn reset_counters(&mut self, ring: u32) -> Result<()> {
         let cpus = aya::util::nr_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))?;
         let mut counters: PerCpuArray<_, u64> =
             PerCpuArray::try_from(self.ebpf.map_mut(maps::COUNTERS).context(maps::COUNTERS)?)?;
         for counter in 0..COUNTERS {
-            counters.set(ring.id * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
+            counters.set(ring * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
         }
         Ok(())
     }

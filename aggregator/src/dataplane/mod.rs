@@ -82,8 +82,10 @@ pub trait DataPlane: Send {
     fn attach(&mut self, ifindex: u32, mode: XdpMode) -> anyhow::Result<()>;
     /// Detaches it; traffic is bridged as if netsum were not there.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
-    /// Makes a ring's maps. The ring is not active yet.
+    /// Makes a ring's maps, empty. The ring is not active yet. Its counters go on.
     fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()>;
+    /// Sets a ring's counters to zero.
+    fn reset_counters(&mut self, ring: u32) -> anyhow::Result<()>;
     /// Registers a flow of a ring that exists.
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Starts a ring: `ports[r]` is the interface of rank r.

@@ -1,0 +1,263 @@
+//! The daemon's services over real sockets, with a data plane that only remembers: no root, no BPF.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use clap::Parser as _;
+use netsum_aggregator::cli::{Cli, execute};
+use netsum_aggregator::core::{Controller, PortInfo};
+use netsum_aggregator::daemon::run::{listen_unix, serve};
+use netsum_aggregator::daemon::state::Shared;
+use netsum_aggregator::daemon::worker::PortFinder;
+use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, XdpMode};
+use netsum_api::v1 as api;
+use netsum_api::v1::worker_client::WorkerClient;
+use netsum_common::abi::FlowKey;
+use netsum_common::counters::Counter;
+use netsum_common::slot::{RingState, Slot};
+use tokio::net::TcpListener;
+use tonic::transport::Channel;
+
+/// What the data plane was told.
+#[derive(Default)]
+struct Told {
+    rings: HashMap<u32, RingSpec>,
+    flows: HashSet<FlowKey>,
+    active: HashSet<u32>,
+}
+
+struct Remembers(Arc<Mutex<Told>>);
+
+impl DataPlane for Remembers {
+    fn attach(&mut self, _: u32, _: XdpMode) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn detach(&mut self, _: u32) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()> {
+        self.0.lock().unwrap().rings.insert(ring.id, ring.clone());
+        Ok(())
+    }
+    fn reset_counters(&mut self, _: u32) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()> {
+        anyhow::ensure!(flow.qpn != 0xbad, "this data plane does not like 0xbad");
+        self.0.lock().unwrap().flows.insert(flow.key());
+        Ok(())
+    }
+    fn activate_ring(&mut self, ring: &RingSpec, _: &[u32]) -> anyhow::Result<()> {
+        self.0.lock().unwrap().active.insert(ring.id);
+        Ok(())
+    }
+    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
+        let mut told = self.0.lock().unwrap();
+        told.rings.remove(&ring);
+        told.active.remove(&ring);
+        flows.iter().for_each(|f| assert!(told.flows.remove(f)));
+        Ok(())
+    }
+    fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>> {
+        Ok(vec![ring.into(); Counter::ALL.len()])
+    }
+    fn slots(&self, _: u32) -> anyhow::Result<Vec<Slot>> {
+        Ok(vec![Slot { index: 5, flags: Slot::USED, contributors: 1, len: 1024, crc: 0 }, Slot::default()])
+    }
+    fn ring_state(&self, _: u32) -> anyhow::Result<RingState> {
+        Ok(RingState::default())
+    }
+    fn flow_mac(&self, _: FlowKey) -> anyhow::Result<Option<[u8; 6]>> {
+        Ok(None)
+    }
+}
+
+struct Daemon {
+    folder: tempfile::TempDir,
+    address: String,
+    told: Arc<Mutex<Told>>,
+    task: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Daemon {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let told = Arc::new(Mutex::new(Told::default()));
+        let mut controller = Controller::new(8 << 20, 2, Duration::from_millis(600));
+        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
+        controller.set_ports((0..3).map(port).collect());
+        let shared = Shared::new(controller, Box::new(Remembers(told.clone())), Duration::from_millis(200));
+        let admin = listen_unix(&folder.path().join("netsum.sock")).await.unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", tcp.local_addr().unwrap());
+        let task = tokio::spawn(serve(shared, None, PortFinder::Fixed(10), admin, Some(tcp)));
+        Self { folder, address, told, task }
+    }
+
+    /// Runs a command line; what it prints, or its error.
+    async fn netsum(&self, line: &str) -> Result<String, String> {
+        let socket = self.folder.path().join("netsum.sock");
+        let words =
+            ["netsum", "--socket", socket.to_str().unwrap()].into_iter().chain(line.split_whitespace());
+        let cli = Cli::try_parse_from(words).map_err(|e| e.to_string())?;
+        let mut out = Vec::new();
+        execute(cli, &mut out).await.map_err(|e| format!("{e:#}"))?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    async fn worker(&self) -> WorkerClient<Channel> {
+        WorkerClient::connect(self.address.clone()).await.unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
+    let c =
+        |n: u32| api::Connection { receive_qpn: 16 * rank + n, send_qpn: 16 * rank + n + 1, first_psn: 7 };
+    let address = api::RankAddress {
+        rank,
+        ip: format!("10.0.0.{}", rank + 1),
+        mac: format!("02:00:00:00:00:0{}", rank + 1),
+        rings: vec![c(2)],
+        plain: Some(c(8)),
+    };
+    api::JoinRequest {
+        job: "train".into(),
+        token: token.into(),
+        address: Some(address),
+        epoch: 0,
+        timeout_ms,
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
+    let d = Daemon::start().await;
+    let made = d
+        .netsum("job create train --ranks 2 --dtype i32 --mtu 1024 --message-size 4K --window 2")
+        .await
+        .unwrap();
+    assert!(
+        made.contains("train: waiting") && made.contains("16 slots x (1024 payload + 2 ranks x 112 header"),
+        "{made}"
+    );
+    let flow = "flow add train --ring 0 --port p1 --qpn 0x11 --psn 255";
+    d.netsum(&format!("{flow} --rank 0 --src 10.0.0.1 --dst 10.0.0.2")).await.unwrap();
+    let last = d.netsum(&format!("{flow} --rank 1 --src 10.0.0.2 --dst 10.0.0.1")).await.unwrap();
+    assert_eq!(last, "train: active  flows 2/2\n");
+    assert_eq!(d.told.lock().unwrap().active.len(), 1);
+    let shown = d.netsum("-j job show train").await.unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((&shown["state"], &shown["flows"][1]["psn"]), (&"active".into(), &255.into()));
+    assert!(d.netsum("job list").await.unwrap().starts_with("train: active"));
+    assert!(
+        d.netsum("slot show train --ring 0")
+            .await
+            .unwrap()
+            .contains("slot 0: index 5  len 1024  partial  missing ranks 1")
+    );
+    assert!(d.netsum("port show").await.unwrap().contains("p2"));
+    assert!(d.netsum("stats train").await.unwrap().contains("rx_icrc_encapsulated"));
+    d.netsum("job delete train").await.unwrap();
+    let told = d.told.lock().unwrap();
+    assert!(told.rings.is_empty() && told.flows.is_empty());
+}
+
+#[tokio::test]
+async fn refusals_reach_the_command_line_in_plain_words() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2").await.unwrap();
+    let flow = "flow add train --ring 0 --rank 0 --src 10.0.0.1 --dst 10.0.0.2 --psn 1";
+    for (line, expected) in [
+        ("job create train --ranks 2".to_owned(), "NAME `train`: there is such a job already"),
+        ("job create big --ranks 64 --window 64".into(), "not enough memory for slots"),
+        ("job create a --ranks 2 --icrc maybe".into(), "--icrc maybe: verify or ignore is possible"),
+        ("job create a --ranks two".into(), "invalid value 'two' for '--ranks <N>'"),
+        ("job create a --ranks 2 --message-size huge".into(), "`huge` is no size"),
+        ("job show nobody".into(), "NAME `nobody`: no such job"),
+        (format!("{flow} --qpn 1 --port eth9"), "--port `eth9`: netsum has ports p0, p1, p2"),
+        (format!("{flow} --qpn 0x1000000 --port p0"), "--qpn 0x1000000: more than 24 bits"),
+        (format!("{flow} --qpn twelve --port p0"), "a number is expected, decimal or 0x"),
+        (format!("{flow} --qpn 1 --port p0 --src-mac 1:2"), "--src-mac `1:2`: six bytes"),
+        ("slot show train --ring 4".into(), "--ring 4: the job has rings 0 to 0"),
+    ] {
+        let error = d.netsum(&line).await.unwrap_err();
+        assert!(error.contains(expected), "{line}: {error}");
+    }
+    // What the data plane refuses fails the job, and says so.
+    let error = d.netsum(&format!("{flow} --qpn 0xbad --port p0")).await.unwrap_err();
+    assert!(error.contains("does not like 0xbad"), "{error}");
+    assert!(d.netsum("job show train").await.unwrap().contains("failed"));
+    let gone = Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
+    let error = format!("{:#}", execute(gone, &mut Vec::new()).await.unwrap_err());
+    assert!(error.contains("no daemon at /nowhere/netsum.sock: is `netsum run` running?"), "{error}");
+}
+
+#[tokio::test]
+async fn ranks_join_over_tcp_and_learn_of_each_other() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 3 --token secret").await.unwrap();
+    let replies = (0..3).map(|rank| {
+        let worker = d.worker();
+        async move { worker.await.join(join(rank, "secret", 5000)).await.unwrap().into_inner() }
+    });
+    for reply in futures::future::join_all(replies).await {
+        assert_eq!(reply.ranks.len(), 3);
+        assert_eq!(reply.ranks[2].rings[0].receive_qpn, 34);
+        let job = reply.job.unwrap();
+        assert_eq!((job.state(), job.epoch, job.token.as_str()), (api::JobState::Active, 1, ""));
+    }
+    assert_eq!(d.told.lock().unwrap().flows.len(), 3);
+    // Nobody says that it is alive: the job fails, naming a rank, and its flows are gone.
+    let failed = async {
+        loop {
+            let heartbeat =
+                api::HeartbeatRequest { job: "train".into(), token: "secret".into(), rank: 0, epoch: 1 };
+            let reply = d.worker().await.heartbeat(heartbeat).await.unwrap().into_inner();
+            if reply.state() == api::JobState::Failed {
+                return reply.error;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let error = tokio::time::timeout(Duration::from_secs(5), failed).await.unwrap();
+    assert!(error.contains("rank 1: no heartbeat for"), "{error}");
+    assert!(d.told.lock().unwrap().flows.is_empty());
+}
+
+#[tokio::test]
+async fn who_may_not_or_waits_in_vain_is_told() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 3 --token secret").await.unwrap();
+    let denied = d.worker().await.join(join(0, "guess", 1000)).await.unwrap_err();
+    assert_eq!(denied.code(), tonic::Code::Unauthenticated);
+    let describe = api::DescribeRequest { job: "other".into(), token: "secret".into() };
+    let unknown = d.worker().await.describe(describe).await.unwrap_err();
+    assert_eq!(unknown.code(), tonic::Code::Unauthenticated, "whether there is such a job is not told");
+    let late = d.worker().await.join(join(1, "secret", 200)).await.unwrap_err();
+    assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
+    assert!(late.message().contains("missing: 0, 2"), "{}", late.message());
+    let mut nonsense = join(0, "secret", 200);
+    nonsense.address.as_mut().unwrap().mac = "zz".into();
+    let error = d.worker().await.join(nonsense).await.unwrap_err();
+    assert!(error.message().contains("rank 0: mac `zz`: six bytes"), "{}", error.message());
+}
+
+#[tokio::test]
+async fn a_socket_left_by_a_killed_daemon_is_replaced_and_a_live_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/netsum.sock");
+    let first = listen_unix(&path).await.unwrap();
+    assert!(
+        format!("{:#}", listen_unix(&path).await.unwrap_err())
+            .contains("another `netsum run` listens there already")
+    );
+    drop(first);
+    listen_unix(&path).await.unwrap();
+}
