@@ -56,7 +56,9 @@ impl DataPlane for Remembers {
         let mut told = self.0.lock().unwrap();
         told.rings.remove(&ring);
         told.active.remove(&ring);
-        flows.iter().for_each(|f| drop(told.flows.remove(f)));
+        for flow in flows {
+            told.flows.remove(flow);
+        }
         Ok(())
     }
     fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>> {
