@@ -31,6 +31,19 @@ pub(super) struct Aggregator {
     ips: Vec<IpAddr>,
     flows: HashMap<(IpAddr, u32), Flow>,
     rings: Vec<Ring>,
+    /// The release to come whose sum is spoilt, and how.
+    spoil: Option<(u32, Spoil)>,
+}
+
+/// What a defective box does to one sum, with a right ICRC.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Spoil {
+    /// One bit changes.
+    Flip,
+    /// Two lanes change places.
+    Exchange,
+    /// A contribution is added twice.
+    Double,
 }
 
 impl Aggregator {
@@ -60,7 +73,17 @@ impl Aggregator {
                 (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn })
             })
         });
-        Self { ips: ranks.iter().map(|r| r.ip).collect(), flows: flows.collect(), rings: rings.collect() }
+        Self {
+            ips: ranks.iter().map(|r| r.ip).collect(),
+            flows: flows.collect(),
+            rings: rings.collect(),
+            spoil: None,
+        }
+    }
+
+    /// Spoils the sum that is released after `after` others.
+    pub fn spoil(&mut self, after: u32, how: Spoil) {
+        self.spoil = Some((after, how));
     }
 
     /// From now on no fragment is within its credit.
@@ -100,6 +123,23 @@ impl Aggregator {
         }
         if verdict.save_header {
             ring.headers[s][flow.rank] = Some(packet.bth);
+        }
+        if let (Output::Release, Some((after, how))) = (verdict.output, &mut self.spoil) {
+            if *after == 0 {
+                let sum = &mut ring.sums[s];
+                let right = sum.clone();
+                match how {
+                    Spoil::Flip => *sum.last_mut().unwrap() ^= 4,
+                    Spoil::Exchange => sum.rotate_left(4),
+                    Spoil::Double => add_lanes(sum, packet.payload),
+                }
+                // Zeros exchanged or added twice are still right.
+                if *sum != right {
+                    self.spoil = None;
+                }
+            } else {
+                *after -= 1;
+            }
         }
         let n = self.ips.len();
         let mut send = |rank: usize, bth: &Bth, payload: &[u8]| {

@@ -1,5 +1,6 @@
 //! What must hold, whatever the network does.
 
+use super::aggregator::Spoil;
 use super::*;
 use crate::comm::config::Mode;
 use crate::reference_sum;
@@ -50,7 +51,12 @@ fn calls(rank: u32, lengths: &[usize], seed: u64) -> Vec<Call> {
 
 /// Runs a simulation, and compares every sum with that of one process. Gives the ranks' results.
 fn check(spec: &Spec, lengths: &[usize]) -> Sim {
+    check_with(spec, lengths, |_| ())
+}
+
+fn check_with(spec: &Spec, lengths: &[usize], prepare: impl FnOnce(&mut Sim)) -> Sim {
     let mut sim = Sim::new(spec, |rank| calls(rank, lengths, spec.seed));
+    prepare(&mut sim);
     sim.run();
     let all: Vec<Vec<Call>> = (0..spec.ranks).map(|r| calls(r, lengths, spec.seed)).collect();
     for (rank, host) in sim.hosts.iter().enumerate() {
@@ -184,6 +190,20 @@ fn a_box_that_swallows_everything_is_given_up() {
         assert!(host.results.iter().all(|r| r.0.is_ok()), "{:?}", host.results[0].0);
         assert_eq!(host.engine.mode(), Mode::Ring);
         assert!(host.results[0].2 < Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_box_that_spoils_a_sum_is_found_out_and_given_up() {
+    let spec = |layout, seed: u64| Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed);
+    for seed in 0..24 {
+        let layout = Layout { message_size: 1024, window: 2, rings: 2 };
+        let how = [Spoil::Flip, Spoil::Exchange, Spoil::Double][seed as usize % 3];
+        let lengths = [3, 4000, 1];
+        let sim = check_with(&spec(layout, seed), &lengths, |sim| sim.aggregator.spoil(7 * seed as u32, how));
+        let statistics = sim.hosts.iter().map(|h| h.engine.statistics());
+        assert!(statistics.map(|s| s.wrong).sum::<u64>() > 0, "seed {seed} {how:?}");
+        assert!(sim.hosts.iter().all(|h| h.engine.mode() == Mode::Ring));
     }
 }
 
