@@ -165,6 +165,11 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
 
     // Gaps: what of this rank's is missing, as far as the box has seen.
     let expected = &mut state.expected[f.rank as usize % MAX_RANKS];
+    // What has been released has come from every rank. A sender that goes back jumps over what was acknowledged in the
+    // meantime, so its own packets alone would leave a gap behind for ever.
+    if serial::diff(*expected, state.low) < 0 {
+        *expected = state.low;
+    }
     let gap = serial::diff(f.index, *expected);
     if gap == 0 {
         *expected = serial::add(f.index, 1);

@@ -399,3 +399,29 @@ fn nothing_is_replayed_or_refused_without_faults() {
         assert_eq!(system.naive.released.len(), 160);
     }
 }
+
+#[test]
+fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
+    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 32, window: 16, mtu: 256, cpu: 0 };
+    let mut state = RingState::default();
+    let mut slots = vec![Slot::default(); 32];
+    let mut output = |rank, index| {
+        let fragment = Fragment { rank, index, len: 4, ce: false };
+        on_fragment(&ring, &mut state, &mut slots[index as usize % 32], fragment).output
+    };
+    for index in 0..8 {
+        output(1, index);
+    }
+    // Rank 0 loses 0, sends 1 to 7, and goes back. Its 0 to 3 arrive again, then those of rank 1, sent again too, bring
+    // the other results out.
+    for index in (1..8).chain(0..4) {
+        output(0, index);
+    }
+    for index in 4..8 {
+        assert_eq!(output(1, index), Output::Release, "{index}");
+    }
+    // With that all is acknowledged, and rank 0 goes on behind it: in order, nothing is missing.
+    assert_eq!(output(0, 8), Output::Drop);
+    // It loses 9, and that is a gap of one.
+    assert_eq!(output(0, 10), Output::Gap);
+}
