@@ -39,11 +39,8 @@ pub fn run(args: BenchArgs) -> Result<()> {
     if json {
         cargo.arg("--json");
     }
-    let output = cargo
-        .current_dir(paths::root()?)
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cargo")?;
+    let output =
+        cargo.current_dir(paths::root()?).stderr(std::process::Stdio::inherit()).output().context("cargo")?;
     let text = String::from_utf8(output.stdout)?;
     print!("{text}");
     if !output.status.success() {
