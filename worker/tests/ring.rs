@@ -5,9 +5,14 @@ use std::time::{Duration, Instant};
 
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Error, Layout, Mode, reference_sum};
 
-/// Each test has loopback addresses of its own.
+/// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
+fn address(test: u8, rank: u32) -> IpAddr {
+    let pid = std::process::id();
+    Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, test * 16 + rank as u8 + 1).into()
+}
+
 fn config(test: u8, rank: u32, ranks: u32, layout: Layout) -> CommConfig {
-    let peers: Vec<IpAddr> = (0..ranks).map(|r| Ipv4Addr::new(127, 77, test, r as u8 + 1).into()).collect();
+    let peers: Vec<IpAddr> = (0..ranks).map(|r| address(test, r)).collect();
     let ip = peers[rank as usize];
     let Layout { message_size, window, rings } = layout;
     let bootstrap = Bootstrap::Static { peers, mtu: 1024, message_size, window, rings };
