@@ -19,13 +19,18 @@ use crate::payload::{self, Op, Place};
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
 #[inline(always)]
 pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow) -> u32 {
-    // SAFETY: a map value that user space writes as a whole; only `src_mac` is written here, by the ring's CPU.
+    // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was last seen are written
+    // here, by the ring's CPU.
     let flow = unsafe { &mut *flow };
     let ring_id = flow.ring;
     let Some(ring) = maps::ring(ring_id) else { return internal(0) };
+    flow.packets = flow.packets.wrapping_add(1);
+    flow.last_psn = frame.bth.psn;
     match check(ctx, p, frame, flow, ring) {
         Ok(len) => decide(ctx, p, frame, flow, ring, len),
         Err(counter) => {
+            flow.refused = flow.refused.wrapping_add(1);
+            flow.last_outcome = counter as u32;
             refused(ctx, ring_id, counter);
             XDP_DROP
         }
@@ -72,7 +77,14 @@ fn check(
 }
 
 #[inline(always)]
-fn decide(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: &Flow, ring: &RingConfig, len: usize) -> u32 {
+fn decide(
+    ctx: &XdpContext,
+    p: &Packet,
+    frame: &Frame,
+    flow: &mut Flow,
+    ring: &RingConfig,
+    len: usize,
+) -> u32 {
     let ring_id = flow.ring;
     let index = serial::sub(frame.bth.psn, flow.base_psn);
     let slot_no = index & (ring.slots - 1);
@@ -86,6 +98,7 @@ fn decide(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: &Flow, ring: &RingC
     let fragment = Fragment { rank: flow.rank, index, len: len as u32, ce: frame.ce };
     let verdict = slot::on_fragment(ring, state, slot, fragment);
 
+    flow.last_outcome = verdict.counter as u32;
     maps::count(ring_id, verdict.counter);
     if verdict.gap {
         maps::count(ring_id, Counter::OutOfSequence);

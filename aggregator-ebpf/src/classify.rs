@@ -1,7 +1,7 @@
 //! Whose packet is it, and may it be added up?
 
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Flow, FlowKey};
+use netsum_common::abi::{Flow, FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Frame, Reject};
 
@@ -29,12 +29,20 @@ pub struct Found {
     pub ring: u32,
     /// What to count, unless it is data.
     pub counter: Counter,
+    /// It is data like a flow's, of a connection that is none.
+    pub stranger: bool,
 }
 
 impl Found {
     /// Before anything is known.
     pub const NOTHING: Self =
-        Self { frame: Frame::EMPTY, flow: core::ptr::null_mut(), ring: 0, counter: Counter::NotRoce };
+        Self {
+            frame: Frame::EMPTY,
+            flow: core::ptr::null_mut(),
+            ring: 0,
+            counter: Counter::NotRoce,
+            stranger: false,
+        };
 }
 
 /// Classifies the packet.
@@ -53,6 +61,7 @@ pub fn classify(p: &Packet, found: &mut Found) -> Class {
     };
     let Some(flow) = find(&found.frame) else {
         found.counter = Counter::NoFlow;
+        found.stranger = found.frame.bth.opcode.is_rc_data();
         return Class::Pass;
     };
     found.flow = flow;
@@ -89,6 +98,16 @@ pub fn reason(reject: Reject) -> Counter {
         Reject::Pad => Counter::BadPad,
         Reject::PayloadLength => Counter::BadPayloadLength,
     }
+}
+
+/// Notes a connection that the box does not know, while somebody looks for one.
+#[inline(always)]
+pub fn note_stranger(frame: &Frame, ifindex: u32) {
+    if !maps::watched() {
+        return;
+    }
+    let key = StrangerKey { src_ip: frame.src_ip, dst_ip: frame.dst_ip, qpn: frame.bth.qpn, ifindex };
+    maps::count_stranger(&key);
 }
 
 /// Counts a refused packet and, at debug level, logs it.

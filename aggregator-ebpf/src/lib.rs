@@ -36,7 +36,12 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
-        Class::Pass => pass(&found),
+        Class::Pass => {
+            if found.stranger {
+                classify::note_stranger(&found.frame, ctx.ingress_ifindex() as u32);
+            }
+            pass(&found)
+        }
         Class::Refuse => refuse(ctx, &found),
         Class::Data => {
             let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };

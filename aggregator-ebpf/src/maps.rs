@@ -1,6 +1,6 @@
 //! The maps. Names, keys and values are `netsum_common::abi`'s.
 
-use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, PerCpuArray};
+use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use netsum_common::abi::*;
 use netsum_common::counters::{COUNTERS as COUNTERS_PER_RING, Counter};
@@ -39,6 +39,29 @@ static EGRESS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap:
 static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, COUNTERS_LEN> = PerCpuArray::new();
+
+#[btf_map]
+static WATCH: Array<u32, 1> = Array::new();
+#[btf_map]
+static STRANGERS: LruHashMap<StrangerKey, u64, { MAX_STRANGERS as usize }> = LruHashMap::new();
+
+/// Whether somebody looks for connections that the box does not know.
+#[inline(always)]
+pub fn watched() -> bool {
+    WATCH.get(0).is_some_and(|w| *w != 0)
+}
+
+/// Adds one to a connection that the box does not know.
+#[inline(always)]
+pub fn count_stranger(key: &StrangerKey) {
+    match STRANGERS.get_ptr_mut(key) {
+        // SAFETY: a map value. Two CPUs may lose a count to each other; nobody needs it to be exact.
+        Some(count) => unsafe { *count += 1 },
+        None => {
+            let _ = STRANGERS.insert(key, 1, 0);
+        }
+    }
+}
 
 /// Adds one to a ring's counter; ring 0 stands for none.
 #[inline(always)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::core::watch::Patience;
 use crate::dataplane::XdpMode;
 use crate::size::Size;
 
@@ -30,6 +31,8 @@ pub struct Config {
     pub heartbeat: Duration,
     /// A rank that has not for so long fails its job.
     pub heartbeat_timeout: Duration,
+    /// How long sums may wait.
+    pub patience: Patience,
 }
 
 /// Where the ports come from.
@@ -79,6 +82,8 @@ struct File {
     listen: Listen,
     #[serde(default)]
     heartbeat: Heartbeat,
+    #[serde(default)]
+    watch: Watch,
 }
 
 #[derive(Deserialize)]
@@ -119,6 +124,19 @@ struct Heartbeat {
 impl Default for Heartbeat {
     fn default() -> Self {
         Self { interval_ms: 1000, timeout_ms: 10_000 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Watch {
+    hold_ms: u64,
+    stall_ms: u64,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self { hold_ms: 200, stall_ms: 5_000 }
     }
 }
 
@@ -180,6 +198,13 @@ impl Config {
         if timeout_ms < 2 * interval_ms {
             return refuse("heartbeat.timeout-ms", &timeout_ms, "at least twice interval-ms");
         }
+        let Watch { hold_ms, stall_ms } = file.watch;
+        if hold_ms == 0 {
+            return refuse("watch.hold-ms", &hold_ms, "at least 1");
+        }
+        if stall_ms == 0 {
+            return refuse("watch.stall-ms", &stall_ms, "at least 1");
+        }
         Ok(Self {
             ports,
             memory,
@@ -190,6 +215,10 @@ impl Config {
             admin: file.listen.admin,
             heartbeat: Duration::from_millis(interval_ms),
             heartbeat_timeout: Duration::from_millis(timeout_ms),
+            patience: Patience {
+                hold: Duration::from_millis(hold_ms),
+                stall: Duration::from_millis(stall_ms),
+            },
         })
     }
 }
@@ -220,6 +249,7 @@ mod tests {
             ("bridge = \"br0\"\n[listen]\nworkers = \"here\"", "listen.workers = \"here\""),
             ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
             ("bridge = 7", "expected a string"),
+            ("bridge = \"br0\"\n[watch]\nhold-ms = 0", "watch.hold-ms = 0: at least 1"),
             ("bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5", "heartbeat.timeout-ms = 5: at least twice"),
         ] {
             let error = parse(text).unwrap_err();

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use netsum_aggregator::cli::{Cli, execute};
+use netsum_aggregator::core::watch::Patience;
 use netsum_aggregator::core::{Controller, PortInfo};
 use netsum_aggregator::daemon::run::{listen_unix, serve};
 use netsum_aggregator::daemon::state::Shared;
 use netsum_aggregator::daemon::worker::PortFinder;
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, XdpMode};
+use netsum_aggregator::dataplane::{DataPlane, FlowSeen, FlowSpec, RingSpec, XdpMode};
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use tokio::net::TcpListener;
@@ -25,6 +26,7 @@ struct Told {
     rings: HashMap<u32, RingSpec>,
     flows: HashSet<FlowKey>,
     active: HashSet<u32>,
+    watching: bool,
 }
 
 struct Remembers(Arc<Mutex<Told>>);
@@ -70,8 +72,28 @@ impl DataPlane for Remembers {
     fn ring_state(&self, _: u32) -> anyhow::Result<RingState> {
         Ok(RingState::default())
     }
-    fn flow_mac(&self, _: FlowKey) -> anyhow::Result<Option<[u8; 6]>> {
-        Ok(None)
+    fn slot(&self, _: u32, _: u32) -> anyhow::Result<Slot> {
+        Ok(Slot { index: 0, flags: Slot::USED, contributors: 1, len: 1024, crc: 0 })
+    }
+    fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {
+        // Rank 0 sends to 0x11, and nobody else has sent anything.
+        let sent = key.qpn == 0x11;
+        Ok(FlowSeen {
+            packets: sent.into(),
+            last_psn: 5,
+            last_outcome: sent.then_some(Counter::Fragments),
+            ..FlowSeen::default()
+        })
+    }
+    fn send_held(&mut self, _: &RingSpec, _: u32, _: &FlowSpec) -> anyhow::Result<()> {
+        anyhow::bail!("nothing is held")
+    }
+    fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()> {
+        self.0.lock().unwrap().watching = on;
+        Ok(())
+    }
+    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
+        Ok(Vec::new())
     }
 }
 
@@ -89,7 +111,9 @@ impl Daemon {
         let mut controller = Controller::new(8 << 20, 2, Duration::from_millis(600));
         let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
         controller.set_ports((0..3).map(port).collect());
-        let shared = Shared::new(controller, Box::new(Remembers(told.clone())), Duration::from_millis(200));
+        let patience = Patience { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
+        let plane = Box::new(Remembers(told.clone()));
+        let shared = Shared::new(controller, plane, Duration::from_millis(200), patience);
         let admin = listen_unix(&folder.path().join("netsum.sock")).await.unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", tcp.local_addr().unwrap());
@@ -165,6 +189,12 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
             .contains("slot 0: index 5  len 1024  partial  missing ranks 1")
     );
     assert!(d.netsum("port show").await.unwrap().contains("p2"));
+    let said = d.netsum("diagnose train --watch 300ms").await.unwrap();
+    assert!(
+        said.contains("* ring 0 rank 1: has never sent a packet to queue pair 0x11 of 10.0.0.1"),
+        "{said}"
+    );
+    assert!(!d.told.lock().unwrap().watching, "note-taking has ended with the answer");
     assert!(d.netsum("stats train").await.unwrap().contains("rx_icrc_encapsulated"));
     d.netsum("job delete train").await.unwrap();
     let told = d.told.lock().unwrap();

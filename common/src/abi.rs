@@ -6,7 +6,7 @@
 use crate::wire::MAX_HEADERS;
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -16,6 +16,8 @@ pub const MAX_RINGS: u32 = 256;
 pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
 /// Most slots in a ring.
 pub const MAX_SLOTS: u32 = 1 << 16;
+/// Connections that [`maps::STRANGERS`] holds.
+pub const MAX_STRANGERS: u32 = 1024;
 /// Most CPUs that rings can be spread over.
 pub const MAX_CPUS: u32 = 256;
 /// Bytes of payload that are handled at once, without a look at the length.
@@ -44,6 +46,10 @@ pub mod maps {
     pub const PORTS: &str = "PORTS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
+    /// Array of one u32: whether connections without a flow are noted in [`STRANGERS`]. Zero but while somebody looks.
+    pub const WATCH: &str = "WATCH";
+    /// Hash that forgets the oldest, [`super::StrangerKey`] to its SEND and WRITE packets as u64.
+    pub const STRANGERS: &str = "STRANGERS";
     /// CPU map, one entry for each CPU that serves rings.
     pub const CPUS: &str = "CPUS";
     /// Per-CPU array, `ring * COUNTERS + counter` to u64.
@@ -88,6 +94,29 @@ pub struct Flow {
     pub src_mac: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
+    /// Data packets that came for it, whatever became of them; this and what follows is written by the ring's CPU and
+    /// read by whoever asks why a job stands still.
+    pub packets: u32,
+    /// Those of them that were refused before the slot machine saw them.
+    pub refused: u32,
+    /// PSN of the last one.
+    pub last_psn: u32,
+    /// What became of the last one: the number of a [`crate::counters::Counter`].
+    pub last_outcome: u32,
+}
+
+/// A connection that the box does not know, as [`maps::STRANGERS`] notes it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct StrangerKey {
+    /// Source address; IPv4 in mapped form.
+    pub src_ip: [u8; 16],
+    /// Destination address; IPv4 in mapped form.
+    pub dst_ip: [u8; 16],
+    /// Destination queue pair number.
+    pub qpn: u32,
+    /// The port that its packets come in on.
+    pub ifindex: u32,
 }
 
 /// Flags of a ring.
@@ -180,7 +209,8 @@ impl ReleaseTag {
 
 const _: () = {
     assert!(size_of::<FlowKey>() == 20);
-    assert!(size_of::<Flow>() == 40);
+    assert!(size_of::<Flow>() == 56);
+    assert!(size_of::<StrangerKey>() == 40);
     assert!(size_of::<RingConfig>() == 24);
     assert!(size_of::<SavedHeader>() == 112);
     assert!(MAX_HEADERS <= 13 * 8);
@@ -212,6 +242,8 @@ mod pod {
     unsafe impl aya::Pod for super::FlowKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Flow {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::StrangerKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::RingConfig {}
     // SAFETY: as above.

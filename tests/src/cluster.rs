@@ -214,7 +214,7 @@ impl Cluster {
 
     fn config(&self) -> String {
         format!(
-            "bridge = \"br0\"\n[listen]\nadmin = \"{}\"\nworkers = \"{}:{WORKER_PORT}\"\n",
+            "bridge = \"br0\"\n[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}:{WORKER_PORT}\"\n",
             self.socket(),
             self.lab.box_().ip()
         )

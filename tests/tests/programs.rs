@@ -556,7 +556,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
         assert_eq!(bench.aggregate(&fragment(1, 2, index, lanes(1, 64)).build()).unwrap().action, DROP);
         if i == 0 {
             // Rank 0's MAC address is known from now on.
-            assert_eq!(bench.plane.flow_mac(bench.keys[0]).unwrap(), None);
+            assert_eq!(bench.plane.flow_seen(bench.keys[0]).unwrap().mac, None);
         }
         let before = bench.counters().unwrap();
         let mut bad = good.build();
@@ -571,7 +571,11 @@ fn bad_input_is_counted_by_reason_and_never_added() {
             assert_eq!(out.packet, bad, "{what}: untouched");
         }
         if unlearned {
-            assert_eq!(bench.plane.flow_mac(bench.keys[0]).unwrap(), None, "not learned from a bad packet");
+            assert_eq!(
+                bench.plane.flow_seen(bench.keys[0]).unwrap().mac,
+                None,
+                "not learned from a bad packet"
+            );
         }
         // Nothing was added, nothing is disturbed: the good one completes the sum.
         let done = bench.aggregate(&good.build()).unwrap();

@@ -73,6 +73,11 @@ impl Client {
         Ok(self.admin.show_slots(api::ShowSlotsRequest { job, ring }).await.map_err(said)?.into_inner())
     }
 
+    /// Why a job stands still.
+    pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
+        Ok(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms }).await.map_err(said)?.into_inner())
+    }
+
     /// Counters.
     pub async fn stats(&mut self, job: String) -> Result<Vec<api::Counter>> {
         Ok(self.admin.stats(api::StatsRequest { job }).await.map_err(said)?.into_inner().counters)

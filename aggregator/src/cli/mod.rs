@@ -4,8 +4,10 @@
 //! | --- | --- |
 //! | [`client`] | the connection to the daemon |
 //! | [`print`] | tables and JSON |
+//! | [`diagnosis`] | the same for `netsum diagnose` |
 
 pub mod client;
+pub mod diagnosis;
 pub mod print;
 
 use std::io::Write;
@@ -58,6 +60,14 @@ pub enum Command {
     /// Slots: the box's buffers for fragments.
     #[command(subcommand)]
     Slot(SlotCommand),
+    /// Why does a job stand still? Watches it for a moment, and says what to do next.
+    Diagnose {
+        /// The job.
+        job: String,
+        /// How long to watch, like 500ms or 2s.
+        #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
+        watch: std::time::Duration,
+    },
     /// What the data plane has counted.
     Stats {
         /// Of one job; of the whole box without.
@@ -240,6 +250,10 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
         Command::Port(PortCommand::Show) => print::ports(out, format, &client.list_ports().await?),
         Command::Slot(SlotCommand::Show { job, ring }) => {
             print::slots(out, format, &client.show_slots(job, ring).await?)
+        }
+        Command::Diagnose { job, watch } => {
+            let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
+            diagnosis::diagnosis(out, format, &client.diagnose(job, watch_ms).await?)
         }
         Command::Stats { job } => print::stats(out, format, &client.stats(job.unwrap_or_default()).await?),
     }

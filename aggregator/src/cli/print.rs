@@ -30,7 +30,7 @@ impl Format {
     }
 
     /// Prints JSON, if that is the format.
-    fn json(self, out: &mut impl Write, value: impl FnOnce() -> Value) -> Result<bool> {
+    pub(super) fn json(self, out: &mut impl Write, value: impl FnOnce() -> Value) -> Result<bool> {
         match self {
             Self::Text => return Ok(false),
             Self::Json => writeln!(out, "{}", value())?,
@@ -41,7 +41,11 @@ impl Format {
 }
 
 fn state(job: &api::Job) -> &'static str {
-    match job.state() {
+    state_name(job.state())
+}
+
+pub(super) fn state_name(state: api::JobState) -> &'static str {
+    match state {
         api::JobState::Active => "active",
         api::JobState::Failed => "failed",
         api::JobState::Waiting | api::JobState::Unspecified => "waiting",

@@ -268,7 +268,19 @@ impl Controller {
     }
 }
 
+impl Epoch {
+    /// When a rank was last heard of; `None` when it has left.
+    pub fn heard(&self, rank: u32) -> Option<Instant> {
+        self.heard.get(rank as usize).copied().flatten()
+    }
+}
+
 impl Job {
+    /// Ranks that wait for others to join.
+    pub fn joined(&self) -> Vec<u32> {
+        self.forming.as_ref().map(|f| f.ranks.keys().copied().collect()).unwrap_or_default()
+    }
+
     pub(super) fn has_waiters(&self) -> bool {
         self.forming.is_some()
     }

@@ -6,12 +6,16 @@
 //! | [`job`] | a job and its checked properties |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`pool`] | memory, ring numbers and CPUs |
+//! | [`watch`] | rings that stand still, over time |
+//! | [`diagnose`] | why a job stands still, in words |
 
+pub mod diagnose;
 pub mod job;
 pub mod membership;
 pub mod pool;
 #[cfg(test)]
 mod tests;
+pub mod watch;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -117,6 +121,12 @@ impl Controller {
     /// The ports.
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
+    }
+
+    /// A port's name; its number where there is no such port any more.
+    pub fn port_name(&self, ifindex: u32) -> String {
+        let port = self.ports.iter().find(|p| p.ifindex == ifindex);
+        port.map_or_else(|| ifindex.to_string(), |p| p.name.clone())
     }
 
     /// All jobs, by name.

@@ -8,11 +8,12 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_common::slot::Slot;
 use tonic::{Request, Response, Status};
 
+use super::diagnose;
 use super::links::Netlink;
 use super::state::{Inner, Shared};
 use super::{job_message, mac_from_text, mac_text};
 use crate::core::{Job, JobSpec};
-use crate::dataplane::{FlowSpec, count};
+use crate::dataplane::{FlowSeen, FlowSpec, count};
 
 /// Answers administration.
 #[derive(Clone)]
@@ -31,14 +32,10 @@ impl AdminService {
 
     fn job(&self, inner: &Inner, job: &Job) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
-        let ports = inner.controller.ports();
-        let name = |ifindex: u32| {
-            ports.iter().find(|p| p.ifindex == ifindex).map_or(ifindex.to_string(), |p| p.name.clone())
-        };
-        let mut message = job_message(job, name, heartbeat, true);
+        let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, true);
         // The box may have learned what was not given.
         for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
-            if let Ok(Some(mac)) = inner.plane.flow_mac(spec.key()) {
+            if let Ok(FlowSeen { mac: Some(mac), .. }) = inner.plane.flow_seen(spec.key()) {
                 flow.src_mac = mac_text(mac);
             }
         }
@@ -209,25 +206,39 @@ impl Admin for AdminService {
         } else {
             inner.controller.job(&name)?.rings.iter().map(|r| r.id).collect()
         };
-        let mut totals = vec![0u64; Counter::ALL.len()];
-        for ring in rings {
-            let values = inner.plane.counters(ring).map_err(|e| Status::internal(format!("{e:#}")))?;
-            for (total, &c) in totals.iter_mut().zip(Counter::ALL) {
-                *total += count(&values, c);
-            }
+        Ok(Response::new(api::StatsReply { counters: counter_messages(&inner, &rings)? }))
+    }
+
+    async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> Answer<api::Diagnosis> {
+        let diagnosis = diagnose::answer(&self.shared, self.netlink.as_ref(), request.into_inner());
+        Ok(Response::new(diagnosis.await?))
+    }
+}
+
+/// All counters, summed over rings.
+pub(super) fn counter_messages(inner: &Inner, rings: &[u32]) -> Result<Vec<api::Counter>, Status> {
+    let mut totals = vec![0u64; Counter::ALL.len()];
+    for &ring in rings {
+        let values = inner.plane.counters(ring).map_err(|e| Status::internal(format!("{e:#}")))?;
+        for (total, &c) in totals.iter_mut().zip(Counter::ALL) {
+            *total += count(&values, c);
         }
-        let counters = Counter::ALL.iter().zip(totals).map(|(c, value)| api::Counter {
-            name: c.name().into(),
-            value,
-            kind: match c.kind() {
-                Kind::Work => "work",
-                Kind::Pass => "pass",
-                Kind::Drop => "drop",
-            }
-            .into(),
-            help: c.help().trim().into(),
-        });
-        Ok(Response::new(api::StatsReply { counters: counters.collect() }))
+    }
+    let message = |(c, value): (&Counter, u64)| api::Counter {
+        name: c.name().into(),
+        value,
+        kind: kind_name(c.kind()).into(),
+        help: c.help().trim().into(),
+    };
+    Ok(Counter::ALL.iter().zip(totals).map(message).collect())
+}
+
+/// A kind of counter in the API.
+pub(super) fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Work => "work",
+        Kind::Pass => "pass",
+        Kind::Drop => "drop",
     }
 }
 

@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | [`state`] | controller and data plane behind one lock; carries out actions |
 //! | [`admin`] | the administration service |
+//! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`worker`] | the workers' service |
 //! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
+pub mod diagnose;
 pub mod links;
 pub mod run;
 pub mod state;
@@ -50,12 +52,19 @@ pub fn mac_from_text(text: &str) -> Option<[u8; 6]> {
     parts.next().is_none().then_some(mac)
 }
 
+fn state_message(state: &State) -> api::JobState {
+    match state {
+        State::Waiting => api::JobState::Waiting,
+        State::Active => api::JobState::Active,
+        State::Failed(_) => api::JobState::Failed,
+    }
+}
+
 /// A job for the API; its token only where `secret` says so.
 fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, secret: bool) -> api::Job {
-    let (state, error) = match &job.state {
-        State::Waiting => (api::JobState::Waiting, String::new()),
-        State::Active => (api::JobState::Active, String::new()),
-        State::Failed(why) => (api::JobState::Failed, why.clone()),
+    let error = match &job.state {
+        State::Failed(why) => why.clone(),
+        State::Waiting | State::Active => String::new(),
     };
     let flow = |f: &FlowSpec| api::Flow {
         ring: job.ring_index(f.ring) as u32,
@@ -78,7 +87,7 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         rings: spec.rings,
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if spec.in_order { "in-order" } else { "relaxed" }.into(),
-        state: state.into(),
+        state: state_message(&job.state).into(),
         error,
         memory: pool::job_memory(spec, job.slots),
         slots: job.slots,

@@ -14,6 +14,7 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::Server;
 
 use super::admin::AdminService;
+use super::diagnose;
 use super::links::{Link, Netlink};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
@@ -66,7 +67,7 @@ pub async fn run(config: Config) -> Result<()> {
     }
     let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
     controller.set_ports(links.iter().map(port_info).collect());
-    let shared = Shared::new(controller, Box::new(plane), config.heartbeat);
+    let shared = Shared::new(controller, Box::new(plane), config.heartbeat, config.patience);
     let names: Vec<&str> = links.iter().map(|l| l.name.as_str()).collect();
     log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
     log::info!("administration on {}", config.admin.display());
@@ -105,6 +106,7 @@ pub async fn serve(
     workers: Option<TcpListener>,
 ) -> Result<()> {
     let time = tokio::spawn(shared.clone().keep_time());
+    let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
     let admin = Server::builder()
         .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink)))
         .serve_with_incoming(UnixListenerStream::new(admin));
@@ -119,6 +121,7 @@ pub async fn serve(
         None => admin.await,
     };
     time.abort();
+    watch.abort();
     result.context("the control API")
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tonic::Status;
 
+use crate::core::watch::{Patience, Watch};
 use crate::core::{Action, Controller, Refusal};
 use crate::dataplane::DataPlane;
 
@@ -28,14 +29,24 @@ pub struct Inner {
     pub controller: Controller,
     /// The data plane.
     pub plane: Box<dyn DataPlane>,
+    /// Active rings over time.
+    pub watch: Watch,
+    /// How many look for unknown connections at the moment.
+    pub watchers: u32,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
 }
 
 impl Shared {
     /// A daemon's state.
-    pub fn new(controller: Controller, plane: Box<dyn DataPlane>, heartbeat: Duration) -> Self {
-        let inner = Inner { controller, plane, waiters: HashMap::new(), next_waiter: 0 };
+    pub fn new(
+        controller: Controller,
+        plane: Box<dyn DataPlane>,
+        heartbeat: Duration,
+        patience: Patience,
+    ) -> Self {
+        let watch = Watch::new(patience);
+        let inner = Inner { controller, plane, watch, watchers: 0, waiters: HashMap::new(), next_waiter: 0 };
         Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
     }
 

@@ -5,17 +5,17 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, bail};
 use aya::maps::{Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::xdp::{XdpLinkId, XdpMode as AyaMode};
-use aya::programs::{ProgramFd, Xdp};
+use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{
     self, EgressKey, EgressPort, Flow, FlowKey, MAX_CPUS, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig,
-    SavedHeader, maps, programs, ring_flags,
+    SavedHeader, StrangerKey, maps, programs, ring_flags,
 };
-use netsum_common::counters::COUNTERS;
+use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
 
-use super::{DataPlane, FlowSpec, RingSpec, XdpMode, mapped};
+use super::{DataPlane, FlowSeen, FlowSpec, RingSpec, XdpMode, held, mapped};
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("netsum.bpf.o");
@@ -240,6 +240,10 @@ impl DataPlane for BpfDataPlane {
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             reserved: [0; 2],
+            packets: 0,
+            refused: 0,
+            last_psn: 0,
+            last_outcome: 0,
         };
         Ok(self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?)
     }
@@ -299,17 +303,61 @@ impl DataPlane for BpfDataPlane {
         slots.iter().map(|s| Ok(s?)).collect()
     }
 
+    fn slot(&self, ring: u32, slot: u32) -> Result<Slot> {
+        let slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring)?;
+        Ok(slots.get(&slot, 0)?)
+    }
+
     fn ring_state(&self, ring: u32) -> Result<RingState> {
         let states: Array<_, RingState> =
             Array::try_from(self.ebpf.map(maps::STATES).context(maps::STATES)?)?;
         Ok(states.get(&ring, 0)?)
     }
 
-    fn flow_mac(&self, key: FlowKey) -> Result<Option<[u8; 6]>> {
+    fn flow_seen(&self, key: FlowKey) -> Result<FlowSeen> {
         let flows: aya::maps::HashMap<_, FlowKey, Flow> =
             aya::maps::HashMap::try_from(self.ebpf.map(maps::FLOWS).context(maps::FLOWS)?)?;
-        let mac = flows.get(&key, 0)?.src_mac;
-        Ok((mac != [0; 6]).then_some(mac))
+        let flow = flows.get(&key, 0)?;
+        Ok(FlowSeen {
+            mac: (flow.src_mac != [0; 6]).then_some(flow.src_mac),
+            packets: flow.packets,
+            refused: flow.refused,
+            last_psn: flow.last_psn,
+            last_outcome: Counter::ALL.get(flow.last_outcome as usize).copied().filter(|_| flow.packets > 0),
+        })
+    }
+
+    fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> Result<()> {
+        let headers: Array<MapData, SavedHeader> = self.inner(maps::HEADERS, ring.id)?;
+        let saved = headers.get(&(slot * ring.ranks + flow.rank), 0)?;
+        let len = self.slot(ring.id, slot)?.len as usize;
+        let frame = held::duplicate(&saved, len.min(MAX_MTU)).context("no headers are saved")?;
+        let context = held::context(frame.len(), flow.ifindex);
+        // A live frame: what the program decides is carried out, and the ring's CPU gets it like any other.
+        self.program(programs::INGRESS)?.test_run(TestRunOptions {
+            data_in: Some(&frame),
+            ctx_in: Some(&context),
+            attrs: TestRunAttrs::new().xdp_live_frames(1),
+            ..TestRunOptions::new()
+        })?;
+        Ok(())
+    }
+
+    fn watch_strangers(&mut self, on: bool) -> Result<()> {
+        if on {
+            let mut strangers = self.hash::<StrangerKey, u64>(maps::STRANGERS)?;
+            let old: Vec<_> = strangers.keys().collect::<Result<_, _>>()?;
+            for key in old {
+                ignore_missing(strangers.remove(&key))?;
+            }
+        }
+        Ok(self.array(maps::WATCH)?.set(0, u32::from(on), 0)?)
+    }
+
+    fn strangers(&self) -> Result<Vec<(StrangerKey, u64)>> {
+        let map: aya::maps::HashMap<_, StrangerKey, u64> =
+            aya::maps::HashMap::try_from(self.ebpf.map(maps::STRANGERS).context(maps::STRANGERS)?)?;
+        map.iter().map(|entry| Ok(entry?)).collect()
     }
 }
 

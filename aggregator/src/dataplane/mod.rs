@@ -3,10 +3,11 @@
 //! [`DataPlane`] is what the controller asks of it; `bpf` implements it with aya, tests with something simpler.
 
 pub mod bpf;
+pub mod held;
 
 use std::net::IpAddr;
 
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 
@@ -98,8 +99,31 @@ pub trait DataPlane: Send {
     fn slots(&self, ring: u32) -> anyhow::Result<Vec<Slot>>;
     /// State of a ring.
     fn ring_state(&self, ring: u32) -> anyhow::Result<RingState>;
-    /// MAC address that a flow is bound to, given or learned.
-    fn flow_mac(&self, key: FlowKey) -> anyhow::Result<Option<[u8; 6]>>;
+    /// One slot of a ring.
+    fn slot(&self, ring: u32, slot: u32) -> anyhow::Result<Slot>;
+    /// What the data plane has seen of a flow.
+    fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen>;
+    /// Sends the sum of a complete slot of an active ring on its way, as if its rank `flow` had sent its fragment again.
+    fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;
+    /// Begins, with a clean sheet, or ends to note connections that the box does not know.
+    fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()>;
+    /// Connections noted since the watch began, and how many data packets came on each.
+    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
+}
+
+/// What the data plane has seen of a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowSeen {
+    /// MAC address that it is bound to, given or learned.
+    pub mac: Option<[u8; 6]>,
+    /// Data packets that came, modulo 2^32.
+    pub packets: u32,
+    /// Those of them that were refused before the slot machine saw them.
+    pub refused: u32,
+    /// PSN of the last one.
+    pub last_psn: u32,
+    /// What became of the last one; `None` when none has come.
+    pub last_outcome: Option<Counter>,
 }
 
 /// One counter's value out of what [`DataPlane::counters`] gives.

@@ -1,0 +1,371 @@
+//! Why does a job stand still? Pure: evidence in, findings out, each with what to do next.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use netsum_common::counters::{Counter, Kind};
+use netsum_common::serial;
+use netsum_common::slot::Slot;
+
+use super::watch::RingView;
+use super::{Job, State};
+use crate::dataplane::{FlowSeen, FlowSpec, RingSpec};
+
+/// A port, as it is while the job stands still.
+#[derive(Clone, Debug, Default)]
+pub struct PortEvidence {
+    /// Its name.
+    pub name: String,
+    /// Whether it is up, with a carrier.
+    pub up: bool,
+    /// Packets of any kind that it received while it was watched.
+    pub received: Option<u64>,
+}
+
+/// What is known of a rank in a ring.
+#[derive(Clone, Debug)]
+pub struct RankEvidence {
+    /// Its flow.
+    pub flow: FlowSpec,
+    /// What the data plane has seen of it.
+    pub seen: FlowSeen,
+    /// How long ago its last packet came, where that is known.
+    pub last: Option<Duration>,
+    /// Its packets that came while it was watched.
+    pub moved: u32,
+    /// How long ago its last heartbeat came, for ranks that joined by themselves.
+    pub heartbeat: Option<Duration>,
+    /// Its port.
+    pub port: PortEvidence,
+}
+
+/// What is known of a ring.
+#[derive(Clone, Debug)]
+pub struct RingEvidence {
+    /// Its number in the job.
+    pub ring: u32,
+    /// What it was made with.
+    pub spec: RingSpec,
+    /// What the maps say.
+    pub view: RingView,
+    /// How long it has stood still with something pending.
+    pub waits: Option<Duration>,
+    /// Its ranks, in order.
+    pub ranks: Vec<RankEvidence>,
+}
+
+/// A connection that the box does not know, with data on it.
+#[derive(Clone, Debug)]
+pub struct Stranger {
+    /// Its source.
+    pub src: IpAddr,
+    /// Its destination.
+    pub dst: IpAddr,
+    /// The destination's queue pair.
+    pub qpn: u32,
+    /// The port that its packets come in on.
+    pub ifindex: u32,
+    /// Data packets while it was watched.
+    pub packets: u64,
+}
+
+/// Something that explains why the job stands still, or that it does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The ring, where it is about one.
+    pub ring: Option<u32>,
+    /// The rank, where it is about one.
+    pub rank: Option<u32>,
+    /// What is so.
+    pub what: String,
+    /// What to do next.
+    pub next: String,
+}
+
+impl Finding {
+    fn of_job(what: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { ring: None, rank: None, what: what.into(), next: next.into() }
+    }
+}
+
+/// All that the evidence shows; one finding at least.
+pub fn diagnose(job: &Job, rings: &[RingEvidence], strangers: &[Stranger]) -> Vec<Finding> {
+    match &job.state {
+        State::Failed(why) => {
+            return vec![Finding::of_job(
+                format!("the job has ended with an error: {why}"),
+                "mend the cause and let all ranks connect again; `netsum job delete` frees its memory",
+            )];
+        }
+        State::Waiting => return waiting(job),
+        State::Active => {}
+    }
+    let mut findings: Vec<Finding> = rings.iter().flat_map(|r| of_ring(r, strangers)).collect();
+    if findings.is_empty() {
+        let idle = rings.iter().all(|r| r.waits.is_none());
+        findings.push(if idle {
+            Finding::of_job(
+                "nothing is pending: every sum that ranks have begun has been released",
+                "the ranks are between two collectives; look at the application",
+            )
+        } else {
+            Finding::of_job("sums are on their way", "nothing")
+        });
+    }
+    findings
+}
+
+/// A job that lacks ranks or flows.
+fn waiting(job: &Job) -> Vec<Finding> {
+    let joined = job.joined();
+    if !joined.is_empty() || job.flows.is_empty() {
+        let missing = (0..job.spec.ranks).filter(|r| !joined.contains(r));
+        return missing
+            .map(|rank| Finding {
+                ring: None,
+                rank: Some(rank),
+                what: "has not joined".into(),
+                next:
+                    "start it, or look at its log for why it cannot reach the box; applications that are not \
+                       netsum's need `netsum flow add` instead"
+                        .into(),
+            })
+            .collect();
+    }
+    let mut findings = Vec::new();
+    for (index, ring) in job.rings.iter().enumerate() {
+        for rank in 0..job.spec.ranks {
+            if !job.flows.iter().any(|f| f.ring == ring.id && f.rank == rank) {
+                findings.push(Finding {
+                    ring: Some(index as u32),
+                    rank: Some(rank),
+                    what: "has no flow".into(),
+                    next: format!("netsum flow add {} --ring {index} --rank {rank} ...", job.spec.name),
+                });
+            }
+        }
+    }
+    findings
+}
+
+fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
+    let view = &ring.view;
+    let here = |rank: u32, (what, next): (String, String)| Finding {
+        ring: Some(ring.ring),
+        rank: Some(rank),
+        what,
+        next,
+    };
+    if view.front().is_some_and(|s| s.is(Slot::COMPLETE)) && ring.waits.is_some() {
+        return vec![Finding {
+            ring: Some(ring.ring),
+            rank: None,
+            what: format!("index {} is complete and waits for a packet to go out with", view.state.low),
+            next: "nothing: the box sends it by itself".into(),
+        }];
+    }
+    // Who never got through is at fault even where others have not sent anything yet.
+    let never =
+        |r: &&RankEvidence| !accepted(r, view) && (r.seen.packets > 0 || talks_elsewhere(r, strangers));
+    let mut findings: Vec<_> = ring
+        .ranks
+        .iter()
+        .filter(never)
+        .map(|r| here(r.flow.rank, missing_rank(ring, r, strangers)))
+        .collect();
+    if ring.waits.is_some() {
+        for rank in view.missing() {
+            if findings.iter().all(|f| f.rank != Some(rank)) {
+                findings.push(here(rank, missing_rank(ring, &ring.ranks[rank as usize], strangers)));
+            }
+        }
+    } else {
+        findings.extend(
+            ring.ranks.iter().filter_map(|r| not_acknowledged(ring, r).map(|f| here(r.flow.rank, f))),
+        );
+    }
+    findings
+}
+
+/// Whether the slot machine has taken a contribution of the rank.
+fn accepted(rank: &RankEvidence, view: &RingView) -> bool {
+    view.state.expected[rank.flow.rank as usize] != 0
+        || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.rank != 0)
+}
+
+fn talks_elsewhere(rank: &RankEvidence, strangers: &[Stranger]) -> bool {
+    rank.seen.packets == 0 && stranger_of(rank, strangers).is_some()
+}
+
+/// Data that the rank sends to its neighbour on a connection that is not registered.
+fn stranger_of<'a>(rank: &RankEvidence, strangers: &'a [Stranger]) -> Option<&'a Stranger> {
+    let flow = &rank.flow;
+    strangers.iter().find(|s| s.src == flow.src && s.dst == flow.dst).or_else(|| {
+        strangers.iter().find(|s| s.src == flow.src || s.dst == flow.dst && s.ifindex == flow.ifindex)
+    })
+}
+
+/// Why a contribution of this rank is missing.
+fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]) -> (String, String) {
+    let (flow, seen, port) = (&rank.flow, &rank.seen, &rank.port);
+    if !port.up {
+        return (
+            format!("is behind {}, which is down", port.name),
+            format!("look at the cable and at `ip link show {}`", port.name),
+        );
+    }
+    if seen.packets == 0 {
+        return nothing_came(rank, stranger_of(rank, strangers));
+    }
+    let low = ring.view.state.low;
+    let psn = serial::add(flow.base_psn, low);
+    match seen.last_outcome {
+        Some(outcome) if outcome.kind() == Kind::Drop && outcome != Counter::Duplicate => {
+            refused(ring, rank, outcome)
+        }
+        Some(Counter::Stale) if rank.moved > 0 => refused(ring, rank, Counter::Stale),
+        _ if rank.moved > 0 => (
+            format!(
+                "is slow or loses packets: {} packets came while it was watched, index {low} (PSN {psn:#x}) did not",
+                rank.moved
+            ),
+            format!("look at losses between it and {}, and at its own statistics", port.name),
+        ),
+        _ => {
+            let ago = rank.last.map_or("before netsum looked".into(), |t| format!("{} ago", seconds(t)));
+            let alive = match rank.heartbeat {
+                Some(t) => format!("; its process is alive ({} since its heartbeat)", seconds(t)),
+                None => String::new(),
+            };
+            let quiet = match port.received {
+                Some(0) => format!("; {} receives nothing at all", port.name),
+                _ => String::new(),
+            };
+            (
+                format!(
+                    "has sent nothing since PSN {:#x}, {ago}; index {low} (PSN {psn:#x}) is missing{alive}{quiet}",
+                    seen.last_psn
+                ),
+                "look whether it is still computing, has stopped, or its packets get lost before the box"
+                    .into(),
+            )
+        }
+    }
+}
+
+fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, String) {
+    let (flow, port) = (&rank.flow, &rank.port);
+    match stranger {
+        Some(s) if s.src == flow.src && s.dst == flow.dst => (
+            format!("sends to queue pair {:#x} of {}, and {:#x} is registered", s.qpn, s.dst, flow.qpn),
+            "register the flow again with the receiver's queue pair number".into(),
+        ),
+        Some(s) => (
+            format!(
+                "sends from {} to {} (queue pair {:#x}), and a flow from {} to {} is registered",
+                s.src, s.dst, s.qpn, flow.src, flow.dst
+            ),
+            "register the flow again with these addresses".into(),
+        ),
+        None => {
+            let port_is = match port.received {
+                Some(0) => format!("{} is up and receives nothing at all", port.name),
+                Some(n) => format!(
+                    "{} is up and received {n} packets of other kinds while it was watched",
+                    port.name
+                ),
+                None => format!("{} is up", port.name),
+            };
+            (
+                format!("has never sent a packet to queue pair {:#x} of {}; {port_is}", flow.qpn, flow.dst),
+                format!(
+                    "look whether it runs, whether its packets get to {} (tcpdump -i {} udp port 4791), and whether it is behind another port",
+                    port.name, port.name
+                ),
+            )
+        }
+    }
+}
+
+/// Its packets come and are refused.
+fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (String, String) {
+    let (flow, seen) = (&rank.flow, &rank.seen);
+    let spec = &ring.spec;
+    let low = ring.view.state.low;
+    let index = serial::sub(seen.last_psn, flow.base_psn);
+    let (what, next): (String, String) = match outcome {
+        Counter::BadIcrc => (
+            "its packets have a wrong ICRC".into(),
+            "look for whatever changes packets between it and the box; `netsum job create --icrc ignore` takes them as they are".into(),
+        ),
+        Counter::WrongPort => (
+            format!("its packets come in on another port than {}", rank.port.name),
+            "register the flow with the port that it is behind".into(),
+        ),
+        Counter::WrongSourceIp => (
+            format!("packets for its connection come from another address than {}", flow.src),
+            "register the flow with its address; or somebody pretends to be this rank".into(),
+        ),
+        Counter::WrongSourceMac => (
+            "packets for its connection come from another MAC address than its first did".into(),
+            "register the flow again if the host or its router has changed; or somebody pretends to be this rank".into(),
+        ),
+        Counter::Oversized => (
+            format!("its packets are larger than the job's path MTU of {}", spec.mtu),
+            format!("set its path MTU to {}, or create the job with its own", spec.mtu),
+        ),
+        Counter::LengthMismatch => (
+            "its packets have another length than the other ranks' at the same index".into(),
+            format!("give all ranks the same path MTU ({}) and message size", spec.mtu),
+        ),
+        Counter::CreditViolation | Counter::Stale if !accepted(rank, &ring.view) => (
+            format!(
+                "its first packets have other PSNs (last {:#x}) than registered ({:#x} and on)",
+                seen.last_psn, flow.base_psn
+            ),
+            "register the flow again with the first PSN of the connection".into(),
+        ),
+        Counter::CreditViolation => (
+            format!("sends beyond its credit: index {index}, and {low} to {} are open",
+                serial::sub(serial::add(low, spec.window), 1)),
+            "let it wait for sums before it goes on: at most --window messages at a time".into(),
+        ),
+        Counter::Stale => (
+            format!("sends index {index} again, which all others are past, and not index {low}"),
+            "its acknowledgements may get lost: look at the way from its next rank to it".into(),
+        ),
+        other => (
+            format!("its packets are refused: {}", other.help().trim()),
+            "mend its packets; `netsum stats` counts them by reason".into(),
+        ),
+    };
+    let count = match seen.refused {
+        0 => String::new(),
+        n => format!("; {n} of {} were refused", seen.packets),
+    };
+    (format!("{what}{count}"), next)
+}
+
+/// Nothing is pending, but a rank sends again and again what was released: results or acknowledgements get lost.
+fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String, String)> {
+    let again = matches!(rank.seen.last_outcome, Some(Counter::Replays | Counter::Stale));
+    if rank.moved == 0 || !again {
+        return None;
+    }
+    let next = &ring.ranks[(rank.flow.rank as usize + 1) % ring.ranks.len()];
+    Some((
+        format!(
+            "sends PSN {:#x} again and again, whose sum has been released: rank {} behind {} does not acknowledge it",
+            rank.seen.last_psn, next.flow.rank, next.port.name
+        ),
+        format!(
+            "look whether results get from {} to rank {} and its acknowledgements back to {}",
+            next.port.name, next.flow.rank, rank.port.name
+        ),
+    ))
+}
+
+/// A time for people.
+pub fn seconds(t: Duration) -> String {
+    format!("{:.1} s", t.as_secs_f64())
+}

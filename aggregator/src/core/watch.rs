@@ -1,0 +1,298 @@
+//! Who keeps a ring waiting: the state of active rings over time. Pure; the edge reads the maps now and then.
+//!
+//! The packet path knows no clock. Whatever has to do with time is seen from here: since when a ring's lowest unreleased
+//! index stands still, and when a packet of each rank last came, as exactly as the edge looks.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use netsum_common::serial;
+use netsum_common::slot::{RingState, Slot};
+
+use crate::dataplane::{FlowSeen, RingSpec};
+
+/// How long something may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// A complete sum that no packet takes along, until the box sends one itself.
+    pub hold: Duration,
+    /// A sum that lacks contributions, until it is reported.
+    pub stall: Duration,
+}
+
+/// What the edge has read of a ring.
+#[derive(Clone, Debug)]
+pub struct RingView {
+    /// The ring's state.
+    pub state: RingState,
+    /// The slot of its lowest unreleased index.
+    pub slot: Slot,
+    /// What has come from each rank, in rank order.
+    pub ranks: Vec<FlowSeen>,
+    /// First PSN of each rank.
+    pub base_psns: Vec<u32>,
+}
+
+impl RingView {
+    /// The slot of the lowest unreleased index, if somebody has contributed to that.
+    pub fn front(&self) -> Option<&Slot> {
+        let slot = &self.slot;
+        (slot.is(Slot::USED) && slot.index == self.state.low && !slot.is(Slot::RELEASED)).then_some(slot)
+    }
+
+    /// Index of the last packet that came from a rank; `None` before the first, or where it is not near the ring's.
+    pub fn last_index(&self, rank: usize, window: u32) -> Option<u32> {
+        let seen = &self.ranks[rank];
+        seen.last_outcome?;
+        let index = serial::sub(seen.last_psn, self.base_psns[rank]);
+        let distance = serial::diff(index, self.state.low);
+        (distance.unsigned_abs() <= 2 * window).then_some(index)
+    }
+
+    /// Whether some rank has sent what has not been released.
+    pub fn is_pending(&self, window: u32) -> bool {
+        let sent_beyond =
+            |rank| self.last_index(rank, window).is_some_and(|i| serial::diff(i, self.state.low) >= 0);
+        self.front().is_some() || (0..self.ranks.len()).any(sent_beyond)
+    }
+
+    /// Ranks that have not contributed to the lowest unreleased index.
+    pub fn missing(&self) -> Vec<u32> {
+        let contributors = self.front().map_or(0, |s| s.contributors);
+        (0..self.ranks.len() as u32).filter(|r| contributors & 1 << r == 0).collect()
+    }
+}
+
+/// What somebody should do about a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// A complete sum waits for a packet to go out with.
+    Held {
+        /// Its slot.
+        slot: u32,
+    },
+    /// The ring has stood still for too long. Told once.
+    Stalled {
+        /// Its lowest unreleased index.
+        index: u32,
+        /// For how long.
+        since: Duration,
+        /// The ranks that have not contributed.
+        missing: Vec<u32>,
+    },
+    /// A ring goes on that was reported.
+    Resumed {
+        /// After how long.
+        after: Duration,
+    },
+}
+
+/// A ring over time.
+#[derive(Clone, Debug)]
+struct Track {
+    low: u32,
+    /// When `low` was first seen with something pending.
+    pending: Option<Instant>,
+    reported: bool,
+    /// When the box last sent for a held slot.
+    sent: Option<Instant>,
+    /// Packets of each rank, and when their number was last seen to change.
+    ranks: Vec<(u32, Option<Instant>)>,
+}
+
+/// All active rings over time, by ring number.
+#[derive(Debug)]
+pub struct Watch {
+    patience: Patience,
+    rings: BTreeMap<u32, Track>,
+}
+
+impl Watch {
+    /// Nothing seen yet.
+    pub fn new(patience: Patience) -> Self {
+        Self { patience, rings: BTreeMap::new() }
+    }
+
+    /// Forgets rings other than these.
+    pub fn retain(&mut self, active: impl Fn(u32) -> bool) {
+        self.rings.retain(|&ring, _| active(ring));
+    }
+
+    /// Takes note of a ring, and says what is to be done.
+    pub fn observe(&mut self, ring: &RingSpec, view: &RingView, now: Instant) -> Vec<Finding> {
+        let track = self.rings.entry(ring.id).or_insert_with(|| Track {
+            low: view.state.low,
+            pending: None,
+            reported: false,
+            sent: None,
+            // What came before anybody looked came at an unknown time.
+            ranks: view.ranks.iter().map(|r| (r.packets, None)).collect(),
+        });
+        for (known, seen) in track.ranks.iter_mut().zip(&view.ranks) {
+            if known.0 != seen.packets {
+                *known = (seen.packets, Some(now));
+            }
+        }
+        let mut findings = Vec::new();
+        let pending = view.is_pending(ring.window);
+        if track.low != view.state.low || !pending {
+            if track.reported {
+                let after = track.pending.map_or(Duration::ZERO, |t| now - t);
+                findings.push(Finding::Resumed { after });
+            }
+            (track.low, track.reported, track.sent) = (view.state.low, false, None);
+            track.pending = pending.then_some(now);
+            return findings;
+        }
+        let waited = now - *track.pending.get_or_insert(now);
+        let held = view.front().is_some_and(|s| s.is(Slot::COMPLETE));
+        if held && waited >= self.patience.hold && track.sent.is_none_or(|t| now - t >= self.patience.hold) {
+            track.sent = Some(now);
+            findings.push(Finding::Held { slot: view.state.low & (ring.slots - 1) });
+        }
+        if !track.reported && waited >= self.patience.stall {
+            track.reported = true;
+            findings.push(Finding::Stalled { index: view.state.low, since: waited, missing: view.missing() });
+        }
+        findings
+    }
+
+    /// Since when a ring has stood still with something pending.
+    pub fn waiting_since(&self, ring: u32) -> Option<Instant> {
+        self.rings.get(&ring)?.pending
+    }
+
+    /// When a packet of a rank was last seen to come; `None` where that was before anybody looked, or never.
+    pub fn last_packet(&self, ring: u32, rank: u32) -> Option<Instant> {
+        self.rings.get(&ring)?.ranks.get(rank as usize)?.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netsum_common::counters::Counter;
+
+    use super::*;
+
+    const PATIENCE: Patience = Patience { hold: Duration::from_millis(100), stall: Duration::from_secs(5) };
+
+    fn ring() -> RingSpec {
+        RingSpec {
+            id: 3,
+            ranks: 2,
+            slots: 16,
+            window: 8,
+            mtu: 1024,
+            cpu: 0,
+            verify_icrc: true,
+            in_order: true,
+        }
+    }
+
+    /// Rank 0 has sent up to `sent`, rank 1 up to `sent` of it; the slot at `low` has `contributors`.
+    fn view(low: u32, contributors: u64, sent: [Option<u32>; 2]) -> RingView {
+        let complete = if contributors == 3 { Slot::COMPLETE } else { 0 };
+        let base_psns = vec![0xff_fffe, 100];
+        let seen = |rank: usize| FlowSeen {
+            packets: sent[rank].map_or(0, |i| i + 1),
+            last_psn: sent[rank].map_or(0, |i| serial::add(base_psns[rank], i)),
+            last_outcome: sent[rank].map(|_| Counter::Fragments),
+            ..FlowSeen::default()
+        };
+        let flags = if contributors == 0 { 0 } else { Slot::USED | complete };
+        RingView {
+            state: RingState { low, ..RingState::default() },
+            slot: Slot { index: low, flags, contributors, len: 1024, crc: 0 },
+            ranks: vec![seen(0), seen(1)],
+            base_psns,
+        }
+    }
+
+    #[test]
+    fn a_ring_without_anything_to_do_is_never_reported() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        for s in 0..100 {
+            let v = view(4, 0, [Some(3), Some(3)]);
+            assert_eq!(watch.observe(&ring(), &v, start + Duration::from_secs(s)), []);
+        }
+        assert_eq!(watch.waiting_since(3), None);
+    }
+
+    #[test]
+    fn a_ring_that_stands_still_is_reported_once_with_the_ranks_it_waits_for() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let v = view(4, 1, [Some(4), Some(3)]);
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(watch.observe(&ring(), &v, at(0)), []);
+        assert_eq!(watch.observe(&ring(), &v, at(4999)), []);
+        let since = Duration::from_secs(5);
+        assert_eq!(
+            watch.observe(&ring(), &v, at(5000)),
+            [Finding::Stalled { index: 4, since, missing: vec![1] }]
+        );
+        assert_eq!(watch.observe(&ring(), &v, at(9000)), []);
+        let v = view(5, 0, [Some(4), Some(4)]);
+        assert_eq!(
+            watch.observe(&ring(), &v, at(9100)),
+            [Finding::Resumed { after: Duration::from_millis(9100) }]
+        );
+        assert_eq!(watch.observe(&ring(), &v, at(20000)), []);
+    }
+
+    #[test]
+    fn the_clock_starts_anew_with_every_index() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        for i in 0..100 {
+            let v = view(i, 1, [Some(i), i.checked_sub(1)]);
+            assert_eq!(watch.observe(&ring(), &v, start + Duration::from_secs(u64::from(i) * 4)), []);
+        }
+    }
+
+    #[test]
+    fn contributions_behind_a_gap_of_all_ranks_are_pending_too() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        // Index 4 was lost on the way from both, 5 has come from both.
+        let v = view(4, 0, [Some(5), Some(5)]);
+        assert_eq!(watch.observe(&ring(), &v, start), []);
+        let since = Duration::from_secs(6);
+        assert_eq!(
+            watch.observe(&ring(), &v, start + since),
+            [Finding::Stalled { index: 4, since, missing: vec![0, 1] }]
+        );
+    }
+
+    #[test]
+    fn a_complete_sum_without_a_vehicle_gets_one_again_and_again() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let v = view(20, 3, [Some(20), Some(20)]);
+        let mut sent = Vec::new();
+        for ms in (0..400).step_by(50) {
+            if watch.observe(&ring(), &v, start + Duration::from_millis(ms)) == [Finding::Held { slot: 4 }] {
+                sent.push(ms);
+            }
+        }
+        assert_eq!(sent, [100, 200, 300]);
+    }
+
+    #[test]
+    fn when_a_packet_came_is_known_from_the_first_look_on() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        watch.observe(&ring(), &view(4, 0, [Some(3), None]), start);
+        assert_eq!((watch.last_packet(3, 0), watch.last_packet(3, 1)), (None, None));
+        let later = start + Duration::from_secs(1);
+        watch.observe(&ring(), &view(4, 2, [Some(3), Some(4)]), later);
+        assert_eq!((watch.last_packet(3, 0), watch.last_packet(3, 1)), (None, Some(later)));
+        watch.retain(|ring| ring != 3);
+        assert_eq!(watch.last_packet(3, 1), None);
+    }
+
+    #[test]
+    fn a_psn_from_far_away_says_nothing_about_what_is_pending() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let mut v = view(4, 0, [Some(3), Some(3)]);
+        v.ranks[1].last_psn = 0x70_0000;
+        for s in 0..10 {
+            assert_eq!(watch.observe(&ring(), &v, start + Duration::from_secs(s)), []);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! A packet for a sum that is complete and that no packet takes along.
+//!
+//! In an in-order ring a sum that was complete before an earlier one waits until some rank sends that fragment again. A
+//! sender that retransmits selectively has no reason to. The daemon then pretends to be the rank: the fragment once more,
+//! with the rank's saved headers. To the slot machine it is a duplicate, on which the sum goes out.
+
+use netsum_common::abi::SavedHeader;
+use netsum_common::icrc;
+use netsum_common::wire::{ICRC_LEN, L3};
+
+/// The fragment whose headers were saved, with a payload of `len` zeros, which nobody adds, and the right ICRC.
+/// `None` where no headers were saved.
+pub fn duplicate(saved: &SavedHeader, len: usize) -> Option<Vec<u8>> {
+    let header: Vec<u8> = saved.words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    let mut frame = header.get(..saved.len as usize).filter(|h| !h.is_empty())?.to_vec();
+    let payload_at = frame.len();
+    frame.resize(payload_at + len, 0);
+    let l3 = if saved.v6 == 1 { L3::V6 } else { L3::V4 };
+    let sum = icrc::of_frame(&frame, l3, saved.ip as usize, payload_at, len)?;
+    frame.extend_from_slice(&sum.to_le_bytes());
+    debug_assert_eq!(frame.len(), payload_at + len + ICRC_LEN);
+    Some(frame)
+}
+
+/// `struct xdp_md` for a test run of a frame that came in by an interface's first queue (`include/uapi/linux/bpf.h`).
+pub fn context(frame_len: usize, ifindex: u32) -> Vec<u8> {
+    let (data, data_end, data_meta, queue, egress) = (0, frame_len as u32, 0, 0, 0);
+    [data, data_end, data_meta, ifindex, queue, egress].iter().flat_map(|w: &u32| w.to_ne_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_saved_headers_there_is_no_packet() {
+        let words = [0; 13];
+        assert_eq!(duplicate(&SavedHeader { words, len: 0, ip: 0, v6: 0, reserved: [0; 5] }, 64), None);
+    }
+}
