@@ -31,6 +31,10 @@ pub struct Config {
     pub heartbeat: Duration,
     /// A rank that has not for so long fails its job.
     pub heartbeat_timeout: Duration,
+    /// Folder in a bpffs for what outlives a daemon that is killed; `None`: nothing does.
+    pub pin: Option<PathBuf>,
+    /// File for the jobs that do.
+    pub state: PathBuf,
     /// How long sums may wait.
     pub patience: Patience,
 }
@@ -84,6 +88,8 @@ struct File {
     heartbeat: Heartbeat,
     #[serde(default)]
     watch: Watch,
+    #[serde(default)]
+    restart: Restart,
 }
 
 #[derive(Deserialize)]
@@ -137,6 +143,19 @@ struct Watch {
 impl Default for Watch {
     fn default() -> Self {
         Self { hold_ms: 200, stall_ms: 5_000 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Restart {
+    pin: PathBuf,
+    state: PathBuf,
+}
+
+impl Default for Restart {
+    fn default() -> Self {
+        Self { pin: "/sys/fs/bpf/netsum".into(), state: "/run/netsum/state.json".into() }
     }
 }
 
@@ -198,6 +217,15 @@ impl Config {
         if timeout_ms < 2 * interval_ms {
             return refuse("heartbeat.timeout-ms", &timeout_ms, "at least twice interval-ms");
         }
+        let pin = if file.restart.pin.as_os_str() == "none" { None } else { Some(file.restart.pin) };
+        if let Some(dir) = &pin
+            && (!dir.is_absolute() || dir.parent().is_none_or(|p| p == Path::new("/")))
+        {
+            return refuse("restart.pin", dir, "a folder like \"/sys/fs/bpf/netsum\", or \"none\"");
+        }
+        if file.restart.state.file_name().is_none() {
+            return refuse("restart.state", &file.restart.state, "a file like \"/run/netsum/state.json\"");
+        }
         let Watch { hold_ms, stall_ms } = file.watch;
         if hold_ms == 0 {
             return refuse("watch.hold-ms", &hold_ms, "at least 1");
@@ -215,6 +243,8 @@ impl Config {
             admin: file.listen.admin,
             heartbeat: Duration::from_millis(interval_ms),
             heartbeat_timeout: Duration::from_millis(timeout_ms),
+            pin,
+            state: file.restart.state,
             patience: Patience {
                 hold: Duration::from_millis(hold_ms),
                 stall: Duration::from_millis(stall_ms),
@@ -249,6 +279,8 @@ mod tests {
             ("bridge = \"br0\"\n[listen]\nworkers = \"here\"", "listen.workers = \"here\""),
             ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
             ("bridge = 7", "expected a string"),
+            ("bridge = \"br0\"\n[restart]\npin = \"here\"", "restart.pin = \"here\": a folder like"),
+            ("bridge = \"br0\"\n[restart]\nstate = \"/\"", "restart.state = \"/\": a file like"),
             ("bridge = \"br0\"\n[watch]\nhold-ms = 0", "watch.hold-ms = 0: at least 1"),
             ("bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5", "heartbeat.timeout-ms = 5: at least twice"),
         ] {

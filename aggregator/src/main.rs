@@ -15,8 +15,8 @@ async fn main() -> ExitCode {
     let level = if daemon { "info" } else { "warn" };
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level)).init();
     let result = match cli.command {
-        Command::Run { ref config } => match Config::read(config) {
-            Ok(config) => run::run(config).await,
+        Command::Run { ref config, reset } => match Config::read(config) {
+            Ok(config) => run::run(config, reset).await,
             Err(e) => Err(e.into()),
         },
         _ => cli::execute(cli, &mut std::io::stdout().lock()).await,

@@ -63,6 +63,9 @@ impl DataPlane for Remembers {
         }
         Ok(())
     }
+    fn unpin(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
     fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>> {
         Ok(vec![ring.into(); Counter::ALL.len()])
     }

@@ -54,6 +54,11 @@ pub mod maps {
     pub const CPUS: &str = "CPUS";
     /// Per-CPU array, `ring * COUNTERS + counter` to u64.
     pub const COUNTERS: &str = "COUNTERS";
+    /// All of them.
+    pub const ALL: [&str; 15] = [
+        FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS, WATCH,
+        STRANGERS, CPUS, COUNTERS,
+    ];
 }
 
 /// Names of the XDP programs in the BPF object.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::process::Running;
-use crate::{Lab, LabSpec, data, netns};
+use crate::{Lab, LabSpec, data, janitor, netns};
 
 /// How long anything may take that should be quick.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -156,6 +156,8 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Cluster {
     daemon: Option<Running>,
+    /// Whether jobs outlive a daemon that is killed.
+    pinned: bool,
     folder: TempDir,
     lab: Lab,
 }
@@ -171,7 +173,34 @@ impl Cluster {
     /// Builds a lab; its box is a plain bridge.
     pub fn without_daemon(spec: LabSpec) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
-        Ok(Self { daemon: None, folder, lab: Lab::new(spec)? })
+        Ok(Self { daemon: None, pinned: false, folder, lab: Lab::new(spec)? })
+    }
+
+    /// From the next start on, the daemon's jobs outlive it when it is killed.
+    pub fn pin(&mut self) {
+        self.pinned = true;
+    }
+
+    /// Where the daemon pins what outlives it. The janitor removes it with the lab.
+    pub fn pins(&self) -> PathBuf {
+        PathBuf::from(janitor::PINS).join(self.lab.prefix())
+    }
+
+    /// The file with the jobs that outlive the daemon.
+    pub fn state_file(&self) -> PathBuf {
+        self.folder.path().join("state.json")
+    }
+
+    /// The daemon's process; 0 when none runs.
+    pub fn daemon_pid(&self) -> u32 {
+        self.daemon.as_ref().map_or(0, Running::pid)
+    }
+
+    /// Kills the daemon as `kill -9` does.
+    pub fn kill_daemon(&mut self) -> Result<()> {
+        let daemon = self.daemon.take().context("no daemon runs")?;
+        daemon.signal(Signal::SIGKILL)?;
+        daemon.end(PATIENCE).map(drop)
     }
 
     /// The lab.
@@ -181,10 +210,15 @@ impl Cluster {
 
     /// Starts the daemon and waits until it answers.
     pub fn start_daemon(&mut self) -> Result<()> {
+        self.start_daemon_with(&[])
+    }
+
+    /// The same, with more arguments to `netsum run`.
+    pub fn start_daemon_with(&mut self, arguments: &[&str]) -> Result<()> {
         let config = self.folder.path().join("netsum.toml");
         std::fs::write(&config, self.config())?;
         let mut command = self.lab.box_().command(program("netsum")?);
-        command.args(["run", "--config"]).arg(&config).env("RUST_LOG", log_level());
+        command.args(["run", "--config"]).arg(&config).args(arguments).env("RUST_LOG", log_level());
         let mut daemon = Running::start("netsum run", &mut command)?;
         let start = Instant::now();
         while let Err(error) = self.netsum(&["port", "show"]) {
@@ -213,8 +247,11 @@ impl Cluster {
     }
 
     fn config(&self) -> String {
+        let pins = self.pins();
+        let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
+        let restart = format!("[restart]\npin = {pin:?}\nstate = {:?}\n", self.state_file());
         format!(
-            "bridge = \"br0\"\n[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}:{WORKER_PORT}\"\n",
+            "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}:{WORKER_PORT}\"\n",
             self.socket(),
             self.lab.box_().ip()
         )

@@ -11,7 +11,11 @@ use anyhow::{Context, Result};
 
 use crate::netns::RUN_NETNS;
 
-/// `$1` is the lab's prefix. It first ends what still runs in the lab's namespaces, then removes them.
+/// Where daemons in a lab may pin, each in a folder named like the lab.
+pub const PINS: &str = "/sys/fs/bpf";
+
+/// `$1` is the lab's prefix, `$2` is [`PINS`]. It first ends what still runs in the lab's namespaces, with a second's time to end
+/// by itself, then removes them, and what a test's daemon has pinned.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP
 read -r word
@@ -19,9 +23,15 @@ read -r word
 for path in /run/netns/"$1"-*; do
     [ -e "$path" ] || continue
     name=${path##*/}
+    for pid in $(ip netns pids "$name" 2>/dev/null); do kill "$pid" 2>/dev/null; done
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        [ -z "$(ip netns pids "$name" 2>/dev/null)" ] && break
+        sleep 0.1
+    done
     for pid in $(ip netns pids "$name" 2>/dev/null); do kill -9 "$pid" 2>/dev/null; done
     ip netns del "$name" 2>/dev/null
 done
+case $1 in ns[0-9]*) rm -rf "$2/$1" ;; esac
 exit 0
 "#;
 
@@ -35,7 +45,7 @@ impl Janitor {
     /// Starts to watch over the namespaces `prefix-*`.
     pub fn start(prefix: &str) -> Result<Self> {
         let shell = Command::new("sh")
-            .args(["-c", SCRIPT, "netsum-lab-janitor", prefix])
+            .args(["-c", SCRIPT, "netsum-lab-janitor", prefix, PINS])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -47,6 +47,9 @@ pub enum Command {
         /// Configuration file; see netsum.example.toml.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Drop what a daemon that was killed has left: its jobs end, and their hosts go on with an ordinary ring.
+        #[arg(long)]
+        reset: bool,
     },
     /// Jobs: ranks that all-reduce together.
     #[command(subcommand)]

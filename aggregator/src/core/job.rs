@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS};
 
+use serde::{Deserialize, Serialize};
+
 use super::membership::{Epoch, Forming};
 use super::{Action, Refusal};
 use crate::dataplane::{FlowSpec, RingSpec};
 
 /// What a job is created with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Its name.
     pub name: String,
@@ -91,7 +93,7 @@ impl JobSpec {
 }
 
 /// How a job stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     /// Waits for flows.
     Waiting,

@@ -8,12 +8,13 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netsum_common::serial;
+use serde::{Deserialize, Serialize};
 
 use super::{Action, Controller, Job, Refusal, State};
 use crate::dataplane::FlowSpec;
 
 /// One end of a rank's connections in a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
     /// Receives from the previous rank.
     pub receive_qpn: u32,
@@ -24,7 +25,7 @@ pub struct Connection {
 }
 
 /// Where a rank is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAddress {
     /// The rank.
     pub rank: u32,
@@ -269,6 +270,11 @@ impl Controller {
 }
 
 impl Epoch {
+    /// One that began under an earlier daemon. Who has not left is taken for alive from `now` on.
+    pub(super) fn resumed(number: u32, ranks: Vec<RankAddress>, left: &[bool], now: Instant) -> Self {
+        Self { number, ranks, heard: left.iter().map(|&left| (!left).then_some(now)).collect() }
+    }
+
     /// When a rank was last heard of; `None` when it has left.
     pub fn heard(&self, rank: u32) -> Option<Instant> {
         self.heard.get(rank as usize).copied().flatten()

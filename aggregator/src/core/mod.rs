@@ -6,6 +6,7 @@
 //! | [`job`] | a job and its checked properties |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`pool`] | memory, ring numbers and CPUs |
+//! | [`saved`] | what outlives the daemon |
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
@@ -13,6 +14,7 @@ pub mod diagnose;
 pub mod job;
 pub mod membership;
 pub mod pool;
+pub mod saved;
 #[cfg(test)]
 mod tests;
 pub mod watch;
@@ -22,6 +24,8 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
 use netsum_common::serial;
+
+use serde::{Deserialize, Serialize};
 
 use crate::dataplane::{FlowSpec, RingSpec};
 pub use job::{Job, JobSpec, State};
@@ -85,7 +89,7 @@ pub enum Action {
 }
 
 /// A port, as the core needs it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
     /// Interface name.
     pub name: String,

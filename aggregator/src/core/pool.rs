@@ -85,6 +85,30 @@ impl Pool {
         Ok(rings.collect())
     }
 
+    /// Takes what a job has had already, under an earlier daemon. Its rings may get other CPUs, where there are fewer now.
+    pub fn take_again(&mut self, spec: &JobSpec, slots: u32, rings: &mut [RingSpec]) -> Result<(), Refusal> {
+        let needed = job_memory(spec, slots);
+        if needed > self.total - self.used {
+            return Err(Refusal::Exhausted(format!(
+                "{} do not fit into pool.memory = {} any more",
+                memory_in_words(spec, slots),
+                Size(self.total)
+            )));
+        }
+        for ring in rings.iter() {
+            if self.rings.get(ring.id as usize).is_none_or(|taken| *taken) || ring.id == 0 {
+                return Err(Refusal::Exhausted(format!("ring number {} is not free", ring.id)));
+            }
+        }
+        self.used += needed;
+        for ring in rings {
+            self.rings[ring.id as usize] = true;
+            ring.cpu %= self.load.len() as u32;
+            self.load[ring.cpu as usize] += 1;
+        }
+        Ok(())
+    }
+
     /// Takes back what a job had.
     pub fn give_back(&mut self, spec: &JobSpec, slots: u32, rings: &[RingSpec]) {
         self.used -= job_memory(spec, slots);

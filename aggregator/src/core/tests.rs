@@ -307,3 +307,109 @@ proptest! {
         prop_assert_eq!(c.pool.used(), 0);
     }
 }
+
+/// A second controller as a new daemon would have it, over what the first has saved.
+fn after_restart(c: &Controller) -> Controller {
+    let text = serde_json::to_string(&c.save()).unwrap();
+    let mut next = controller();
+    let actions = next.restore(serde_json::from_str(&text).unwrap(), Instant::now(), |_| None).unwrap();
+    assert_eq!(actions, [], "the data plane has everything already");
+    assert_eq!(next.pool.used(), c.pool.used());
+    next
+}
+
+#[test]
+fn what_is_saved_works_on_after_a_restart() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("hand", 2)).unwrap();
+    c.add_flow("hand", 0, flow(0, 2)).unwrap();
+    c.create_job(spec("train", 2)).unwrap();
+    c.join(join("train", 0, 0, 1, now), now).unwrap();
+    c.join(join("train", 1, 0, 2, now), now).unwrap();
+    c.create_job(spec("gone", 3)).unwrap();
+    c.delete_job("gone").unwrap();
+
+    let mut c = after_restart(&c);
+    assert_eq!(c.jobs().map(|j| j.spec.name.as_str()).collect::<Vec<_>>(), ["hand", "train"]);
+    // The flow that was missing is added, and the job begins; ring numbers are not given twice.
+    let actions = c.add_flow("hand", 0, flow(1, 2)).unwrap();
+    assert!(
+        matches!(&actions[..], [Action::AddFlow(_), Action::ActivateRing(r, _)] if r.id == 1),
+        "{actions:?}"
+    );
+    let actions = c.create_job(spec("third", 2)).unwrap();
+    assert!(matches!(&actions[..], [Action::ResetCounters(3), Action::CreateRing(_)]), "{actions:?}");
+    // Ranks live on and leave as before.
+    assert_eq!(c.heartbeat("train", "t", 0, 1, now).unwrap().state, State::Active);
+    assert_eq!(c.leave("train", "t", 0, 1).unwrap(), []);
+    let mut c = after_restart(&c);
+    assert!(!c.leave("train", "t", 1, 1).unwrap().is_empty(), "the other has left before the restart");
+    assert_eq!(c.job("train").unwrap().state, State::Waiting);
+    // Who is silent after the restart is found out.
+    let mut c = after_restart(&c);
+    c.join(join("train", 0, 1, 3, now), now).unwrap();
+    c.join(join("train", 1, 1, 4, now), now).unwrap();
+    let mut c = after_restart(&c);
+    c.tick(Instant::now() + Duration::from_secs(2));
+    assert!(matches!(&c.job("train").unwrap().state, State::Failed(why) if why.contains("no heartbeat")));
+    for job in ["hand", "train", "third"] {
+        c.delete_job(job).unwrap();
+    }
+    assert_eq!(c.pool.used(), 0);
+}
+
+#[test]
+fn what_does_not_fit_any_more_is_refused_and_lost_ports_end_their_jobs() {
+    let mut c = controller();
+    c.create_job(spec("a", 2)).unwrap();
+    (0..2).for_each(|rank| drop(c.add_flow("a", 0, flow(rank, 2)).unwrap()));
+    let mut small = Controller::new(1 << 10, 2, Duration::from_secs(1));
+    let error = small.restore(c.save(), Instant::now(), |_| None).unwrap_err();
+    assert!(error.contains("job `a`") && error.contains("pool.memory = 1.0 KiB"), "{error}");
+
+    let mut next = controller();
+    next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 1500 }]);
+    let actions = next.restore(c.save(), Instant::now(), |_| None).unwrap();
+    assert!(matches!(&actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]), "{actions:?}");
+    let State::Failed(why) = &next.job("a").unwrap().state else { panic!() };
+    assert!(why.contains("rank 1: its port (interface 11) is gone"), "{why}");
+}
+
+#[test]
+fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
+    let (mut c, now) = (controller(), Instant::now());
+    let (mut rings, mut flows) = (HashSet::new(), HashSet::new());
+    let mut carry_out = |actions: Vec<Action>| {
+        for action in actions {
+            match action {
+                Action::CreateRing(r) => drop(rings.insert(r.id)),
+                Action::AddFlow(f) => assert!(flows.insert(f.key())),
+                Action::DeleteRing { ring, flows: keys, .. } => {
+                    rings.remove(&ring);
+                    keys.iter().for_each(|k| assert!(flows.remove(k)));
+                }
+                Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
+            }
+        }
+        (rings.len(), flows.len())
+    };
+    for i in 0..10_000 {
+        carry_out(c.create_job(JobSpec { rings: 1, ..spec("a", 2) }).unwrap());
+        // All kinds of ends: nobody joined, one did, all did and one gave up, all left.
+        for rank in 0..(i % 3).min(2) {
+            carry_out(c.join(join("a", rank, 0, 0, now), now).unwrap());
+        }
+        if i % 3 == 2 {
+            let actions = if i % 2 == 0 {
+                c.abort("a", "t", 0, 1, "tired").unwrap()
+            } else {
+                carry_out(c.leave("a", "t", 0, 1).unwrap());
+                c.leave("a", "t", 1, 1).unwrap()
+            };
+            carry_out(actions);
+        }
+        let left = carry_out(c.delete_job("a").unwrap());
+        assert_eq!((left, c.pool.used()), ((0, 0), 0), "job {i}");
+    }
+    assert!(c.save().jobs.is_empty());
+}

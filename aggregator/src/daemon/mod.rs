@@ -7,11 +7,13 @@
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`worker`] | the workers' service |
 //! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
+//! | [`persist`] | the state that outlives the daemon, and beginning with it |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
 pub mod diagnose;
 pub mod links;
+pub mod persist;
 pub mod run;
 pub mod state;
 pub mod worker;

@@ -16,12 +16,12 @@ use tonic::transport::Server;
 use super::admin::AdminService;
 use super::diagnose;
 use super::links::{Link, Netlink};
+use super::persist::{Begun, begin};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
 use crate::config::Config;
 use crate::core::{Controller, PortInfo};
-use crate::dataplane::DataPlane;
-use crate::dataplane::bpf::{BpfDataPlane, LoadOptions, Logger};
+use crate::dataplane::bpf::Logger;
 
 /// Removes a socket's file when the daemon ends.
 struct SocketFile(PathBuf);
@@ -33,17 +33,11 @@ impl Drop for SocketFile {
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
-pub async fn run(config: Config) -> Result<()> {
+///
+/// `reset` drops what a daemon that was killed has left.
+pub async fn run(config: Config, reset: bool) -> Result<()> {
     let netlink = Netlink::open()?;
     let links = netlink.resolve(&config.ports).await?;
-    for link in &links {
-        if let Some(mode) = link.xdp {
-            bail!(
-                "port {}: an XDP program of somebody else is attached already ({mode}); detach it first",
-                link.name
-            );
-        }
-    }
     let admin = listen_unix(&config.admin).await?;
     let _file = SocketFile(config.admin.clone());
     let workers = match config.workers {
@@ -55,19 +49,18 @@ pub async fn run(config: Config) -> Result<()> {
         None => None,
     };
     let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
-    let mut plane = BpfDataPlane::load(&LoadOptions { cpus: cpus.clone(), cpu_queue: config.cpu_queue })?;
+    let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
+    controller.set_ports(links.iter().map(port_info).collect());
+    let Begun { mut plane, controller, actions, store } = begin(&config, &cpus, &links, reset, controller)?;
     if let Some(logger) = plane.take_logger() {
         tokio::spawn(forward_log(logger));
     }
-    for link in &links {
-        let hint = "; xdp = \"skb\" works with every driver, slowly";
-        plane
-            .attach(link.ifindex, config.xdp)
-            .with_context(|| format!("port {}: cannot attach{hint}", link.name))?;
-    }
-    let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
-    controller.set_ports(links.iter().map(port_info).collect());
     let shared = Shared::new(controller, Box::new(plane), config.heartbeat, config.patience);
+    {
+        let mut inner = shared.lock();
+        inner.store = store;
+        inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
+    }
     let names: Vec<&str> = links.iter().map(|l| l.name.as_str()).collect();
     log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
     log::info!("administration on {}", config.admin.display());
@@ -93,6 +86,12 @@ pub async fn run(config: Config) -> Result<()> {
         if let Err(e) = inner.plane.detach(link.ifindex) {
             log::error!("port {}: {e:#}", link.name);
         }
+    }
+    if let Err(e) = inner.plane.unpin() {
+        log::error!("pins: {e:#}");
+    }
+    if let Some(store) = inner.store.take() {
+        store.remove().with_context(|| store.path().display().to_string())?;
     }
     ended
 }

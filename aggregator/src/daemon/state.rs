@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tonic::Status;
 
+use super::persist::Store;
 use crate::core::watch::{Patience, Watch};
 use crate::core::{Action, Controller, Refusal};
 use crate::dataplane::DataPlane;
@@ -33,6 +34,8 @@ pub struct Inner {
     pub watch: Watch,
     /// How many look for unknown connections at the moment.
     pub watchers: u32,
+    /// Where the controller's state is kept for the next daemon.
+    pub store: Option<Store>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
 }
@@ -46,7 +49,15 @@ impl Shared {
         patience: Patience,
     ) -> Self {
         let watch = Watch::new(patience);
-        let inner = Inner { controller, plane, watch, watchers: 0, waiters: HashMap::new(), next_waiter: 0 };
+        let inner = Inner {
+            controller,
+            plane,
+            watch,
+            watchers: 0,
+            store: None,
+            waiters: HashMap::new(),
+            next_waiter: 0,
+        };
         Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
     }
 
@@ -62,6 +73,9 @@ impl Shared {
             tick.tick().await;
             let mut inner = self.lock();
             let actions = inner.controller.tick(Instant::now());
+            if actions.is_empty() {
+                continue;
+            }
             if let Err(e) = inner.carry_out(None, actions) {
                 log::error!("{}", e.message());
             }
@@ -80,6 +94,17 @@ impl Inner {
 
     /// Carries out actions for a job. What the data plane cannot do fails the job.
     pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
+        let result = self.all(job, actions);
+        // After the deed: a daemon that comes next finds what has not been told and ends the job.
+        if let Some(store) = &mut self.store
+            && let Err(e) = store.write(&self.controller.save())
+        {
+            log::error!("{}: {e:#}; if the daemon is killed now, its jobs end", store.path().display());
+        }
+        result
+    }
+
+    fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let mut first_error = None;
         for action in actions {
             if let Err(error) = self.one(action) {

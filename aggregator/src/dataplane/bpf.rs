@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail};
 use aya::maps::{Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues};
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::xdp::{XdpLinkId, XdpMode as AyaMode};
 use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
@@ -15,6 +16,7 @@ use netsum_common::abi::{
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
 
+use super::pins::Pins;
 use super::{DataPlane, FlowSeen, FlowSpec, RingSpec, XdpMode, held, mapped};
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
@@ -37,13 +39,22 @@ pub struct LoadOptions {
 /// The programs' log, on its way to `log`.
 pub type Logger = EbpfLogger<&'static dyn log::Log>;
 
-/// The loaded programs. Dropping it detaches and frees everything.
+/// How `ingress` hangs on a port.
+pub(super) enum Attachment {
+    /// For as long as this process lives.
+    Owned(XdpLinkId),
+    /// For as long as its file is in bpffs.
+    Pinned(PinnedLink),
+}
+
+/// The loaded programs. Dropping it detaches and frees everything that is not pinned.
 pub struct BpfDataPlane {
-    ebpf: Ebpf,
+    pub(super) ebpf: Ebpf,
     logger: Option<Logger>,
     egress: ProgramFd,
     cpus: Vec<u32>,
-    links: HashMap<u32, XdpLinkId>,
+    pub(super) links: HashMap<u32, Attachment>,
+    pub(super) pins: Option<Pins>,
 }
 
 impl BpfDataPlane {
@@ -52,17 +63,32 @@ impl BpfDataPlane {
         Self::load_object(OBJECT, options)
     }
 
+    /// [`load`](Self::load), with maps and attachments that outlive this process; those that are pinned already are used on.
+    pub fn load_pinned(options: &LoadOptions, pins: Pins) -> Result<Self> {
+        Self::load_all(OBJECT, options, Some(pins))
+    }
+
     /// [`load`](Self::load) with another object that has the same maps and programs.
     pub fn load_object(object: &[u8], options: &LoadOptions) -> Result<Self> {
+        Self::load_all(object, options, None)
+    }
+
+    fn load_all(object: &[u8], options: &LoadOptions, pins: Option<Pins>) -> Result<Self> {
         if options.cpus.is_empty() {
             bail!("no CPU is given to serve rings");
         }
         // 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for trace.
         let level = log::max_level() as usize as u8;
-        let mut ebpf = EbpfLoader::new()
-            .override_global(aya_log::LEVEL, &level, false)
-            .load(object)
-            .context("the kernel does not take the maps of the XDP programs")?;
+        let mut loader = EbpfLoader::new();
+        loader.override_global(aya_log::LEVEL, &level, false);
+        if let Some(pins) = &pins {
+            pins.make()?;
+            for name in maps::ALL {
+                loader.map_pin_path(name, pins.map(name));
+            }
+        }
+        let mut ebpf =
+            loader.load(object).context("the kernel does not take the maps of the XDP programs")?;
         for name in [programs::INGRESS, programs::AGGREGATE, programs::EGRESS] {
             program(&mut ebpf, name)?
                 .load()
@@ -80,7 +106,7 @@ impl BpfDataPlane {
                 .set(cpu, options.cpu_queue, Some(&aggregate), 0)
                 .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {})", options.cpu_queue))?;
         }
-        Ok(Self { ebpf, logger, egress, cpus: options.cpus.clone(), links: HashMap::new() })
+        Ok(Self { ebpf, logger, egress, cpus: options.cpus.clone(), links: HashMap::new(), pins })
     }
 
     /// The programs' log; to be flushed when its file descriptor is readable.
@@ -93,11 +119,11 @@ impl BpfDataPlane {
         program(&mut self.ebpf, name)
     }
 
-    fn array<V: aya::Pod>(&mut self, name: &str) -> Result<Array<&mut MapData, V>> {
+    pub(super) fn array<V: aya::Pod>(&mut self, name: &str) -> Result<Array<&mut MapData, V>> {
         Ok(Array::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
     }
 
-    fn hash<K: aya::Pod, V: aya::Pod>(
+    pub(super) fn hash<K: aya::Pod, V: aya::Pod>(
         &mut self,
         name: &str,
     ) -> Result<aya::maps::HashMap<&mut MapData, K, V>> {
@@ -165,7 +191,7 @@ struct Sizes {
     ports: u32,
 }
 
-fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(ebpf
         .program_mut(name)
         .with_context(|| format!("the BPF object has no program `{name}`"))?
@@ -197,14 +223,29 @@ impl DataPlane for BpfDataPlane {
             XdpMode::Native => AyaMode::Driver,
             XdpMode::Skb => AyaMode::Skb,
         };
-        let link = self.program(programs::INGRESS)?.attach_to_if_index(ifindex, mode)?;
-        self.links.insert(ifindex, link);
+        let program = program(&mut self.ebpf, programs::INGRESS)?;
+        let id = program.attach_to_if_index(ifindex, mode)?;
+        let attachment = match &self.pins {
+            Some(pins) => {
+                let link = FdLink::try_from(program.take_link(id)?).context(
+                    "this kernel has no XDP links (Linux 5.9), which outliving the daemon rests on",
+                )?;
+                Attachment::Pinned(link.pin(pins.link(ifindex))?)
+            }
+            None => Attachment::Owned(id),
+        };
+        self.links.insert(ifindex, attachment);
         Ok(())
     }
 
     fn detach(&mut self, ifindex: u32) -> Result<()> {
         match self.links.remove(&ifindex) {
-            Some(link) => Ok(self.program(programs::INGRESS)?.detach(link)?),
+            Some(Attachment::Owned(link)) => Ok(self.program(programs::INGRESS)?.detach(link)?),
+            Some(Attachment::Pinned(link)) => {
+                // Without its file the link ends when its last descriptor is closed, which is now.
+                drop(link.unpin()?);
+                Ok(())
+            }
             None => Ok(()),
         }
     }
@@ -290,6 +331,13 @@ impl DataPlane for BpfDataPlane {
         let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
         self.array(maps::RINGS)?.set(ring, none, 0)?;
         Ok(())
+    }
+
+    fn unpin(&mut self) -> Result<()> {
+        match self.pins.take() {
+            Some(pins) => pins.remove(),
+            None => Ok(()),
+        }
     }
 
     fn counters(&self, ring: u32) -> Result<Vec<u64>> {

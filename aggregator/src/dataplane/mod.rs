@@ -4,15 +4,18 @@
 
 pub mod bpf;
 pub mod held;
+pub mod pins;
+mod takeover;
 
 use std::net::IpAddr;
 
 use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
+use serde::{Deserialize, Serialize};
 
 /// A ring as the controller wants it; see `netsum_common::abi::RingConfig` for the terms.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingSpec {
     /// Ring number in the data plane, 1 to `MAX_RINGS - 1`.
     pub id: u32,
@@ -33,7 +36,7 @@ pub struct RingSpec {
 }
 
 /// A flow as the controller wants it: rank `rank`'s connection to the next rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowSpec {
     /// Ring number in the data plane.
     pub ring: u32,
@@ -81,7 +84,7 @@ pub enum XdpMode {
 pub trait DataPlane: Send {
     /// Attaches the ingress program to an interface.
     fn attach(&mut self, ifindex: u32, mode: XdpMode) -> anyhow::Result<()>;
-    /// Detaches it; traffic is bridged as if netsum were not there.
+    /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if netsum were not there.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
     /// Makes a ring's maps, empty. The ring is not active yet. Its counters go on.
     fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()>;
@@ -93,6 +96,8 @@ pub trait DataPlane: Send {
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
     /// Removes a ring with its flows and frees its memory. What is missing already is no error.
     fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;
+    /// Lets go of everything that would outlive this process.
+    fn unpin(&mut self) -> anyhow::Result<()>;
     /// Counters of a ring (0: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
     fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>>;
     /// All slots of a ring.

@@ -50,7 +50,7 @@ impl Daemon {
         let socket = folder.join("netsum.sock");
         let config = folder.join("netsum.toml");
         let text = format!(
-            "bridge = {:?}\n[listen]\nworkers = {controller:?}\nadmin = {socket:?}\n",
+            "bridge = {:?}\n[restart]\npin = \"none\"\n[listen]\nworkers = {controller:?}\nadmin = {socket:?}\n",
             BoxNode::BRIDGE
         );
         std::fs::write(&config, text).with_context(|| config.display().to_string())?;

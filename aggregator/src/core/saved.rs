@@ -1,0 +1,103 @@
+//! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
+//! that was killed goes on with it.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::job::{Job, JobSpec, State};
+use super::membership::{Epoch, RankAddress};
+use super::{Action, Controller, PortInfo};
+use crate::dataplane::{FlowSpec, RingSpec};
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Ports that the programs are attached to.
+    pub ports: Vec<PortInfo>,
+    /// Jobs, by name.
+    pub jobs: Vec<SavedJob>,
+}
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedJob {
+    spec: JobSpec,
+    slots: u32,
+    /// Its rings in the data plane.
+    pub rings: Vec<RingSpec>,
+    /// Its flows in the data plane.
+    pub flows: Vec<FlowSpec>,
+    state: State,
+    last_epoch: u32,
+    epoch: Option<SavedEpoch>,
+}
+
+/// Ranks that are at work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedEpoch {
+    number: u32,
+    ranks: Vec<RankAddress>,
+    left: Vec<bool>,
+}
+
+impl SavedJob {
+    /// Whether its rings sum.
+    pub fn is_active(&self) -> bool {
+        self.state == State::Active
+    }
+}
+
+impl Controller {
+    /// What should outlive the daemon. Ranks that wait for others to join do not: they ask again.
+    pub fn save(&self) -> Saved {
+        let job = |job: &Job| SavedJob {
+            spec: job.spec.clone(),
+            slots: job.slots,
+            rings: job.rings.clone(),
+            flows: job.flows.clone(),
+            state: job.state.clone(),
+            last_epoch: job.last_epoch,
+            epoch: job.epoch.as_ref().map(|e| SavedEpoch {
+                number: e.number,
+                ranks: e.ranks.clone(),
+                left: (0..e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
+            }),
+        };
+        Saved { ports: self.ports.clone(), jobs: self.jobs.values().map(job).collect() }
+    }
+
+    /// Takes over what another has saved, into a controller without jobs. The present ports are set already. Jobs for
+    /// which `broken` knows a reason, and those with flows on ports that are gone, end with an error.
+    ///
+    /// # Errors
+    /// If a job does not fit: not the pool's ring numbers, more memory than there is.
+    pub fn restore(
+        &mut self,
+        saved: Saved,
+        now: Instant,
+        broken: impl Fn(&SavedJob) -> Option<String>,
+    ) -> Result<Vec<Action>, String> {
+        let mut actions = Vec::new();
+        for mut saved in saved.jobs {
+            let name = saved.spec.name.clone();
+            let why = broken(&saved);
+            let slots = saved.spec.check().map_err(|e| format!("job `{name}`: {e}"))?;
+            self.pool
+                .take_again(&saved.spec, slots, &mut saved.rings)
+                .map_err(|e| format!("job `{name}`: {e}"))?;
+            let gone = saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));
+            let why = why.or_else(|| {
+                gone.map(|f| format!("rank {}: its port (interface {}) is gone", f.rank, f.ifindex))
+            });
+            let mut job = Job::new(saved.spec, slots, saved.rings);
+            (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
+            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, &e.left, now));
+            if let Some(why) = why {
+                actions.extend(job.fail(format!("the daemon was started again, and {why}")));
+            }
+            self.jobs.insert(name, job);
+        }
+        Ok(actions)
+    }
+}

@@ -1,0 +1,207 @@
+//! The file that the controller's state outlives the daemon in, and how a daemon begins with it.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::links::Link;
+use crate::config::Config;
+use crate::core::saved::{Saved, SavedJob};
+use crate::core::{Action, Controller};
+use crate::dataplane::DataPlane as _;
+use crate::dataplane::bpf::{BpfDataPlane, LoadOptions};
+use crate::dataplane::pins::{Found, Pins};
+
+/// The state file. It holds the jobs' tokens and is readable by its owner alone.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    last: String,
+}
+
+impl Store {
+    /// A file that may not be there yet.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, last: String::new() }
+    }
+
+    /// What it holds; `None` when it is not there.
+    pub fn read(&self) -> Result<Option<Saved>> {
+        let text = match fs::read_to_string(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        serde_json::from_str(&text).context("not what a netsum of this version writes")
+    }
+
+    /// Writes what has changed, all or nothing.
+    pub fn write(&mut self, saved: &Saved) -> Result<()> {
+        let text = serde_json::to_string(saved)?;
+        if text == self.last {
+            return Ok(());
+        }
+        let new = self.path.with_extension("new");
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        drop(file);
+        fs::rename(&new, &self.path)?;
+        self.last = text;
+        Ok(())
+    }
+
+    /// Removes it.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A data plane with programs on all ports, and a controller that knows what is in it.
+pub struct Begun {
+    /// The data plane.
+    pub plane: BpfDataPlane,
+    /// The controller.
+    pub controller: Controller,
+    /// What is still to be done before anybody asks.
+    pub actions: Vec<Action>,
+    /// Where changes are to be written.
+    pub store: Option<Store>,
+}
+
+/// Begins anew, or goes on where a daemon was killed.
+///
+/// # Errors
+/// If another daemon is at work, or the kernel refuses; nothing that this call has attached is left then.
+pub fn begin(
+    config: &Config,
+    cpus: &[u32],
+    links: &[Link],
+    reset: bool,
+    mut controller: Controller,
+) -> Result<Begun> {
+    let options = LoadOptions { cpus: cpus.to_vec(), cpu_queue: config.cpu_queue };
+    let pins = match &config.pin {
+        Some(dir) => Pins::hold(dir, &config.state.with_extension("lock"))?,
+        None => None,
+    };
+    let Some(pins) = pins else {
+        refuse_strangers(links, &[])?;
+        let mut plane = BpfDataPlane::load(&options)?;
+        attach(&mut plane, config, links, &[], &[])?;
+        return Ok(Begun { plane, controller, actions: Vec::new(), store: None });
+    };
+    let store = Store::new(config.state.clone());
+    let mut old = Vec::new();
+    if reset {
+        old = pins.clear()?;
+    }
+    let saved = match pins.find()? {
+        Found::Nothing => None,
+        Found::Ours => {
+            let saved = store.read();
+            if let Err(e) = &saved {
+                log::warn!("{}: {e:#}", store.path().display());
+            }
+            let saved = saved.ok().flatten();
+            if saved.is_none() {
+                log::warn!(
+                    "an earlier daemon has left its maps, and not its jobs: they end, and their hosts go on with an ordinary ring"
+                );
+            }
+            saved
+        }
+    };
+    let Some(saved) = saved else {
+        old.extend(pins.clear()?);
+        store.remove()?;
+        refuse_strangers(links, &old)?;
+        let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
+        if let Err(e) = attach(&mut plane, config, links, &[], &old) {
+            links.iter().for_each(|l| drop(plane.detach(l.ifindex)));
+            plane.unpin()?;
+            return Err(e);
+        }
+        return Ok(Begun { plane, controller, actions: Vec::new(), store: Some(store) });
+    };
+
+    refuse_strangers(links, &pins.links())?;
+    let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
+    let present: Vec<u32> = links.iter().map(|l| l.ifindex).collect();
+    let taken = plane.take_over_links(&present)?;
+    attach(&mut plane, config, links, &taken, &[])?;
+    let rings: Vec<u32> = saved.jobs.iter().flat_map(|j| &j.rings).map(|r| r.id).collect();
+    let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
+    plane.forget_others(&rings, &flows)?;
+    let mut broken = Vec::new();
+    for job in &saved.jobs {
+        for ring in &job.rings {
+            if !plane.is_whole(ring, job.is_active(), &job.flows)? {
+                broken.push(ring.id);
+            }
+        }
+    }
+    let jobs = saved.jobs.len();
+    let why = |job: &SavedJob| {
+        let half = job.rings.iter().any(|r| broken.contains(&r.id));
+        half.then(|| "the one before was killed while it changed the job".to_owned())
+    };
+    let actions = controller.restore(saved, Instant::now(), why).map_err(|e| {
+        anyhow::anyhow!("the jobs of the daemon that was killed cannot be taken over: {e}; --reset ends them")
+    })?;
+    log::info!("taken over from a daemon that was killed: {} ports, {jobs} jobs", taken.len());
+    Ok(Begun { plane, controller, actions, store: Some(store) })
+}
+
+/// That no port has an XDP program of somebody else.
+fn refuse_strangers(links: &[Link], pinned: &[u32]) -> Result<()> {
+    for link in links.iter().filter(|l| !pinned.contains(&l.ifindex)) {
+        if let Some(mode) = link.xdp {
+            bail!(
+                "port {}: an XDP program of somebody else is attached already ({mode}); detach it first",
+                link.name
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Attaches to all ports but `done`. Ports in `busy` have just been detached, which the kernel carries out a moment after
+/// the link's last descriptor is closed: there it tries for a second.
+fn attach(
+    plane: &mut BpfDataPlane,
+    config: &Config,
+    links: &[Link],
+    done: &[u32],
+    busy: &[u32],
+) -> Result<()> {
+    let start = Instant::now();
+    for link in links.iter().filter(|l| !done.contains(&l.ifindex)) {
+        let wait = |e: &anyhow::Error| {
+            let is_busy = e.chain().any(|c| {
+                c.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::ResourceBusy)
+            });
+            is_busy && busy.contains(&link.ifindex) && start.elapsed() < Duration::from_secs(1)
+        };
+        let hint = "; xdp = \"skb\" works with every driver, slowly";
+        loop {
+            match plane.attach(link.ifindex, config.xdp) {
+                Ok(()) => break,
+                Err(e) if wait(&e) => std::thread::sleep(Duration::from_millis(10)),
+                Err(e) => return Err(e).with_context(|| format!("port {}: cannot attach{hint}", link.name)),
+            }
+        }
+    }
+    Ok(())
+}

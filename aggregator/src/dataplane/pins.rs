@@ -1,0 +1,147 @@
+//! Maps and attachments that outlive the daemon, as files in bpffs.
+//!
+//! ```text
+//! <dir>/abi-<VERSION>/maps/<name>      the maps; inner maps and programs live with them
+//! <dir>/abi-<VERSION>/links/<ifindex>  the attachment of `ingress` to a port
+//! ```
+//! The ABI's version is in the path: a daemon of another version finds nothing that it could misread, and sees that there
+//! is something.
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use netsum_common::abi::{VERSION, maps};
+
+/// Where pins are, held for this daemon alone.
+#[derive(Debug)]
+pub struct Pins {
+    dir: PathBuf,
+    /// Locked as long as the daemon lives, however it ends.
+    _lock: File,
+}
+
+/// What the folder holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// What an earlier daemon of the same ABI has left.
+    Ours,
+}
+
+impl Pins {
+    /// Takes hold of a folder in bpffs; makes it if it is not there. `lock` is a file that tells whether another daemon does.
+    ///
+    /// # Errors
+    /// If another daemon holds it. `None`, with a warning, where there is no bpffs.
+    pub fn hold(dir: &Path, lock: &Path) -> Result<Option<Self>> {
+        if let Some(folder) = lock.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let file = File::create(lock).with_context(|| format!("cannot make {}", lock.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                bail!(
+                    "another `netsum run` is at work with {}; give this one a `pin` and `state` of its own",
+                    dir.display()
+                )
+            }
+            Err(TryLockError::Error(e)) => {
+                return Err(e).with_context(|| format!("cannot lock {}", lock.display()));
+            }
+        }
+        let parent = dir.parent().unwrap_or(dir);
+        if !is_bpffs(parent) {
+            log::warn!(
+                "pin = {dir:?}: {} is no bpffs (mount -t bpf bpf /sys/fs/bpf), so the jobs end with this daemon",
+                parent.display()
+            );
+            return Ok(None);
+        }
+        fs::create_dir_all(dir).with_context(|| format!("pin = {dir:?}: cannot be made"))?;
+        Ok(Some(Self { dir: dir.to_owned(), _lock: file }))
+    }
+
+    /// Looks for what an earlier daemon has left.
+    ///
+    /// # Errors
+    /// If it is of another ABI version.
+    pub fn find(&self) -> Result<Found> {
+        let own = self.versioned();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            if path != own {
+                bail!(
+                    "{} was left by a netsum of another version, and this one (ABI {VERSION}) cannot take it over; \
+                     the hosts' traffic goes on through it. Run that version again, or start with --reset: it is \
+                     detached, its jobs end, and their hosts go on with an ordinary ring",
+                    path.display()
+                );
+            }
+        }
+        let complete = maps::ALL.iter().all(|name| self.map(name).exists());
+        Ok(if complete && self.links_dir().exists() { Found::Ours } else { Found::Nothing })
+    }
+
+    /// Makes the folders that pins go into.
+    pub fn make(&self) -> Result<()> {
+        fs::create_dir_all(self.maps_dir())?;
+        Ok(fs::create_dir_all(self.links_dir())?)
+    }
+
+    /// Removes everything, of whatever version; the interfaces that had an attachment. The kernel detaches a moment later.
+    pub fn clear(&self) -> Result<Vec<u32>> {
+        let mut attached = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            attached.extend(numbers(&path.join("links")));
+            fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        Ok(attached)
+    }
+
+    /// Removes everything, and the folder.
+    pub fn remove(&self) -> Result<()> {
+        self.clear()?;
+        Ok(fs::remove_dir(&self.dir)?)
+    }
+
+    /// Interfaces with a pinned attachment.
+    pub fn links(&self) -> Vec<u32> {
+        numbers(&self.links_dir())
+    }
+
+    /// The file of a map.
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.maps_dir().join(name)
+    }
+
+    /// The file of a port's attachment.
+    pub fn link(&self, ifindex: u32) -> PathBuf {
+        self.links_dir().join(ifindex.to_string())
+    }
+
+    fn versioned(&self) -> PathBuf {
+        self.dir.join(format!("abi-{VERSION}"))
+    }
+
+    fn maps_dir(&self) -> PathBuf {
+        self.versioned().join("maps")
+    }
+
+    fn links_dir(&self) -> PathBuf {
+        self.versioned().join("links")
+    }
+}
+
+/// The names in a folder that are numbers.
+fn numbers(folder: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn is_bpffs(dir: &Path) -> bool {
+    nix::sys::statfs::statfs(dir).is_ok_and(|s| s.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC)
+}

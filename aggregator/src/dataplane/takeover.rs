@@ -1,0 +1,77 @@
+//! What an earlier daemon has left in the kernel: taken over, or tidied away.
+
+use std::collections::HashSet;
+
+use anyhow::{Context as _, Result};
+use aya::maps::Array;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::xdp::XdpLink;
+use netsum_common::abi::{Flow, FlowKey, MAX_RINGS, RingConfig, maps, programs, ring_flags};
+
+use super::bpf::{Attachment, BpfDataPlane, program};
+use super::{DataPlane as _, FlowSpec, RingSpec};
+
+impl BpfDataPlane {
+    /// Gives pinned attachments the programs of this process, in one step each, without a packet in between; the
+    /// interfaces that have them now. Attachments to interfaces other than `present` are removed.
+    pub fn take_over_links(&mut self, present: &[u32]) -> Result<Vec<u32>> {
+        let Some(pins) = &self.pins else { return Ok(Vec::new()) };
+        let ingress = program(&mut self.ebpf, programs::INGRESS)?;
+        let mut taken = Vec::new();
+        for ifindex in pins.links() {
+            let path = pins.link(ifindex);
+            let link = PinnedLink::from_pin(&path).with_context(|| path.display().to_string())?;
+            if !present.contains(&ifindex) {
+                drop(link.unpin()?);
+                continue;
+            }
+            let updated = XdpLink::try_from(FdLink::from(link))
+                .map_err(anyhow::Error::from)
+                .and_then(|link| Ok(ingress.attach_to_link(link)?));
+            match updated {
+                Ok(id) => {
+                    // The file holds the link, too: to be unpinned when the port is detached.
+                    drop(ingress.take_link(id)?);
+                    self.links.insert(ifindex, Attachment::Pinned(PinnedLink::from_pin(&path)?));
+                    taken.push(ifindex);
+                }
+                Err(e) => {
+                    // Its interface went away, and another has its number now.
+                    log::warn!("the attachment to interface {ifindex} is of no use any more: {e:#}");
+                    std::fs::remove_file(&path)?;
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon was killed while it
+    /// changed them.
+    pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
+        let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
+        let config = rings.get(&ring.id, 0)?;
+        let same = (config.ranks, config.slots, config.window, config.mtu)
+            == (ring.ranks, ring.slots, ring.window, ring.mtu);
+        if !same || (config.flags & ring_flags::ACTIVE != 0) != active {
+            return Ok(false);
+        }
+        let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        Ok(flows.iter().filter(|f| f.ring == ring.id).all(|f| {
+            map.get(&f.key(), 0).is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank, f.base_psn))
+        }))
+    }
+
+    /// Removes rings and flows other than these.
+    pub fn forget_others(&mut self, rings: &[u32], flows: &[FlowSpec]) -> Result<()> {
+        let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
+        let mut map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        let keys: Vec<FlowKey> = map.keys().collect::<Result<_, _>>()?;
+        for key in keys.into_iter().filter(|k| !known.contains(k)) {
+            map.remove(&key)?;
+        }
+        for ring in (1..MAX_RINGS).filter(|r| !rings.contains(r)) {
+            self.delete_ring(ring, &[], &[])?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! Daemons that are killed, and what the next one finds: jobs go on, and end with a reason where they cannot.
+
+use std::time::{Duration, Instant};
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, one_on_each_host};
+use netsum_lab::netns;
+use serde_json::Value;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A lab with a daemon whose jobs outlive it.
+fn pinned(hosts: usize) -> Cluster {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(hosts)).unwrap();
+    cluster.pin();
+    cluster.start_daemon().unwrap();
+    cluster
+}
+
+fn start(cluster: &Cluster, job: &JobSpec) -> Group {
+    let token = cluster.create_job(job).unwrap();
+    cluster.ranks(job, &token, &one_on_each_host(job.ranks)).unwrap()
+}
+
+fn assert_box(outcomes: &[Outcome]) {
+    for (rank, o) in outcomes.iter().enumerate() {
+        assert_eq!((o.mode.as_str(), o.wrong, o.fall_backs), ("box", 0, 0), "rank {rank}: {o:?}");
+    }
+}
+
+fn xdp_ports(cluster: &Cluster) -> usize {
+    let links = netns::output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
+    links.matches("prog/xdp").count()
+}
+
+/// Waits until the job stands so.
+fn wait_for_state(cluster: &Cluster, job: &str, state: &str) -> Value {
+    let start = Instant::now();
+    loop {
+        let shown = cluster.netsum_json(&["job", "show", job]).unwrap();
+        if shown["state"] == state {
+            return shown;
+        }
+        assert!(start.elapsed() < PATIENCE, "{shown:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_job_never_notices_that_the_daemon_is_killed() {
+    let mut cluster = pinned(3);
+    let job = JobSpec { rings: 2, timeout: 5 * SECOND, ..JobSpec::new("train", 3) };
+    let mut group = start(&cluster, &job);
+    assert_box(&group.all_reduce("f32", 50_000, 1).unwrap());
+    let before = cluster.counter(Some("train"), "fragments").unwrap();
+
+    // In the middle of an operation.
+    let files = group.order_all_reduce("i32", 4_000_000, 2).unwrap();
+    cluster.kill_daemon().unwrap();
+    assert_box(&group.check_all_reduce("i32", 4_000_000, 2, &files).unwrap());
+    assert_eq!(xdp_ports(&cluster), 3);
+    // Without a daemon.
+    assert_box(&group.all_reduce("f32", 50_000, 3).unwrap());
+    // With the next one, which takes over in the middle of another.
+    let files = group.order_all_reduce("i32", 4_000_000, 4).unwrap();
+    cluster.start_daemon().unwrap();
+    assert_box(&group.check_all_reduce("i32", 4_000_000, 4, &files).unwrap());
+    assert!(cluster.daemon_log().contains("taken over from a daemon that was killed: 3 ports, 1 jobs"));
+    assert_box(&group.all_reduce("f32", 50_000, 5).unwrap());
+    let shown = cluster.netsum_json(&["job", "show", "train"]).unwrap();
+    assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &1.into()), "{shown:#}");
+    assert_eq!(shown["flows"].as_array().unwrap().len(), 6, "{shown:#}");
+    let fragments = cluster.counter(Some("train"), "fragments").unwrap();
+    assert!(fragments > before + 3 * 2 * 4_000_000 * 4 / 1024, "counters go on: {before}, {fragments}");
+
+    // The ranks talk to the new daemon: a death is noticed, and named.
+    group.order_all_reduce("f32", 1000, 6).unwrap();
+    group.answers(PATIENCE).unwrap();
+    group.kill(1).unwrap();
+    group.order_all_reduce("f32", 1000, 7).unwrap();
+    for (rank, answer) in group.answers(PATIENCE).unwrap() {
+        let Answer::Error(error) = answer else { panic!("rank {rank}: {answer:?}") };
+        assert!(error.contains("rank 1"), "rank {rank}: {error}");
+    }
+
+    // And an end as it should be leaves nothing.
+    cluster.stop_daemon().unwrap();
+    assert!(!cluster.pins().exists() && !cluster.state_file().exists());
+    assert_eq!(xdp_ports(&cluster), 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
+    let mut cluster = pinned(2);
+    cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
+    // Of another version.
+    cluster.kill_daemon().unwrap();
+    let other = cluster.pins().join("abi-999");
+    std::fs::create_dir(&other).unwrap();
+    let error = format!("{:#}", cluster.start_daemon().unwrap_err());
+    assert!(
+        error.contains("abi-999 was left by a netsum of another version") && error.contains("--reset"),
+        "{error}"
+    );
+    assert_eq!(xdp_ports(&cluster), 2, "nothing has been touched");
+    cluster.start_daemon_with(&["--reset"]).unwrap();
+    assert!(!other.exists());
+    assert_eq!(cluster.netsum_json(&["job", "list"]).unwrap(), serde_json::json!([]));
+    // Maps without a state file: the jobs are gone, and it begins anew.
+    cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
+    cluster.kill_daemon().unwrap();
+    std::fs::remove_file(cluster.state_file()).unwrap();
+    cluster.start_daemon().unwrap();
+    assert!(cluster.daemon_log().contains("has left its maps, and not its jobs"), "{}", cluster.daemon_log());
+    // A state file that is none.
+    cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
+    cluster.kill_daemon().unwrap();
+    std::fs::write(cluster.state_file(), "{}").unwrap();
+    cluster.start_daemon().unwrap();
+    assert!(
+        cluster.daemon_log().contains("not what a netsum of this version writes"),
+        "{}",
+        cluster.daemon_log()
+    );
+    assert_eq!(xdp_ports(&cluster), 2);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
+    let mut cluster = pinned(3);
+    let mut group = start(&cluster, &JobSpec { timeout: 3 * SECOND, ..JobSpec::new("half", 2) });
+    group.all_reduce("i32", 1000, 1).unwrap();
+    cluster.kill_daemon().unwrap();
+    // As if the daemon had been killed before it told the file what it had told the maps.
+    let text = std::fs::read_to_string(cluster.state_file()).unwrap();
+    let mut state: Value = serde_json::from_str(&text).unwrap();
+    state["jobs"][0]["flows"][0]["base_psn"] = 1.into();
+    std::fs::write(cluster.state_file(), state.to_string()).unwrap();
+    cluster.start_daemon().unwrap();
+    let shown = wait_for_state(&cluster, "half", "failed");
+    assert!(shown["error"].as_str().unwrap().contains("was killed while it changed the job"), "{shown:#}");
+    // Its ranks get an error, or the right sum from a ring; no wrong one.
+    let files = group.order_all_reduce("i32", 1000, 2).unwrap();
+    if let Err(error) = group.check_all_reduce("i32", 1000, 2, &files) {
+        assert!(error.to_string().contains("the daemon was started again"), "{error:#}");
+    }
+    drop(group);
+    cluster.netsum(&["job", "delete", "half"]).unwrap();
+
+    let job = JobSpec { timeout: 3 * SECOND, ..JobSpec::new("far", 3) };
+    let mut group = start(&cluster, &job);
+    group.all_reduce("i32", 1000, 3).unwrap();
+    cluster.kill_daemon().unwrap();
+    netns::output(cluster.lab().box_().command("ip").args(["link", "del", "port2"])).unwrap();
+    cluster.start_daemon().unwrap();
+    let shown = wait_for_state(&cluster, "far", "failed");
+    assert!(shown["error"].as_str().unwrap().contains("rank 2: its port"), "{shown:#}");
+    group.order_all_reduce("i32", 1000, 4).unwrap();
+    for (rank, answer) in group.answers(PATIENCE).unwrap() {
+        assert!(matches!(answer, Answer::Error(_)), "rank {rank}: {answer:?}");
+    }
+    cluster.stop_daemon().unwrap();
+    assert!(!cluster.pins().exists());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn jobs_that_come_and_go_leave_no_map_behind() {
+    let cluster = pinned(2);
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", cluster.daemon_pid())).unwrap().count();
+    // Of a size that no other test has: 2 x 3 x 171 fragments are 1026, rounded up to 2048 slots.
+    let job = JobSpec { mtu: 512, message_size: 171 * 512, window: 3, ..JobSpec::new("brief", 2) };
+    let sums = || {
+        let infos = aya::maps::loaded_maps().flatten();
+        infos.filter(|m| (m.value_size(), m.max_entries()) == (512, 2048)).count()
+    };
+    let cycle = || {
+        cluster.create_job(&job).unwrap();
+        let flow = ["flow", "add", "brief", "--ring", "0", "--rank", "0", "--port", "port0"];
+        let way = ["--src", "10.0.0.1", "--dst", "10.0.0.2", "--qpn", "5", "--psn", "7"];
+        cluster.netsum(&[&flow[..], &way].concat()).unwrap();
+        assert!(sums() >= 1);
+        cluster.netsum(&["job", "delete", "brief"]).unwrap();
+    };
+    cycle();
+    let open = descriptors();
+    (0..20).for_each(|_| cycle());
+    assert!(descriptors() <= open + 2, "{open} descriptors were open, now {}", descriptors());
+    // The kernel frees a map after a grace period.
+    let start = Instant::now();
+    while sums() > 0 {
+        assert!(start.elapsed() < PATIENCE, "{} arrays for sums are left", sums());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
