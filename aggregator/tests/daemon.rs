@@ -293,3 +293,21 @@ async fn a_socket_left_by_a_killed_daemon_is_replaced_and_a_live_one_is_not() {
     drop(first);
     listen_unix(&path).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_diagnosis_names_the_ranks_that_have_not_joined() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 3 --token secret").await.unwrap();
+    let mut worker = d.worker().await;
+    let waits = tokio::spawn(async move { worker.join(join(1, "secret", 5000)).await });
+    let said = loop {
+        let said = d.netsum("-j diagnose train --watch 20ms").await.unwrap();
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        if said["findings"].as_array().unwrap().len() < 3 {
+            break said;
+        }
+    };
+    let of = |i: usize| (said["findings"][i]["rank"].as_u64(), said["findings"][i]["what"].as_str());
+    assert_eq!([of(0), of(1)], [(Some(0), Some("has not joined")), (Some(2), Some("has not joined"))]);
+    waits.abort();
+}
