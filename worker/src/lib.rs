@@ -27,8 +27,9 @@ pub mod comm;
 mod control;
 pub mod numeric;
 pub mod rc;
-#[cfg(test)]
-mod sim;
+#[cfg(any(test, feature = "simulator"))]
+#[doc(hidden)]
+pub mod sim;
 pub mod udp;
 
 pub use comm::{Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics};

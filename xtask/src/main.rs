@@ -8,6 +8,7 @@ mod lab;
 mod objects;
 mod paths;
 mod setup;
+mod simulate;
 mod tally;
 mod test;
 mod toolchain;
@@ -35,6 +36,9 @@ enum Command {
     Lab(lab::LabArgs),
     /// Measures.
     Bench(bench::BenchArgs),
+    /// Runs many jobs with faults in the simulator: `--cases N --seed S`.
+    #[command(disable_help_flag = true)]
+    Simulate(simulate::SimulateArgs),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         Command::BuildEbpf => build_ebpf::run(),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Simulate(args) => simulate::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -80,6 +80,25 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Waits for the previous rank's greeting, at most until `until`.
+    fn meet(&mut self, until: Instant, unreachable: Error) -> Result<(), Error> {
+        loop {
+            if let Some(error) = self.engine.failure() {
+                return Err(error.clone());
+            }
+            if self.engine.greeted() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                self.engine.fail_to_meet(&mut self.links, &unreachable);
+                return Err(unreachable);
+            }
+            self.drive(Instant::now() + LOOK_UP, &mut Slice(&mut idle()))?;
+        }
+    }
+}
+
 /// Nothing to reduce: what the engine is given between operations.
 fn idle() -> [i32; 0] {
     []
@@ -119,18 +138,15 @@ impl Communicator {
         let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut links);
         let mut core = Core { engine, links, driver, ip, heartbeat };
         let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;
-        while !core.engine.greeted() {
-            core.drive(Instant::now() + LOOK_UP, &mut Slice(&mut idle()))?;
-            if let Some(error) = core.engine.failure() {
-                return Err(error.clone());
-            }
-            if started.elapsed() >= config.connect_timeout {
-                let ip = ranks[previous as usize].ip;
-                return Err(Error::Unreachable { rank: previous, ip, after: config.connect_timeout });
-            }
-        }
-        if let Some(error) = core.engine.failure() {
-            return Err(error.clone());
+        let unreachable = Error::Unreachable {
+            rank: previous,
+            ip: ranks[previous as usize].ip,
+            after: config.connect_timeout,
+        };
+        if let Err(error) = core.meet(started + config.connect_timeout, unreachable) {
+            // The others must hear why.
+            core.linger();
+            return Err(error);
         }
         let (core, turn) = (Mutex::new(core), Mutex::new(Turn::Keeper));
         let shared = Arc::new(Shared { core, turn, changed: Condvar::new() });

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use netsum_common::abi::{RingConfig, ring_flags, ring_slots};
 use netsum_common::serial;
-use netsum_common::slot::{Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, on_fragment};
+use netsum_common::slot::{
+    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, advance_low, on_fragment,
+};
 use netsum_common::wire::Bth;
 
 use crate::comm::config::JobShape;
@@ -19,6 +21,8 @@ struct Ring {
     slots: Vec<Slot>,
     sums: Vec<Vec<u8>>,
     headers: Vec<Vec<Option<Bth>>>,
+    /// Index of the release to come, where they must come in order.
+    next: u32,
 }
 
 struct Flow {
@@ -29,6 +33,8 @@ struct Flow {
 
 pub(super) struct Aggregator {
     ips: Vec<IpAddr>,
+    /// By receiver.
+    verifiers: HashMap<IpAddr, Verifier>,
     flows: HashMap<(IpAddr, u32), Flow>,
     rings: Vec<Ring>,
     /// The release to come whose sum is spoilt, and how.
@@ -47,11 +53,11 @@ pub(super) enum Spoil {
 }
 
 impl Aggregator {
-    pub fn new(shape: &JobShape, ranks: &[RankNumbers]) -> Self {
+    pub fn new(shape: &JobShape, relaxed: bool, ranks: &[RankNumbers]) -> Self {
         let fragments = shape.layout.message_size.div_ceil(shape.mtu);
         let slots = ring_slots(shape.layout.window, fragments).unwrap();
         let config = RingConfig {
-            flags: ring_flags::ACTIVE,
+            flags: ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 },
             ranks: shape.ranks,
             slots,
             window: shape.layout.window * fragments,
@@ -65,6 +71,7 @@ impl Aggregator {
             slots: vec![Slot::default(); slots as usize],
             sums: vec![Vec::new(); slots as usize],
             headers: vec![vec![None; n]; slots as usize],
+            next: 0,
         });
         let flows = (0..n).flat_map(|rank| {
             let next = &ranks[(rank + 1) % n];
@@ -75,6 +82,7 @@ impl Aggregator {
         });
         Self {
             ips: ranks.iter().map(|r| r.ip).collect(),
+            verifiers: ranks.iter().map(|r| (r.ip, Verifier::new(r.ip, false))).collect(),
             flows: flows.collect(),
             rings: rings.collect(),
             spoil: None,
@@ -87,10 +95,20 @@ impl Aggregator {
     }
 
     /// From now on no fragment is within its credit.
+    #[cfg(test)]
     pub fn swallow(&mut self) {
         for ring in &mut self.rings {
             ring.config.window = 0;
         }
+    }
+
+    /// Slots that were claimed and not released, described.
+    pub fn held(&self) -> Vec<String> {
+        let slots = self.rings.iter().enumerate().flat_map(|(r, ring)| {
+            let held = ring.slots.iter().filter(|s| s.is(Slot::USED) && !s.is(Slot::RELEASED));
+            held.map(move |s| format!("ring {r} index {} of ranks {:#b}", s.index, s.contributors))
+        });
+        slots.collect()
     }
 
     /// Takes a datagram if it is a flow's data, and gives those that come of it, with their addresses.
@@ -101,7 +119,9 @@ impl Aggregator {
         datagram: &[u8],
         out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>,
     ) -> bool {
-        let Ok(packet) = Verifier::new(dst, false).decode(src, datagram) else { return false };
+        let Some(Ok(packet)) = self.verifiers.get_mut(&dst).map(|v| v.decode(src, datagram)) else {
+            return false;
+        };
         let Some(flow) = self.flows.get(&(dst, packet.bth.qpn)) else { return false };
         if !packet.bth.opcode.is_rc_data() {
             return false;
@@ -110,6 +130,11 @@ impl Aggregator {
         let ring = &mut self.rings[flow.ring];
         let index = serial::sub(packet.bth.psn, flow.base_psn);
         let s = (index & (ring.config.slots - 1)) as usize;
+        let relaxed = ring.config.flags & ring_flags::RELAXED != 0;
+        if relaxed {
+            let slots = &ring.slots;
+            advance_low(&ring.config, &mut ring.state, |i| Some(slots[i as usize]));
+        }
         let fragment =
             Fragment { rank: flow.rank as u32, index, len: packet.payload.len() as u32, ce: false };
         let verdict = on_fragment(&ring.config, &mut ring.state, &mut ring.slots[s], fragment);
@@ -140,6 +165,16 @@ impl Aggregator {
             } else {
                 *after -= 1;
             }
+        }
+        match verdict.output {
+            Output::Release => {
+                assert!(relaxed || index == ring.next, "index {index} released in place of {}", ring.next);
+                ring.next = serial::add(index, 1);
+            }
+            Output::Replay | Output::Stale => {
+                assert!(relaxed || serial::before(index, ring.next), "{:?} of {index}", verdict.output);
+            }
+            Output::Drop | Output::Gap => {}
         }
         let n = self.ips.len();
         let mut send = |rank: usize, bth: &Bth, payload: &[u8]| {

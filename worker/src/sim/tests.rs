@@ -1,38 +1,24 @@
 //! What must hold, whatever the network does.
 
+use std::time::Duration;
+
 use super::aggregator::Spoil;
-use super::*;
+use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
+use super::network::{Faults, Rates};
+use super::rng::Rng;
+use super::vector::Vector;
+use super::{describe, simulate};
 use crate::comm::config::Mode;
-use crate::reference_sum;
+use crate::comm::error::Error;
+use crate::numeric::element::Dtype;
+use crate::numeric::layout::Layout;
 
 fn ints(rank: u32, length: usize, salt: u64) -> Vector {
-    let mut rng = Rng(salt << 8 | u64::from(rank));
-    Vector::I((0..length).map(|_| rng.next() as i32).collect())
+    Vector::ints(rank, length, salt)
 }
 
-/// Magnitudes differ from message to message and from rank to rank.
 fn floats(rank: u32, length: usize, salt: u64) -> Vector {
-    let mut rng = Rng(salt << 8 | u64::from(rank) | 1 << 60);
-    let x = (0..length).map(|i| {
-        let x = (rng.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
-        x * [1.0, 1e-9, 3e7, 1e-39][(i / 97 + rank as usize) % 4]
-    });
-    Vector::F(x.collect())
-}
-
-fn expected(layout: &Layout, of: &[Vector]) -> Vec<u32> {
-    let (mut i, mut f) = (Vec::new(), Vec::new());
-    for v in of {
-        match v {
-            Vector::I(x) => i.push(&x[..]),
-            Vector::F(x) => f.push(&x[..]),
-        }
-    }
-    if f.is_empty() {
-        Vector::I(reference_sum(&i, layout)).bits()
-    } else {
-        Vector::F(reference_sum(&f, layout)).bits()
-    }
+    Vector::floats(rank, length, salt)
 }
 
 /// The calls of one rank: both types in all lengths, a pause before some.
@@ -42,7 +28,7 @@ fn calls(rank: u32, lengths: &[usize], seed: u64) -> Vec<Call> {
     for (n, &length) in lengths.iter().enumerate() {
         let salt = seed * 1000 + n as u64;
         for data in [ints(rank, length, salt), floats(rank, length, salt)] {
-            let not_before = Duration::from_millis(if rng.chance(100) { rng.below(300) } else { 0 });
+            let not_before = Duration::from_millis(if rng.chance(100_000) { rng.below(300) } else { 0 });
             calls.push(Call { data, not_before });
         }
     }
@@ -65,13 +51,19 @@ fn check_with(spec: &Spec, lengths: &[usize], prepare: impl FnOnce(&mut Sim)) ->
             let contributions: Vec<Vector> = all.iter().map(|c| c[n].data.clone()).collect();
             assert!(outcome.is_ok(), "seed {} rank {rank} operation {n}: {outcome:?}", spec.seed);
             assert!(
-                data.bits() == expected(&spec.layout, &contributions),
+                data.bits() == Vector::sum(&spec.layout, &contributions),
                 "seed {} rank {rank} operation {n}: a wrong sum",
                 spec.seed
             );
         }
     }
     sim
+}
+
+/// The same faults for all packets, in thousandths.
+fn even(loss: u32, duplicate: u32, reorder: u32) -> Faults {
+    let [loss, duplicate, reorder] = [loss, duplicate, reorder].map(|x| x * 1000);
+    Faults::even(Rates { loss, duplicate, reorder, ..Rates::default() })
 }
 
 /// A length that fills some hundred messages at the most.
@@ -113,7 +105,7 @@ fn nothing_is_sent_again_without_loss() {
     let mut sim = Sim::new(&spec, calls);
     sim.run();
     for host in &sim.hosts {
-        assert_eq!(host.links.endpoint.stats().retransmissions, 0);
+        assert_eq!(host.stack.stats().retransmissions, 0);
     }
 }
 
@@ -121,11 +113,11 @@ fn nothing_is_sent_again_without_loss() {
 fn loss_doubling_and_reordering_change_nothing() {
     for seed in 0..40 {
         let layout = layouts().nth(seed as usize % 5).unwrap();
-        let faults = Faults {
-            loss: [0, 5, 10, 30][seed as usize % 4],
-            duplicate: [0, 10][seed as usize / 4 % 2],
-            reorder: [0, 10, 50][seed as usize % 3],
-        };
+        let faults = even(
+            [0, 5, 10, 30][seed as usize % 4],
+            [0, 10][seed as usize / 4 % 2],
+            [0, 10, 50][seed as usize % 3],
+        );
         let spec = Spec { faults, ..Spec::new([2, 3, 4, 8][seed as usize / 10], layout, seed) };
         let sim = check(&spec, &[1, 3, many(&layout)]);
         for host in &sim.hosts {
@@ -142,8 +134,8 @@ fn loss_doubling_and_reordering_change_nothing() {
 fn without_a_box_the_ranks_sum() {
     for seed in 0..20 {
         let layout = layouts().nth(seed as usize % 5).unwrap();
-        let faults = Faults { loss: seed % 3 * 10, duplicate: 5, reorder: 10 };
-        let present = Duration::ZERO..Duration::ZERO;
+        let faults = even(seed as u32 % 3 * 10, 5, 10);
+        let present = NEVER;
         let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
         let sim = check(&spec, &[0, 1, 3, many(&layout) / 2]);
         for host in &sim.hosts {
@@ -158,7 +150,7 @@ fn a_box_that_vanishes_in_the_middle_is_replaced() {
     let mut fell_back = 0;
     for seed in 0..60 {
         let layout = layouts().nth(seed as usize % 5).unwrap();
-        let faults = Faults { loss: seed % 3 * 10, duplicate: 5, reorder: 10 };
+        let faults = even(seed as u32 % 3 * 10, 5, 10);
         let present = Duration::ZERO..Duration::from_micros(50 + 137 * seed);
         let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
         let sim = check(&spec, &[3, many(&layout), 1]);
@@ -212,9 +204,9 @@ fn a_dead_rank_is_named_by_all_others_in_time() {
     for seed in 0..16 {
         let ranks = [2, 3, 4, 8][seed as usize % 4];
         let layout = layouts().nth(seed as usize % 5).unwrap();
-        let (dead, at) = (seed as usize % ranks as usize, Duration::from_micros(300 + 500 * seed));
-        let present = if seed % 2 == 0 { ALWAYS } else { Duration::ZERO..Duration::ZERO };
-        let faults = Faults { loss: 10 * (seed % 2), ..Faults::default() };
+        let (dead, at) = (seed as usize % ranks as usize, Duration::from_micros(100 + 25 * seed));
+        let present = if seed % 2 == 0 { ALWAYS } else { NEVER };
+        let faults = even(10 * (seed as u32 % 2), 0, 0);
         let timeout = Duration::from_secs(2);
         let spec =
             Spec { faults, present, timeout, death: Some((dead, at)), ..Spec::new(ranks, layout, seed) };
@@ -236,7 +228,7 @@ fn different_operations_are_an_error() {
     for seed in 0..12u64 {
         let layout = layouts().nth(seed as usize % 5).unwrap();
         let ranks = [2, 3, 4, 8][seed as usize % 4];
-        let present = if seed % 3 == 0 { Duration::ZERO..Duration::ZERO } else { ALWAYS };
+        let present = if seed % 3 == 0 { NEVER } else { ALWAYS };
         let spec = Spec { present, ..Spec::new(ranks, layout, seed) };
         let odd = seed as u32 % ranks;
         let mut sim = Sim::new(&spec, |rank| {
@@ -284,7 +276,7 @@ fn non_finite_elements_are_named_and_do_no_harm() {
         assert_eq!(finished.non_finite, Some(first..first + per_message));
         assert_eq!(host.results[1].0.as_ref().unwrap().non_finite, None);
         let sums: Vec<Vector> = (0..3).map(|r| floats(r, 10, 2)).collect();
-        assert_eq!(host.results[1].1.bits(), expected(&layout, &sums));
+        assert_eq!(host.results[1].1.bits(), Vector::sum(&layout, &sums));
     }
 }
 
@@ -299,5 +291,41 @@ fn a_rank_that_comes_late_is_waited_for() {
     sim.run();
     for host in &sim.hosts {
         assert!(host.results[0].0.as_ref().is_ok_and(|f| f.mode == Mode::Box), "{:?}", host.results[0].0);
+    }
+}
+
+/// The seeds of the short run, or the one that is asked for.
+fn seeds() -> std::ops::Range<u64> {
+    match std::env::var("NETSUM_SIM_SEED") {
+        Ok(seed) => {
+            let seed = seed.parse().expect("NETSUM_SIM_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 0..4000,
+    }
+}
+
+#[test]
+fn every_case_ends_with_the_right_sum_or_an_error_that_names_the_cause() {
+    let (mut right, mut by_ring) = (0, 0);
+    for seed in seeds() {
+        match simulate(seed) {
+            Ok(s) => {
+                right += u64::from(s.right);
+                by_ring += u64::from(s.by_ring);
+            }
+            Err(failure) => panic!("replay with NETSUM_SIM_SEED={seed}\n{failure}"),
+        }
+    }
+    if seeds().end - seeds().start > 1 {
+        assert!(right > 3000 && by_ring > 100 && right < 3950, "{right} right, {by_ring} by the ring");
+    }
+}
+
+#[test]
+fn a_seed_replays() {
+    for seed in 0..50 {
+        let run = || simulate(seed).map(|s| format!("{s:?}")).map_err(|f| f.to_string());
+        assert_eq!(run(), run(), "{}", describe(seed));
     }
 }

@@ -75,6 +75,12 @@ impl Engine {
         self.end(error);
     }
 
+    /// The previous rank has never greeted this one: nobody can go on. `why` is what this rank itself tells its caller.
+    pub fn fail_to_meet(&mut self, t: &mut dyn Transport, why: &Error) {
+        let reason = format!("rank {} could not connect: {why}", self.place.rank);
+        self.fail(t, Error::RankDied { rank: self.previous(), reason });
+    }
+
     pub(super) fn on_failure(&mut self, t: &mut dyn Transport, origin: u32, error: Error) {
         if origin >= self.place.ranks || self.failures_seen & 1 << origin != 0 {
             return;

@@ -1,0 +1,369 @@
+//! A job: hosts, wires, a box, and the clock that goes from event to event.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::aggregator::Aggregator;
+use super::network::{Class, Direction, Faults, Network, Speed};
+use super::rng::Rng;
+use super::selective::Selective;
+use super::stack::Stack;
+use super::vector::Vector;
+use crate::comm::config::JobShape;
+use crate::comm::engine::{Engine, Finished, Settings};
+use crate::comm::error::Error;
+use crate::comm::links::{Links, Numbers, RankNumbers};
+use crate::numeric::element::Slice;
+use crate::numeric::layout::Layout;
+use crate::rc::{Endpoint, EndpointConfig};
+
+/// Always there.
+pub(super) const ALWAYS: Range<Duration> = Duration::ZERO..Duration::MAX;
+/// Never there.
+pub(super) const NEVER: Range<Duration> = Duration::ZERO..Duration::ZERO;
+
+/// What a simulation is about.
+#[derive(Clone, Debug)]
+pub(super) struct Spec {
+    pub seed: u64,
+    pub ranks: u32,
+    pub mtu: u32,
+    pub layout: Layout,
+    /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order otherwise.
+    pub selective: bool,
+    pub faults: Faults,
+    pub speed: Speed,
+    pub timeout: Duration,
+    /// How long a rank waits for the previous one to greet it.
+    pub connect_timeout: Duration,
+    /// When the box sums.
+    pub present: Range<Duration>,
+    /// When a rank falls silent for ever.
+    pub death: Option<(usize, Duration)>,
+    /// When ranks do nothing, while packets wait in their sockets.
+    pub pauses: Vec<(usize, Range<Duration>)>,
+    /// Longest simulated time; what takes longer is a hang.
+    pub limit: Duration,
+}
+
+impl Spec {
+    /// Without faults, over links of 10 Gb/s and 10 us.
+    pub fn new(ranks: u32, layout: Layout, seed: u64) -> Self {
+        Self {
+            seed,
+            ranks,
+            mtu: 256,
+            layout,
+            selective: false,
+            faults: Faults::default(),
+            // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
+            speed: Speed { per_byte: 1, latency: Duration::from_micros(10) },
+            timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(10),
+            present: ALWAYS,
+            death: None,
+            pauses: Vec::new(),
+            limit: Duration::from_secs(60),
+        }
+    }
+}
+
+/// One operation of a rank, begun when the one before is done and its time has come.
+pub(super) struct Call {
+    pub data: Vector,
+    pub not_before: Duration,
+}
+
+pub(super) struct Host {
+    pub stack: Box<dyn Stack>,
+    pub engine: Engine,
+    pub calls: VecDeque<Call>,
+    pub current: Option<Vector>,
+    /// Outcome, slice and time.
+    pub results: Vec<(Result<Finished, Error>, Vector, Duration)>,
+    pub alive: bool,
+    /// What has arrived during a pause.
+    inbox: Vec<(usize, Vec<u8>)>,
+    /// When it must be looked at next.
+    due: Option<Instant>,
+}
+
+/// A datagram on its way.
+struct Flying {
+    at: Instant,
+    /// Breaks ties.
+    order: u64,
+    from: usize,
+    to: usize,
+    at_box: bool,
+    datagram: Vec<u8>,
+}
+
+impl PartialEq for Flying {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+impl Eq for Flying {}
+impl PartialOrd for Flying {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Flying {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+pub(super) struct Sim {
+    start: Instant,
+    now: Instant,
+    pub hosts: Vec<Host>,
+    ips: Vec<IpAddr>,
+    pub aggregator: Aggregator,
+    spec: Spec,
+    pub network: Network,
+    queue: BinaryHeap<Reverse<Flying>>,
+    order: u64,
+    buf: Vec<u8>,
+    out: Vec<(IpAddr, IpAddr, Vec<u8>)>,
+}
+
+impl Sim {
+    pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
+        let mut rng = Rng(spec.seed);
+        let Spec { ranks, layout, mtu, .. } = *spec;
+        let shape = JobShape { ranks, mtu, layout };
+        let ips: Vec<IpAddr> = (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
+        let mut qpn = 0;
+        let mut numbers = || {
+            qpn += 2;
+            // Near the end of the 24 bits, so that some wrap.
+            let first_psn = (0xff_ffe0 + rng.below(64)) as u32 & 0xff_ffff;
+            Numbers { receive_qpn: 0x100 + qpn, send_qpn: 0x101 + qpn, first_psn }
+        };
+        let all: Vec<RankNumbers> = ips
+            .iter()
+            .map(|ip| RankNumbers {
+                ip: *ip,
+                rings: (0..layout.rings).map(|_| numbers()).collect(),
+                plain: numbers(),
+            })
+            .collect();
+        let start = Instant::now();
+        let hosts = (0..ranks).map(|rank| {
+            let mut stack: Box<dyn Stack> = if spec.selective {
+                Box::new(Selective::new(&shape, rank, &all))
+            } else {
+                let endpoint = Endpoint::new(ips[rank as usize], EndpointConfig::default());
+                Box::new(Links::new(endpoint, &shape, rank, &all, 4096).expect("connections"))
+            };
+            let settings = Settings { rank, shape, timeout: spec.timeout };
+            let engine = Engine::new(start, settings, &mut *stack);
+            Host {
+                stack,
+                engine,
+                calls: calls(rank).into(),
+                current: None,
+                results: Vec::new(),
+                alive: true,
+                inbox: Vec::new(),
+                due: Some(start),
+            }
+        });
+        let faults = spec.faults.clone();
+        Self {
+            hosts: hosts.collect(),
+            start,
+            now: start,
+            aggregator: Aggregator::new(&shape, spec.selective, &all),
+            ips,
+            network: Network::new(start, ranks as usize, spec.speed, faults, spec.seed),
+            spec: spec.clone(),
+            queue: BinaryHeap::new(),
+            order: 0,
+            buf: Vec::new(),
+            out: Vec::new(),
+        }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.now - self.start
+    }
+
+    fn hop(&mut self, direction: Direction, class: Class, from: usize, to: usize, datagram: Vec<u8>) {
+        let (queue, order) = (&mut self.queue, &mut self.order);
+        let (rank, at_box) = match direction {
+            Direction::Up => (from, true),
+            Direction::Down => (to, false),
+        };
+        self.network.send(self.now, rank, direction, class, datagram, |at, datagram| {
+            *order += 1;
+            queue.push(Reverse(Flying { at, order: *order, from, to, at_box, datagram }));
+        });
+    }
+
+    /// Where an address is. Addresses count up.
+    fn place(&self, ip: IpAddr) -> usize {
+        match ip {
+            IpAddr::V4(ip) => usize::from(ip.octets()[3]) - 1,
+            IpAddr::V6(_) => unreachable!("all are IPv4"),
+        }
+    }
+
+    fn transmit(&mut self, from: usize) {
+        let mut buf = std::mem::take(&mut self.buf);
+        while let Some(t) = self.hosts[from].stack.poll_transmit(self.now, &mut buf) {
+            let to = self.place(t.to);
+            for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
+                self.hop(Direction::Up, Class::of(datagram), from, to, datagram.to_vec());
+            }
+        }
+        self.buf = buf;
+    }
+
+    /// The end of the pause that a rank is in.
+    fn paused(&self, rank: usize) -> Option<Duration> {
+        let elapsed = self.elapsed();
+        let pauses = self.spec.pauses.iter().filter(|(r, during)| *r == rank && during.contains(&elapsed));
+        pauses.map(|(_, during)| during.end).max()
+    }
+
+    /// Lets a rank work off what it has.
+    fn work(&mut self, rank: usize) {
+        let (now, elapsed, start) = (self.now, self.elapsed(), self.start);
+        if self.spec.death.is_some_and(|(dead, at)| dead == rank && elapsed >= at) {
+            self.hosts[rank].alive = false;
+        }
+        let pause = self.paused(rank);
+        let host = &mut self.hosts[rank];
+        host.due = None;
+        if !host.alive {
+            return;
+        }
+        if let Some(end) = pause {
+            host.due = Some(start + end);
+            return;
+        }
+        for (from, datagram) in std::mem::take(&mut host.inbox) {
+            host.stack.receive(now, self.ips[from], &datagram);
+        }
+        host.stack.handle_timeout(now);
+        loop {
+            match &mut host.current {
+                Some(data) => host.engine.step(now, &mut *host.stack, data),
+                None => host.engine.step(now, &mut *host.stack, &mut Slice::<i32>(&mut [])),
+            }
+            if host.current.is_some()
+                && let Some(outcome) = host.engine.finished()
+                && let Some(data) = host.current.take()
+            {
+                host.results.push((outcome, data, elapsed));
+            }
+            if host.current.is_some() || host.calls.front().is_none_or(|c| elapsed < c.not_before) {
+                break;
+            }
+            // As `Communicator::connect`.
+            if !host.engine.greeted() && host.engine.failure().is_none() {
+                if elapsed >= self.spec.connect_timeout {
+                    let previous = (rank + self.ips.len() - 1) % self.ips.len();
+                    let (ip, after) = (self.ips[previous], self.spec.connect_timeout);
+                    let error = Error::Unreachable { rank: previous as u32, ip, after };
+                    let calls = host.calls.drain(..);
+                    host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
+                    host.engine.fail_to_meet(&mut *host.stack, &error);
+                }
+                break;
+            }
+            let Some(Call { data, .. }) = host.calls.pop_front() else { break };
+            match host.engine.start(now, &mut *host.stack, &data) {
+                Ok(()) => host.current = Some(data),
+                Err(error) => host.results.push((Err(error), data, elapsed)),
+            }
+        }
+        self.transmit(rank);
+        let host = &mut self.hosts[rank];
+        let calls = host.calls.front().filter(|_| host.current.is_none());
+        let call = calls.map(|c| {
+            start
+                + if host.engine.greeted() {
+                    c.not_before
+                } else {
+                    self.spec.connect_timeout.max(c.not_before)
+                }
+        });
+        let due = [host.stack.next_timeout(), call, Some(host.engine.next_timeout())];
+        // A timer that is due and does nothing must not stop the clock.
+        host.due = due.into_iter().flatten().min().map(|t| t.max(now + Duration::from_micros(1)));
+    }
+
+    fn arrive(&mut self, flying: Flying) {
+        let Flying { from, to, at_box, datagram, .. } = flying;
+        if !at_box {
+            self.hosts[to].inbox.push((from, datagram));
+            return self.work(to);
+        }
+        if self.spec.present.contains(&self.elapsed()) {
+            let mut out = std::mem::take(&mut self.out);
+            let taken = self.aggregator.take(self.ips[from], self.ips[to], &datagram, &mut out);
+            for (src, dst, datagram) in out.drain(..) {
+                self.hop(Direction::Down, Class::Result, self.place(src), self.place(dst), datagram);
+            }
+            self.out = out;
+            if taken {
+                return;
+            }
+        }
+        self.hop(Direction::Down, Class::of(&datagram), from, to, datagram);
+    }
+
+    /// Goes to what happens next.
+    fn step(&mut self) {
+        let hosts = self.hosts.iter().enumerate();
+        let due = hosts.filter(|(_, h)| h.alive).filter_map(|(r, h)| h.due.map(|t| (t, r))).min();
+        match (self.queue.peek(), due) {
+            (Some(Reverse(flying)), due) if due.is_none_or(|d| flying.at <= d.0) => {
+                let Some(Reverse(flying)) = self.queue.pop() else { return };
+                self.now = self.now.max(flying.at);
+                self.arrive(flying);
+            }
+            (_, Some((at, rank))) => {
+                self.now = self.now.max(at);
+                self.work(rank);
+            }
+            (_, None) => panic!("nobody is alive"),
+        }
+    }
+
+    /// Runs until all ranks alive have finished their calls.
+    ///
+    /// # Panics
+    /// After the specified longest time.
+    pub fn run(&mut self) {
+        while self.hosts.iter().any(|h| h.alive && (h.current.is_some() || !h.calls.is_empty())) {
+            assert!(self.elapsed() < self.spec.limit, "a hang: {}", self.describe());
+            self.step();
+        }
+    }
+
+    /// Goes on for a while: what is on its way arrives, and what has not been acknowledged is.
+    pub fn settle(&mut self, time: Duration) {
+        let end = self.elapsed() + time;
+        while self.elapsed() < end {
+            self.step();
+        }
+    }
+
+    fn describe(&self) -> String {
+        let hosts = self.hosts.iter().map(|h| {
+            let calls = h.calls.len() + h.current.is_some() as usize;
+            format!("{calls} calls, {:?} {:?}", h.engine.mode(), h.engine.statistics())
+        });
+        let held = self.aggregator.held().join("; ");
+        format!("{}\nheld: {held}", hosts.collect::<Vec<_>>().join("\n"))
+    }
+}
