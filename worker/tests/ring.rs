@@ -102,6 +102,30 @@ fn a_rank_that_leaves_is_named() {
 }
 
 #[test]
+fn a_rank_that_never_comes_is_named_by_all_others() {
+    let started = Instant::now();
+    let errors: Vec<Error> = std::thread::scope(|s| {
+        let threads = [0, 1].map(|rank| {
+            s.spawn(move || {
+                let connect_timeout = Duration::from_secs(1);
+                let config = CommConfig { connect_timeout, ..config(12, rank, 3, LAYOUT) };
+                match Communicator::connect(config) {
+                    Ok(mut comm) => comm.all_reduce(&mut [1i32]).unwrap_err(),
+                    Err(error) => error,
+                }
+            })
+        });
+        threads.map(|t| t.join().unwrap()).into()
+    });
+    assert!(matches!(errors[0], Error::Unreachable { rank: 2, .. }), "{:?}", errors[0]);
+    // Rank 1 has met rank 0, and learns from it.
+    assert!(
+        matches!(&errors[1], Error::RankDied { rank: 2, reason } if reason.contains("rank 0 could not connect"))
+    );
+    assert!(started.elapsed() < Duration::from_secs(3), "sooner than by silence");
+}
+
+#[test]
 fn non_finite_elements_are_an_error_and_the_communicator_goes_on() {
     run(6, 2, LAYOUT, |mut comm| {
         let mut x = floats(comm.rank(), 20_000);

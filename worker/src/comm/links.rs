@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::config::JobShape;
 use super::transport::{Channel, Transport, TransportEvent};
@@ -35,6 +35,8 @@ pub(crate) struct Links {
 /// Time without an acknowledgement after which packets are sent again. Scheduling on a busy host takes milliseconds, and
 /// a sum comes only when the last rank has sent its part.
 const ACK_TIMEOUT: Duration = Duration::from_micros(67_109);
+/// The same where the acknowledgement waits for nobody: above what a busy host takes to answer.
+const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(8);
 
 impl Links {
     /// Makes the queue pairs of rank `rank`. `capacity` is how many packets the socket holds for certain.
@@ -82,6 +84,8 @@ impl Links {
                     // A rank may compute for an hour before it sends its part. Who is dead is found by keep-alives.
                     config.retry_limit = None;
                     config.ack_timeout = ACK_TIMEOUT;
+                    config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
+                    config.waits_for_others = matches!(channel, Channel::RingOut(_));
                     config.max_inflight = match channel {
                         Channel::PlainOut | Channel::PlainIn => share.min(128),
                         _ => share.min(fragments.saturating_mul(shape.layout.window)),
@@ -104,6 +108,12 @@ impl Transport for Links {
     fn send(&mut self, channel: Channel, id: u64, data: Vec<u8>) {
         if let Some(qp) = self.qps.get(&channel) {
             self.endpoint.post_send(*qp, id, data, None);
+        }
+    }
+
+    fn expect(&mut self, now: Instant, channel: Channel, id: u64) {
+        if let Some(qp) = self.qps.get(&channel) {
+            self.endpoint.expect(now, *qp, id);
         }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! The engine does not know queue pairs. Tests put something simpler than the RC endpoint here.
 
+use std::time::Instant;
+
 /// One connection, as its user sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) enum Channel {
@@ -30,6 +32,9 @@ pub(crate) enum TransportEvent {
 pub(crate) trait Transport {
     /// Sends a message.
     fn send(&mut self, channel: Channel, id: u64, data: Vec<u8>);
+    /// A message that was sent, and all before it, should be acknowledged as soon as it arrives: all ranks have sent
+    /// their part, or will at once.
+    fn expect(&mut self, now: Instant, channel: Channel, id: u64);
     /// Gives a buffer to receive into; its length is the room.
     fn receive_into(&mut self, channel: Channel, buffer: Vec<u8>);
     /// What has happened, oldest first.

@@ -152,6 +152,14 @@ impl Endpoint {
         }
     }
 
+    /// From now on a message that was posted, and all before it, should be acknowledged as soon as it arrives; see
+    /// [`QpConfig::waits_for_others`].
+    pub fn expect(&mut self, now: Instant, id: QpId, message: u64) {
+        if let Some(qp) = self.qp(id) {
+            qp.requester.expect(now, message);
+        }
+    }
+
     /// Gives a buffer for one message. Without one the sender is told that the receiver is not ready.
     pub fn post_receive(&mut self, id: QpId, buffer: Vec<u8>) {
         if let Some(qp) = self.qp(id) {

@@ -53,6 +53,11 @@ pub struct QpConfig {
     pub opcode: Operation,
     /// Time without an acknowledgement after which packets are sent again; doubles with each try.
     pub ack_timeout: Duration,
+    /// With it, the first time-out follows the measured round trips (RFC 6298), between this and `ack_timeout`.
+    pub min_ack_timeout: Option<Duration>,
+    /// Acknowledgements may wait for what others send. The measured round trips then only count for packets that
+    /// [`Endpoint::expect`] was called for.
+    pub waits_for_others: bool,
     /// Time-outs in a row after which the connection fails; never when `None`.
     pub retry_limit: Option<u32>,
     /// "Receiver not ready" in a row after which the connection fails; never when `None`.
@@ -80,6 +85,8 @@ impl QpConfig {
             mtu,
             opcode: Operation::Send,
             ack_timeout: Duration::from_micros(67_109),
+            min_ack_timeout: None,
+            waits_for_others: false,
             retry_limit: Some(7),
             rnr_retry_limit: None,
             max_inflight: 128,

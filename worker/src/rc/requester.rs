@@ -16,6 +16,11 @@ const ACK_EVERY: u64 = 32;
 /// Time-outs back off to at most this many times the configured one.
 const MAX_BACKOFF: u32 = 16;
 
+/// Least time for the rest to be acknowledged after a probe was.
+const LEAST_PATIENCE: Duration = Duration::from_millis(2);
+/// Until one has been measured.
+const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
+
 #[derive(Debug)]
 struct Message {
     id: u64,
@@ -34,6 +39,7 @@ pub struct Requester {
     operation: Operation,
     max_inflight: u64,
     ack_timeout: Duration,
+    min_ack_timeout: Option<Duration>,
     retry_limit: Option<u32>,
     rnr_retry_limit: Option<u32>,
     messages: VecDeque<Message>,
@@ -49,10 +55,57 @@ pub struct Requester {
     retries: u32,
     rnr_retries: u32,
     not_before: Option<Instant>,
+    probe: Probe,
+    /// Packets before this one are acknowledged as soon as they arrive.
+    prompt: u64,
     /// The last packet gone back to, and when.
     went_back: Option<(u64, Instant)>,
     sample: Option<(u64, Instant)>,
-    round_trip: Duration,
+    round_trip: RoundTrip,
+}
+
+/// The least of the last 16 to 32 round trips. Mean and deviation (RFC 6298) would also measure how long others take to
+/// recover from their losses, since a sum waits for all.
+#[derive(Clone, Copy, Debug)]
+struct RoundTrip {
+    /// Of the 16 before.
+    before: Duration,
+    current: Duration,
+    samples: u32,
+}
+
+impl RoundTrip {
+    fn new() -> Self {
+        Self { before: FIRST_ROUND_TRIP, current: Duration::MAX, samples: 0 }
+    }
+
+    fn add(&mut self, sample: Duration) {
+        self.current = self.current.min(sample);
+        self.samples += 1;
+        if self.samples.is_multiple_of(16) {
+            self.before = std::mem::replace(&mut self.current, Duration::MAX);
+        }
+    }
+
+    fn least(&self) -> Duration {
+        if self.samples < 16 && self.current < Duration::MAX {
+            self.current
+        } else {
+            self.before.min(self.current)
+        }
+    }
+}
+
+/// Where a time-out has led. It does not say what was lost, or whether anything was: perhaps only the acknowledgement, or
+/// somebody is late. So the oldest packet asks first (as RFC 5682 does in TCP), and the rest is not sent again as long as
+/// acknowledgements come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Probe {
+    None,
+    /// Only the oldest packet is sent, until something is acknowledged.
+    Sent,
+    /// Something was; the packets before this one wait for a little longer.
+    Answered(u64),
 }
 
 /// A packet to be sent.
@@ -89,6 +142,7 @@ impl Requester {
             operation: c.opcode,
             max_inflight: c.max_inflight.max(1) as u64,
             ack_timeout: c.ack_timeout,
+            min_ack_timeout: c.min_ack_timeout,
             retry_limit: c.retry_limit,
             rnr_retry_limit: c.rnr_retry_limit,
             messages: VecDeque::new(),
@@ -100,9 +154,11 @@ impl Requester {
             retries: 0,
             rnr_retries: 0,
             not_before: None,
+            probe: Probe::None,
+            prompt: if c.waits_for_others { 0 } else { u64::MAX },
             went_back: None,
             sample: None,
-            round_trip: Duration::from_micros(100),
+            round_trip: RoundTrip::new(),
         }
     }
 
@@ -111,6 +167,17 @@ impl Requester {
         let packets = data.len().div_ceil(self.mtu).max(1) as u64;
         self.messages.push_back(Message { id, data, immediate, first: self.posted, packets });
         self.posted += packets;
+    }
+
+    /// From now on a posted message, and all before it, is acknowledged as soon as it arrives.
+    pub fn expect(&mut self, now: Instant, id: u64) {
+        let Some(m) = self.messages.iter().rev().find(|m| m.id == id) else { return };
+        let prompt = m.first + m.packets;
+        if prompt > self.prompt {
+            self.prompt = prompt;
+            let due = now + self.timeout();
+            self.timer = self.timer.map(|t| t.min(due));
+        }
     }
 
     fn psn(&self, packet: u64) -> u32 {
@@ -124,9 +191,8 @@ impl Requester {
 
     /// Whether there is something to send now.
     pub fn ready(&self, now: Instant) -> bool {
-        self.next < self.posted
-            && self.next < self.acked + self.max_inflight
-            && self.not_before.is_none_or(|t| now >= t)
+        let window = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
+        self.next < self.posted && self.next < self.acked + window && self.not_before.is_none_or(|t| now >= t)
     }
 
     /// The next packet, if one may be sent.
@@ -137,7 +203,7 @@ impl Requester {
         self.not_before = None;
         let n = self.next;
         let i = self.messages.partition_point(|m| m.first + m.packets <= n);
-        let window_end = n + 1 == self.acked + self.max_inflight;
+        let window_end = self.probe == Probe::Sent || n + 1 == self.acked + self.max_inflight;
         let psn = self.psn(n);
         let m = &self.messages[i];
         let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
@@ -159,7 +225,7 @@ impl Requester {
             self.sample = None; // Karn's rule
         } else {
             self.sent = self.next;
-            if bth.ack_request && self.sample.is_none() {
+            if bth.ack_request && self.sample.is_none() && n < self.prompt {
                 self.sample = Some((n, now));
             }
         }
@@ -170,7 +236,13 @@ impl Requester {
     }
 
     fn timeout(&self) -> Duration {
-        self.ack_timeout * (1 << self.retries.min(MAX_BACKOFF.ilog2()))
+        let backoff = 1 << self.retries.min(MAX_BACKOFF.ilog2());
+        match self.min_ack_timeout {
+            Some(min) if self.acked < self.prompt => {
+                ((self.round_trip.least() * 4).max(min) * backoff).min(self.ack_timeout)
+            }
+            _ => self.ack_timeout * backoff,
+        }
     }
 
     /// Everything before `packet` has arrived. Whether that is new.
@@ -182,10 +254,14 @@ impl Requester {
         self.next = self.next.max(packet);
         self.retries = 0;
         self.rnr_retries = 0;
+        if self.probe == Probe::Sent {
+            self.probe = Probe::Answered(self.sent);
+            self.next = self.sent;
+        }
         if let Some((n, at)) = self.sample
             && packet > n
         {
-            self.round_trip = (self.round_trip * 7 + now.saturating_duration_since(at)) / 8;
+            self.round_trip.add(now.saturating_duration_since(at));
             self.sample = None;
         }
         while self.messages.front().is_some_and(|m| m.first + m.packets <= packet) {
@@ -193,7 +269,14 @@ impl Requester {
                 done(m.id, m.data);
             }
         }
-        self.timer = (self.acked < self.sent).then(|| now + self.timeout());
+        let timeout = match self.probe {
+            Probe::Answered(end) if packet < end => (self.round_trip.least() * 4).max(LEAST_PATIENCE),
+            _ => {
+                self.probe = Probe::None;
+                self.timeout()
+            }
+        };
+        self.timer = (self.acked < self.sent).then(|| now + timeout);
         true
     }
 
@@ -219,7 +302,7 @@ impl Requester {
         // One loss brings several NAKs; those that come before the resent packet can have arrived tell nothing new.
         if let Some((to, at)) = self.went_back
             && to == packet
-            && now.saturating_duration_since(at) < (self.round_trip * 2).min(self.ack_timeout)
+            && now.saturating_duration_since(at) < self.round_trip.least()
         {
             return Effect::None;
         }
@@ -249,6 +332,7 @@ impl Requester {
     }
 
     fn go_back(&mut self, now: Instant) {
+        self.probe = Probe::None;
         self.next = self.acked;
         self.went_back = Some((self.acked, now));
         self.sample = None;
@@ -275,11 +359,15 @@ impl Requester {
             self.timer = None;
             return Effect::None;
         }
-        self.retries += 1;
+        let answered = matches!(self.probe, Probe::Answered(_));
+        self.retries += u32::from(!answered);
         if self.retry_limit.is_some_and(|limit| self.retries > limit) {
             return Effect::Failed(QpError::RetryExceeded);
         }
         self.go_back(now);
+        if !answered {
+            self.probe = Probe::Sent;
+        }
         Effect::WentBack
     }
 

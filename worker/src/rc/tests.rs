@@ -217,6 +217,84 @@ fn a_receiver_without_buffer_is_not_ready_and_then_is() {
     assert_eq!(pair.ends[1].poll_event(), Some(Event::Received { qp: id, data, immediate: Some(3) }));
 }
 
+/// What an end sends now: PSNs, and whether each asks for an acknowledgement.
+fn sent_now(pair: &mut Pair, end: usize) -> Vec<(u32, bool)> {
+    use netsum_common::wire::Bth;
+    let (mut buf, mut sent) = (Vec::new(), Vec::new());
+    while let Some(t) = pair.ends[end].poll_transmit(pair.now, &mut buf) {
+        for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
+            let bth = Bth::decode(datagram[..12].try_into().unwrap());
+            sent.push((bth.psn, bth.ack_request));
+        }
+    }
+    sent
+}
+
+/// An acknowledgement of all up to a PSN arrives at end 0.
+fn acknowledge(pair: &mut Pair, psn: u32) {
+    use netsum_common::wire::{Aeth, Bth, Opcode, Syndrome};
+    let aeth = Some(Aeth { syndrome: Syndrome::Ack(0x1f), msn: 0 });
+    let ext = packet::Extended { aeth, ..Default::default() };
+    let mut datagram = Vec::new();
+    packet::encode(&mut datagram, pair.ips[1], pair.ips[0], 0, &Bth::new(Opcode::ACK, 10, psn), &ext, &[]);
+    pair.ends[0].receive(pair.now, pair.ips[1], false, &datagram);
+}
+
+#[test]
+fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
+    let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = 100);
+    pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
+    assert_eq!(sent_now(&mut pair, 0).len(), 10);
+    let expire = |pair: &mut Pair, after: Duration| {
+        let due = pair.ends[0].next_timeout().unwrap();
+        assert_eq!(due - pair.now, after);
+        pair.now = due;
+        pair.ends[0].handle_timeout(due);
+    };
+    expire(&mut pair, Duration::from_micros(67_109));
+    assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
+    expire(&mut pair, Duration::from_micros(2 * 67_109));
+    assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
+    // As long as acknowledgements come, nobody needs more.
+    acknowledge(&mut pair, 100);
+    assert_eq!(sent_now(&mut pair, 0), []);
+    acknowledge(&mut pair, 103);
+    assert_eq!(sent_now(&mut pair, 0), []);
+    // When they cease, the rest is missing there.
+    expire(&mut pair, Duration::from_millis(2));
+    assert_eq!(
+        sent_now(&mut pair, 0).iter().map(|s| s.0).collect::<Vec<_>>(),
+        [104, 105, 106, 107, 108, 109]
+    );
+    acknowledge(&mut pair, 109);
+    assert_eq!(pair.ends[0].next_timeout(), None);
+}
+
+#[test]
+fn a_time_out_is_short_only_where_an_acknowledgement_is_expected() {
+    let (long, short) = (Duration::from_micros(67_109), Duration::from_millis(4));
+    let mut pair = Pair::new(6, Faults::default(), |c| {
+        c.send_psn = 100;
+        (c.min_ack_timeout, c.waits_for_others) = (Some(short), true);
+    });
+    pair.ends[0].post_send(pair.qps[0], 7, vec![1; 256], None);
+    pair.ends[0].post_send(pair.qps[0], 8, vec![1; 256], None);
+    assert_eq!(sent_now(&mut pair, 0).len(), 2);
+    let due = |pair: &Pair| pair.ends[0].next_timeout().map(|t| t - pair.now);
+    assert_eq!(due(&pair), Some(long));
+    pair.ends[0].expect(pair.now, pair.qps[0], 7);
+    assert_eq!(due(&pair), Some(short));
+    acknowledge(&mut pair, 100);
+    assert_eq!(due(&pair), Some(long), "nothing was said about the second message");
+    pair.ends[0].expect(pair.now, pair.qps[0], 8);
+    for backoff in [1, 2, 4, 8, 16, 32] {
+        assert_eq!(due(&pair), Some(short * backoff.min(16)));
+        pair.now += due(&pair).unwrap();
+        pair.ends[0].handle_timeout(pair.now);
+        assert_eq!(sent_now(&mut pair, 0), [(101, true)]);
+    }
+}
+
 #[test]
 fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
     use netsum_common::slot::GAP_PSN_AHEAD;

@@ -212,6 +212,10 @@ impl Scenario {
             summary.packets += stats.sent_packets;
             summary.retransmissions += stats.retransmissions;
             summary.timeouts += stats.local_ack_timeout;
+            let counted = host.engine.statistics();
+            if self.spoil.is_none() && self.spec.present == ALWAYS && counted.wrong + counted.unsummed > 0 {
+                return Err(format!("a box without defect gave a wrong sum: {counted:?}"));
+            }
         }
         (summary.lost, summary.corrupted) = (sim.network.damage.lost, sim.network.damage.corrupted);
         let quiet = sim.network.damage == Damage::default() && self.spec.death.is_none();

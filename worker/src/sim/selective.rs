@@ -20,7 +20,9 @@ use crate::comm::transport::{Channel, Transport, TransportEvent};
 use crate::rc::packet::{Extended, Verifier, encode};
 use crate::rc::{Stats, Transmit};
 
-/// As in the other model.
+/// As in the other model, where the acknowledgement waits for nobody.
+const PROMPT_ACK_TIMEOUT: Duration = Duration::from_millis(8);
+/// And where it may.
 const ACK_TIMEOUT: Duration = Duration::from_micros(67_109);
 /// Most packets that a receiver keeps ahead of the expected one.
 const REACH: i32 = 1 << 16;
@@ -57,6 +59,8 @@ struct Sender {
     /// Arrived, though something before them has not.
     sacked: BTreeSet<u64>,
     recovery: Option<Recovery>,
+    /// Packets before this one are acknowledged as soon as they arrive.
+    prompt: u64,
     timer: Option<Instant>,
     retries: u32,
 }
@@ -71,9 +75,13 @@ impl Sender {
         packet.filter(|p| *p <= self.sent)
     }
 
+    fn timeout(&self) -> Duration {
+        let once = if self.acked < self.prompt { PROMPT_ACK_TIMEOUT } else { ACK_TIMEOUT };
+        once * (1 << self.retries.min(4))
+    }
+
     fn rearm(&mut self, now: Instant) {
-        let timeout = ACK_TIMEOUT * (1 << self.retries.min(4));
-        self.timer = (self.acked < self.sent).then(|| now + timeout);
+        self.timer = (self.acked < self.sent).then(|| now + self.timeout());
     }
 
     /// All before `packet` has arrived.
@@ -105,7 +113,8 @@ impl Sender {
     fn choose(&mut self) -> Option<(u64, bool)> {
         if let Some(r) = &mut self.recovery {
             let behind = self.sacked.last().copied().unwrap_or(0).max(r.from + 1).min(r.end);
-            let lost = |p: &u64| !self.sacked.contains(p);
+            // The oldest may be there, and not taken for want of a buffer.
+            let lost = |p: &u64| *p == r.from || !self.sacked.contains(p);
             if let Some(p) = (r.at.max(self.acked)..behind).find(lost) {
                 r.at = p + 1;
                 return Some((p, true));
@@ -156,15 +165,16 @@ impl Receiver {
         } else if ahead < REACH {
             self.early.entry(self.taken + ahead as u64).or_insert_with(|| (bth.opcode, payload.to_vec()));
         }
-        while let Some((opcode, payload)) = self.early.remove(&self.taken) {
+        while let Some((opcode, _)) = self.early.get(&self.taken) {
             if opcode.is_first() {
-                // Without a buffer it has not arrived.
+                // Without a buffer it is kept, and taken when it, the oldest, is sent again.
                 let Some(buffer) = self.buffers.pop_front() else {
                     stats.not_ready += 1;
                     break;
                 };
                 self.partial = Some(buffer);
             }
+            let Some((opcode, payload)) = self.early.remove(&self.taken) else { break };
             self.taken += 1;
             self.expected = serial::add(self.expected, 1);
             let partial = self.partial.as_mut().expect("a message begins with its first packet");
@@ -235,6 +245,7 @@ impl Selective {
                 sent: 0,
                 sacked: BTreeSet::new(),
                 recovery: None,
+                prompt: if out == Channel::PlainOut { u64::MAX } else { 0 },
                 timer: None,
                 retries: 0,
             };
@@ -271,6 +282,15 @@ impl Transport for Selective {
             let packets = data.len().div_ceil(s.mtu).max(1) as u64;
             s.messages.push_back(Message { id, data, first: s.posted, packets });
             s.posted += packets;
+        }
+    }
+
+    fn expect(&mut self, now: Instant, channel: Channel, id: u64) {
+        let Some(s) = self.sender(channel) else { return };
+        if let Some(m) = s.messages.iter().rev().find(|m| m.id == id) {
+            s.prompt = s.prompt.max(m.first + m.packets);
+            let due = now + s.timeout();
+            s.timer = s.timer.map(|t| t.min(due));
         }
     }
 

@@ -9,8 +9,8 @@ use super::vector::Vector;
 use crate::comm::config::Mode;
 use crate::numeric::layout::Layout;
 
-/// All-reduces of a job, so that each cell sends as many packets: with 32 ranks eight, with 2 ranks 128.
-const RANKS_TIMES_OPERATIONS: u32 = 256;
+/// All-reduces of a job, so that each cell sends as many packets: with 32 ranks four, with 2 ranks 64.
+const RANKS_TIMES_OPERATIONS: u32 = 128;
 /// Elements of each: two messages, which the window allows at once, and two that wait for their sums.
 const LENGTH: usize = 4 * ELEMENTS;
 const ELEMENTS: usize = (MESSAGE as usize - 16) / 4;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::aggregator::Spoil;
 use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
-use super::network::{Faults, Rates};
+use super::network::{Class, Direction, Faults, Rates, Victim};
 use super::rng::Rng;
 use super::vector::Vector;
 use super::{describe, simulate};
@@ -327,5 +327,102 @@ fn a_seed_replays() {
     for seed in 0..50 {
         let run = || simulate(seed).map(|s| format!("{s:?}")).map_err(|f| f.to_string());
         assert_eq!(run(), run(), "{}", describe(seed));
+    }
+}
+
+/// Two operations of prologue and data messages, with the given packets lost; how long they took.
+fn with_losses(ranks: u32, victims: &[Victim]) -> (Sim, Duration) {
+    let layout = Layout { message_size: 2048, window: 2, rings: 1 };
+    let mut spec = Spec::new(ranks, layout, 1);
+    spec.faults.victims = victims.to_vec();
+    let mut sim = Sim::new(&spec, |rank| {
+        (0..2).map(|n| Call { data: floats(rank, 1500, n), not_before: Duration::ZERO }).collect()
+    });
+    sim.run();
+    let time = sim.elapsed();
+    sim.settle(Duration::from_millis(300));
+    assert_eq!(sim.aggregator.held(), Vec::<String>::new(), "{victims:?}");
+    for (n, salt) in [(0, 0), (1, 1)] {
+        let all: Vec<_> = (0..ranks).map(|r| floats(r, 1500, salt)).collect();
+        let sum = Vector::sum(&layout, &all);
+        assert!(sim.hosts.iter().all(|h| h.results[n].1.bits() == sum), "{victims:?}");
+    }
+    (sim, time)
+}
+
+#[test]
+fn one_packet_lost_on_the_way_in_makes_only_its_sender_go_back() {
+    for ranks in [2, 3, 4] {
+        let (mut cases, mut tails) = (0, 0);
+        for nth in 0.. {
+            let victim = Victim { rank: 1, class: Class::Data, direction: Direction::Up, nth };
+            let (sim, time) = with_losses(ranks, &[victim]);
+            if sim.network.damage.lost == 0 {
+                break;
+            }
+            cases += 1;
+            let stats: Vec<_> = sim.hosts.iter().map(|h| h.stack.stats()).collect();
+            let others = stats.iter().enumerate().filter(|(rank, _)| *rank != 1);
+            let others = others.map(|(_, s)| s.retransmissions).max();
+            assert!(stats[1].retransmissions > 0, "packet {nth} of {ranks} ranks");
+            if stats.iter().all(|s| s.local_ack_timeout == 0) {
+                assert_eq!(others, Some(0), "packet {nth} of {ranks} ranks");
+                assert!(time < Duration::from_micros(400), "packet {nth} of {ranks} ranks: {time:?}");
+            } else {
+                // Nothing came after it that would have shown the gap: all wait, none can know who has lost something,
+                // and each asks with its oldest packet, and the last of a message with the one before.
+                tails += 1;
+                assert!(others <= Some(2), "packet {nth} of {ranks} ranks: {others:?}");
+            }
+        }
+        assert!(cases > 50 && tails <= 6, "{tails} of {cases}");
+    }
+}
+
+#[test]
+fn whatever_single_packet_is_lost_no_one_waits_long() {
+    let up = [Class::Data, Class::Ack].map(|c| (c, Direction::Up));
+    let down = [Class::Data, Class::Ack, Class::Result].map(|c| (c, Direction::Down));
+    for (class, direction) in up.into_iter().chain(down) {
+        for rank in 0..3 {
+            for nth in 0.. {
+                let victim = Victim { rank, class, direction, nth };
+                let (sim, time) = with_losses(3, &[victim]);
+                if sim.network.damage.lost == 0 {
+                    assert!(nth > 2, "there are such packets");
+                    break;
+                }
+                assert!(time < Duration::from_millis(15), "{victim:?}: {time:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_nak_costs_little() {
+    for (class, direction) in [(Class::Data, Direction::Up), (Class::Result, Direction::Down)] {
+        for nth in 5..20 {
+            // Rank 1 loses data: rank 2 NAKs. Rank 1 loses a sum: it NAKs itself.
+            let naks = if class == Class::Data { 2 } else { 1 };
+            let nak = Victim { rank: naks, class: Class::Nak, direction: Direction::Up, nth: 0 };
+            let (sim, time) = with_losses(3, &[Victim { rank: 1, class, direction, nth }, nak]);
+            assert_eq!(sim.network.damage.lost, 2);
+            assert!(time < Duration::from_millis(15), "{class:?} {nth}: {time:?}");
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_a_slow_rank_sends_one_packet_each_time_and_none_before_67_ms() {
+    for (late, most) in [(5, 0), (60, 0), (100, 1), (250, 2)] {
+        let layout = Layout { message_size: 2048, window: 2, rings: 1 };
+        let mut sim = Sim::new(&Spec::new(3, layout, 1), |rank| {
+            let late = Duration::from_millis(if rank == 1 { late } else { 0 });
+            vec![Call { data: ints(rank, 5000, 0), not_before: late }]
+        });
+        sim.run();
+        sim.settle(Duration::from_millis(300));
+        let again = sim.hosts.iter().map(|h| h.stack.stats().retransmissions).max();
+        assert_eq!(again, Some(most), "{late} ms late");
     }
 }

@@ -134,9 +134,12 @@ impl Engine {
     fn check_progress(&mut self, now: Instant, t: &mut dyn Transport) {
         let Some(op) = &self.operation else { return };
         let number = op.number();
+        // As long as this rank does not know whether all have called, a time-out tells nothing; so it asks, at first soon.
         if now >= self.next_query {
-            self.next_query = now + self.settings.stall() / 4;
-            if now.saturating_duration_since(self.last_progress) >= self.settings.stall() / 4 {
+            self.query_interval = (self.query_interval * 2).min(self.settings.stall() / 4);
+            self.next_query = now + self.query_interval;
+            let longest = self.settings.stall() / 4;
+            if self.all_started.is_none() || now.saturating_duration_since(self.last_progress) >= longest {
                 self.tell_status(t);
             }
         }

@@ -73,6 +73,8 @@ struct Ring {
     next: u64,
     /// The first without a verified sum.
     verified: u64,
+    /// The first that the connection has not been told to expect an acknowledgement of.
+    expected: u64,
     /// Sent and not committed.
     kept: VecDeque<Kept>,
 }
@@ -107,6 +109,7 @@ pub(crate) struct Engine {
     heard: Instant,
     next_keep_alive: Instant,
     next_query: Instant,
+    query_interval: Duration,
     last_progress: Instant,
     all_started: Option<Instant>,
     plain_ids: u64,
@@ -145,6 +148,7 @@ impl Engine {
             heard: now,
             next_keep_alive: now + settings.keep_alive(),
             next_query: now,
+            query_interval: Duration::ZERO,
             last_progress: now,
             all_started: None,
             plain_ids: 0,
@@ -177,6 +181,7 @@ impl Engine {
         // Only now: acknowledgements behind the last announcement gave back messages that are needed.
         self.switch_when_agreed(now, transport, data);
         self.pump(now, transport, data);
+        self.expect_acknowledgements(now, transport);
         self.on_time(now, transport);
     }
 

@@ -1,7 +1,7 @@
 //! One all-reduce: messages are built and sent while the window allows, sums are verified and written back.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use netsum_common::lanes::{CHECK_LANES, Check, Finding, sums_of_bytes};
 
@@ -14,6 +14,9 @@ use crate::comm::transport::{Channel, Transport};
 use crate::numeric::element::{Data, Dtype};
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale};
+
+/// How long after its start a rank asks who else has started, if no sum has told.
+const FIRST_QUERY: Duration = Duration::from_millis(2);
 
 /// An operation in progress.
 #[derive(Debug)]
@@ -103,7 +106,8 @@ impl Engine {
         self.finished = None;
         self.last_progress = now;
         self.all_started = None;
-        self.next_query = now + self.settings.stall() / 4;
+        self.query_interval = FIRST_QUERY;
+        self.next_query = now + FIRST_QUERY;
         self.tell(t, &Frame::Operation(descriptor));
         self.compare(t);
         Ok(())
@@ -170,6 +174,24 @@ impl Engine {
                 } else {
                     self.contribute(now, t, data, ring, number, payload);
                 }
+            }
+        }
+    }
+
+    /// Tells the connections what must be acknowledged soon. A message whose sum this rank has received has been released
+    /// to all; and once every rank has started the operation, each sends its part of every message as soon as this rank
+    /// does, for its credit comes with the same sums.
+    pub(super) fn expect_acknowledgements(&mut self, now: Instant, t: &mut dyn Transport) {
+        if self.path != Path::Box {
+            return;
+        }
+        let all =
+            self.operation.as_ref().is_some_and(|o| self.progress.iter().all(|p| p.started >= o.number()));
+        for (i, ring) in self.rings.iter_mut().enumerate() {
+            let expected = if all { ring.next } else { ring.verified };
+            if expected > ring.expected {
+                ring.expected = expected;
+                t.expect(now, Channel::RingOut(i as u32), expected - 1);
             }
         }
     }
@@ -259,6 +281,10 @@ impl Engine {
         }
         op.verified += 1;
         op.left -= 1;
+        // All ranks have sent their part of a sum.
+        for rank in &mut self.progress {
+            rank.started = rank.started.max(op.number());
+        }
         op.by_ring |= self.path != Path::Box;
         self.statistics.verified += 1;
         self.last_progress = now;
