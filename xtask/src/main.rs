@@ -8,6 +8,7 @@ mod lab;
 mod objects;
 mod paths;
 mod setup;
+mod soak;
 mod tally;
 mod test;
 mod toolchain;
@@ -33,6 +34,8 @@ enum Command {
     BuildEbpf,
     /// Network namespaces with hosts and a box, to play with.
     Lab(lab::LabArgs),
+    /// A long run with loss on every link: a million fragments, and every sum compared.
+    Soak(soak::SoakArgs),
     /// Measures.
     Bench(bench::BenchArgs),
 }
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::BuildEbpf => build_ebpf::run(),
         Command::Lab(args) => lab::run(args),
+        Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(args),
     };
     match result {
