@@ -1,14 +1,14 @@
-//! Cables that lose packets.
+//! Cables that lose, duplicate, reorder and corrupt packets.
 //!
 //! A cable is a two-port bridge in a namespace of its own, between a host and its port. Both of its ends run an XDP program that
-//! may drop what comes in: so both directions can lose single packets. On the host itself the way up could not: an XDP
-//! program sees only what comes in, and tc sees GSO packets before they are cut up.
+//! meddles with what comes in: so both directions can suffer, packet by packet. On the host itself the way up could not: an
+//! XDP program sees only what comes in, and tc sees GSO packets before they are cut up.
 
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
-use aya::maps::Array;
+use aya::maps::{Array, DevMap, MapData};
 use aya::programs::Xdp;
 use aya::programs::xdp::XdpMode;
 
@@ -16,42 +16,163 @@ use crate::netns::Netns;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("faults.bpf.o");
 
-/// Which RoCEv2 packets a cable loses. Other packets always pass.
+/// What can happen to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It is lost.
+    Loss,
+    /// It comes, and comes again with one of the next eight packets.
+    Duplicate,
+    /// It comes behind one of the next eight packets.
+    Reorder,
+    /// A bit behind the Ethernet header is flipped.
+    Corrupt,
+}
+
+impl Fault {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Loss, Self::Duplicate, Self::Reorder, Self::Corrupt];
+}
+
+/// Kinds of RoCEv2 packets. Data packets on the way up are contributions; on the way down they are results. Ranks also talk
+/// past the box, in messages of one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// The first data packet of a message of several.
+    First = 1 << 0,
+    /// Neither the first nor the last.
+    Middle = 1 << 1,
+    /// The last data packet of a message of several.
+    Last = 1 << 2,
+    /// A message of one packet.
+    Only = 1 << 3,
+    /// An acknowledgement.
+    Ack = 1 << 4,
+    /// A NAK, but no "receiver not ready".
+    Nak = 1 << 5,
+}
+
+/// The n-th packet of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nth {
+    /// Which packets are counted.
+    pub kind: Kind,
+    /// From 1.
+    pub n: u32,
+    /// How many from there on; 1 for a single packet.
+    pub times: u32,
+    /// What happens to them.
+    pub what: Fault,
+}
+
+/// What happens to RoCEv2 packets on one way through a cable. Other packets always pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Share of the packets from the host that are lost, 0 to 1.
-    pub up: f64,
-    /// Share of the packets to the host that are lost, 0 to 1.
-    pub down: f64,
-    /// Chooses which.
-    pub seed: u32,
+    /// Share of the packets that are lost, 0 to 1; so all rates, and together they are at most 1.
+    pub loss: f64,
+    /// Share that comes twice.
+    pub duplicate: f64,
+    /// Share that comes late.
+    pub reorder: f64,
+    /// Share with a flipped bit.
+    pub corrupt: f64,
+    /// Besides, certain packets.
+    pub nth: Option<Nth>,
+}
+
+impl Faults {
+    /// Nothing happens.
+    pub const NONE: Self = Self { loss: 0.0, duplicate: 0.0, reorder: 0.0, corrupt: 0.0, nth: None };
+
+    /// A share of the packets is lost.
+    pub const fn loss(rate: f64) -> Self {
+        Self { loss: rate, ..Self::NONE }
+    }
+
+    /// One kind of fault.
+    pub const fn of(fault: Fault, rate: f64) -> Self {
+        match fault {
+            Fault::Loss => Self { loss: rate, ..Self::NONE },
+            Fault::Duplicate => Self { duplicate: rate, ..Self::NONE },
+            Fault::Reorder => Self { reorder: rate, ..Self::NONE },
+            Fault::Corrupt => Self { corrupt: rate, ..Self::NONE },
+        }
+    }
+
+    /// The `n`-th packet of a kind, from 1.
+    pub const fn nth(kind: Kind, n: u32, what: Fault) -> Self {
+        Self { nth: Some(Nth { kind, n, times: 1, what }), ..Self::NONE }
+    }
+}
+
+/// What has happened on one way through a cable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WayCounts {
+    /// RoCEv2 packets that came.
+    pub seen: u64,
+    /// Those of them that were lost.
+    pub lost: u64,
+    /// Those that came twice.
+    pub duplicated: u64,
+    /// Those that came late.
+    pub reordered: u64,
+    /// Those with a flipped bit.
+    pub corrupted: u64,
+}
+
+impl WayCounts {
+    /// All faults.
+    pub fn faults(&self) -> u64 {
+        self.lost + self.duplicated + self.reordered + self.corrupted
+    }
+
+    /// The count of one fault.
+    pub fn of(&self, fault: Fault) -> u64 {
+        match fault {
+            Fault::Loss => self.lost,
+            Fault::Duplicate => self.duplicated,
+            Fault::Reorder => self.reordered,
+            Fault::Corrupt => self.corrupted,
+        }
+    }
 }
 
 /// What a cable has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CableCounts {
-    /// RoCEv2 packets that the host sent.
-    pub up: u64,
-    /// Those of them that were lost.
-    pub up_lost: u64,
-    /// RoCEv2 packets to the host.
-    pub down: u64,
-    /// Those of them that were lost.
-    pub down_lost: u64,
+    /// To packets that the host sent.
+    pub up: WayCounts,
+    /// To packets for the host.
+    pub down: WayCounts,
 }
 
-/// `Way` of aggregator-ebpf/src/faults.rs.
+/// `Settings` of aggregator-ebpf/src/faults.rs.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Way {
-    threshold: u64,
+struct Settings {
+    thresholds: [u64; 4],
     seed: u64,
-    seen: u64,
-    lost: u64,
+    kinds: u64,
+    nth: u64,
+    times: u64,
+    what: u64,
 }
 
-// SAFETY: four integers without padding; every bit pattern is a value.
-unsafe impl aya::Pod for Way {}
+// SAFETY: integers without padding; every bit pattern is a value.
+unsafe impl aya::Pod for Settings {}
+
+/// `Counts` of aggregator-ebpf/src/faults.rs.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Counts {
+    seen: u64,
+    matched: u64,
+    done: [u64; 4],
+}
+
+// SAFETY: integers without padding; every bit pattern is a value.
+unsafe impl aya::Pod for Counts {}
 
 /// The cable between a host and its port.
 #[derive(Debug)]
@@ -59,45 +180,79 @@ pub struct Cable {
     ebpf: Mutex<Ebpf>,
 }
 
+/// From where packets come, with which programs they come and leave, where they go, and by which map.
+const WAYS: [(&str, &str, &str, &str); 2] =
+    [("up", "leave_up", "down", "TO_BOX"), ("down", "leave_down", "up", "TO_HOST")];
+
 impl Cable {
-    /// Starts the programs of host `number`'s cable, which lose nothing yet.
+    /// Starts the programs of host `number`'s cable, which let everything pass yet.
     pub fn new(wire: &Netns, number: usize) -> Result<Self> {
         let mut ebpf = Ebpf::load(OBJECT).context("the kernel does not take the cables' programs")?;
-        for way in ["up", "down"] {
-            let program: &mut Xdp = ebpf.program_mut(way).context(way)?.try_into()?;
-            program.load()?;
-            let interface = format!("{way}{number}");
+        for (from, leave, to, map) in WAYS {
+            let program: &mut Xdp = ebpf.program_mut(leave).context(leave)?.try_into()?;
+            program.load().context(leave)?;
+            let program = program.fd()?.try_clone()?;
+            let to = wire.ifindex(&format!("{to}{number}"))?;
+            let mut devices = DevMap::try_from(ebpf.map_mut(map).context(map)?)?;
+            // Devices are found by number in the namespace of the thread that asks.
+            wire.enter(|| (0..2).try_for_each(|key| devices.set(key, to, Some(&program), 0)))?;
+            let program: &mut Xdp = ebpf.program_mut(from).context(from)?.try_into()?;
+            program.load().context(from)?;
+            let interface = format!("{from}{number}");
             let ifindex = wire.ifindex(&interface)?;
             wire.enter(|| program.attach_to_if_index(ifindex, XdpMode::Driver)).context(interface)?;
         }
         Ok(Self { ebpf: Mutex::new(ebpf) })
     }
 
-    /// Loses packets from now on; the counters start anew.
+    /// Faults from now on, on the way up and down, chosen by a seed; the counters start anew.
     ///
     /// # Errors
-    /// If a rate is not within 0 to 1.
-    pub fn set(&self, faults: Faults) -> Result<()> {
-        for (rate, way) in [(faults.up, 0), (faults.down, 1)] {
-            ensure!((0.0..=1.0).contains(&rate), "a share of {rate} cannot be lost: 0 to 1");
-            let threshold = (rate * 2f64.powi(32)) as u64;
+    /// If a rate is not within 0 to 1, or their sum is not.
+    pub fn set(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
+        for (faults, way) in [(up, 0u32), (down, 1)] {
+            let mut sum = 0.0;
+            let mut thresholds = [0; 4];
+            let rates = [faults.loss, faults.duplicate, faults.reorder, faults.corrupt];
+            for (rate, threshold) in rates.into_iter().zip(&mut thresholds) {
+                ensure!((0.0..=1.0).contains(&rate), "a share of {rate} is not possible: 0 to 1");
+                sum += rate;
+                *threshold = (sum * 2f64.powi(32)) as u64;
+            }
+            ensure!(sum <= 1.0, "shares of {rates:?} are not possible: together 0 to 1");
             // Not the same packets on both ways.
-            let seed = u64::from(faults.seed) << 1 | u64::from(way);
-            self.ways(|ways| Ok(ways.set(way, Way { threshold, seed, seen: 0, lost: 0 }, 0)?))?;
+            let seed = u64::from(seed) << 1 | u64::from(way);
+            let (kinds, nth, times, what) = match faults.nth {
+                Some(Nth { kind, n, times, what }) => {
+                    ensure!(n > 0, "the n-th packet is counted from 1");
+                    (kind as u32, n, times, what)
+                }
+                None => (0, 0, 0, Fault::Loss),
+            };
+            let [kinds, nth, times, what] = [kinds, nth, times, what as u32].map(u64::from);
+            self.array("COUNTS", |counts| Ok(counts.set(way, Counts::default(), 0)?))?;
+            let settings = Settings { thresholds, seed, kinds, nth, times, what };
+            self.array("SETTINGS", |all| Ok(all.set(way, settings, 0)?))?;
         }
         Ok(())
     }
 
     /// What it has done since [`Cable::set`].
     pub fn counts(&self) -> Result<CableCounts> {
-        self.ways(|ways| {
-            let (up, down) = (ways.get(&0, 0)?, ways.get(&1, 0)?);
-            Ok(CableCounts { up: up.seen, up_lost: up.lost, down: down.seen, down_lost: down.lost })
-        })
+        let way = |way: u32| -> Result<WayCounts> {
+            let Counts { seen, done, .. } = self.array("COUNTS", |counts| Ok(counts.get(&way, 0)?))?;
+            let [lost, duplicated, reordered, corrupted] = done;
+            Ok(WayCounts { seen, lost, duplicated, reordered, corrupted })
+        };
+        Ok(CableCounts { up: way(0)?, down: way(1)? })
     }
 
-    fn ways<R>(&self, work: impl FnOnce(&mut Array<&mut aya::maps::MapData, Way>) -> Result<R>) -> Result<R> {
+    fn array<V: aya::Pod, R>(
+        &self,
+        name: &str,
+        work: impl FnOnce(&mut Array<&mut MapData, V>) -> Result<R>,
+    ) -> Result<R> {
         let mut ebpf = self.ebpf.lock().expect("nobody panics with a cable");
-        work(&mut Array::try_from(ebpf.map_mut("WAYS").context("map WAYS")?)?)
+        work(&mut Array::try_from(ebpf.map_mut(name).with_context(|| format!("map {name}"))?)?)
     }
 }

@@ -32,7 +32,7 @@ pub struct LabSpec {
     pub ipv6: bool,
     /// Addresses on each host, so that it can carry several ranks.
     pub ips_per_host: usize,
-    /// Put a cable between each host and its port that can lose packets.
+    /// Put a cable between each host and its port that can lose packets, and more.
     pub cables: bool,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
     pub name: Option<String>,
@@ -134,12 +134,12 @@ impl Host {
         self.number
     }
 
-    /// Loses RoCEv2 packets from now on: `up` of those from the host, `down` of those to the host, chosen by `seed`.
+    /// Meddles with RoCEv2 packets from now on: with those from the host, and those to the host, chosen by `seed`.
     ///
     /// # Errors
     /// In a lab without cables, or if a rate is not within 0 to 1.
-    pub fn set_faults(&self, faults: Faults) -> Result<()> {
-        self.cable()?.set(faults)
+    pub fn set_faults(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
+        self.cable()?.set(up, down, seed)
     }
 
     /// The cable between the host and its port.
@@ -290,7 +290,12 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         for (node, interface) in ends {
             let mut ethtool = Netns::open(&format!("{prefix}-{node}"))?.command("ethtool");
-            netns::output(ethtool.args(["-K", &interface, "gro", "on"]))?;
+            ethtool.args(["-K", &interface, "gro", "on"]);
+            if spec.cables && interface == "eth0" {
+                // A redirect forgets that a checksum has still to be computed: it is there from the start.
+                ethtool.args(["tx", "off"]);
+            }
+            netns::output(&mut ethtool)?;
         }
     }
     Ok(())

@@ -5,7 +5,7 @@
 //! | [`lab`] | builds it |
 //! | [`netns`] | programs and threads in one namespace |
 //! | [`janitor`] | removes it, however its owner ends |
-//! | [`faults`] | cables that lose packets |
+//! | [`faults`] | cables that lose, duplicate, reorder and corrupt packets |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`data`] | what ranks reduce |
 //! | [`frames`] | RoCEv2 frames, field by field |

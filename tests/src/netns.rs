@@ -78,6 +78,12 @@ impl Netns {
         }
     }
 
+    /// Sets an interface inside up or down, as an administrator would.
+    pub fn set_link(&self, interface: &str, up: bool) -> Result<()> {
+        let state = if up { "up" } else { "down" };
+        output(self.command("ip").args(["link", "set", interface, state])).map(drop)
+    }
+
     /// Index of an interface inside.
     pub fn ifindex(&self, interface: &str) -> Result<u32> {
         self.enter(|| nix::net::if_::if_nametoindex(interface))

@@ -171,7 +171,7 @@ fn one_percent_loss_in_each_direction() {
         let job = JobSpec { mtu, rings, ..JobSpec::new("lossy", ranks) };
         let mut group = start(&cluster, &job);
         for host in cluster.lab().hosts() {
-            host.set_faults(Faults { up: 0.01, down: 0.01, seed: host.number() as u32 }).unwrap();
+            host.set_faults(Faults::loss(0.01), Faults::loss(0.01), host.number() as u32).unwrap();
         }
         for (seed, dtype) in [(1, "i32"), (2, "f32")] {
             let outcomes = group.all_reduce(dtype, 200_000, seed).unwrap_or_else(|e| {
@@ -181,7 +181,7 @@ fn one_percent_loss_in_each_direction() {
         }
         let counts: Vec<_> =
             cluster.lab().hosts().iter().map(|h| h.cable().unwrap().counts().unwrap()).collect();
-        assert!(counts.iter().all(|c| c.up_lost > 0 && c.down_lost > 0), "{counts:?}");
+        assert!(counts.iter().all(|c| c.up.lost > 0 && c.down.lost > 0), "{counts:?}");
     }
 }
 

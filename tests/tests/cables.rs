@@ -1,11 +1,13 @@
-//! The lab's cables: they lose what they should, and nothing else.
+//! The lab's cables: they do what they should to the packets that they should, and nothing else.
 
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use netsum_lab::faults::{CableCounts, Faults};
+use netsum_lab::faults::{CableCounts, Fault, Faults, Kind, Nth, WayCounts};
+use netsum_lab::frames::FrameSpec;
+use netsum_lab::tap::Tap;
 use netsum_lab::traffic::{ping, tcp_transfer};
-use netsum_lab::{Lab, LabSpec};
+use netsum_lab::{Host, Lab, LabSpec};
 
 /// RoCEv2's.
 const PORT: u16 = 4791;
@@ -30,22 +32,27 @@ fn send(lab: &Lab, packets: u32, v6: bool) -> Vec<u32> {
     arrived
 }
 
+fn lab() -> Lab {
+    Lab::new(LabSpec { cables: true, ipv6: true, ..LabSpec::hosts(2) }).unwrap()
+}
+
+/// Five standard deviations of a binomial distribution around its mean, for a tenth of a thousand.
+const TENTH: std::ops::RangeInclusive<u64> = 53..=147;
+
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_cable_loses_its_share_and_the_same_packets_for_the_same_seed() {
-    let lab = Lab::new(LabSpec { cables: true, ipv6: true, ..LabSpec::hosts(2) }).unwrap();
-    assert_eq!(send(&lab, 200, false), (0..200).collect::<Vec<_>>(), "a cable that loses nothing");
-    let faults = |seed| Faults { up: 0.1, down: 0.0, seed };
+    let lab = lab();
+    assert_eq!(send(&lab, 200, false), (0..200).collect::<Vec<_>>(), "a cable that does nothing");
     let mut seen = Vec::new();
     for (seed, v6) in [(1, false), (1, true), (2, false)] {
-        lab.host(0).set_faults(faults(seed)).unwrap();
+        lab.host(0).set_faults(Faults::loss(0.1), Faults::NONE, seed).unwrap();
         let arrived = send(&lab, 1000, v6);
         let counts = lab.host(0).cable().unwrap().counts().unwrap();
-        assert_eq!(counts.up, 1000);
-        assert_eq!(arrived.len() as u64, 1000 - counts.up_lost);
-        // Five standard deviations of a binomial distribution around its mean.
-        assert!((53..=147).contains(&counts.up_lost), "{counts:?}");
-        assert_eq!(counts.down_lost, 0);
+        assert_eq!(counts.up.seen, 1000);
+        assert_eq!(arrived.len() as u64, 1000 - counts.up.lost);
+        assert!(TENTH.contains(&counts.up.lost), "{counts:?}");
+        assert_eq!((counts.up.faults(), counts.down.faults()), (counts.up.lost, 0));
         seen.push(arrived);
     }
     assert_eq!(seen[0], seen[1], "the same seed");
@@ -54,19 +61,117 @@ fn a_cable_loses_its_share_and_the_same_packets_for_the_same_seed() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn each_direction_is_lost_on_its_own_and_other_traffic_is_not() {
-    let lab = Lab::new(LabSpec { cables: true, ..LabSpec::hosts(2) }).unwrap();
-    lab.host(1).set_faults(Faults { up: 0.0, down: 1.0, seed: 0 }).unwrap();
+fn duplicates_come_once_more_and_soon() {
+    let lab = lab();
+    for v6 in [false, true] {
+        lab.host(0).set_faults(Faults::of(Fault::Duplicate, 0.1), Faults::NONE, 1).unwrap();
+        let arrived = send(&lab, 1000, v6);
+        let up = lab.host(0).cable().unwrap().counts().unwrap().up;
+        assert!(TENTH.contains(&up.duplicated) && up.faults() == up.duplicated, "{up:?}");
+        let (mut first, mut again) = (Vec::new(), Vec::new());
+        for number in arrived {
+            if first.contains(&number) {
+                // Those that wait leave one by one, so some wait longer than they would alone.
+                assert!(first.len() as u32 - number <= 20, "{number} again behind {}", first.len());
+                again.push(number);
+            } else {
+                first.push(number);
+            }
+        }
+        assert_eq!(first, (0..1000).collect::<Vec<_>>(), "the first time all come in order");
+        // The last of them may still wait for packets to leave with.
+        assert!((up.duplicated - 8..=up.duplicated).contains(&(again.len() as u64)), "{up:?}, {again:?}");
+        assert!(again.windows(2).all(|w| w[0] < w[1]), "one duplicate for each: {again:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn late_packets_come_once_and_soon() {
+    let lab = lab();
+    let mut seen = Vec::new();
+    for (seed, v6) in [(1, false), (1, true), (2, false)] {
+        let lab = if seed == 1 { &lab } else { &self::lab() };
+        lab.host(0).set_faults(Faults::of(Fault::Reorder, 0.1), Faults::NONE, seed).unwrap();
+        let arrived = send(lab, 1000, v6);
+        let up = lab.host(0).cable().unwrap().counts().unwrap().up;
+        assert!(TENTH.contains(&up.reordered) && up.faults() == up.reordered, "{up:?}");
+        let mut late = 0;
+        for (i, number) in arrived.iter().enumerate() {
+            let greatest = arrived[..i].iter().max().copied().unwrap_or_default();
+            assert!(greatest <= number + 20, "{number} behind {greatest}");
+            late += u64::from(*number < greatest);
+        }
+        assert!(late + 8 >= up.reordered && late <= up.reordered, "{up:?}, {late} late");
+        let mut sorted = arrived.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), arrived.len(), "none comes twice");
+        assert!(arrived.len() >= 992, "{} of 1000", arrived.len());
+        // What was left in the stash comes with the next packets.
+        lab.host(0).set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
+        assert_eq!(send(lab, 100, v6).len(), 100 + 1000 - arrived.len());
+        seen.push(arrived);
+    }
+    assert_eq!(seen[0], seen[1], "the same seed");
+    assert_ne!(seen[0], seen[2], "another seed");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn corrupt_packets_differ_in_one_bit() {
+    let lab = lab();
+    // Where the cable ends: a bridge drops what has a wrong IP header, if it is told to look at it (br_netfilter).
+    let tap = Tap::open(lab.box_(), &lab.box_().port(0)).unwrap();
+    let spec = |psn| FrameSpec::send(1, 2, 0x77, psn, vec![0x5a; 256]);
+    let from = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
+    lab.host(0).set_faults(Faults::of(Fault::Corrupt, 1.0), Faults::NONE, 3).unwrap();
+    let mut places = Vec::new();
+    for psn in 0..100 {
+        let frame = spec(psn).build();
+        from.send(&frame).unwrap();
+        let got = tap.receive(Duration::from_secs(5), |got| got.len() == frame.len()).unwrap();
+        let flipped: u32 = frame.iter().zip(&got).map(|(a, b)| (a ^ b).count_ones()).sum();
+        assert_eq!(flipped, 1, "PSN {psn}");
+        places.push(frame.iter().zip(&got).position(|(a, b)| a != b).unwrap());
+    }
+    assert_eq!(lab.host(0).cable().unwrap().counts().unwrap().up.corrupted, 100);
+    assert!(places.iter().all(|at| *at >= 14), "{places:?}");
+    assert!(places.iter().any(|at| *at < 54) && places.iter().any(|at| *at > 250), "{places:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_nth_packet_of_a_kind_is_hit() {
+    let lab = lab();
+    // The numbers that `send` sends look like the opcode of a first packet, from which nothing else follows.
+    lab.host(0).set_faults(Faults::nth(Kind::First, 5, Fault::Loss), Faults::NONE, 0).unwrap();
+    let all_but = |lost: &[u32]| (0..100).filter(|n| !lost.contains(n)).collect::<Vec<u32>>();
+    assert_eq!(send(&lab, 100, false), all_but(&[4]));
+    let nth = Nth { kind: Kind::First, n: 1, times: 3, what: Fault::Loss };
+    lab.host(0).set_faults(Faults { nth: Some(nth), ..Faults::NONE }, Faults::NONE, 0).unwrap();
+    assert_eq!(send(&lab, 100, true), all_but(&[0, 1, 2]));
+    lab.host(0).set_faults(Faults::nth(Kind::Ack, 1, Fault::Loss), Faults::NONE, 0).unwrap();
+    assert_eq!(send(&lab, 100, false), all_but(&[]), "none is an acknowledgement");
+    assert_eq!(lab.host(0).cable().unwrap().counts().unwrap().up.faults(), 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn each_direction_suffers_on_its_own_and_other_traffic_does_not() {
+    let lab = lab();
+    lab.host(1).set_faults(Faults::NONE, Faults::loss(1.0), 0).unwrap();
     assert_eq!(send(&lab, 50, false), Vec::<u32>::new());
     let counts = lab.host(1).cable().unwrap().counts().unwrap();
-    assert_eq!(counts, CableCounts { up: 0, up_lost: 0, down: 50, down_lost: 50 });
+    let down = WayCounts { seen: 50, lost: 50, ..WayCounts::default() };
+    assert_eq!(counts, CableCounts { down, ..CableCounts::default() });
     let counts = lab.host(0).cable().unwrap().counts().unwrap();
-    assert_eq!(counts, CableCounts { up: 50, up_lost: 0, down: 0, down_lost: 0 });
+    assert_eq!((counts.up.seen, counts.up.faults(), counts.down.seen), (50, 0, 0));
 
     let second = Duration::from_secs(1);
     ping(lab.host(0), lab.host(1).ip(0), 3, second).unwrap();
     tcp_transfer(lab.host(0), lab.host(1), lab.host(1).ip(0), 1 << 20, 5 * second).unwrap();
-    lab.host(1).set_faults(Faults::default()).unwrap();
+    lab.host(1).set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
     assert_eq!(send(&lab, 50, false).len(), 50);
 }
 
@@ -74,10 +179,14 @@ fn each_direction_is_lost_on_its_own_and_other_traffic_is_not() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn impossible_faults_are_refused() {
     let lab = Lab::new(LabSpec { cables: true, ..LabSpec::hosts(1) }).unwrap();
-    for rate in [-0.1, 1.1, f64::NAN] {
-        let error = lab.host(0).set_faults(Faults { down: rate, ..Faults::default() }).unwrap_err();
-        assert!(error.to_string().contains("0 to 1"), "{error}");
+    let too_much = Faults { loss: 0.6, reorder: 0.6, ..Faults::NONE };
+    let zeroth = Faults::nth(Kind::Ack, 0, Fault::Loss);
+    let rates = [-0.1, 1.1, f64::NAN].map(|rate| (Faults::loss(rate), "0 to 1"));
+    for (down, word) in rates.into_iter().chain([(too_much, "together 0 to 1"), (zeroth, "from 1")]) {
+        let error = lab.host(0).set_faults(Faults::NONE, down, 0).unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
     }
     let plain = Lab::new(LabSpec::hosts(1)).unwrap();
-    assert!(plain.host(0).set_faults(Faults::default()).unwrap_err().to_string().contains("no cables"));
+    let error = plain.host(0).set_faults(Faults::NONE, Faults::NONE, 0).unwrap_err();
+    assert!(error.to_string().contains("no cables"), "{error}");
 }

@@ -73,7 +73,7 @@ fn run(load: Load) -> (Vec<Stats>, Vec<u64>, Duration) {
     if load.loss > 0.0 {
         for host in lab.hosts() {
             let seed = host.number() as u32 + 1;
-            host.set_faults(Faults { up: load.loss, down: load.loss, seed }).unwrap();
+            host.set_faults(Faults::loss(load.loss), Faults::loss(load.loss), seed).unwrap();
         }
     }
     let ips: Vec<IpAddr> = lab.hosts().iter().map(|h| h.ip(0)).collect();

@@ -236,7 +236,7 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();
     group.all_reduce("i32", 1000, 1).unwrap();
-    cluster.lab().host(2).set_faults(Faults { up: 1.0, down: 0.0, seed: 1 }).unwrap();
+    cluster.lab().host(2).set_faults(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     group.order_all_reduce("i32", 1000, 2).unwrap();
     let start = Instant::now();
     let said = loop {

@@ -64,7 +64,7 @@ fn one_percent_loss_in_each_direction() {
         plane.add(&job, &places).unwrap();
         let mut group = cluster.ranks_alone(&job, &places).unwrap();
         for host in cluster.lab().hosts() {
-            host.set_faults(Faults { up: 0.01, down: 0.01, seed: host.number() as u32 }).unwrap();
+            host.set_faults(Faults::loss(0.01), Faults::loss(0.01), host.number() as u32).unwrap();
         }
         for (seed, dtype) in [(1, "i32"), (2, "f32")] {
             let what = format!("{ranks} ranks, path MTU {mtu}, {rings} rings, {dtype}");
@@ -74,7 +74,7 @@ fn one_percent_loss_in_each_direction() {
         }
         for host in cluster.lab().hosts() {
             let counts = host.cable().unwrap().counts().unwrap();
-            assert!(counts.up_lost > 0 && counts.down_lost > 0, "{counts:?}");
+            assert!(counts.up.lost > 0 && counts.down.lost > 0, "{counts:?}");
         }
     }
 }

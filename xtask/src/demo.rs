@@ -182,7 +182,7 @@ fn train(
         for host in lab.hosts() {
             // Another seed for each host, or all would lose the same packets.
             let seed = (args.seed as u32).wrapping_mul(64).wrapping_add(host.number() as u32);
-            host.set_faults(Faults { up: args.drop, down: args.drop, seed })?;
+            host.set_faults(Faults::loss(args.drop), Faults::loss(args.drop), seed)?;
         }
     }
     let read = |lab: &Lab| lab.hosts().iter().map(link::read).collect::<Result<Vec<_>>>();
@@ -198,7 +198,7 @@ fn train(
     let mut lost = None;
     if args.drop > 0.0 {
         let counts = lab.hosts().iter().map(|h| h.cable()?.counts()).collect::<Result<Vec<_>>>()?;
-        lost = Some(counts.iter().map(|c| c.up_lost + c.down_lost).sum());
+        lost = Some(counts.iter().map(|c| c.up.lost + c.down.lost).sum());
     }
     processes.leave(daemon)?;
     let weights = (0..config.ranks).map(|r| read_weights(&args.out, &summer.weights_file(r)));

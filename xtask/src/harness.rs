@@ -96,7 +96,8 @@ impl TestProgram {
         self.integration && self.package == "tests"
     }
 
-    fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
+    /// Runs it with these arguments, as cargo would.
+    pub fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
         let mut command = Command::new(&self.executable);
         // As cargo would run it.
         command

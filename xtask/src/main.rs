@@ -9,6 +9,7 @@ mod objects;
 mod paths;
 mod setup;
 mod simulate;
+mod soak;
 mod tally;
 mod test;
 mod toolchain;
@@ -34,6 +35,8 @@ enum Command {
     BuildEbpf,
     /// Network namespaces with hosts and a box, to play with.
     Lab(lab::LabArgs),
+    /// A long run with loss on every link: a million fragments, and every sum compared.
+    Soak(soak::SoakArgs),
     /// Measures.
     Bench(bench::BenchArgs),
     /// Runs many jobs with faults in the simulator: `--cases N --seed S`.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::BuildEbpf => build_ebpf::run(),
         Command::Lab(args) => lab::run(args),
+        Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(&args),
     };

@@ -71,12 +71,14 @@ pub struct StaticConnection {
 
 /// Queue pair numbers and first PSN of `rank` in `ring` under [`Bootstrap::Static`]; `None` stands for the plain
 /// connection, which no box may know.
+///
+/// PSNs wrap early, within a message: what comes only after 16 million packets otherwise is part of every run.
 pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
     let connection = rank * 1024 + ring.map_or(0, |r| (r + 1) * 2);
     StaticConnection {
         receive_qpn: 0x10_0000 + connection,
         send_qpn: 0x10_0001 + connection,
-        first_psn: 0x1000 * (rank + 1) + ring.map_or(0, |r| r + 1),
+        first_psn: 0xff_ffd8 - 64 * ring.map_or(0, |r| r + 1) - rank,
     }
 }
 

@@ -23,6 +23,8 @@ pub struct Responder {
     nak_sent_for: Option<u32>,
     /// An acknowledgement that is due.
     pending: Option<Pending>,
+    /// The NAK that is due answers a packet from far ahead.
+    from_far: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,7 @@ impl Responder {
             mtu,
             nak_sent_for: None,
             pending: None,
+            from_far: false,
         }
     }
 
@@ -80,9 +83,10 @@ impl Responder {
         if ahead > 0 {
             // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
             // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
-            let nak = self.nak_sent_for.is_none_or(|psn| serial::diff(p.bth.psn, psn) <= 0)
-                || ahead >= netsum_common::slot::GAP_PSN_AHEAD as i32;
+            let far = ahead >= netsum_common::slot::GAP_PSN_AHEAD as i32;
+            let nak = far || self.nak_sent_for.is_none_or(|psn| serial::diff(p.bth.psn, psn) <= 0);
             if nak {
+                self.from_far |= far;
                 self.nak_sent_for = Some(p.bth.psn);
                 self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::SequenceError)));
             }
@@ -110,8 +114,9 @@ impl Responder {
         if let Some(partial) = &mut self.partial {
             partial.extend_from_slice(p.payload);
         }
-        if matches!(self.pending, Some(Pending::Nak(_))) {
-            // What it complained of has arrived.
+        if matches!(self.pending, Some(Pending::Nak(_))) && !self.from_far {
+            // What it complained of has arrived. What the box complains of from far ahead may be a packet behind this one:
+            // a gap is passed on at once, and the results before it wait for all ranks.
             self.pending = Some(Pending::Ack);
         }
         if p.bth.ack_request {
@@ -138,7 +143,9 @@ impl Responder {
 
     /// The acknowledgement that is due: its PSN and AETH.
     pub fn poll(&mut self) -> Option<(u32, Aeth)> {
-        let (psn, syndrome) = match self.pending.take()? {
+        let pending = self.pending.take()?;
+        self.from_far = false;
+        let (psn, syndrome) = match pending {
             Pending::Ack => (serial::sub(self.expected, 1), Syndrome::Ack(0x1f)),
             Pending::Nak(syndrome) => (self.expected, syndrome),
         };

@@ -315,6 +315,28 @@ fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
 }
 
 #[test]
+fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
+    use netsum_common::slot::GAP_PSN_AHEAD;
+    use netsum_common::wire::{Bth, Opcode};
+    // The box forwards past a gap at PSN 102 before it has the sums of 100 and 101; all three are read in one go.
+    let mut pair = Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (100, 100));
+    (0..2).for_each(|_| pair.ends[1].post_receive(pair.qps[1], Vec::new()));
+    for (opcode, psn) in
+        [(Opcode::SEND_MIDDLE, 103 + GAP_PSN_AHEAD), (Opcode::SEND_ONLY, 100), (Opcode::SEND_ONLY, 101)]
+    {
+        let bth = Bth { ack_request: true, ..Bth::new(opcode, 11, psn) };
+        let mut datagram = Vec::new();
+        packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &Default::default(), &[0; 256]);
+        pair.ends[1].receive(pair.now, pair.ips[0], false, &datagram);
+    }
+    let mut buf = Vec::new();
+    assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_some(), "a NAK");
+    let psn = Bth::decode(buf[..12].try_into().unwrap()).psn;
+    assert_eq!((buf[12], psn), (0x60, 102), "names the PSN that is expected by now");
+    assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_none(), "once");
+}
+
+#[test]
 fn strangers_and_nonsense_are_discarded() {
     let mut pair = Pair::new(4, Faults::default(), |_| ());
     let mut rng = Rng(4);

@@ -119,8 +119,14 @@ impl Engine {
             && !self.has_left(self.previous())
             && now.saturating_duration_since(self.heard) >= self.settings.timeout
         {
-            let reason =
-                format!("rank {} has heard nothing from it for {:?}", self.place.rank, self.settings.timeout);
+            let own = self.place.rank;
+            let mut reason = format!("rank {own} has heard nothing from it for {:?}", self.settings.timeout);
+            // The next rank acknowledges keep-alives, several within this time.
+            if self.next() != self.previous()
+                && now.saturating_duration_since(self.answered) >= self.settings.timeout / 2
+            {
+                reason += &format!(", nor from rank {}: rank {own} itself may be cut off", self.next());
+            }
             self.fail(t, Error::RankDied { rank: self.previous(), reason });
             return;
         }

@@ -107,6 +107,8 @@ pub(crate) struct Engine {
     leaving: bool,
     greeted: bool,
     heard: Instant,
+    /// When the next rank last acknowledged something.
+    answered: Instant,
     next_keep_alive: Instant,
     next_query: Instant,
     query_interval: Duration,
@@ -146,6 +148,7 @@ impl Engine {
             leaving: false,
             greeted: false,
             heard: now,
+            answered: now,
             next_keep_alive: now + settings.keep_alive(),
             next_query: now,
             query_interval: Duration::ZERO,
@@ -200,6 +203,7 @@ impl Engine {
                 self.give_back(ring, id, data);
             }
             TransportEvent::Sent { data, .. } => {
+                self.answered = now;
                 self.plain_outstanding -= 1;
                 self.recycle(data);
             }

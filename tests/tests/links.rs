@@ -1,0 +1,168 @@
+//! Links that go down in the middle of an all-reduce, and come up again or do not.
+
+use std::time::{Duration, Instant};
+
+use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::lab::BoxNode;
+use netsum_lab::netns::Netns;
+use netsum_lab::{Host, LabSpec};
+
+const RANKS: u32 = 3;
+const SECOND: Duration = Duration::from_secs(1);
+/// Takes most of a second, with a window as small as that of [`Busy`].
+const LEN: usize = 4_000_000;
+
+/// A job in the middle of an all-reduce.
+struct Busy {
+    group: Group,
+    job: JobSpec,
+    files: Vec<std::path::PathBuf>,
+    cluster: Cluster,
+}
+
+impl Busy {
+    fn start(timeout: Duration, v6: bool) -> Self {
+        let spec = LabSpec { mtu: 2300, ipv6: v6, ..LabSpec::hosts(RANKS as usize) };
+        let cluster = Cluster::start(spec).unwrap();
+        let job = JobSpec { timeout, window: 1, ..JobSpec::new("busy", RANKS) };
+        let token = cluster.create_job(&job).unwrap();
+        let places = one_on_each_host(RANKS);
+        let mut group = if v6 {
+            cluster.ranks_v6(&job, &token, &places).unwrap()
+        } else {
+            cluster.ranks(&job, &token, &places).unwrap()
+        };
+        group.all_reduce("i32", 1000, 0).unwrap();
+        let files = group.order_all_reduce("i32", LEN, 1).unwrap();
+        let busy = Self { group, job, files, cluster };
+        let begun = busy.released() + 1000;
+        let start = Instant::now();
+        while busy.released() < begun {
+            assert!(start.elapsed() < PATIENCE, "nothing is summed");
+        }
+        busy
+    }
+
+    fn released(&self) -> u64 {
+        self.cluster.counter(Some(&self.job.name), "released").unwrap()
+    }
+
+    /// Takes a link down, and waits until that stops the sums.
+    fn down(&self, netns: &Netns, interface: &str) -> Instant {
+        let down = Instant::now();
+        netns.set_link(interface, false).unwrap();
+        let mut seen = self.released();
+        loop {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.released();
+            if now == seen {
+                break;
+            }
+            assert!(down.elapsed() < SECOND, "{interface} is down, and sums go on");
+            seen = now;
+        }
+        let all = LEN as u64 * 4 / u64::from(self.job.mtu);
+        assert!(seen < all, "the all-reduce was over before {interface} went down: {seen} of {all}");
+        down
+    }
+
+    /// All ranks end with the right sum; who summed, and how long it took.
+    fn right(&mut self) -> (Vec<String>, Duration) {
+        let outcomes = self
+            .group
+            .check_all_reduce("i32", LEN, 1, &self.files)
+            .unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", self.group.log(), self.cluster.daemon_log()));
+        assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
+        let time = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
+        (outcomes.into_iter().map(|o| o.mode).collect(), time)
+    }
+
+    /// All ranks end with an error; the errors, by rank.
+    fn errors(&mut self) -> Vec<String> {
+        let answers = self.group.answers(PATIENCE).unwrap();
+        assert_eq!(answers.len(), RANKS as usize);
+        let errors = answers.into_iter().map(|(rank, answer)| match answer {
+            Answer::Error(error) => error,
+            Answer::Done(outcome) => panic!("rank {rank}: {outcome:?}"),
+        });
+        errors.collect()
+    }
+}
+
+/// Where the path of rank 1 is cut, and what with: the box's port, the host's interface, or the bridge with all paths.
+const CUTS: [&str; 3] = ["port", "host", "bridge"];
+
+fn cut(cluster: &Cluster, what: &str) -> (Netns, String) {
+    let lab = cluster.lab();
+    match what {
+        "port" => ((**lab.box_()).clone(), lab.box_().port(1)),
+        "host" => ((**lab.host(1)).clone(), Host::INTERFACE.to_owned()),
+        _ => ((**lab.box_()).clone(), BoxNode::BRIDGE.to_owned()),
+    }
+}
+
+/// Cuts for `hold`; the modes of the ranks, which all have the right sum.
+fn interrupted(what: &str, timeout: Duration, hold: Duration) -> Vec<String> {
+    let mut busy = Busy::start(timeout, false);
+    let (netns, interface) = cut(&busy.cluster, what);
+    let down = busy.down(&netns, &interface);
+    // What happens meanwhile is what is tested.
+    std::thread::sleep(hold);
+    netns.set_link(&interface, true).unwrap();
+    let up = down.elapsed();
+    let (modes, time) = busy.right();
+    println!("{what} down for {up:.1?} of an all-reduce of {time:.1?}; the sums come from {modes:?}");
+    assert!(time >= hold, "{what}: the all-reduce did not wait for the link");
+    modes
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_link_that_comes_up_again_soon_costs_only_time() {
+    for what in CUTS {
+        assert_eq!(interrupted(what, 10 * SECOND, SECOND / 2), ["box"; RANKS as usize], "{what}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_link_that_comes_up_before_its_rank_is_given_up_costs_the_box_at_most() {
+    // Longer than three tenths of the time-out, after which ranks sum themselves.
+    assert_eq!(interrupted("port", 5 * SECOND, 5 * SECOND / 2), ["ring"; RANKS as usize]);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_link_that_stays_down_is_an_error_that_names_the_rank_behind_it() {
+    for what in CUTS {
+        let mut busy = Busy::start(2 * SECOND, false);
+        let (netns, interface) = cut(&busy.cluster, what);
+        let down = busy.down(&netns, &interface);
+        let errors = busy.errors();
+        println!("{what} down: after {:.1?} {errors:?}", down.elapsed());
+        assert!(down.elapsed() < 6 * SECOND, "{what}: {:?}", down.elapsed());
+        let cut_off = |rank: u32| format!("rank {rank} itself may be cut off");
+        for (rank, error) in errors.iter().enumerate() {
+            if what == "bridge" || rank == 1 {
+                assert!(error.contains(&cut_off(rank as u32)), "{what}, rank {rank}: {error}");
+            } else {
+                assert!(error.contains("rank 1 died"), "{what}, rank {rank}: {error}");
+                assert!(!error.contains("cut off"), "{what}, rank {rank}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_host_that_loses_its_address_with_its_link_is_an_error() {
+    // Linux takes IPv6 addresses away with the link (`keep_addr_on_down`), and nobody gives them back here.
+    let mut busy = Busy::start(2 * SECOND, true);
+    let (netns, interface) = cut(&busy.cluster, "host");
+    let down = busy.down(&netns, &interface);
+    netns.set_link(&interface, true).unwrap();
+    let errors = busy.errors();
+    println!("after {:.1?} {errors:?}", down.elapsed());
+    assert!(errors[0].contains("rank 1 died") && errors[2].contains("rank 1 died"), "{errors:?}");
+    assert!(errors[1].contains("rank 1 itself may be cut off"), "{errors:?}");
+}
