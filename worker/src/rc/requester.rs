@@ -18,6 +18,8 @@ const MAX_BACKOFF: u32 = 16;
 
 /// Least time for the rest to be acknowledged after a probe was.
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
+/// Round trips after which the least time-out is halved again.
+const CALM: u32 = 64;
 /// Until one has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
@@ -40,6 +42,9 @@ pub struct Requester {
     max_inflight: u64,
     ack_timeout: Duration,
     min_ack_timeout: Option<Duration>,
+    /// What the least time-out is multiplied by, for having been too short: a power of two.
+    caution: u32,
+    calm: u32,
     retry_limit: Option<u32>,
     rnr_retry_limit: Option<u32>,
     messages: VecDeque<Message>,
@@ -143,6 +148,8 @@ impl Requester {
             max_inflight: c.max_inflight.max(1) as u64,
             ack_timeout: c.ack_timeout,
             min_ack_timeout: c.min_ack_timeout,
+            caution: 1,
+            calm: 0,
             retry_limit: c.retry_limit,
             rnr_retry_limit: c.rnr_retry_limit,
             messages: VecDeque::new(),
@@ -239,7 +246,7 @@ impl Requester {
         let backoff = 1 << self.retries.min(MAX_BACKOFF.ilog2());
         match self.min_ack_timeout {
             Some(min) if self.acked < self.prompt => {
-                ((self.round_trip.least() * 4).max(min) * backoff).min(self.ack_timeout)
+                ((self.round_trip.least() * 4).max(min * self.caution) * backoff).min(self.ack_timeout)
             }
             _ => self.ack_timeout * backoff,
         }
@@ -249,6 +256,9 @@ impl Requester {
     fn acknowledge(&mut self, now: Instant, packet: u64, done: &mut impl FnMut(u64, Vec<u8>)) -> bool {
         if packet <= self.acked {
             return false;
+        }
+        if self.probe == Probe::Sent {
+            self.learn_from_probe(now, packet > self.acked + 1);
         }
         self.acked = packet;
         self.next = self.next.max(packet);
@@ -263,6 +273,10 @@ impl Requester {
         {
             self.round_trip.add(now.saturating_duration_since(at));
             self.sample = None;
+            self.calm += 1;
+            if self.calm >= CALM {
+                (self.caution, self.calm) = ((self.caution / 2).max(1), 0);
+            }
         }
         while self.messages.front().is_some_and(|m| m.first + m.packets <= packet) {
             if let Some(m) = self.messages.pop_front() {
@@ -278,6 +292,17 @@ impl Requester {
         };
         self.timer = (self.acked < self.sent).then(|| now + timeout);
         true
+    }
+
+    /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but perhaps an acknowledgement, and
+    /// that the probe brings at once. Where it took its time, somebody was late, as on a host with more to do than CPUs, and
+    /// will be again.
+    fn learn_from_probe(&mut self, now: Instant, more_than_the_probe: bool) {
+        let took = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
+        if more_than_the_probe && took > self.round_trip.least() * 4 {
+            let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
+            (self.caution, self.calm) = ((self.caution * 2).min(longest.max(1)), 0);
+        }
     }
 
     /// An ACK: everything up to `psn` has arrived.

@@ -271,6 +271,43 @@ fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
 }
 
 #[test]
+fn a_time_out_that_was_too_short_is_longer_the_next_times() {
+    let ms = Duration::from_millis;
+    let mut pair = Pair::new(6, Faults::default(), |c| {
+        c.send_psn = 100;
+        c.min_ack_timeout = Some(ms(8));
+    });
+    let mut psn = 99;
+    let mut send = |pair: &mut Pair, packets: u32| {
+        pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256 * packets as usize], None);
+        assert_eq!(sent_now(pair, 0).len() as u32, packets);
+        psn += packets;
+        psn
+    };
+    // All four had arrived, late, when the time-out came; then the next waits twice as long.
+    for expected in [8, 16, 32, 64] {
+        let last = send(&mut pair, 4);
+        let due = pair.ends[0].next_timeout().unwrap();
+        assert_eq!(due - pair.now, ms(expected));
+        pair.now = due;
+        pair.ends[0].handle_timeout(due);
+        assert_eq!(sent_now(&mut pair, 0).len(), 1);
+        pair.now += ms(3);
+        acknowledge(&mut pair, last);
+    }
+    // In calm weather it comes down again.
+    let mut waits = Vec::new();
+    for _ in 0..200 {
+        let last = send(&mut pair, 1);
+        waits.push(pair.ends[0].next_timeout().unwrap() - pair.now);
+        pair.now += Duration::from_micros(200);
+        acknowledge(&mut pair, last);
+    }
+    waits.dedup();
+    assert_eq!(waits, [ms(64), ms(32), ms(16), ms(8)]);
+}
+
+#[test]
 fn a_time_out_is_short_only_where_an_acknowledgement_is_expected() {
     let (long, short) = (Duration::from_micros(67_109), Duration::from_millis(4));
     let mut pair = Pair::new(6, Faults::default(), |c| {
