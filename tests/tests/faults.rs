@@ -251,15 +251,22 @@ fn single_packets_of_each_kind() {
             let (down, _) = surgery.operate(Faults::NONE, nth);
             assert_eq!((down.down.of(fault), down.down.faults(), down.up.faults()), (1, 1, 0), "{what} down");
         }
-        // A lost contribution makes the next rank send a NAK, a lost result this one.
+        // A lost contribution makes the next rank send a NAK, a lost result this one. On a busy machine a sender's timer may
+        // be faster than that rank: then there is none, but not five times in a row.
         let gap = Faults::nth(Kind::Middle, 20, Fault::Loss);
         let nak = Faults::nth(Kind::Nak, 1, fault);
-        let (counts, _) = surgery.operate(gap, nak);
-        let hit = (counts.up.lost, counts.up.faults(), counts.down.of(fault), counts.down.faults());
-        assert_eq!(hit, (1, 1, 1, 1), "{fault:?} of a NAK down");
-        let (counts, _) = surgery.operate(nak, gap);
-        let hit = (counts.down.lost, counts.down.faults(), counts.up.of(fault), counts.up.faults());
-        assert_eq!(hit, (1, 1, 1, 1), "{fault:?} of a NAK up");
+        let on_the_way_down = (0..5).any(|_| {
+            let (counts, _) = surgery.operate(gap, nak);
+            assert_eq!((counts.up.lost, counts.up.faults()), (1, 1), "{fault:?} of a NAK down");
+            counts.down.of(fault) == 1 && counts.down.faults() == 1
+        });
+        assert!(on_the_way_down, "no NAK came down");
+        let on_the_way_up = (0..5).any(|_| {
+            let (counts, _) = surgery.operate(nak, gap);
+            assert_eq!((counts.down.lost, counts.down.faults()), (1, 1), "{fault:?} of a NAK up");
+            counts.up.of(fault) == 1 && counts.up.faults() == 1
+        });
+        assert!(on_the_way_up, "no NAK went up");
     }
 }
 
