@@ -18,8 +18,8 @@ const MAX_BACKOFF: u32 = 16;
 
 /// Least time for the rest to be acknowledged after a probe was.
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
-/// Round trips after which the least time-out is halved again.
-const CALM: u32 = 64;
+/// Time after which a least time-out that has grown is halved again.
+const CALM: Duration = Duration::from_secs(2);
 /// Until one has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
@@ -44,7 +44,8 @@ pub struct Requester {
     min_ack_timeout: Option<Duration>,
     /// What the least time-out is multiplied by, for having been too short: a power of two.
     caution: u32,
-    calm: u32,
+    /// When that was last changed.
+    cautious: Option<Instant>,
     retry_limit: Option<u32>,
     rnr_retry_limit: Option<u32>,
     messages: VecDeque<Message>,
@@ -149,7 +150,7 @@ impl Requester {
             ack_timeout: c.ack_timeout,
             min_ack_timeout: c.min_ack_timeout,
             caution: 1,
-            calm: 0,
+            cautious: None,
             retry_limit: c.retry_limit,
             rnr_retry_limit: c.rnr_retry_limit,
             messages: VecDeque::new(),
@@ -273,9 +274,9 @@ impl Requester {
         {
             self.round_trip.add(now.saturating_duration_since(at));
             self.sample = None;
-            self.calm += 1;
-            if self.calm >= CALM {
-                (self.caution, self.calm) = ((self.caution / 2).max(1), 0);
+            if self.cautious.is_some_and(|t| now.saturating_duration_since(t) >= CALM) {
+                self.caution /= 2;
+                self.cautious = (self.caution > 1).then_some(now);
             }
         }
         while self.messages.front().is_some_and(|m| m.first + m.packets <= packet) {
@@ -301,7 +302,7 @@ impl Requester {
         let took = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
         if more_than_the_probe && took > self.round_trip.least() * 4 {
             let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
-            (self.caution, self.calm) = ((self.caution * 2).min(longest.max(1)), 0);
+            (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
         }
     }
 
