@@ -109,7 +109,7 @@ pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(u32) -> Hi
     if kind == 0 {
         return Ok(Step::Again(u.int_in_range(0..=40usize)?));
     }
-    let last_of_batch = u.ratio(3u8, 4u8)?;
+    let last_of_batch = u.ratio(1u8, 2u8)?;
     if kind == 1 {
         let len = u.int_in_range(14..=200usize)?;
         let mut frame = u.bytes(len.min(u.len()))?.to_vec();
@@ -132,9 +132,11 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
     let flow = &setting.flows[rank as usize];
     let expected = hint.expected[rank as usize];
     let index = match u.int_in_range(0..=15u8)? {
-        0..=7 => expected,
+        0..=5 => expected,
         8..=9 => hint.low,
         10 => serial::add(expected, u.int_in_range(1..=9)?),
+        // The last one whose slot is still its own, and others that are older.
+        6..=7 => serial::sub(hint.low, slots),
         11 => serial::sub(hint.low, u.int_in_range(1..=2 * slots)?),
         12 => serial::add(serial::add(hint.low, window), u.int_in_range(0..=2)?),
         13 => serial::sub(serial::add(hint.low, window), 1),
