@@ -3,6 +3,7 @@
 mod bench;
 mod build_ebpf;
 mod demo;
+mod fuzz;
 mod harness;
 mod lab;
 mod objects;
@@ -42,6 +43,8 @@ enum Command {
     /// Runs many jobs with faults in the simulator: `--cases N --seed S`.
     #[command(disable_help_flag = true)]
     Simulate(simulate::SimulateArgs),
+    /// Looks for inputs that break something, guided by coverage.
+    Fuzz(fuzz::FuzzArgs),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
