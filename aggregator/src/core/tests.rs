@@ -216,7 +216,8 @@ fn tokens_are_checked_and_nothing_is_told_without() {
 
 #[test]
 fn ranks_whose_connections_cannot_be_are_told_when_the_last_has_joined() {
-    let cases: [(fn(&mut RankAddress), &str); 2] = [
+    type Change = fn(&mut RankAddress);
+    let cases: [(Change, &str); 2] = [
         (|a| a.ip = "fd00::2".parse().unwrap(), "not of one family"),
         // Two processes of one host that chose the same number.
         (|a| (a.ip, a.rings[0].receive_qpn) = (IpAddr::from([10, 0, 0, 1]), 4), "two ranks of the job"),
