@@ -39,7 +39,9 @@ pub fn settings() -> Vec<Setting> {
         verify_icrc: true,
         in_order: true,
     };
-    let all: [(RingSpec, fn(u32) -> bool); 10] = [
+    /// Whether a rank's connection is over IPv6.
+    type OverV6 = fn(u32) -> bool;
+    let all: [(RingSpec, OverV6); 10] = [
         (ring(1, 2, 256, 4, 2), |_| false),
         (ring(2, 3, 1024, 16, 8), |_| false),
         (RingSpec { in_order: false, ..ring(3, 2, 512, 16, 7) }, |_| true),
