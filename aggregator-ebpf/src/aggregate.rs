@@ -132,7 +132,7 @@ fn decide(
         }
     }
     let tag = |rank: u16| {
-        let tag = ReleaseTag { ring: ring_id, slot: slot_no, rank, payload: at as u16 };
+        let tag = ReleaseTag { ring: ring_id, index, rank, payload: at as u16 };
         // SAFETY: `ReleaseTag` is `repr(C)` without padding, 12 bytes as asserted in the ABI.
         p.store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
     };

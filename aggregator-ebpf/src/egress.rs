@@ -39,9 +39,14 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<u32> {
     if source >= MAX_RANKS as u32 {
         return None;
     }
-    let slot = maps::slot(tag.ring, tag.slot)?;
+    let slot_no = tag.index & ring.slots.wrapping_sub(1);
+    let slot = maps::slot(tag.ring, slot_no)?;
     // SAFETY: map values that the ring's CPU wrote, which is this one.
-    let (slot, header) = unsafe { (&*slot, &*maps::header(tag.ring, tag.slot * ring.ranks + source)?) };
+    let (slot, header) = unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.ranks + source)?) };
+    // A late replay may wait behind the packet that takes its slot. It would get that one's PSN, over the old sum.
+    if slot.index != tag.index || !slot.is(Slot::RELEASED) {
+        return None;
+    }
     let header_len = header.len as usize;
     if header_len == 0 || header_len > MAX_HEADERS {
         return None;

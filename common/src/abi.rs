@@ -199,8 +199,9 @@ pub struct EgressPort {
 pub struct ReleaseTag {
     /// Ring number.
     pub ring: u32,
-    /// Slot number.
-    pub slot: u32,
+    /// Fragment index. Between the verdict and egress the slot may have moved on to a later one, because a CPU handles a
+    /// batch of packets before what it redirected leaves.
+    pub index: u32,
     /// The rank to send to, or [`ReleaseTag::ALL`].
     pub rank: u16,
     /// Offset of the payload in this packet.

@@ -8,6 +8,7 @@
 //! | [`faults`] | cables that lose, duplicate, reorder and corrupt packets |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`data`] | what ranks reduce |
+//! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`programs`] | the XDP programs, one packet at a time |
@@ -19,6 +20,7 @@
 
 pub mod cluster;
 pub mod data;
+pub mod differential;
 pub mod faults;
 pub mod frames;
 pub mod janitor;

@@ -165,5 +165,5 @@ impl Bench {
 pub fn tag(packet: &[u8]) -> abi::ReleaseTag {
     let word = |i: usize| u32::from_ne_bytes(packet[i..i + 4].try_into().expect("four bytes"));
     let half = |i: usize| u16::from_ne_bytes(packet[i..i + 2].try_into().expect("two bytes"));
-    abi::ReleaseTag { ring: word(0), slot: word(4), rank: half(8), payload: half(10) }
+    abi::ReleaseTag { ring: word(0), index: word(4), rank: half(8), payload: half(10) }
 }

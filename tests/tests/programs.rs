@@ -246,6 +246,27 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
 
 #[test]
 #[ignore = "needs root and BPF"]
+fn a_replay_that_waits_while_its_slot_is_taken_does_not_leave_as_a_later_fragment() {
+    // Rank 0 misses all acknowledgements and goes back: its 0 and 1, and 2, which is new, come in one batch of the CPU
+    // map. What the batch redirects leaves at its end, when 2 has the slot of 0.
+    let mut bench = Bench::new(ring(2, 256, 2), false).unwrap();
+    for index in 0..2 {
+        for (rank, action) in [(0, DROP), (1, REDIRECT)] {
+            // Sums of nothing but zeros: their CRC state is that of a slot whose CRC is not known yet.
+            let out = bench.aggregate(&fragment(rank, 2, index, vec![0; 256]).build()).unwrap();
+            assert_eq!(out.action, action);
+        }
+    }
+    let replay = bench.aggregate(&fragment(0, 2, 0, vec![0; 256]).build()).unwrap();
+    assert_eq!(replay.action, REDIRECT);
+    assert_eq!(bench.aggregate(&fragment(0, 2, 2, lanes(0, 64)).build()).unwrap().action, DROP);
+    let before = bench.egress(&replay.packet).unwrap();
+    assert_eq!(before.action, DROP, "it would be taken for the sum of fragment 2: {:02x?}", before.packet);
+    assert!(bench.counters().unwrap().contains(&(Counter::EgressNoSlot, 1)));
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
 fn relaxed_rings_release_as_they_complete() {
     let mut ring = ring(2, 256, 16);
     ring.in_order = false;

@@ -91,9 +91,9 @@ impl TestProgram {
         }
     }
 
-    /// Whether its tests need namespaces, root and BPF: those of the lab's package do.
+    /// Whether its tests need namespaces, root or BPF: those of the lab's package do, and the fuzzing of XDP programs.
     pub fn needs_lab(&self) -> bool {
-        self.integration && self.package == "tests"
+        self.integration && (self.package == "tests" || self.package == "fuzz" && self.name == "xdp")
     }
 
     /// Runs it with these arguments, as cargo would.

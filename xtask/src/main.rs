@@ -3,10 +3,12 @@
 mod bench;
 mod build_ebpf;
 mod demo;
+mod fuzz;
 mod harness;
 mod lab;
 mod objects;
 mod paths;
+mod sanitize;
 mod setup;
 mod simulate;
 mod soak;
@@ -42,6 +44,10 @@ enum Command {
     /// Runs many jobs with faults in the simulator: `--cases N --seed S`.
     #[command(disable_help_flag = true)]
     Simulate(simulate::SimulateArgs),
+    /// Runs the pure crates' tests under Miri and AddressSanitizer, where nightly has them.
+    Sanitize,
+    /// Looks for inputs that break something, guided by coverage.
+    Fuzz(fuzz::FuzzArgs),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +62,8 @@ fn main() -> ExitCode {
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Sanitize => sanitize::run(),
+        Command::Fuzz(args) => fuzz::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -56,7 +56,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     // Timings in the lab must not suffer from compilers.
     objects(rebuild, &mut tally);
     for program in lab {
-        let set = if program.name == "programs" { "XDP programs" } else { "lab" };
+        let set = if ["programs", "xdp"].contains(&program.name.as_str()) { "XDP programs" } else { "lab" };
         match &ready {
             Ok(()) => run_program(program, set, filter, true, &mut tally),
             Err(reason) => match program.list(filter) {

@@ -3,10 +3,11 @@
 //! The ranks of a job form an *epoch* together: when all have joined, their flows are registered and the rings start. Ranks
 //! whose connections are no longer of use join again for the next epoch, which begins with empty rings when all are there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use netsum_common::abi::FlowKey;
 use netsum_common::serial;
 use serde::{Deserialize, Serialize};
 
@@ -186,17 +187,10 @@ impl Controller {
                 });
             }
         }
-        let others = |f: &FlowSpec| {
-            self.jobs
-                .values()
-                .filter(|j| j.spec.name != name)
-                .any(|j| j.flows.iter().any(|g| g.key() == f.key()))
-        };
-        let clash = flows.iter().find(|f| others(f)).map(|f| (f.dst, f.qpn));
+        let refusal = self.contradiction(name, &flows);
         let Some(job) = self.jobs.get_mut(name) else { return Vec::new() };
-        if let Some((dst, qpn)) = clash {
-            let message = format!("{dst}, queue pair {qpn:#x}: a flow of another job goes there already");
-            return job.dismiss_waiters(&Refusal::Exists(message));
+        if let Some(refusal) = refusal {
+            return job.dismiss_waiters(&refusal);
         }
         let Some(forming) = job.forming.take() else { return Vec::new() };
         // Rings start empty, whatever was in them.
@@ -214,6 +208,37 @@ impl Controller {
         });
         actions.extend(waiters.into_iter().map(|waiter| Action::Reply { waiter, result: Ok(number) }));
         actions
+    }
+
+    /// Why flows cannot be registered for a job, if so.
+    fn contradiction(&self, name: &str, flows: &[FlowSpec]) -> Option<Refusal> {
+        let others: HashSet<FlowKey> = self
+            .jobs
+            .values()
+            .filter(|j| j.spec.name != name)
+            .flat_map(|j| &j.flows)
+            .map(FlowSpec::key)
+            .collect();
+        let mut own = HashSet::new();
+        flows.iter().find_map(|f| {
+            let FlowSpec { src, dst, qpn, rank, .. } = f;
+            if src.is_ipv4() != dst.is_ipv4() {
+                let message = format!(
+                    "rank {rank}: its address {src} and the next rank's, {dst}, are not of one family"
+                );
+                return Some(Refusal::Invalid(message));
+            }
+            if others.contains(&f.key()) {
+                let message = format!("{dst}, queue pair {qpn:#x}: a flow of another job goes there already");
+                return Some(Refusal::Exists(message));
+            }
+            // Ranks of one host have one address.
+            (!own.insert(f.key())).then(|| {
+                Refusal::Exists(format!(
+                    "{dst}, queue pair {qpn:#x}: two ranks of the job say that it is theirs"
+                ))
+            })
+        })
     }
 
     /// A rank is alive. How its job stands.

@@ -117,6 +117,11 @@ impl Controller {
         Self { jobs: BTreeMap::new(), pool: Pool::new(memory, cpus), ports: Vec::new(), heartbeat_timeout }
     }
 
+    /// Bytes that the jobs' rings take.
+    pub fn memory_used(&self) -> u64 {
+        self.pool.used()
+    }
+
     /// Sets the ports that there are.
     pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
         self.ports = ports;

@@ -215,6 +215,27 @@ fn tokens_are_checked_and_nothing_is_told_without() {
 }
 
 #[test]
+fn ranks_whose_connections_cannot_be_are_told_when_the_last_has_joined() {
+    type Change = fn(&mut RankAddress);
+    let cases: [(Change, &str); 2] = [
+        (|a| a.ip = "fd00::2".parse().unwrap(), "not of one family"),
+        // Two processes of one host that chose the same number.
+        (|a| (a.ip, a.rings[0].receive_qpn) = (IpAddr::from([10, 0, 0, 1]), 4), "two ranks of the job"),
+    ];
+    for (change, expected) in cases {
+        let (mut c, now) = (controller(), Instant::now());
+        c.create_job(spec("a", 2)).unwrap();
+        c.join(join("a", 0, 0, 1, now), now).unwrap();
+        let mut second = join("a", 1, 0, 2, now);
+        change(&mut second.address);
+        let actions = c.join(second, now).unwrap();
+        assert_eq!(replies(&actions), [(1, false), (2, false)], "{actions:?}");
+        assert!(format!("{actions:?}").contains(expected), "{actions:?}");
+        assert_eq!(c.job("a").unwrap().state, State::Waiting);
+    }
+}
+
+#[test]
 fn a_job_that_all_have_left_waits_for_others() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();

@@ -49,7 +49,9 @@ pub fn mac_from_text(text: &str) -> Option<[u8; 6]> {
     let mut mac = [0; 6];
     let mut parts = text.split(':');
     for byte in &mut mac {
-        *byte = u8::from_str_radix(parts.next().filter(|p| p.len() == 2)?, 16).ok()?;
+        // `from_str_radix` takes a sign, too.
+        let digits = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        *byte = u8::from_str_radix(digits, 16).ok()?;
     }
     parts.next().is_none().then_some(mac)
 }

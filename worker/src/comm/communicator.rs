@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::config::{CommConfig, JobShape, Mode, Report, Statistics};
 use super::engine::{Engine, Settings};
 use super::error::Error;
 use super::links::Links;
+use super::turns::Turns;
 use crate::control::heartbeat::Heartbeat;
 use crate::numeric::element::{Data, Element, Slice};
 use crate::numeric::layout::Layout;
@@ -34,24 +35,9 @@ pub struct Communicator {
     rank: u32,
     shape: JobShape,
     /// `None` for a single rank, which needs no network.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<Turns<Core>>>,
     keeper: Option<JoinHandle<()>>,
     alone: Statistics,
-}
-
-struct Shared {
-    core: Mutex<Core>,
-    turn: Mutex<Turn>,
-    changed: Condvar,
-}
-
-/// Whose turn it is to drive.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Turn {
-    Keeper,
-    Caller,
-    /// The keeper ends.
-    Nobody,
 }
 
 struct Core {
@@ -104,10 +90,6 @@ fn idle() -> [i32; 0] {
     []
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Communicator {
     /// Finds the job, opens the connections and waits until the ring stands.
     ///
@@ -148,8 +130,7 @@ impl Communicator {
             core.linger();
             return Err(error);
         }
-        let (core, turn) = (Mutex::new(core), Mutex::new(Turn::Keeper));
-        let shared = Arc::new(Shared { core, turn, changed: Condvar::new() });
+        let shared = Arc::new(Turns::new(core));
         let theirs = Arc::clone(&shared);
         let keeper = std::thread::Builder::new()
             .name("netsum-keeper".to_owned())
@@ -180,7 +161,7 @@ impl Communicator {
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
         let started = Instant::now();
         let Some(shared) = &self.shared else { return self.all_reduce_alone(data, started) };
-        let mut core = shared.take_turn();
+        let mut core = shared.take();
         let core = &mut *core;
         let before = core.links.endpoint.stats().retransmissions;
         let outcome = (|| {
@@ -199,7 +180,7 @@ impl Communicator {
             log::debug!("rank {}: the socket failed at the end of an operation", self.rank);
         }
         let retransmissions = core.links.endpoint.stats().retransmissions - before;
-        shared.give_turn();
+        shared.give();
         let finished = outcome?;
         if let Some(range) = finished.non_finite {
             return Err(Error::NonFinite { first: range.start, end: range.end });
@@ -252,13 +233,13 @@ impl Communicator {
 
     /// Who sums: the box, until the ranks find that none does.
     pub fn mode(&self) -> Mode {
-        self.shared.as_ref().map_or(Mode::Ring, |s| lock(&s.core).engine.mode())
+        self.shared.as_ref().map_or(Mode::Ring, |s| s.core().engine.mode())
     }
 
     /// What this rank has done since it was connected.
     pub fn statistics(&self) -> Statistics {
         let Some(shared) = &self.shared else { return self.alone };
-        let core = lock(&shared.core);
+        let core = shared.core();
         let stats = core.links.endpoint.stats();
         Statistics {
             bytes_sent: stats.sent_bytes,
@@ -283,9 +264,7 @@ impl std::fmt::Debug for Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         let Some(shared) = self.shared.take() else { return };
-        *lock(&shared.turn) = Turn::Nobody;
-        shared.changed.notify_all();
-        let mut core = lock(&shared.core);
+        let mut core = shared.end();
         core.linger();
         drop(core);
         if let Some(keeper) = self.keeper.take() {
@@ -319,39 +298,16 @@ impl Core {
     }
 }
 
-impl Shared {
-    fn take_turn(&self) -> MutexGuard<'_, Core> {
-        *lock(&self.turn) = Turn::Caller;
-        lock(&self.core)
-    }
-
-    fn give_turn(&self) {
-        *lock(&self.turn) = Turn::Keeper;
-        self.changed.notify_all();
-    }
-}
-
 /// Drives between calls. Holds the core only while there is something to do, never while it waits.
-fn keep(shared: &Shared) {
-    let Ok(fd) = lock(&shared.core).driver.as_fd().try_clone_to_owned() else {
+fn keep(shared: &Turns<Core>) {
+    let Ok(fd) = shared.core().driver.as_fd().try_clone_to_owned() else {
         log::warn!("no file descriptor is left: connections rest between operations");
         return;
     };
     loop {
-        {
-            let mut turn = lock(&shared.turn);
-            while *turn == Turn::Caller {
-                turn = shared.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
-            }
-            if *turn == Turn::Nobody {
-                return;
-            }
-        }
         let wait = {
-            let core = &mut *lock(&shared.core);
-            if *lock(&shared.turn) != Turn::Keeper {
-                continue;
-            }
+            let Some(mut core) = shared.keep() else { return };
+            let core = &mut *core;
             // Never waits: the time is now.
             let now = Instant::now();
             if core.drive(now, &mut Slice(&mut idle())).is_err() {

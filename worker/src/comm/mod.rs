@@ -10,6 +10,7 @@
 //! | [`engine`] | the collective as a state machine |
 //! | [`links`] | queue pairs under the engine |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
+//! | [`turns`] | who drives, the caller or the keeper thread |
 //! | [`communicator`] | all of it over a socket, driven by the caller or the keeper thread |
 
 mod bootstrap;
@@ -21,6 +22,12 @@ pub(crate) mod frame;
 pub(crate) mod links;
 pub(crate) mod reduction;
 pub(crate) mod transport;
+pub(crate) mod turns;
+
+/// The locks under [`turns`].
+mod sync {
+    pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+}
 
 pub use communicator::Communicator;
 pub use config::{Bootstrap, CommConfig, Mode, Report, Statistics};

@@ -262,6 +262,10 @@ impl Endpoint {
             let mut segment = 0;
             let mut count = 0;
             while count < self.max_segments && buf.len() + segment.max(OVERHEAD) <= MAX_BATCH {
+                // A last packet with immediate data may be longer than those before it; it has to go alone.
+                if count > 0 && qp.requester.next_len() > segment {
+                    break;
+                }
                 let Some(out) = qp.requester.poll(now) else { break };
                 let start = buf.len();
                 packet::encode(buf, self.local, qp.remote, count as u16, &out.bth, &out.ext, out.payload);

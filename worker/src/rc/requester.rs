@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use netsum_common::serial;
 use netsum_common::wire::{Bth, Opcode, Reth};
 
-use super::packet::Extended;
+use super::packet::{Extended, OVERHEAD};
 use super::{Operation, QpConfig, QpError};
 
 /// An acknowledgement is asked for at least this often.
@@ -201,6 +201,17 @@ impl Requester {
     pub fn ready(&self, now: Instant) -> bool {
         let window = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
         self.next < self.posted && self.next < self.acked + window && self.not_before.is_none_or(|t| now >= t)
+    }
+
+    /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.
+    pub fn next_len(&self) -> usize {
+        let i = self.messages.partition_point(|m| m.first + m.packets <= self.next);
+        let Some(m) = self.messages.get(i) else { return 0 };
+        let (first, last) = (self.next == m.first, self.next + 1 == m.first + m.packets);
+        let at = (self.next - m.first) as usize * self.mtu;
+        let write = matches!(self.operation, Operation::Write { .. });
+        let opcode = Opcode::data(write, first, last, m.immediate.is_some());
+        OVERHEAD + opcode.extended_len() + self.mtu.min(m.data.len() - at)
     }
 
     /// The next packet, if one may be sent.

@@ -393,3 +393,25 @@ fn strangers_and_nonsense_are_discarded() {
         "another sender's ICRC cannot be right"
     );
 }
+
+#[test]
+fn every_segment_is_a_packet_also_where_the_last_one_is_the_longest() {
+    let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
+    for operation in [Operation::Send, Operation::Write { address: 0, rkey: 1 }] {
+        let mut end = Endpoint::new(ips[0], EndpointConfig::default());
+        let mut c = QpConfig::new(1, ips[1], 2, 0, 0, 256);
+        c.opcode = operation;
+        let qp = end.add_qp(c).unwrap();
+        // A whole last packet, with four bytes of immediate data on top.
+        end.post_send(qp, 1, vec![7; 4 * 256], Some(5));
+        let (now, mut buf, mut packets) = (Instant::now(), Vec::new(), 0);
+        let mut verifier = packet::Verifier::new(ips[1], false);
+        while let Some(t) = end.poll_transmit(now, &mut buf) {
+            for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
+                verifier.decode(ips[0], datagram).unwrap();
+                packets += 1;
+            }
+        }
+        assert_eq!(packets, 4);
+    }
+}

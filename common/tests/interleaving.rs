@@ -1,0 +1,216 @@
+//! Every order in which a ring's CPU and the egress of what it has redirected can run, for small rings.
+//!
+//! A CPU of the CPU map handles a batch of packets and sends what it redirected at the batch's end; each port has a queue of
+//! its own. So a clone reads the slot and the saved headers *after* later packets have changed them. May it? Ranks keep to
+//! their credit here, but anything that they have ever sent may arrive again, at any time, and any packet may be lost.
+//!
+//! The slot machine is the real one; hosts, queues and egress are models. All reachable states are visited.
+
+use std::collections::{HashSet, VecDeque};
+
+use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags};
+use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, on_fragment};
+
+/// What egress looks at before it writes a clone's headers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Egress {
+    /// That the slot still holds the tag's index, released.
+    Checks,
+    /// Nothing: the tag names the slot.
+    Trusts,
+    /// As `Checks`, but on another CPU than the ring's: anything may happen between looking and reading.
+    ChecksElsewhere,
+}
+
+/// A clone on its way out.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Clone_ {
+    index: u32,
+    payload: u32,
+    /// Has been checked and waits to be written.
+    checked: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct State {
+    low: u32,
+    expected: Vec<u32>,
+    slots: Vec<(u32, u32, u64, u32)>,
+    sums: Vec<u32>,
+    /// Index of the header saved for a slot and rank.
+    headers: Vec<Option<u32>>,
+    /// By receiving rank.
+    queues: Vec<VecDeque<Clone_>>,
+    /// Sums that each rank has.
+    received: Vec<u32>,
+}
+
+struct Model {
+    ring: RingConfig,
+    messages: u32,
+    queue: usize,
+    egress: Egress,
+}
+
+impl Model {
+    fn new(ranks: u32, window: u32, relaxed: bool, egress: Egress) -> Self {
+        let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
+        let ring = RingConfig { flags, ranks, slots: 2 * window, window, mtu: 256, cpu: 0 };
+        Self { ring, messages: 2 * window + 2, queue: 2, egress }
+    }
+
+    /// What a rank sends. The first sum of each slot is nothing but zeros, whose CRC is 0, as that of a new slot.
+    fn value(&self, rank: u32, index: u32) -> u32 {
+        if (index / self.ring.slots).is_multiple_of(2) { 0 } else { (index + 1) << (8 * rank) }
+    }
+
+    fn sum(&self, index: u32) -> u32 {
+        (0..self.ring.ranks).map(|r| self.value(r, index)).sum()
+    }
+
+    fn start(&self) -> State {
+        let (ranks, slots) = (self.ring.ranks as usize, self.ring.slots as usize);
+        State {
+            low: 0,
+            expected: vec![0; ranks],
+            slots: vec![(0, 0, 0, 0); slots],
+            sums: vec![0; slots],
+            headers: vec![None; slots * ranks],
+            queues: vec![VecDeque::new(); ranks],
+            received: vec![0; ranks],
+        }
+    }
+
+    /// A fragment arrives at the ring's CPU. `None` where a queue is full: the batch ends before.
+    fn arrive(&self, state: &State, rank: u32, index: u32) -> Option<State> {
+        let mut s = state.clone();
+        let slot_of =
+            |&(index, flags, contributors, crc): &_| Slot { index, flags, contributors, len: 4, crc };
+        let mut ring_state = RingState { low: s.low, ..RingState::default() };
+        ring_state.expected[..s.expected.len()].copy_from_slice(&s.expected);
+        if self.ring.flags & ring_flags::RELAXED != 0 {
+            slot::advance_low(&self.ring, &mut ring_state, |i| Some(slot_of(&s.slots[i as usize])));
+        }
+        let at = (index % self.ring.slots) as usize;
+        let mut slot = slot_of(&s.slots[at]);
+        let v =
+            on_fragment(&self.ring, &mut ring_state, &mut slot, Fragment { rank, index, len: 4, ce: false });
+        match v.payload {
+            Payload::Leave => {}
+            Payload::Copy => s.sums[at] = self.value(rank, index),
+            Payload::Add => s.sums[at] += self.value(rank, index),
+        }
+        if v.save_header {
+            s.headers[at * self.ring.ranks as usize + rank as usize] = Some(index);
+        }
+        if v.completed {
+            slot.crc = s.sums[at];
+        }
+        let next = ((rank + 1) % self.ring.ranks) as usize;
+        let to = match v.output {
+            Output::Release => 0..self.ring.ranks as usize,
+            Output::Replay => next..next + 1,
+            Output::Stale => {
+                assert!(state.received[next] > index, "who gets a stale fragment must have its sum");
+                0..0
+            }
+            Output::Drop | Output::Gap => 0..0,
+        };
+        for receiver in to {
+            if s.queues[receiver].len() == self.queue {
+                return None;
+            }
+            s.queues[receiver].push_back(Clone_ { index, payload: s.sums[at], checked: false });
+        }
+        (s.low, s.slots[at]) = (ring_state.low, (slot.index, slot.flags, slot.contributors, slot.crc));
+        s.expected = ring_state.expected[..s.expected.len()].to_vec();
+        assert!(ring_state.expected[self.ring.ranks as usize..MAX_RANKS].iter().all(|e| *e == 0));
+        Some(s)
+    }
+
+    /// The first clone in a queue goes on its way: what arrives, if anything does.
+    fn leave(&self, s: &mut State, receiver: usize) -> Option<(u32, u32)> {
+        let clone = s.queues[receiver].front_mut()?;
+        let at = (clone.index % self.ring.slots) as usize;
+        let (index, flags, _, crc) = s.slots[at];
+        let same = index == clone.index && flags & Slot::RELEASED != 0;
+        match self.egress {
+            Egress::ChecksElsewhere if !clone.checked && same => {
+                clone.checked = true;
+                return None;
+            }
+            Egress::Trusts => {}
+            Egress::ChecksElsewhere if clone.checked => {}
+            _ if same => {}
+            _ => {
+                s.queues[receiver].pop_front();
+                return None;
+            }
+        }
+        let payload = clone.payload;
+        s.queues[receiver].pop_front();
+        let source = (receiver + self.ring.ranks as usize - 1) % self.ring.ranks as usize;
+        let psn = s.headers[at * self.ring.ranks as usize + source]?;
+        // Otherwise the ICRC is wrong, and the receiver drops it.
+        (crc == payload).then_some((psn, payload))
+    }
+
+    /// Visits all states. How many there are, or the first wrong sum that somebody takes.
+    fn explore(&self) -> Result<usize, String> {
+        let (mut seen, mut todo) = (HashSet::from([self.start()]), vec![self.start()]);
+        let mut finished = false;
+        while let Some(state) = todo.pop() {
+            let mut next = Vec::new();
+            for rank in 0..self.ring.ranks {
+                // Everything that it may have sent so far, again or for the first time.
+                let credit = (state.received[rank as usize] + self.ring.window).min(self.messages);
+                next.extend((0..credit).filter_map(|index| self.arrive(&state, rank, index)));
+            }
+            for receiver in 0..state.received.len() {
+                let mut s = state.clone();
+                let arrived = self.leave(&mut s, receiver);
+                if let Some((psn, payload)) = arrived
+                    && psn == state.received[receiver]
+                {
+                    if payload != self.sum(psn) {
+                        return Err(format!("rank {receiver} takes {payload} for {psn}: {state:?}"));
+                    }
+                    let mut taken = s.clone();
+                    taken.received[receiver] += 1;
+                    finished |= taken.received.iter().all(|r| *r == self.messages);
+                    next.push(taken);
+                }
+                // Lost on the way, or not what the receiver waits for.
+                next.push(s);
+            }
+            for s in next {
+                if seen.insert(s.clone()) {
+                    todo.push(s);
+                }
+            }
+        }
+        assert!(finished, "the end must be among the states, or all of this shows nothing");
+        Ok(seen.len())
+    }
+}
+
+#[test]
+fn a_clone_may_leave_any_time_later_if_egress_looks_at_its_index() {
+    for (ranks, window, relaxed) in [(2, 1, false), (2, 1, true), (3, 1, false), (2, 2, false)] {
+        let states = Model::new(ranks, window, relaxed, Egress::Checks).explore().unwrap();
+        println!("{ranks} ranks, window {window}, relaxed {relaxed}: {states} states");
+        assert!(states > 1000);
+    }
+}
+
+#[test]
+fn a_tag_that_names_the_slot_alone_lets_a_late_replay_leave_as_a_later_result() {
+    let wrong = Model::new(2, 1, false, Egress::Trusts).explore().unwrap_err();
+    assert!(wrong.contains("takes 0 for"), "{wrong}");
+}
+
+#[test]
+fn egress_on_another_cpu_than_the_rings_would_not_be_safe() {
+    let wrong = Model::new(2, 1, false, Egress::ChecksElsewhere).explore().unwrap_err();
+    assert!(wrong.contains("takes 0 for"), "{wrong}");
+}

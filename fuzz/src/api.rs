@@ -1,0 +1,346 @@
+//! Requests to the daemon, as bytes of any kind and as messages that make sense, through the controller to what the data
+//! plane is told: memory, rings and flows must be accounted for after every request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use arbitrary::{Result, Unstructured};
+use netsum_aggregator::core::membership::Join;
+use netsum_aggregator::core::pool::job_memory;
+use netsum_aggregator::core::{Action, Connection, Controller, JobSpec, PortInfo, RankAddress, State};
+use netsum_aggregator::daemon::mac_from_text;
+use netsum_aggregator::dataplane::{FlowSpec, RingSpec};
+use netsum_api::v1 as api;
+use netsum_common::abi::{FlowKey, MAX_RINGS};
+use prost::Message;
+
+/// Runs a sequence of requests.
+pub fn run(input: &[u8]) {
+    let _ = sequence(&mut Unstructured::new(input));
+}
+
+const MEMORY: u64 = 8 << 20;
+
+/// What the data plane was told.
+#[derive(Default)]
+struct Told {
+    rings: BTreeMap<u32, RingSpec>,
+    flows: Vec<(FlowKey, u32)>,
+    active: BTreeSet<u32>,
+}
+
+struct System {
+    controller: Controller,
+    told: Told,
+    /// Ranks that wait for an answer to `join`.
+    waiting: BTreeSet<u64>,
+    waiters: u64,
+    now: Instant,
+}
+
+/// A message of a kind that makes sense, or any bytes; as it comes off the wire.
+fn message<M: Message + Default>(u: &mut Unstructured, sensible: M) -> Result<Option<M>> {
+    if u.ratio(1u8, 8u8)? {
+        let len = u.int_in_range(0..=100usize)?.min(u.len());
+        return Ok(M::decode(u.bytes(len)?).ok());
+    }
+    let mut bytes = sensible.encode_to_vec();
+    if u.ratio(1u8, 8u8)? && !bytes.is_empty() {
+        let at = u.choose_index(bytes.len())?;
+        bytes[at] = u.arbitrary()?;
+    }
+    Ok(M::decode(&bytes[..]).ok())
+}
+
+fn name(u: &mut Unstructured) -> Result<String> {
+    Ok((*u.choose(&["a", "a", "b", "c", "", "A b"])?).into())
+}
+
+fn token(u: &mut Unstructured) -> Result<String> {
+    Ok((*u.choose(&["t", "t", "t", "t", "x", ""])?).into())
+}
+
+/// A number that is right, nearly, or anything.
+fn number(u: &mut Unstructured, right: &[u32]) -> Result<u32> {
+    match u.int_in_range(0..=15u8)? {
+        0 => u.arbitrary(),
+        1 => Ok(u.choose(right)?.wrapping_sub(1)),
+        2 => Ok(u.choose(right)?.wrapping_mul(2)),
+        _ => Ok(*u.choose(right)?),
+    }
+}
+
+fn ip(u: &mut Unstructured, rank: u32) -> Result<String> {
+    Ok(match u.int_in_range(0..=7u8)? {
+        0 => format!("fd00::{rank:x}"),
+        1 => "10.0.0.1".into(),
+        2 => "here".into(),
+        _ => format!("10.0.0.{}", rank & 0xff),
+    })
+}
+
+impl System {
+    fn new() -> Self {
+        let mut controller = Controller::new(MEMORY, 2, Duration::from_secs(10));
+        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
+        controller.set_ports((0..3).map(port).collect());
+        let waiting = BTreeSet::new();
+        Self { controller, told: Told::default(), waiting, waiters: 0, now: Instant::now() }
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>) {
+        let told = &mut self.told;
+        for action in actions {
+            match action {
+                Action::ResetCounters(ring) => assert!(ring > 0 && ring < MAX_RINGS),
+                Action::CreateRing(ring) => {
+                    assert!(ring.id > 0 && ring.id < MAX_RINGS && ring.cpu < 2);
+                    assert!(ring.slots.is_power_of_two() && ring.slots / 2 >= ring.window && ring.window > 0);
+                    let before = told.rings.insert(ring.id, ring);
+                    assert!(before.is_none(), "the ring is there already: {before:?}");
+                }
+                Action::AddFlow(flow) => {
+                    let ring = &told.rings[&flow.ring];
+                    assert!(flow.rank < ring.ranks, "{flow:?}");
+                    assert_eq!(flow.src.is_ipv4(), flow.dst.is_ipv4(), "{flow:?}");
+                    assert!(flow.qpn < 1 << 24 && flow.base_psn < 1 << 24);
+                    let taken = told.flows.iter().any(|(key, _)| *key == flow.key());
+                    assert!(!taken, "two flows with one key: {flow:?}");
+                    told.flows.push((flow.key(), flow.ring));
+                }
+                Action::ActivateRing(ring, ports) => {
+                    assert_eq!(told.rings.get(&ring.id), Some(&ring));
+                    assert_eq!(ports.len(), ring.ranks as usize);
+                    let flows = told.flows.iter().filter(|(_, r)| *r == ring.id).count();
+                    assert_eq!(flows, ring.ranks as usize, "active without all flows");
+                    told.active.insert(ring.id);
+                }
+                Action::DeleteRing { ring, flows, .. } => {
+                    assert!(told.rings.remove(&ring).is_some());
+                    told.active.remove(&ring);
+                    told.flows.retain(|(key, _)| !flows.contains(key));
+                    assert!(told.flows.iter().all(|(_, r)| *r != ring), "a flow of no ring");
+                }
+                Action::Reply { waiter, .. } => assert!(self.waiting.remove(&waiter), "answered twice"),
+            }
+        }
+    }
+
+    /// Nothing is lost, nothing is counted twice.
+    fn check(&self) {
+        let jobs = || self.controller.jobs();
+        let memory: u64 = jobs().map(|j| job_memory(&j.spec, j.slots)).sum();
+        assert_eq!(self.controller.memory_used(), memory);
+        assert!(memory <= MEMORY);
+        let rings: BTreeMap<u32, RingSpec> =
+            jobs().flat_map(|j| &j.rings).map(|r| (r.id, r.clone())).collect();
+        assert_eq!(rings, self.told.rings);
+        let mut flows: Vec<_> = jobs().flat_map(|j| &j.flows).map(|f| (f.key(), f.ring)).collect();
+        let mut told = self.told.flows.clone();
+        let order = |(key, ring): &(FlowKey, u32)| (key.dst_ip, key.qpn, *ring);
+        flows.sort_by_key(order);
+        told.sort_by_key(order);
+        assert_eq!(flows, told);
+        let active: BTreeSet<u32> =
+            jobs().filter(|j| j.state == State::Active).flat_map(|j| &j.rings).map(|r| r.id).collect();
+        assert_eq!(active, self.told.active);
+    }
+
+    fn create(&mut self, u: &mut Unstructured) -> Result<()> {
+        let sensible = api::CreateJobRequest {
+            name: name(u)?,
+            ranks: number(u, &[2, 3, 64])?,
+            dtype: "i32".into(),
+            mtu: number(u, &[256, 1024])?,
+            message_size: number(u, &[1024, 64, 65536])?,
+            window: number(u, &[1, 2, 16])?,
+            rings: number(u, &[1, 1, 2, 8, 255])?,
+            icrc: "verify".into(),
+            order: "in-order".into(),
+            token: "t".into(),
+        };
+        let Some(r) = message(u, sensible)? else { return Ok(()) };
+        let spec = JobSpec {
+            verify_icrc: r.icrc == "verify",
+            in_order: r.order == "in-order",
+            name: r.name,
+            ranks: r.ranks,
+            dtype: r.dtype,
+            mtu: r.mtu,
+            message_size: r.message_size,
+            window: r.window,
+            rings: r.rings,
+            token: r.token,
+        };
+        let answer = self.controller.create_job(spec);
+        self.answered(answer);
+        Ok(())
+    }
+
+    fn answered(
+        &mut self,
+        answer: std::result::Result<Vec<Action>, netsum_aggregator::core::Refusal>,
+    ) -> bool {
+        match answer {
+            Ok(actions) => {
+                self.carry_out(actions);
+                true
+            }
+            Err(refusal) => {
+                assert!(!refusal.to_string().is_empty());
+                false
+            }
+        }
+    }
+
+    fn add_flow(&mut self, u: &mut Unstructured) -> Result<()> {
+        let rank = number(u, &[0, 1, 2])?;
+        let sensible = api::AddFlowRequest {
+            job: name(u)?,
+            flow: Some(api::Flow {
+                ring: number(u, &[0, 0, 1])?,
+                rank,
+                port: String::new(),
+                src: ip(u, rank)?,
+                dst: ip(u, rank.wrapping_add(1))?,
+                qpn: number(u, &[16, 17, 18, 0xff_ffff])?,
+                psn: number(u, &[0, 5])?,
+                src_mac: String::new(),
+            }),
+        };
+        let Some(r) = message(u, sensible)? else { return Ok(()) };
+        let Some(f) = r.flow else { return Ok(()) };
+        let (Ok(src), Ok(dst)) = (f.src.parse::<IpAddr>(), f.dst.parse()) else { return Ok(()) };
+        let src_mac = mac_from_text(&f.src_mac);
+        let (rank, base_psn, qpn) = (f.rank, f.psn, f.qpn);
+        let flow = FlowSpec { ring: 0, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac };
+        let answer = self.controller.add_flow(&r.job, f.ring, flow);
+        self.answered(answer);
+        Ok(())
+    }
+
+    fn join(&mut self, u: &mut Unstructured) -> Result<()> {
+        let job = name(u)?;
+        let spec = self.controller.job(&job).ok();
+        let (ranks, rings) = spec.map_or((2, 1), |j| (j.spec.ranks, j.rings.len()));
+        let rank = match u.ratio(1u8, 16u8)? {
+            true => u.arbitrary()?,
+            false => u.int_in_range(0..=ranks.min(3))?,
+        };
+        let rings = if u.ratio(1u8, 16u8)? { u.int_in_range(0..=3)? } else { rings };
+        let base = 16 * u.int_in_range(0..=3u32)? + if u.ratio(3u8, 4u8)? { 64 * (rank % 4) } else { 0 };
+        let c =
+            |n: u32| api::Connection { receive_qpn: base + 2 * n, send_qpn: base + 2 * n + 1, first_psn: n };
+        let sensible = api::JoinRequest {
+            job,
+            token: token(u)?,
+            address: Some(api::RankAddress {
+                rank,
+                ip: ip(u, rank)?,
+                mac: "02:00:00:00:00:01".into(),
+                rings: (0..rings as u32).map(|r| c(r + 1)).collect(),
+                plain: Some(c(0)),
+            }),
+            epoch: u.int_in_range(0..=3)?,
+            timeout_ms: u.arbitrary::<u16>()? as u32,
+        };
+        let Some(r) = message(u, sensible)? else { return Ok(()) };
+        let Some(a) = r.address else { return Ok(()) };
+        let (Ok(ip), Some(mac), Some(plain)) = (a.ip.parse(), mac_from_text(&a.mac), a.plain) else {
+            return Ok(());
+        };
+        let c = |c: api::Connection| Connection {
+            receive_qpn: c.receive_qpn,
+            send_qpn: c.send_qpn,
+            first_psn: c.first_psn,
+        };
+        self.waiters += 1;
+        let join = Join {
+            job: r.job,
+            token: r.token,
+            address: RankAddress {
+                rank: a.rank,
+                ip,
+                mac,
+                rings: a.rings.into_iter().map(c).collect(),
+                plain: c(plain),
+            },
+            ifindex: 10,
+            epoch: r.epoch,
+            deadline: self.now + Duration::from_millis(r.timeout_ms.into()),
+            waiter: self.waiters,
+        };
+        self.waiting.insert(self.waiters);
+        let answer = self.controller.join(join, self.now);
+        if !self.answered(answer) {
+            // The refusal is the answer.
+            assert!(self.waiting.remove(&self.waiters));
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, u: &mut Unstructured) -> Result<()> {
+        let (rank, epoch) = (number(u, &[0, 1, 2])?, u.int_in_range(0..=3)?);
+        let (job, token) = (name(u)?, token(u)?);
+        let answer = match u.int_in_range(0..=4u8)? {
+            0 | 1 => {
+                let Some(r) = message(u, api::LeaveRequest { job, token, rank, epoch })? else {
+                    return Ok(());
+                };
+                self.controller.leave(&r.job, &r.token, r.rank, r.epoch)
+            }
+            2 => {
+                let sensible = api::AbortRequest { job, token, rank, reason: "why".into(), epoch };
+                let Some(r) = message(u, sensible)? else { return Ok(()) };
+                self.controller.abort(&r.job, &r.token, r.rank, r.epoch, &r.reason)
+            }
+            _ => {
+                let sensible = api::HeartbeatRequest { job, token, rank, epoch };
+                let Some(r) = message(u, sensible)? else { return Ok(()) };
+                let heard = self.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, self.now);
+                heard.map(|_| Vec::new())
+            }
+        };
+        self.answered(answer);
+        Ok(())
+    }
+}
+
+fn sequence(u: &mut Unstructured) -> Result<()> {
+    let mut s = System::new();
+    while !u.is_empty() {
+        match u.int_in_range(0..=11u8)? {
+            0..=1 => s.create(u)?,
+            2..=3 => s.add_flow(u)?,
+            4..=7 => s.join(u)?,
+            8 => s.member(u)?,
+            9 => {
+                let name = name(u)?;
+                let Some(r) = message(u, api::DeleteJobRequest { name })? else { continue };
+                let answer = s.controller.delete_job(&r.name);
+                s.answered(answer);
+            }
+            10 => {
+                s.now += Duration::from_millis(u.arbitrary::<u16>()?.into());
+                let actions = s.controller.tick(s.now);
+                s.carry_out(actions);
+            }
+            _ => {
+                let actions = s.controller.data_plane_failed(&name(u)?, "no");
+                s.carry_out(actions);
+            }
+        }
+        s.check();
+    }
+    // Everything goes back, and nobody is left waiting.
+    let names: Vec<String> = s.controller.jobs().map(|j| j.spec.name.clone()).collect();
+    for name in names {
+        let answer = s.controller.delete_job(&name);
+        assert!(s.answered(answer));
+        s.check();
+    }
+    assert!(s.waiting.is_empty(), "{} ranks wait for ever", s.waiting.len());
+    assert_eq!((s.controller.memory_used(), s.told.rings.len(), s.told.flows.len()), (0, 0, 0));
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! The slot machine, driven by ranks that keep to nothing, against its rules without slots: who contributed what to which
+//! index.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use arbitrary::{Result, Unstructured};
+use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags};
+use netsum_common::counters::Counter;
+use netsum_common::serial;
+use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, on_fragment};
+
+/// Runs a sequence of fragments.
+pub fn run(input: &[u8]) {
+    let _ = sequence(&mut Unstructured::new(input));
+}
+
+/// What is known of an index that has been claimed and not given up again.
+#[derive(Default)]
+struct Index {
+    len: u32,
+    ranks: BTreeSet<u32>,
+    /// Lane by lane sum; one lane is enough here.
+    sum: u32,
+    released: bool,
+}
+
+struct Naive {
+    ring: RingConfig,
+    relaxed: bool,
+    start: u32,
+    low: u32,
+    /// The slots' contents, by index.
+    held: BTreeMap<u32, Index>,
+    /// Everything that was ever released.
+    released: BTreeSet<u32>,
+}
+
+/// What the rules say about a fragment.
+#[derive(Debug, PartialEq, Eq)]
+struct Expected {
+    counter: Counter,
+    payload: Payload,
+    completed: bool,
+    released: bool,
+}
+
+impl Naive {
+    /// The index in the same slot, if there is one.
+    fn neighbour(&self, index: u32) -> Option<u32> {
+        self.held.keys().copied().find(|i| (i ^ index) & (self.ring.slots - 1) == 0)
+    }
+
+    fn fragment(&mut self, f: &Fragment, value: u32) -> Expected {
+        let only = |counter| Expected { counter, payload: Payload::Leave, completed: false, released: false };
+        let ahead = serial::diff(f.index, self.low);
+        if ahead >= self.ring.window as i32 {
+            return only(Counter::CreditViolation);
+        }
+        let neighbour = self.neighbour(f.index);
+        if neighbour.is_some_and(|n| serial::before(f.index, n)) {
+            return only(Counter::Stale);
+        }
+        let turn = self.relaxed || ahead == 0;
+        if neighbour != Some(f.index) {
+            if ahead < 0 || neighbour.is_some_and(|n| !self.held[&n].released) {
+                return only(Counter::CreditViolation);
+            }
+            neighbour.map(|n| self.held.remove(&n));
+            let (ranks, len) = (BTreeSet::from([f.rank]), f.len);
+            self.held.insert(f.index, Index { len, ranks, sum: value, released: false });
+            return Expected { payload: Payload::Copy, ..only(Counter::Fragments) };
+        }
+        let all = self.ring.ranks as usize;
+        let held = self.held.get_mut(&f.index).expect("held");
+        if held.len != f.len {
+            return only(Counter::LengthMismatch);
+        }
+        if held.released {
+            return only(Counter::Replays);
+        }
+        let new = held.ranks.insert(f.rank);
+        if new {
+            held.sum = held.sum.wrapping_add(value);
+        }
+        let completed = new && held.ranks.len() == all;
+        let released = held.ranks.len() == all && turn;
+        if released {
+            held.released = true;
+            assert!(self.released.insert(f.index), "released twice");
+            if !self.relaxed {
+                let before = serial::sub(f.index, 1);
+                assert!(f.index == self.start || self.released.contains(&before), "released out of order");
+            }
+            if ahead == 0 {
+                self.low = serial::add(f.index, 1);
+            }
+        }
+        let (counter, payload) =
+            if new { (Counter::Fragments, Payload::Add) } else { (Counter::Duplicate, Payload::Leave) };
+        Expected { counter, payload, completed, released }
+    }
+
+    /// A relaxed ring's lowest index goes past what has been released and is still there.
+    fn advance(&mut self) {
+        while self.held.get(&self.low).is_some_and(|i| i.released) {
+            self.low = serial::add(self.low, 1);
+        }
+    }
+}
+
+fn sequence(u: &mut Unstructured) -> Result<()> {
+    let relaxed = u.arbitrary()?;
+    let ranks = *u.choose(&[2, 2, 3, 4, 63, 64])?;
+    let slots = 1u32 << u.int_in_range(1..=6)?;
+    let window = u.int_in_range(1..=slots / 2)?;
+    let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
+    let ring = RingConfig { flags, ranks, slots, window, mtu: 256, cpu: 0 };
+    let start = *u.choose(&[0, serial::MASK - 3, 0x7f_fff0])?;
+    let mut state = RingState { low: start, reserved: 0, expected: [start; MAX_RANKS] };
+    let mut array = vec![(Slot::default(), 0u32); slots as usize];
+    let (held, released) = (BTreeMap::new(), BTreeSet::new());
+    let mut naive = Naive { ring, relaxed, start, low: start, held, released };
+
+    while !u.is_empty() {
+        let rank = u.int_in_range(0..=ranks - 1)?;
+        let how = u.arbitrary::<u8>()?;
+        let index = match how & 7 {
+            0..=2 => state.expected[rank as usize],
+            3 => state.low,
+            4 => serial::add(state.low, u.int_in_range(0..=window + 1)?),
+            5 => serial::sub(state.low, u.int_in_range(0..=2 * slots)?),
+            6 => serial::sub(state.low, slots),
+            _ => u.arbitrary::<u32>()? & serial::MASK,
+        };
+        let f = Fragment { rank, index, len: if how & 0xf0 == 0 { 8 } else { 4 }, ce: how & 8 != 0 };
+        let value = u.arbitrary::<u16>()? as u32;
+        if relaxed {
+            slot::advance_low(&ring, &mut state, |i| Some(array[i as usize].0));
+            naive.advance();
+        }
+        let (before, expected_before) = (array.clone(), state.expected);
+        let s = (index & (slots - 1)) as usize;
+        let v = on_fragment(&ring, &mut state, &mut array[s].0, f);
+        match v.payload {
+            Payload::Leave => {}
+            Payload::Copy => array[s].1 = value,
+            Payload::Add => array[s].1 = array[s].1.wrapping_add(value),
+        }
+        let expected = naive.fragment(&f, value);
+        let released = v.output == Output::Release;
+        let (counter, payload, completed) = (v.counter, v.payload, v.completed);
+        assert_eq!(Expected { counter, payload, completed, released }, expected, "{f:?}, low {}", naive.low);
+        assert_eq!(state.low, naive.low);
+        match v.output {
+            Output::Release | Output::Replay => assert_eq!(array[s].1, naive.held[&index].sum, "a wrong sum"),
+            Output::Stale => assert!(serial::before(index, state.low), "not everybody can have its result"),
+            Output::Gap => assert!(!relaxed && v.gap && !naive.released.contains(&index)),
+            Output::Drop => {}
+        }
+        assert_eq!(v.output == Output::Replay, v.counter == Counter::Replays);
+        assert_eq!(v.output == Output::Stale, v.counter == Counter::Stale);
+        // Only its own slot is touched, and that not at all by what is refused.
+        if matches!(v.counter, Counter::CreditViolation | Counter::Stale | Counter::LengthMismatch) {
+            assert_eq!(before, array);
+            assert!(!v.save_header && v.payload == Payload::Leave);
+        }
+        let moved = (0..MAX_RANKS).filter(|r| expected_before[*r] != state.expected[*r]).collect::<Vec<_>>();
+        assert!(moved.is_empty() || moved == [rank as usize], "another rank's place moved");
+        for (i, (slot, _)) in array.iter().enumerate().filter(|(_, (slot, _))| slot.is(Slot::USED)) {
+            assert_eq!(slot.index & (slots - 1), i as u32);
+            let naive = &naive.held[&slot.index];
+            assert_eq!(slot.contributors, naive.ranks.iter().fold(0, |bits, rank| bits | 1 << rank));
+            assert_eq!(slot.is(Slot::COMPLETE), naive.ranks.len() == ranks as usize);
+            assert_eq!((slot.is(Slot::RELEASED), slot.len), (naive.released, naive.len));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! From bytes to packets: what a fuzzer, or a generator with a seed, sends through both.
+//!
+//! Most packets are right ones of a registered flow near its window, because a random frame gets no further than the
+//! parser; the rest are spoilt in one or a few places, with the ICRC made right again or not.
+
+use std::net::IpAddr;
+
+use arbitrary::{Result, Unstructured};
+use netsum_aggregator::dataplane::{FlowSpec, RingSpec};
+use netsum_common::serial;
+use netsum_common::wire::{self, Opcode};
+
+use crate::frames::{FrameSpec, ipv4_checksum, lanes};
+use crate::programs::{LOOPBACK, host};
+
+/// A ring that is always there, and what is special about it.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The ring.
+    pub ring: RingSpec,
+    /// Its flows.
+    pub flows: Vec<FlowSpec>,
+    /// It is active.
+    pub active: bool,
+}
+
+/// Index that a sequence's rings begin with: the usual one, one before the wrap, one where signs change.
+pub const STARTS: [u32; 3] = [0, serial::MASK - 5, 0x7f_fffa];
+
+/// Rings of all kinds.
+pub fn settings() -> Vec<Setting> {
+    let ring = |id, ranks, mtu, slots, window| RingSpec {
+        id,
+        ranks,
+        slots,
+        window,
+        mtu,
+        cpu: 0,
+        verify_icrc: true,
+        in_order: true,
+    };
+    /// Whether a rank's connection is over IPv6.
+    type OverV6 = fn(u32) -> bool;
+    let all: [(RingSpec, OverV6); 10] = [
+        (ring(1, 2, 256, 4, 2), |_| false),
+        (ring(2, 3, 1024, 16, 8), |_| false),
+        (RingSpec { in_order: false, ..ring(3, 2, 512, 16, 7) }, |_| true),
+        (ring(4, 5, 2048, 8, 4), |_| true),
+        (RingSpec { verify_icrc: false, ..ring(5, 3, 256, 8, 4) }, |_| false),
+        (RingSpec { verify_icrc: false, in_order: false, ..ring(6, 2, 2048, 64, 32) }, |_| true),
+        (ring(7, 64, 256, 2, 1), |_| false),
+        (ring(8, 2, 256, 4, 2), |_| false),
+        (ring(9, 2, 256, 16, 8), |_| false),
+        (ring(10, 4, 512, 8, 3), |rank| rank % 2 == 1),
+    ];
+    all.into_iter()
+        .map(|(ring, v6)| {
+            let mut flows: Vec<FlowSpec> = (0..ring.ranks).map(|rank| flow(&ring, rank, v6(rank))).collect();
+            match ring.id {
+                9 => flows[0].ifindex = 4711,
+                10 => flows[1].src_mac = Some([2, 0, 0, 0, 0, host(1)]),
+                _ => {}
+            }
+            Setting { active: ring.id != 8, ring, flows }
+        })
+        .collect()
+}
+
+fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
+    let ip = |rank: u32| match v6 {
+        true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, host(rank) as u16]),
+        false => IpAddr::from([10, 0, 0, host(rank)]),
+    };
+    FlowSpec {
+        ring: ring.id,
+        rank,
+        base_psn: serial::sub(0, 16 * rank + ring.id),
+        ifindex: LOOPBACK,
+        src: ip(rank),
+        dst: ip((rank + 1) % ring.ranks),
+        qpn: ring.id << 8 | rank,
+        src_mac: None,
+    }
+}
+
+/// What happens next.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// A packet comes in by the port and goes on as its verdict says. What it releases leaves with the batch, or now.
+    Packet {
+        /// The frame.
+        frame: Vec<u8>,
+        /// The batch ends behind it.
+        last_of_batch: bool,
+    },
+    /// The packet that came in so many packets ago comes in once more.
+    Again(usize),
+}
+
+/// What the generator wants to know of the state so far.
+pub struct Hint {
+    /// The lowest index that has not been released.
+    pub low: u32,
+    /// For each rank the index behind its last contiguous fragment.
+    pub expected: Vec<u32>,
+}
+
+/// The next step of a sequence.
+pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(u32) -> Hint) -> Result<Step> {
+    let kind = u.int_in_range(0..=15u8)?;
+    if kind == 0 {
+        return Ok(Step::Again(u.int_in_range(0..=40usize)?));
+    }
+    let last_of_batch = u.ratio(1u8, 2u8)?;
+    if kind == 1 {
+        let len = u.int_in_range(14..=200usize)?;
+        let mut frame = u.bytes(len.min(u.len()))?.to_vec();
+        frame.resize(len, 0);
+        return Ok(Step::Packet { frame, last_of_batch });
+    }
+    let setting = u.choose(settings)?;
+    let rank = u.int_in_range(0..=setting.ring.ranks - 1)?;
+    let spec = contribution(u, setting, rank, &hint(setting.ring.id))?;
+    let mut frame = spec.build();
+    if kind <= 4 {
+        spoil(u, &spec, &mut frame)?;
+    }
+    Ok(Step::Packet { frame, last_of_batch })
+}
+
+/// A fragment that its rank could have sent.
+fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint) -> Result<FrameSpec> {
+    let RingSpec { id, ranks, mtu, slots, window, .. } = setting.ring;
+    let flow = &setting.flows[rank as usize];
+    let expected = hint.expected[rank as usize];
+    let index = match u.int_in_range(0..=15u8)? {
+        0..=5 => expected,
+        8..=9 => hint.low,
+        10 => serial::add(expected, u.int_in_range(1..=9)?),
+        // The last one whose slot is still its own, and others that are older.
+        6..=7 => serial::sub(hint.low, slots),
+        11 => serial::sub(hint.low, u.int_in_range(1..=2 * slots)?),
+        12 => serial::add(serial::add(hint.low, window), u.int_in_range(0..=2)?),
+        13 => serial::sub(serial::add(hint.low, window), 1),
+        14 => serial::add(hint.low, u.int_in_range(0..=window)?),
+        _ => u.arbitrary::<u32>()? & serial::MASK,
+    };
+    // As long as other ranks' fragments of this index, and as full messages are, mostly.
+    let usual = [mtu, mtu, mtu, 4, mtu / 2 + 4, mtu - 4, 252, 260][(index % 8) as usize].min(mtu);
+    let header = u.arbitrary::<u8>()?;
+    let len = if header & 0x1f == 0 { u.int_in_range(0..=mtu / 4 + 1)? * 4 } else { usual };
+    // A third of all sums are zeros: their CRC says nothing.
+    let seed = serial::add(index, id);
+    let payload =
+        if index.is_multiple_of(3) { vec![0; len as usize] } else { lanes(rank + seed, len as usize / 4) };
+    let mut spec = FrameSpec::send(
+        host(rank),
+        host((rank + 1) % ranks),
+        flow.qpn,
+        serial::add(flow.base_psn, index),
+        payload,
+    );
+    if flow.src.is_ipv6() {
+        spec = spec.v6();
+    }
+    if header & 0x20 != 0 {
+        spec.bth.opcode = Opcode(u.int_in_range(0..=0x0b)?);
+    }
+    if header & 0x40 != 0 {
+        let more = u.arbitrary::<u8>()?;
+        spec.tos = more & 3;
+        spec.vlan = (more & 4 != 0).then_some(42);
+        spec.udp_checksum = if more & 8 != 0 { 0xabcd } else { 0 };
+        spec.bth.ack_request = more & 16 != 0;
+        spec.bth.solicited = more & 32 != 0;
+        spec.bth.ecn = more;
+    }
+    Ok(spec)
+}
+
+/// Spoils a frame in a few places.
+fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<()> {
+    let headers = spec.payload_offset();
+    for _ in 0..u.int_in_range(1..=3u8)? {
+        match u.int_in_range(0..=9u8)? {
+            // Any byte of the headers, or of all; one bit, or all.
+            0..=2 => {
+                let at = u.int_in_range(0..=headers.min(frame.len()) - 1)?;
+                frame[at] ^= 1 << u.int_in_range(0..=7u8)?;
+            }
+            3 => {
+                let at = u.int_in_range(0..=headers.min(frame.len()) - 1)?;
+                frame[at] = u.arbitrary()?;
+            }
+            4 => {
+                let at = u.int_in_range(0..=frame.len() - 1)?;
+                frame[at] ^= 1 << u.int_in_range(0..=7u8)?;
+            }
+            5 => frame.truncate(u.int_in_range(wire::ETH_LEN..=frame.len())?),
+            6 => frame.extend(std::iter::repeat_n(0xee, u.int_in_range(1..=64)?)),
+            // Options in an IPv4 header, four bytes at a time.
+            7 if spec.src.len() == 4 && frame.len() > spec.ip_offset() + 20 => {
+                let (ip, words) = (spec.ip_offset(), u.int_in_range(1..=10u8)?);
+                frame[ip] = 0x45 + words;
+                let at = ip + 20;
+                frame.splice(at..at, vec![1; words as usize * 4]);
+            }
+            // The length fields of UDP and IP, both alike or one.
+            8 => {
+                let by = u.int_in_range(-12..=12i16)?;
+                let ip = spec.ip_offset();
+                let (ip_len, udp_len) =
+                    if spec.src.len() == 4 { (ip + 2, ip + 24) } else { (ip + 4, ip + 44) };
+                let which = u.int_in_range(1..=3u8)?;
+                for (bit, at) in [(1, ip_len), (2, udp_len)] {
+                    if which & bit != 0 && frame.len() >= at + 2 {
+                        let len = u16::from_be_bytes([frame[at], frame[at + 1]]).wrapping_add_signed(by);
+                        frame[at..at + 2].copy_from_slice(&len.to_be_bytes());
+                    }
+                }
+            }
+            _ => {
+                let at = headers - wire::BTH_LEN - spec.bth.opcode.extended_len();
+                if frame.len() > at {
+                    frame[at] = u.arbitrary()?; // the opcode
+                }
+            }
+        }
+    }
+    if u.arbitrary()? {
+        resign(frame);
+    }
+    Ok(())
+}
+
+/// Makes checksum and ICRC right again, as far as the frame can still be read.
+fn resign(frame: &mut [u8]) {
+    let Ok(parsed) = wire::parse(&*frame) else { return };
+    if parsed.l3 == wire::L3::V4 {
+        let header = parsed.ip..parsed.ip + wire::IPV4_LEN;
+        frame[header.start + 10..header.start + 12].fill(0);
+        let checksum = ipv4_checksum(&frame[header.clone()]);
+        frame[header.start + 10..header.start + 12].copy_from_slice(&checksum.to_be_bytes());
+    }
+    let end = parsed.bth_offset() + parsed.udp_payload;
+    let bth_end = parsed.bth_offset() + wire::BTH_LEN;
+    if parsed.udp_payload < wire::BTH_LEN + wire::ICRC_LEN || end > frame.len() {
+        return;
+    }
+    let len = end - wire::ICRC_LEN - bth_end;
+    if let Some(icrc) = netsum_common::icrc::of_frame(frame, parsed.l3, parsed.ip, bth_end, len) {
+        frame[end - wire::ICRC_LEN..end].copy_from_slice(&icrc.to_le_bytes());
+    }
+}

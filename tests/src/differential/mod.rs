@@ -1,0 +1,262 @@
+//! The XDP programs against a model of them in user space: every packet of a sequence goes through both, and verdict, bytes
+//! and counters must be the same.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`generate`] | from bytes to packets |
+//! | [`model`] | the box as it should be |
+//!
+//! Needs root and BPF. The programs run one packet at a time, with BPF_PROG_TEST_RUN: as on a box, a CPU handles a batch of
+//! packets before what it redirected leaves.
+
+pub mod generate;
+pub mod model;
+
+use std::collections::VecDeque;
+
+use anyhow::{Context, Result, bail, ensure};
+use arbitrary::Unstructured;
+use netsum_aggregator::dataplane::DataPlane;
+use netsum_common::counters::Counter;
+
+use self::generate::{Hint, STARTS, Setting, Step};
+use self::model::Model;
+use crate::programs::{Bench, LOOPBACK, Outcome, tag};
+use netsum_common::abi::ReleaseTag;
+
+/// Longest frame of a test run that can also be redirected: a page without the kernel's own parts.
+const LONGEST: usize = 3000;
+/// Most steps of a sequence.
+const STEPS: usize = 600;
+
+/// XDP verdict.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// `XDP_DROP`.
+    Drop = 1,
+    /// `XDP_PASS`.
+    Pass = 2,
+    /// `XDP_REDIRECT`.
+    Redirect = 4,
+}
+
+/// What went through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Packets that came in.
+    pub packets: u64,
+    /// Of these, packets whose sum went out to all.
+    pub released: u64,
+    /// Clones and replays that left, or were dropped on the way out.
+    pub clones: u64,
+}
+
+/// The programs, and a model of them.
+pub struct Differential {
+    bench: Bench,
+    settings: Vec<Setting>,
+    model: Model,
+    /// Counters of the programs that the model of the present sequence does not know of, by ring.
+    before: Vec<Vec<u64>>,
+    /// After every packet, not only at the end.
+    careful: bool,
+    /// What the programs have counted in all sequences, by counter.
+    counted: Vec<u64>,
+}
+
+impl Differential {
+    /// Loads the programs and makes rings of all kinds.
+    pub fn new() -> Result<Self> {
+        let settings = generate::settings();
+        let first = &settings[0];
+        let mut bench = Bench::with_flows(first.ring.clone(), first.flows.clone())?;
+        for setting in &settings[1..] {
+            bench.plane.create_ring(&setting.ring)?;
+        }
+        Ok(Self {
+            bench,
+            settings,
+            model: Model::default(),
+            before: Vec::new(),
+            careful: false,
+            counted: vec![0; Counter::ALL.len()],
+        })
+    }
+
+    /// Runs a sequence.
+    ///
+    /// # Errors
+    /// Where program and model disagree: the packet, what it was and what became of it.
+    pub fn run(&mut self, input: &[u8]) -> Result<Summary> {
+        match self.sequence(input) {
+            Ok(summary) => Ok(summary),
+            Err(first) => {
+                // Once more, to find the first packet that makes a difference.
+                self.careful = true;
+                let again = self.sequence(input);
+                self.careful = false;
+                Err(again.err().unwrap_or_else(|| first.context("not seen when every packet is looked at")))
+            }
+        }
+    }
+
+    /// What the programs have counted so far in sequences that went well.
+    pub fn counted(&self, counter: Counter) -> u64 {
+        self.counted[counter as usize]
+    }
+
+    fn sequence(&mut self, input: &[u8]) -> Result<Summary> {
+        let mut u = Unstructured::new(input);
+        let start = *u.choose(&STARTS)?;
+        // Two rings at a time, so that slots fill up, and that taking one for the other would show.
+        let (a, b) = (u.choose_index(self.settings.len())?, u.choose_index(self.settings.len())?);
+        let mut few = vec![self.settings[a].clone()];
+        few.extend((a != b).then(|| self.settings[b].clone()));
+        self.begin(start, &few)?;
+        let mut summary = Summary::default();
+        let (mut sent, mut waiting) = (VecDeque::<Vec<u8>>::new(), Vec::new());
+        for number in 0..STEPS {
+            if u.is_empty() {
+                break;
+            }
+            let model = &self.model;
+            let hint = |ring: u32| {
+                let state = &model.ring(ring).state;
+                Hint { low: state.low, expected: state.expected.to_vec() }
+            };
+            let (frame, last) = match generate::step(&mut u, &few, hint)? {
+                Step::Packet { frame, last_of_batch } => (frame, last_of_batch),
+                Step::Again(ago) => match sent.get(ago) {
+                    Some(frame) => (frame.clone(), true),
+                    None => continue,
+                },
+            };
+            if frame.len() < netsum_common::wire::ETH_LEN || frame.len() > LONGEST {
+                continue;
+            }
+            summary.packets += 1;
+            let released =
+                self.packet(&frame).with_context(|| format!("packet {number}: {}", hex(&frame)))?;
+            sent.push_front(frame);
+            sent.truncate(41);
+            waiting.extend(released);
+            // A batch of a CPU map has eight packets at the most.
+            if last || waiting.len() == 8 {
+                for packet in waiting.drain(..) {
+                    summary.released += (tag(&packet).rank == ReleaseTag::ALL) as u64;
+                    summary.clones +=
+                        self.leave(&packet).with_context(|| format!("after packet {number}"))?;
+                }
+            }
+            if self.careful {
+                self.compare(&few).with_context(|| format!("after packet {number}"))?;
+            }
+        }
+        for packet in waiting {
+            summary.clones += self.leave(&packet).context("at the end")?;
+        }
+        self.compare(&few)?;
+        for (total, &counter) in self.counted.iter_mut().zip(Counter::ALL) {
+            let of = |ring: u32| self.model.counter(ring, counter);
+            *total += of(0) + rings(&few).into_iter().map(of).sum::<u64>();
+        }
+        Ok(summary)
+    }
+
+    /// Both start anew.
+    fn begin(&mut self, start: u32, settings: &[Setting]) -> Result<()> {
+        self.model = Model::default();
+        let plane = &mut self.bench.plane;
+        for Setting { ring, flows, active } in settings {
+            plane.empty_ring(ring, start)?;
+            self.model.add_ring(ring, *active, start);
+            for flow in flows {
+                plane.add_flow(flow)?;
+                self.model.add_flow(flow);
+            }
+            if *active {
+                plane.activate_ring(ring, &vec![LOOPBACK; ring.ranks as usize])?;
+            }
+        }
+        // Flows of rings that this sequence does not have are no flows.
+        for setting in &self.settings {
+            if settings.iter().all(|s| s.ring.id != setting.ring.id) {
+                setting.flows.iter().try_for_each(|flow| plane.remove_flow(flow.key()))?;
+            }
+        }
+        self.before =
+            [0].iter().chain(&rings(settings)).map(|&r| plane.counters(r)).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Through `ingress` and `aggregate`; what is to leave.
+    fn packet(&mut self, frame: &[u8]) -> Result<Option<Vec<u8>>> {
+        let out = self.bench.run("ingress", frame)?;
+        let expected = self.model.ingress(frame);
+        agree("ingress", &out, expected, frame)?;
+        let mut expected_frame = frame.to_vec();
+        let expected = self.model.aggregate(&mut expected_frame);
+        let out = self.bench.aggregate(frame)?;
+        agree("aggregate", &out, expected, &expected_frame)?;
+        Ok((expected == Verdict::Redirect).then_some(out.packet))
+    }
+
+    /// Through `egress`, once for each clone; how many there were.
+    fn leave(&mut self, packet: &[u8]) -> Result<u64> {
+        let tag = tag(packet);
+        let clones = if tag.rank == ReleaseTag::ALL {
+            let setting = self.settings.iter().find(|s| s.ring.id == tag.ring);
+            setting.with_context(|| format!("a tag with ring {}", tag.ring))?.ring.ranks
+        } else {
+            1
+        };
+        for clone in 0..clones {
+            let out = self.bench.egress(packet)?;
+            let (verdict, frame) = self.model.egress(packet);
+            agree("egress", &out, verdict, &frame).with_context(|| format!("clone {clone} of {tag:?}"))?;
+        }
+        Ok(clones as u64)
+    }
+
+    fn compare(&self, settings: &[Setting]) -> Result<()> {
+        for (&ring, before) in [0].iter().chain(&rings(settings)).zip(&self.before) {
+            let now = self.bench.plane.counters(ring)?;
+            for (i, &counter) in Counter::ALL.iter().enumerate() {
+                let (got, expected) = (now[i] - before[i], self.model.counter(ring, counter));
+                ensure!(got == expected, "ring {ring}: {} is {got}, should be {expected}", counter.name());
+            }
+        }
+        for Setting { ring, flows, .. } in settings {
+            let (expected, state) = (self.model.ring(ring.id), self.bench.plane.ring_state(ring.id)?);
+            ensure!(state == expected.state, "ring {}: {state:?}, should be {:?}", ring.id, expected.state);
+            let slots = self.bench.plane.slots(ring.id)?;
+            for (i, (got, expected)) in slots.iter().zip(&expected.slots).enumerate() {
+                ensure!(got == expected, "ring {}, slot {i}: {got:?}, should be {expected:?}", ring.id);
+            }
+            for flow in flows {
+                let (got, expected) =
+                    (self.bench.plane.flow_seen(flow.key())?, self.model.flow_seen(&flow.key()));
+                ensure!(Some(got) == expected, "rank {}: {got:02x?}, should be {expected:02x?}", flow.rank);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn rings(settings: &[Setting]) -> Vec<u32> {
+    settings.iter().map(|s| s.ring.id).collect()
+}
+
+fn agree(program: &str, out: &Outcome, verdict: Verdict, frame: &[u8]) -> Result<()> {
+    ensure!(out.action == verdict as u32, "{program}: verdict {}, should be {verdict:?}", out.action);
+    // What is dropped is seen by nobody.
+    if verdict != Verdict::Drop && out.packet != frame {
+        let at = out.packet.iter().zip(frame).position(|(a, b)| a != b).unwrap_or(frame.len());
+        bail!("{program}: byte {at} differs:\n  is        {}\n  should be {}", hex(&out.packet), hex(frame));
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

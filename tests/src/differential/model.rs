@@ -1,0 +1,387 @@
+//! What the XDP programs should do, over slices: written from `netsum_common` and ARCHITECTURE.md, without a line of the
+//! programs' own code. Sums are added lane by lane, every ICRC is computed whole, headers are bytes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use netsum_aggregator::dataplane::{FlowSeen, FlowSpec, RingSpec, mapped};
+use netsum_common::abi::{FlowKey, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
+use netsum_common::counters::Counter;
+use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot};
+use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, L3, Reject, UDP_LEN};
+use netsum_common::{icrc, serial};
+
+use super::Verdict;
+use crate::programs::LOOPBACK;
+
+/// A flow, with what the box has seen of it.
+#[derive(Clone, Debug)]
+struct Flow {
+    spec: FlowSpec,
+    seen: FlowSeen,
+}
+
+/// The headers that a slot has saved for a rank: the bytes before the payload, and where the IP header is.
+#[derive(Clone, Debug, Default)]
+struct Saved {
+    bytes: Vec<u8>,
+    ip: usize,
+    v6: bool,
+}
+
+/// A ring.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    config: RingConfig,
+    /// As the box should have it.
+    pub state: RingState,
+    /// As the box should have them.
+    pub slots: Vec<Slot>,
+    sums: Vec<Vec<u8>>,
+    saved: Vec<Saved>,
+    /// The rank that the next clone is for: all ranks are behind one port.
+    cursor: u32,
+}
+
+/// The box.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    rings: BTreeMap<u32, Ring>,
+    flows: Vec<(FlowKey, Flow)>,
+    counters: HashMap<(u32, Counter), u64>,
+}
+
+/// What a packet is; the box decides about the rest.
+enum Class {
+    Data(Frame, usize),
+    Verdict(Verdict),
+}
+
+impl Model {
+    /// Makes a ring, or makes it anew; `start` is the index that it begins with.
+    pub fn add_ring(&mut self, spec: &RingSpec, active: bool, start: u32) {
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        let config = RingConfig {
+            flags: flag(active, ring_flags::ACTIVE)
+                | flag(!spec.verify_icrc, ring_flags::ICRC_IGNORE)
+                | flag(!spec.in_order, ring_flags::RELAXED),
+            ranks: spec.ranks,
+            slots: spec.slots,
+            window: spec.window,
+            mtu: spec.mtu,
+            cpu: spec.cpu,
+        };
+        let slots = spec.slots as usize;
+        let mut state = RingState { low: start, ..RingState::default() };
+        state.expected.fill(start);
+        let ring = Ring {
+            config,
+            state,
+            slots: vec![Slot::default(); slots],
+            sums: vec![Vec::new(); slots],
+            saved: vec![Saved::default(); slots * spec.ranks as usize],
+            cursor: 0,
+        };
+        self.rings.insert(spec.id, ring);
+        self.flows.retain(|(_, flow)| flow.spec.ring != spec.id);
+    }
+
+    /// Registers a flow.
+    pub fn add_flow(&mut self, spec: &FlowSpec) {
+        let seen = FlowSeen { mac: spec.src_mac, ..FlowSeen::default() };
+        self.flows.push((spec.key(), Flow { spec: spec.clone(), seen }));
+    }
+
+    /// A ring.
+    pub fn ring(&self, id: u32) -> &Ring {
+        &self.rings[&id]
+    }
+
+    /// What the box should have seen of a flow.
+    pub fn flow_seen(&self, key: &FlowKey) -> Option<FlowSeen> {
+        self.flows.iter().find(|(k, _)| k == key).map(|(_, flow)| flow.seen)
+    }
+
+    /// A counter of a ring.
+    pub fn counter(&self, ring: u32, counter: Counter) -> u64 {
+        self.counters.get(&(ring, counter)).copied().unwrap_or(0)
+    }
+
+    fn count(&mut self, ring: u32, counter: Counter) {
+        *self.counters.entry((ring, counter)).or_default() += 1;
+    }
+
+    fn classify(&mut self, packet: &[u8]) -> Class {
+        let (frame, rejected) = match wire::parse(packet) {
+            Ok(frame) => (frame, None),
+            Err((reject, Some(frame))) => (frame, Some(reject)),
+            Err((Reject::TruncatedHeaders, None)) => {
+                self.count(0, Counter::TruncatedHeaders);
+                return Class::Verdict(Verdict::Pass);
+            }
+            Err((reject, None)) => {
+                assert_eq!(reject, Reject::NotRoce, "the parser gives no other reason without a frame");
+                self.count(0, Counter::NotRoce);
+                return Class::Verdict(Verdict::Pass);
+            }
+        };
+        let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
+        let Some(flow) = self.flows.iter().position(|(k, _)| *k == key) else {
+            self.count(0, Counter::NoFlow);
+            return Class::Verdict(Verdict::Pass);
+        };
+        let ring = self.flows[flow].1.spec.ring;
+        let (verdict, counter) = match rejected {
+            Some(reject) => (Verdict::Drop, counter_of(reject)),
+            None if frame.bth.opcode.is_rc_data() => return Class::Data(frame, flow),
+            None if frame.bth.opcode.is_known() => (Verdict::Pass, Counter::NotData),
+            None => (Verdict::Pass, Counter::ReservedOpcode),
+        };
+        self.count(ring, counter);
+        Class::Verdict(verdict)
+    }
+
+    /// A packet comes in by a port.
+    pub fn ingress(&mut self, packet: &[u8]) -> Verdict {
+        match self.classify(packet) {
+            Class::Verdict(verdict) => verdict,
+            Class::Data(_, flow) => {
+                self.count(self.flows[flow].1.spec.ring, Counter::Steered);
+                Verdict::Redirect
+            }
+        }
+    }
+
+    /// A packet arrives at its ring's CPU.
+    pub fn aggregate(&mut self, packet: &mut [u8]) -> Verdict {
+        let (frame, flow) = match self.classify(packet) {
+            Class::Verdict(verdict) => return verdict,
+            Class::Data(frame, flow) => (frame, flow),
+        };
+        let ring = self.flows[flow].1.spec.ring;
+        let seen = &mut self.flows[flow].1.seen;
+        (seen.packets, seen.last_psn) = (seen.packets + 1, frame.bth.psn);
+        match self.check(packet, &frame, flow) {
+            Ok(len) => self.contribution(packet, &frame, flow, len),
+            Err(counter) => {
+                self.count(ring, counter);
+                let seen = &mut self.flows[flow].1.seen;
+                (seen.refused, seen.last_outcome) = (seen.refused + 1, Some(counter));
+                Verdict::Drop
+            }
+        }
+    }
+
+    fn check(&mut self, packet: &[u8], frame: &Frame, flow: usize) -> Result<usize, Counter> {
+        let flow = &mut self.flows[flow].1;
+        let config = self.rings[&flow.spec.ring].config;
+        if config.flags & ring_flags::ACTIVE == 0 {
+            return Err(Counter::InactiveRing);
+        }
+        if flow.spec.ifindex != LOOPBACK {
+            return Err(Counter::WrongPort);
+        }
+        if frame.src_ip != mapped(flow.spec.src) {
+            return Err(Counter::WrongSourceIp);
+        }
+        if flow.seen.mac.is_some_and(|mac| mac != frame.src_mac) {
+            return Err(Counter::WrongSourceMac);
+        }
+        let len = frame.data_len(packet.len()).map_err(counter_of)?;
+        if len > config.mtu as usize || len > MAX_MTU {
+            return Err(Counter::Oversized);
+        }
+        let sent = packet[frame.payload() + len..][..ICRC_LEN].try_into().expect("four bytes");
+        if config.flags & ring_flags::ICRC_IGNORE == 0
+            && u32::from_le_bytes(sent) != right_icrc(packet, frame.l3, frame.ip, frame.payload() + len)
+        {
+            return Err(Counter::BadIcrc);
+        }
+        // Nobody has the address of nothing but zeros, so it says that none is known.
+        flow.seen.mac = (frame.src_mac != [0; 6]).then_some(frame.src_mac);
+        Ok(len)
+    }
+
+    fn contribution(&mut self, packet: &mut [u8], frame: &Frame, flow: usize, len: usize) -> Verdict {
+        let FlowSpec { ring: id, rank, base_psn, .. } = self.flows[flow].1.spec;
+        let index = serial::sub(frame.bth.psn, base_psn);
+        let ring = self.rings.get_mut(&id).expect("a flow's ring");
+        let config = ring.config;
+        let s = (index % config.slots) as usize;
+        if config.flags & ring_flags::RELAXED != 0 {
+            let slots = &ring.slots;
+            slot::advance_low(&config, &mut ring.state, |i| Some(slots[i as usize]));
+        }
+        let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce };
+        let verdict = slot::on_fragment(&config, &mut ring.state, &mut ring.slots[s], fragment);
+        self.flows[flow].1.seen.last_outcome = Some(verdict.counter);
+        let mut counters = vec![verdict.counter];
+        counters.extend(verdict.gap.then_some(Counter::OutOfSequence));
+        counters.extend(frame.ce.then_some(Counter::EcnMarked));
+
+        let at = frame.payload();
+        if verdict.save_header {
+            ring.saved[s * config.ranks as usize + rank as usize] =
+                Saved { bytes: packet[..at].to_vec(), ip: frame.ip, v6: frame.l3 == L3::V6 };
+        }
+        match verdict.payload {
+            Payload::Leave => {}
+            Payload::Copy => ring.sums[s] = packet[at..at + len].to_vec(),
+            Payload::Add => add(&mut ring.sums[s], &packet[at..at + len]),
+        }
+        let sum = &ring.sums[s];
+        if verdict.completed {
+            ring.slots[s].crc = icrc::update(0, sum);
+            counters.push(Counter::Completed);
+            if verdict.output != Output::Release {
+                counters.push(Counter::Held);
+            }
+        }
+        let out = match verdict.output {
+            Output::Drop => Verdict::Drop,
+            Output::Stale => {
+                no_udp_checksum(packet, frame.udp());
+                Verdict::Pass
+            }
+            Output::Gap => {
+                counters.push(Counter::GapForwarded);
+                let (old, icrc_at) = (right_icrc(packet, frame.l3, frame.ip, at + len), at + len);
+                if verdict.completed {
+                    packet[at..at + len].copy_from_slice(sum);
+                }
+                let psn = serial::add(frame.bth.psn, GAP_PSN_AHEAD).to_be_bytes();
+                packet[frame.bth_offset() + 9..][..3].copy_from_slice(&psn[1..]);
+                no_udp_checksum(packet, frame.udp());
+                let new = right_icrc(packet, frame.l3, frame.ip, icrc_at);
+                let sent = u32::from_le_bytes(packet[icrc_at..][..4].try_into().expect("four bytes"));
+                // Who does not verify passes a wrong ICRC on as wrong as it was, unless the payload is the box's own.
+                let icrc = if verdict.completed { new } else { sent ^ old ^ new };
+                packet[icrc_at..][..4].copy_from_slice(&icrc.to_le_bytes());
+                Verdict::Pass
+            }
+            Output::Release | Output::Replay => {
+                packet[at..at + len].copy_from_slice(sum);
+                let to = match verdict.output {
+                    Output::Release => {
+                        counters.push(Counter::Released);
+                        ReleaseTag::ALL
+                    }
+                    _ => ((rank + 1) % config.ranks) as u16,
+                };
+                packet[..4].copy_from_slice(&id.to_ne_bytes());
+                packet[4..8].copy_from_slice(&index.to_ne_bytes());
+                packet[8..10].copy_from_slice(&to.to_ne_bytes());
+                packet[10..12].copy_from_slice(&(at as u16).to_ne_bytes());
+                Verdict::Redirect
+            }
+        };
+        counters.into_iter().for_each(|c| self.count(id, c));
+        out
+    }
+
+    /// A clone of a released packet leaves by the port; the frame on the wire.
+    pub fn egress(&mut self, packet: &[u8]) -> (Verdict, Vec<u8>) {
+        let tag = crate::programs::tag(packet);
+        match self.result(packet, tag) {
+            Some(frame) => {
+                self.count(tag.ring, Counter::Results);
+                (Verdict::Pass, frame)
+            }
+            None => {
+                self.count(0, Counter::EgressNoSlot);
+                (Verdict::Drop, Vec::new())
+            }
+        }
+    }
+
+    fn result(&mut self, packet: &[u8], tag: ReleaseTag) -> Option<Vec<u8>> {
+        let ring = self.rings.get_mut(&tag.ring)?;
+        let ranks = ring.config.ranks;
+        let to = if tag.rank == ReleaseTag::ALL {
+            let next = ring.cursor;
+            ring.cursor = (next + 1) % ranks;
+            next
+        } else {
+            tag.rank as u32
+        };
+        let s = (tag.index % ring.config.slots) as usize;
+        if ring.slots[s].index != tag.index || !ring.slots[s].is(Slot::RELEASED) {
+            return None; // The slot has moved on meanwhile.
+        }
+        let saved = &ring.saved[s * ranks as usize + ((to + ranks - 1) % ranks) as usize];
+        let mut frame = [&saved.bytes, &packet[tag.payload as usize..]].concat();
+        let (l3, ip) = (if saved.v6 { L3::V6 } else { L3::V4 }, saved.ip);
+        let ce = ring.slots[s].is(Slot::CE);
+        match l3 {
+            L3::V4 => {
+                let was_right = ones_complement(&frame[ip..ip + 20]) == 0xffff;
+                let old = [u16_at(&frame, ip), u16_at(&frame, ip + 4)];
+                frame[ip + 4..ip + 6].fill(0);
+                if ce && frame[ip + 1] & 3 != 0 {
+                    frame[ip + 1] |= 3;
+                }
+                // RFC 1624, eqn. 3.
+                let mut sum = !u16_at(&frame, ip + 10) as u64 + u16_at(&frame, ip) as u64;
+                sum += old.iter().map(|word| !word as u64).sum::<u64>();
+                while sum > 0xffff {
+                    sum = (sum & 0xffff) + (sum >> 16);
+                }
+                frame[ip + 10..ip + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+                assert_eq!(was_right, ones_complement(&frame[ip..ip + 20]) == 0xffff);
+            }
+            L3::V6 => {
+                if ce && frame[ip + 1] & 0x30 != 0 {
+                    frame[ip + 1] |= 0x30;
+                }
+            }
+        }
+        no_udp_checksum(&mut frame, ip + l3.header_len());
+        let icrc_at = saved.bytes.len() + ring.slots[s].len as usize;
+        let icrc = right_icrc(&frame, l3, ip, icrc_at);
+        frame[icrc_at..][..ICRC_LEN].copy_from_slice(&icrc.to_le_bytes());
+        Some(frame)
+    }
+}
+
+fn counter_of(reject: Reject) -> Counter {
+    match reject {
+        Reject::NotRoce => Counter::NotRoce,
+        Reject::TruncatedHeaders => Counter::TruncatedHeaders,
+        Reject::Truncated => Counter::Truncated,
+        Reject::IpOptions => Counter::IpOptions,
+        Reject::IpFragment => Counter::IpFragment,
+        Reject::UdpLength => Counter::BadUdpLength,
+        Reject::Version => Counter::BadVersion,
+        Reject::Pkey => Counter::BadPkey,
+        Reject::Pad => Counter::BadPad,
+        Reject::PayloadLength => Counter::BadPayloadLength,
+    }
+}
+
+/// The ICRC that belongs at `end` of a frame.
+fn right_icrc(packet: &[u8], l3: L3, ip: usize, end: usize) -> u32 {
+    let bth_end = ip + l3.header_len() + UDP_LEN + BTH_LEN;
+    icrc::of_frame(packet, l3, ip, bth_end, end - bth_end).expect("the frame holds its headers")
+}
+
+fn no_udp_checksum(packet: &mut [u8], udp: usize) {
+    packet[udp + UDP_LEN - 2..udp + UDP_LEN].fill(0);
+}
+
+fn add(sum: &mut [u8], payload: &[u8]) {
+    for (s, x) in sum.as_chunks_mut::<4>().0.iter_mut().zip(payload.as_chunks::<4>().0) {
+        *s = u32::from_le_bytes(*s).wrapping_add(u32::from_le_bytes(*x)).to_le_bytes();
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Sum of the 16-bit words of a header, as its checksum is made of (RFC 1071).
+fn ones_complement(header: &[u8]) -> u16 {
+    let mut sum: u32 = (0..header.len()).step_by(2).map(|i| u16_at(header, i) as u32).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
