@@ -11,7 +11,7 @@ use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload};
 use netsum_common::wire::{Bytes, Frame, ICRC_LEN, L3, UDP_LEN};
 use netsum_common::{icrc, serial};
 
-use crate::classify::{reason, refused};
+use crate::classify::{from_its_sender, reason, refused};
 use crate::maps;
 use crate::packet::Packet;
 use crate::payload::{self, Op, Place};
@@ -49,16 +49,7 @@ fn check(
     if ring.flags & ring_flags::ACTIVE == 0 {
         return Err(Counter::InactiveRing);
     }
-    if ctx.ingress_ifindex() as u32 != flow.ifindex {
-        return Err(Counter::WrongPort);
-    }
-    if frame.src_ip != flow.src_ip {
-        return Err(Counter::WrongSourceIp);
-    }
-    let known_mac = flow.src_mac != [0; 6];
-    if known_mac && frame.src_mac != flow.src_mac {
-        return Err(Counter::WrongSourceMac);
-    }
+    from_its_sender(ctx, frame, flow)?;
     let len = frame.data_len(p.len()).map_err(reason)?;
     if len > ring.mtu as usize || len > MAX_MTU {
         return Err(Counter::Oversized);
@@ -70,7 +61,7 @@ fn check(
             return Err(Counter::BadIcrc);
         }
     }
-    if !known_mac {
+    if flow.src_mac == [0; 6] {
         flow.src_mac = frame.src_mac;
     }
     Ok(len)

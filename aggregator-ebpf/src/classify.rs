@@ -1,7 +1,7 @@
 //! Whose packet is it, and may it be added up?
 
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Flow, FlowKey, StrangerKey};
+use netsum_common::abi::{Address, Flow, FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Frame, Reject};
 
@@ -35,14 +35,13 @@ pub struct Found {
 
 impl Found {
     /// Before anything is known.
-    pub const NOTHING: Self =
-        Self {
-            frame: Frame::EMPTY,
-            flow: core::ptr::null_mut(),
-            ring: 0,
-            counter: Counter::NotRoce,
-            stranger: false,
-        };
+    pub const NOTHING: Self = Self {
+        frame: Frame::EMPTY,
+        flow: core::ptr::null_mut(),
+        ring: 0,
+        counter: Counter::NotRoce,
+        stranger: false,
+    };
 }
 
 /// Classifies the packet.
@@ -81,6 +80,34 @@ pub fn classify(p: &Packet, found: &mut Found) -> Class {
 #[inline(always)]
 fn find(frame: &Frame) -> Option<*mut Flow> {
     maps::flow(&FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn })
+}
+
+/// That data comes from its flow's sender: in on the right port, from the right addresses.
+#[inline(always)]
+pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(), Counter> {
+    if ctx.ingress_ifindex() as u32 != flow.ifindex {
+        return Err(Counter::WrongPort);
+    }
+    if frame.src_ip != flow.src_ip {
+        return Err(Counter::WrongSourceIp);
+    }
+    if flow.src_mac != [0; 6] && frame.src_mac != flow.src_mac {
+        return Err(Counter::WrongSourceMac);
+    }
+    Ok(())
+}
+
+/// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged acknowledgement, or
+/// anything else that would make hosts or the bridge believe that the rank were here.
+#[inline(always)]
+pub fn is_spoofed(ctx: &XdpContext, frame: &Frame) -> bool {
+    let port = ctx.ingress_ifindex() as u32;
+    if let Some(owner) = maps::owner(&Address::mac(frame.src_mac))
+        && owner.ifindex != port
+    {
+        return true;
+    }
+    maps::owner(&Address::ip(frame.src_ip)).is_some_and(|owner| owner.ifindex != port)
 }
 
 /// The counter of a reason to refuse.

@@ -27,7 +27,7 @@ use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
 use netsum_common::counters::Counter;
 
-use classify::{Class, Found, classify, refused};
+use classify::{Class, Found, classify, is_spoofed, refused};
 use packet::Packet;
 
 /// On every packet that comes in by a port.
@@ -36,6 +36,10 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
+        Class::Pass if is_spoofed(ctx, &found.frame) => {
+            found.counter = Counter::Spoofed;
+            refuse(ctx, &found)
+        }
         Class::Pass => {
             if found.stranger {
                 classify::note_stranger(&found.frame, ctx.ingress_ifindex() as u32);
@@ -44,6 +48,18 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
         }
         Class::Refuse => refuse(ctx, &found),
         Class::Data => {
+            // Whatever else is wrong is found on the ring's CPU, but hosts on other ports must not fill its queue.
+            // SAFETY: a map value. What was last seen is written by the ring's CPU too: a count that one takes from the
+            // other spoils a diagnosis at worst.
+            let flow = unsafe { &mut *found.flow };
+            if ctx.ingress_ifindex() as u32 != flow.ifindex {
+                flow.packets = flow.packets.wrapping_add(1);
+                flow.refused = flow.refused.wrapping_add(1);
+                flow.last_psn = found.frame.bth.psn;
+                flow.last_outcome = Counter::WrongPort as u32;
+                found.counter = Counter::WrongPort;
+                return refuse(ctx, &found);
+            }
             let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
             match maps::to_cpu(ring.cpu) {
                 Ok(action) => {

@@ -16,6 +16,8 @@ const COUNTERS_LEN: usize = (MAX_RINGS * COUNTERS_PER_RING) as usize;
 #[btf_map]
 static FLOWS: HashMap<FlowKey, Flow, { MAX_FLOWS as usize }> = HashMap::new();
 #[btf_map]
+static OWNERS: HashMap<Address, Owner, { MAX_OWNERS as usize }> = HashMap::new();
+#[btf_map]
 static RINGS: Array<RingConfig, RINGS_LEN> = Array::new();
 #[btf_map]
 static STATES: Array<RingState, RINGS_LEN> = Array::new();
@@ -76,6 +78,13 @@ pub fn count(ring: u32, counter: Counter) {
 #[inline(always)]
 pub fn flow(key: &FlowKey) -> Option<*mut Flow> {
     FLOWS.get_ptr_mut(key)
+}
+
+/// Where an address belongs, if it is a rank's.
+#[inline(always)]
+pub fn owner(address: &Address) -> Option<&'static Owner> {
+    // SAFETY: user space writes the value as a whole.
+    OWNERS.get_ptr(address).map(|o| unsafe { &*o })
 }
 
 /// A ring's configuration.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::core::watch::Patience;
+use crate::daemon::socket::Access;
 use crate::dataplane::XdpMode;
 use crate::size::Size;
 
@@ -25,8 +26,12 @@ pub struct Config {
     pub xdp: XdpMode,
     /// Where workers call; none when `None`.
     pub workers: Option<SocketAddr>,
+    /// TLS for workers; in clear when `None`.
+    pub tls: Option<Tls>,
     /// Socket for administration.
     pub admin: PathBuf,
+    /// Who may open it.
+    pub admin_access: Access,
     /// Ranks are to say that they are alive this often.
     pub heartbeat: Duration,
     /// A rank that has not for so long fails its job.
@@ -46,6 +51,18 @@ pub enum Ports {
     Bridge(String),
     /// These.
     List(Vec<String>),
+}
+
+/// Files for TLS, in PEM form.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Tls {
+    /// The box's certificate, with those that lead to its authority.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authority of the workers' certificates; without one they need none.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// Why a configuration is refused: the field, its value, and what would be right.
@@ -108,14 +125,20 @@ impl Default for Pool {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 struct Listen {
     workers: String,
+    tls: Option<Tls>,
     admin: PathBuf,
+    admin_mode: String,
+    admin_group: Option<String>,
 }
 
 impl Default for Listen {
     fn default() -> Self {
         Self {
             workers: format!("0.0.0.0:{}", netsum_api::DEFAULT_PORT),
+            tls: None,
             admin: netsum_api::DEFAULT_SOCKET.into(),
+            admin_mode: "0600".into(),
+            admin_group: None,
         }
     }
 }
@@ -210,6 +233,16 @@ impl Config {
                 }
             },
         };
+        let admin_mode = match u32::from_str_radix(&file.listen.admin_mode, 8) {
+            Ok(mode) if mode <= 0o777 && mode & 0o007 == 0 => mode,
+            _ => {
+                let expected = "an octal mode like \"0600\" or \"0660\", with nothing for all users";
+                return refuse("listen.admin-mode", &file.listen.admin_mode, expected);
+            }
+        };
+        if file.listen.tls.is_some() && workers.is_none() {
+            return refuse("listen.tls", &"", "there is no listener for workers to use it");
+        }
         let Heartbeat { interval_ms, timeout_ms } = file.heartbeat;
         if interval_ms == 0 {
             return refuse("heartbeat.interval-ms", &interval_ms, "at least 1");
@@ -240,7 +273,9 @@ impl Config {
             cpu_queue: file.cpu_queue,
             xdp,
             workers,
+            tls: file.listen.tls,
             admin: file.listen.admin,
+            admin_access: Access { mode: admin_mode, group: file.listen.admin_group },
             heartbeat: Duration::from_millis(interval_ms),
             heartbeat_timeout: Duration::from_millis(timeout_ms),
             pin,
@@ -277,6 +312,16 @@ mod tests {
             ("bridge = \"br0\"\ncpu-queue = 1", "cpu-queue = 1: 64 to 16384"),
             ("bridge = \"br0\"\n[pool]\nmemory = \"lots\"", "pool.memory = \"lots\""),
             ("bridge = \"br0\"\n[listen]\nworkers = \"here\"", "listen.workers = \"here\""),
+            (
+                "bridge = \"br0\"\n[listen]\nadmin-mode = \"0666\"",
+                "listen.admin-mode = \"0666\": an octal mode",
+            ),
+            ("bridge = \"br0\"\n[listen]\nadmin-mode = \"rw\"", "listen.admin-mode = \"rw\""),
+            ("bridge = \"br0\"\n[listen.tls]\ncert = \"c\"", "missing field `key`"),
+            (
+                "bridge = \"br0\"\n[listen]\nworkers = \"none\"\ntls = { cert = \"c\", key = \"k\" }",
+                "listen.tls",
+            ),
             ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
             ("bridge = 7", "expected a string"),
             ("bridge = \"br0\"\n[restart]\npin = \"here\"", "restart.pin = \"here\": a folder like"),

@@ -1,5 +1,7 @@
 //! Messages, clients and servers of the control API; see `proto/netsum.proto` for what they mean.
 
+pub mod tls;
+
 /// Version 1 of the API.
 pub mod v1 {
     #![allow(clippy::all, reason = "generated")]

@@ -6,7 +6,7 @@
 use crate::wire::MAX_HEADERS;
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -14,6 +14,8 @@ pub const MAX_RANKS: usize = 64;
 pub const MAX_RINGS: u32 = 256;
 /// Most flows on the box.
 pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
+/// Most addresses that ranks have to themselves: a MAC and an IP address each.
+pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
 /// Most slots in a ring.
 pub const MAX_SLOTS: u32 = 1 << 16;
 /// Connections that [`maps::STRANGERS`] holds.
@@ -31,6 +33,8 @@ pub const MTUS: [u32; 4] = [256, 512, 1024, 2048];
 pub mod maps {
     /// Hash, [`super::FlowKey`] to [`super::Flow`].
     pub const FLOWS: &str = "FLOWS";
+    /// Hash, [`super::Address`] to [`super::Owner`].
+    pub const OWNERS: &str = "OWNERS";
     /// Array, ring to [`super::RingConfig`].
     pub const RINGS: &str = "RINGS";
     /// Array, ring to [`crate::slot::RingState`].
@@ -55,9 +59,9 @@ pub mod maps {
     /// Per-CPU array, `ring * COUNTERS + counter` to u64.
     pub const COUNTERS: &str = "COUNTERS";
     /// All of them.
-    pub const ALL: [&str; 15] = [
-        FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS, WATCH,
-        STRANGERS, CPUS, COUNTERS,
+    pub const ALL: [&str; 16] = [
+        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
+        WATCH, STRANGERS, CPUS, COUNTERS,
     ];
 }
 
@@ -97,8 +101,10 @@ pub struct Flow {
     pub src_ip: [u8; 16],
     /// The sender's MAC address (or its router's); all zero until the first verified packet has shown it.
     pub src_mac: [u8; 6],
+    /// 1 where user space has given `src_mac`, 0 where it is learned.
+    pub mac_given: u8,
     /// Zero.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
     /// Data packets that came for it, whatever became of them; this and what follows is written by the ring's CPU and
     /// read by whoever asks why a job stands still.
     pub packets: u32,
@@ -122,6 +128,38 @@ pub struct StrangerKey {
     pub qpn: u32,
     /// The port that its packets come in on.
     pub ifindex: u32,
+}
+
+/// An address that a rank has to itself, in words: a BPF program builds it on its stack, which wants alignment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct Address([u64; 2]);
+
+impl Address {
+    /// An IP address; IPv4 in mapped form.
+    #[inline(always)]
+    pub const fn ip(a: [u8; 16]) -> Self {
+        Self([
+            u64::from_ne_bytes([a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]]),
+            u64::from_ne_bytes([a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15]]),
+        ])
+    }
+
+    /// A MAC address. As an IP address it were a multicast one, which nobody sends from.
+    #[inline(always)]
+    pub const fn mac(m: [u8; 6]) -> Self {
+        Self([u64::MAX, u64::from_ne_bytes([0, 0, m[0], m[1], m[2], m[3], m[4], m[5]])])
+    }
+}
+
+/// Where an address belongs: nothing that comes in elsewhere may bear it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Owner {
+    /// The port's interface.
+    pub ifindex: u32,
+    /// How many flows have it as their sender's.
+    pub flows: u32,
 }
 
 /// Flags of a ring.
@@ -217,6 +255,8 @@ const _: () = {
     assert!(size_of::<FlowKey>() == 20);
     assert!(size_of::<Flow>() == 56);
     assert!(size_of::<StrangerKey>() == 40);
+    assert!(size_of::<Address>() == 16);
+    assert!(size_of::<Owner>() == 8);
     assert!(size_of::<RingConfig>() == 24);
     assert!(size_of::<SavedHeader>() == 112);
     assert!(MAX_HEADERS <= 13 * 8);
@@ -250,6 +290,10 @@ mod pod {
     unsafe impl aya::Pod for super::Flow {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::StrangerKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Owner {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Address {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::RingConfig {}
     // SAFETY: as above.

@@ -92,6 +92,8 @@ counters! {
     WrongSourceIp "wrong_source_ip" Drop,
     /// data from another MAC address than its flow's
     WrongSourceMac "wrong_source_mac" Drop,
+    /// packets of any kind that bear a rank's MAC or IP address and came in on another port than the rank's
+    Spoofed "spoofed" Drop,
     /// data of a ring that is not active
     InactiveRing "inactive_ring" Drop,
     /// data behind IPv4 options

@@ -171,7 +171,7 @@ impl System {
             message_size: r.message_size,
             window: r.window,
             rings: r.rings,
-            token: r.token,
+            token: r.token.into(),
         };
         let answer = self.controller.create_job(spec);
         self.answered(answer);
@@ -258,7 +258,7 @@ impl System {
         self.waiters += 1;
         let join = Join {
             job: r.job,
-            token: r.token,
+            token: r.token.into(),
             address: RankAddress {
                 rank: a.rank,
                 ip,

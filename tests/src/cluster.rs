@@ -1,7 +1,7 @@
 //! A whole netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -152,6 +152,19 @@ pub struct Outcome {
     pub wrong: u64,
 }
 
+/// How a daemon is run, beyond the usual.
+#[derive(Clone, Debug, Default)]
+pub struct DaemonOptions {
+    /// Further lines for the section `[listen]` of its configuration.
+    pub listen: String,
+    /// `RUST_LOG`.
+    pub log: Option<String>,
+    /// More arguments to `netsum run`.
+    pub arguments: Vec<String>,
+    /// A program that starts it, with arguments.
+    pub prefix: Vec<String>,
+}
+
 /// A lab, and a daemon on its box.
 #[derive(Debug)]
 pub struct Cluster {
@@ -210,15 +223,30 @@ impl Cluster {
 
     /// Starts the daemon and waits until it answers.
     pub fn start_daemon(&mut self) -> Result<()> {
-        self.start_daemon_with(&[])
+        self.start_daemon_as(&DaemonOptions::default())
     }
 
     /// The same, with more arguments to `netsum run`.
     pub fn start_daemon_with(&mut self, arguments: &[&str]) -> Result<()> {
+        let arguments = arguments.iter().map(|&a| a.to_owned()).collect();
+        self.start_daemon_as(&DaemonOptions { arguments, ..DaemonOptions::default() })
+    }
+
+    /// Starts the daemon in a special way and waits until it answers.
+    pub fn start_daemon_as(&mut self, options: &DaemonOptions) -> Result<()> {
         let config = self.folder.path().join("netsum.toml");
-        std::fs::write(&config, self.config())?;
-        let mut command = self.lab.box_().command(program("netsum")?);
-        command.args(["run", "--config"]).arg(&config).args(arguments).env("RUST_LOG", log_level());
+        std::fs::write(&config, self.config() + &options.listen)?;
+        let netsum = program("netsum")?;
+        let mut command = match &*options.prefix {
+            [] => self.lab.box_().command(netsum),
+            [first, rest @ ..] => {
+                let mut command = self.lab.box_().command(first);
+                command.args(rest).arg(netsum);
+                command
+            }
+        };
+        let log = options.log.clone().unwrap_or_else(log_level);
+        command.args(["run", "--config"]).arg(&config).args(&options.arguments).env("RUST_LOG", log);
         let mut daemon = Running::start("netsum run", &mut command)?;
         let start = Instant::now();
         while let Err(error) = self.netsum(&["port", "show"]) {
@@ -242,7 +270,13 @@ impl Cluster {
         self.daemon.as_ref().map(Running::stderr).unwrap_or_default()
     }
 
-    fn socket(&self) -> String {
+    /// The folder of the daemon's configuration and socket.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Path of the administration socket.
+    pub fn socket(&self) -> String {
         self.folder.path().join("netsum.sock").display().to_string()
     }
 

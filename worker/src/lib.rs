@@ -32,7 +32,7 @@ pub mod rc;
 pub mod sim;
 pub mod udp;
 
-pub use comm::{Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics};
+pub use comm::{Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics, Tls};
 pub use numeric::element::{Dtype, Element};
 pub use numeric::layout::Layout;
 pub use numeric::reference::reference_sum;

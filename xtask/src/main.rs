@@ -14,6 +14,8 @@ mod simulate;
 mod soak;
 mod tally;
 mod test;
+#[cfg(test)]
+mod threats;
 mod toolchain;
 
 use std::process::ExitCode;

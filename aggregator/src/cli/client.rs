@@ -46,9 +46,9 @@ impl Client {
         Ok(self.admin.list_jobs(api::ListJobsRequest {}).await.map_err(said)?.into_inner().jobs)
     }
 
-    /// A job.
-    pub async fn show_job(&mut self, name: String) -> Result<api::Job> {
-        Ok(self.admin.show_job(api::ShowJobRequest { name }).await.map_err(said)?.into_inner())
+    /// A job, with its token if asked for.
+    pub async fn show_job(&mut self, name: String, show_token: bool) -> Result<api::Job> {
+        Ok(self.admin.show_job(api::ShowJobRequest { name, show_token }).await.map_err(said)?.into_inner())
     }
 
     /// Deletes a job.

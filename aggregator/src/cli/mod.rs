@@ -89,6 +89,9 @@ pub enum JobCommand {
     Show {
         /// The job.
         name: Option<String>,
+        /// Show the job's token too, which is a secret.
+        #[arg(long, requires = "name")]
+        show_token: bool,
     },
     /// Delete a job.
     Delete {
@@ -229,11 +232,11 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
             };
             print::created(out, format, &client.create_job(request).await?)
         }
-        Command::Job(JobCommand::List | JobCommand::Show { name: None }) => {
+        Command::Job(JobCommand::List | JobCommand::Show { name: None, .. }) => {
             print::jobs(out, format, &client.list_jobs().await?)
         }
-        Command::Job(JobCommand::Show { name: Some(name) }) => {
-            print::job(out, format, &client.show_job(name).await?)
+        Command::Job(JobCommand::Show { name: Some(name), show_token }) => {
+            print::job(out, format, &client.show_job(name, show_token).await?)
         }
         Command::Job(JobCommand::Delete { name }) => client.delete_job(name).await,
         Command::Flow(FlowCommand::Add(f)) => {
@@ -249,7 +252,9 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
             };
             print::added(out, format, &client.add_flow(f.job, flow).await?)
         }
-        Command::Flow(FlowCommand::List { job }) => print::flows(out, format, &client.show_job(job).await?),
+        Command::Flow(FlowCommand::List { job }) => {
+            print::flows(out, format, &client.show_job(job, false).await?)
+        }
         Command::Port(PortCommand::Show) => print::ports(out, format, &client.list_ports().await?),
         Command::Slot(SlotCommand::Show { job, ring }) => {
             print::slots(out, format, &client.show_slots(job, ring).await?)

@@ -60,12 +60,16 @@ fn flow_json(f: &api::Flow) -> Value {
 }
 
 fn job_json(j: &api::Job) -> Value {
-    json!({
+    let mut value = json!({
         "name": j.name, "state": state(j), "error": j.error, "ranks": j.ranks, "dtype": j.dtype, "mtu": j.mtu,
         "message_size": j.message_size, "window": j.window, "rings": j.rings, "icrc": j.icrc, "order": j.order,
-        "slots": j.slots, "memory": j.memory, "epoch": j.epoch, "token": j.token, "ring_ids": j.ring_ids,
+        "slots": j.slots, "memory": j.memory, "epoch": j.epoch, "ring_ids": j.ring_ids,
         "flows": j.flows.iter().map(flow_json).collect::<Vec<_>>(),
-    })
+    });
+    if !j.token.is_empty() {
+        value["token"] = j.token.clone().into();
+    }
+    value
 }
 
 fn summary(out: &mut impl Write, j: &api::Job) -> Result<()> {
@@ -138,7 +142,9 @@ pub fn job(out: &mut impl Write, format: Format, job: &api::Job) -> Result<()> {
     }
     summary(out, job)?;
     memory(out, job)?;
-    writeln!(out, "\ttoken {}", job.token)?;
+    if !job.token.is_empty() {
+        writeln!(out, "\ttoken {}", job.token)?;
+    }
     job.flows.iter().try_for_each(|f| flow_line(out, f))
 }
 

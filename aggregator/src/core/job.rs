@@ -7,7 +7,7 @@ use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS};
 use serde::{Deserialize, Serialize};
 
 use super::membership::{Epoch, Forming};
-use super::{Action, Refusal};
+use super::{Action, Refusal, Token};
 use crate::dataplane::{FlowSpec, RingSpec};
 
 /// What a job is created with.
@@ -32,7 +32,7 @@ pub struct JobSpec {
     /// Results go out in order.
     pub in_order: bool,
     /// What workers must know.
-    pub token: String,
+    pub token: Token,
 }
 
 impl JobSpec {

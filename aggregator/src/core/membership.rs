@@ -11,7 +11,7 @@ use netsum_common::abi::FlowKey;
 use netsum_common::serial;
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Controller, Job, Refusal, State};
+use super::{Action, Controller, Job, Refusal, State, Token};
 use crate::dataplane::FlowSpec;
 
 /// One end of a rank's connections in a ring.
@@ -68,10 +68,10 @@ struct Waiting {
 /// A rank's request to join.
 #[derive(Clone, Debug)]
 pub struct Join {
-    /// Job and token.
+    /// The job.
     pub job: String,
     /// The job's token.
-    pub token: String,
+    pub token: Token,
     /// Where the rank is.
     pub address: RankAddress,
     /// The port behind which it is.
@@ -87,7 +87,7 @@ pub struct Join {
 impl Controller {
     /// A rank joins. It is answered when all have.
     pub fn join(&mut self, join: Join, now: Instant) -> Result<Vec<Action>, Refusal> {
-        self.job_for(&join.job, &join.token)?;
+        self.job_for(&join.job, join.token.reveal())?;
         self.check_address(&join)?;
         let job = self.job_mut(&join.job)?;
         if !job.flows.is_empty() && job.epoch.is_none() {
@@ -187,7 +187,7 @@ impl Controller {
                 });
             }
         }
-        let refusal = self.contradiction(name, &flows);
+        let refusal = self.check_claims(name, &flows).err().or_else(|| self.contradiction(name, &flows));
         let Some(job) = self.jobs.get_mut(name) else { return Vec::new() };
         if let Some(refusal) = refusal {
             return job.dismiss_waiters(&refusal);

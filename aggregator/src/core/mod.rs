@@ -3,13 +3,16 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
+//! | [`claims`] | who may claim which address |
 //! | [`job`] | a job and its checked properties |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`saved`] | what outlives the daemon |
+//! | [`token`] | the secret of a job |
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
+mod claims;
 pub mod diagnose;
 pub mod job;
 pub mod membership;
@@ -17,6 +20,7 @@ pub mod pool;
 pub mod saved;
 #[cfg(test)]
 mod tests;
+pub mod token;
 pub mod watch;
 
 use std::collections::BTreeMap;
@@ -32,6 +36,7 @@ pub use job::{Job, JobSpec, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
+pub use token::Token;
 
 /// Why a request is refused, in words that name the argument.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -157,7 +162,7 @@ impl Controller {
         // The same answer for a wrong name and a wrong token: who has neither learns nothing.
         let denied = || Refusal::Denied(format!("job `{name}`: no such job, or the token is wrong"));
         let job = self.jobs.get(name).ok_or_else(denied)?;
-        if same_secret(&job.spec.token, token) { Ok(job) } else { Err(denied()) }
+        if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }
 
     /// Creates a job and reserves its memory.
@@ -230,6 +235,9 @@ impl Controller {
             )));
         }
         self.check_key(&flow)?;
+        let mut all = self.job(name)?.flows.clone();
+        all.push(flow.clone());
+        self.check_claims(name, &all)?;
         let job = self.job_mut(name)?;
         job.flows.push(flow.clone());
         let mut actions = vec![Action::AddFlow(flow)];
@@ -266,11 +274,6 @@ impl Controller {
 
 fn no_job(name: &str) -> Refusal {
     Refusal::NotFound(format!("NAME `{name}`: no such job"))
-}
-
-/// Compares in a time that depends on lengths alone.
-fn same_secret(a: &str, b: &str) -> bool {
-    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |d, (a, b)| d | (a ^ b)) == 0
 }
 
 /// An epoch that has ended or is under way, for answers to heartbeats.

@@ -30,9 +30,10 @@ impl AdminService {
         Self { shared, netlink }
     }
 
-    fn job(&self, inner: &Inner, job: &Job) -> api::Job {
+    /// A job, and its token only for those who ask for it.
+    fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
-        let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, true);
+        let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
         // The box may have learned what was not given.
         for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
             if let Ok(FlowSeen { mac: Some(mac), .. }) = inner.plane.flow_seen(spec.key()) {
@@ -74,7 +75,7 @@ impl Admin for AdminService {
             message_size: r.message_size,
             window: r.window,
             rings: r.rings,
-            token: if r.token.is_empty() { token()? } else { r.token },
+            token: if r.token.is_empty() { token()? } else { r.token }.into(),
         };
         let mut inner = self.shared.lock();
         let actions = inner.controller.create_job(spec)?;
@@ -84,7 +85,7 @@ impl Admin for AdminService {
             return Err(error);
         }
         log::info!("job {} created", r.name);
-        Ok(Response::new(self.job(&inner, inner.controller.job(&r.name)?)))
+        Ok(Response::new(self.job(&inner, inner.controller.job(&r.name)?, true)))
     }
 
     async fn delete_job(&self, request: Request<api::DeleteJobRequest>) -> Answer<api::DeleteJobReply> {
@@ -98,14 +99,15 @@ impl Admin for AdminService {
 
     async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
         let inner = self.shared.lock();
-        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j)).collect();
+        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false)).collect();
         Ok(Response::new(api::ListJobsReply { jobs }))
     }
 
     async fn show_job(&self, request: Request<api::ShowJobRequest>) -> Answer<api::Job> {
+        let r = request.into_inner();
         let inner = self.shared.lock();
-        let job = inner.controller.job(&request.into_inner().name)?;
-        Ok(Response::new(self.job(&inner, job)))
+        let job = inner.controller.job(&r.name)?;
+        Ok(Response::new(self.job(&inner, job, r.show_token)))
     }
 
     async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
@@ -137,7 +139,7 @@ impl Admin for AdminService {
         };
         let actions = inner.controller.add_flow(&r.job, f.ring, flow)?;
         inner.carry_out(Some(&r.job), actions)?;
-        Ok(Response::new(self.job(&inner, inner.controller.job(&r.job)?)))
+        Ok(Response::new(self.job(&inner, inner.controller.job(&r.job)?, false)))
     }
 
     async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {

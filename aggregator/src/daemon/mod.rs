@@ -6,16 +6,24 @@
 //! | [`admin`] | the administration service |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`worker`] | the workers' service |
+//! | [`doorman`] | what strangers on the workers' TCP port may use up |
+//! | [`socket`] | the administration socket: who may open it |
+//! | [`tls`] | TLS for workers |
+//! | [`privileges`] | the capabilities that the daemon keeps |
 //! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
 pub mod diagnose;
+pub mod doorman;
 pub mod links;
 pub mod persist;
+pub mod privileges;
 pub mod run;
+pub mod socket;
 pub mod state;
+pub mod tls;
 pub mod worker;
 
 use netsum_api::v1 as api;
@@ -96,7 +104,7 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         memory: pool::job_memory(spec, job.slots),
         slots: job.slots,
         flows: job.flows.iter().map(flow).collect(),
-        token: if secret { spec.token.clone() } else { String::new() },
+        token: if secret { spec.token.reveal().to_owned() } else { String::new() },
         heartbeat_ms,
         epoch: epoch_number(job),
         ring_ids: job.rings.iter().map(|r| r.id).collect(),

@@ -1,100 +1,154 @@
 //! `netsum run`.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use netsum_api::v1::admin_server::AdminServer;
 use netsum_api::v1::worker_server::WorkerServer;
 use tokio::io::unix::AsyncFd;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::transport::Server;
+use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
 use super::diagnose;
+use super::doorman::{Doorman, Limits};
 use super::links::{Link, Netlink};
 use super::persist::{Begun, begin};
+use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
+use super::{privileges, tls};
 use crate::config::Config;
 use crate::core::{Controller, PortInfo};
 use crate::dataplane::bpf::Logger;
 
-/// Removes a socket's file when the daemon ends.
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// `reset` drops what a daemon that was killed has left.
-pub async fn run(config: Config, reset: bool) -> Result<()> {
-    let netlink = Netlink::open()?;
-    let links = netlink.resolve(&config.ports).await?;
-    let admin = listen_unix(&config.admin).await?;
-    let _file = SocketFile(config.admin.clone());
-    let workers = match config.workers {
-        Some(address) => Some(
-            TcpListener::bind(address)
-                .await
-                .with_context(|| format!("listen.workers = \"{address}\": cannot listen"))?,
-        ),
-        None => None,
-    };
-    let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
-    let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
-    controller.set_ports(links.iter().map(port_info).collect());
-    let Begun { mut plane, controller, actions, store } = begin(&config, &cpus, &links, reset, controller)?;
-    if let Some(logger) = plane.take_logger() {
-        tokio::spawn(forward_log(logger));
-    }
-    let shared = Shared::new(controller, Box::new(plane), config.heartbeat, config.patience);
-    {
-        let mut inner = shared.lock();
-        inner.store = store;
-        inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
-    }
-    let names: Vec<&str> = links.iter().map(|l| l.name.as_str()).collect();
-    log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
-    log::info!("administration on {}", config.admin.display());
-    if let Some(address) = config.workers {
-        log::info!("workers on {address}");
+pub fn run(config: &Config, reset: bool) -> Result<()> {
+    // One thread, and all that takes privileges.
+    let setup = Builder::new_current_thread().enable_all().build()?;
+    let ready = setup.block_on(Ready::new(config, reset))?;
+    drop(setup);
+    privileges::give_up()?;
+    Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(config))
+}
+
+/// A daemon that has all it needs, but does not serve yet.
+struct Ready {
+    links: Vec<Link>,
+    begun: Begun,
+    cpus: usize,
+    admin: std::os::unix::net::UnixListener,
+    _file: SocketFile,
+    workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
+}
+
+impl Ready {
+    async fn new(config: &Config, reset: bool) -> Result<Self> {
+        let links = Netlink::open()?.resolve(&config.ports).await?;
+        let tls = config.tls.as_ref().map(tls::server_config).transpose()?;
+        let admin = socket::listen(&config.admin, &config.admin_access)?;
+        let _file = SocketFile(config.admin.clone());
+        let workers = match config.workers {
+            Some(address) => {
+                let listener = TcpListener::bind(address).await;
+                let listener = listener
+                    .with_context(|| format!("listen.workers = \"{address}\": cannot listen"))?
+                    .into_std()?;
+                Some((listener, tls))
+            }
+            None => None,
+        };
+        let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
+        let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
+        controller.set_ports(links.iter().map(port_info).collect());
+        let begun = begin(config, &cpus, &links, reset, controller)?;
+        Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers })
     }
 
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let ended = tokio::select! {
-        result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
-        _ = terminate.recv() => {
-            log::info!("SIGTERM: detaching");
-            Ok(())
+    async fn run(self, config: &Config) -> Result<()> {
+        let Self { links, begun, cpus, admin, _file, workers } = self;
+        let Begun { mut plane, controller, actions, store } = begun;
+        let netlink = Netlink::open()?;
+        if let Some(logger) = plane.take_logger() {
+            tokio::spawn(forward_log(logger));
         }
-        _ = interrupt.recv() => {
-            log::info!("SIGINT: detaching");
-            Ok(())
+        let shared = Shared::new(controller, Box::new(plane), config.heartbeat, config.patience);
+        {
+            let mut inner = shared.lock();
+            inner.store = store;
+            inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
         }
-    };
-    let mut inner = shared.lock();
-    for link in &links {
-        if let Err(e) = inner.plane.detach(link.ifindex) {
-            log::error!("port {}: {e:#}", link.name);
+        let names: Vec<&str> = links.iter().map(|l| l.name.as_str()).collect();
+        log::info!("ports {}; {cpus} CPUs for rings", names.join(", "));
+        log::info!("administration on {}", config.admin.display());
+        let workers = match workers {
+            Some((listener, tls)) => {
+                let kind = match (&tls, config.tls.as_ref().is_some_and(|t| t.client_ca.is_some())) {
+                    (None, _) => "without TLS: tokens go in clear",
+                    (Some(_), false) => "with TLS",
+                    (Some(_), true) => "with TLS and client certificates",
+                };
+                log::info!("workers on {}, {kind}", listener.local_addr()?);
+                let listener = TcpListener::from_std(listener)?;
+                Some(WorkerPort { listener, tls, limits: Limits::default() })
+            }
+            None => None,
+        };
+        let admin = UnixListener::from_std(admin)?;
+
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let ended = tokio::select! {
+            result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
+            _ = terminate.recv() => {
+                log::info!("SIGTERM: detaching");
+                Ok(())
+            }
+            _ = interrupt.recv() => {
+                log::info!("SIGINT: detaching");
+                Ok(())
+            }
+        };
+        let mut inner = shared.lock();
+        for link in &links {
+            if let Err(e) = inner.plane.detach(link.ifindex) {
+                log::error!("port {}: {e:#}", link.name);
+            }
         }
+        if let Err(e) = inner.plane.unpin() {
+            log::error!("pins: {e:#}");
+        }
+        if let Some(store) = inner.store.take() {
+            store.remove().with_context(|| store.path().display().to_string())?;
+        }
+        ended
     }
-    if let Err(e) = inner.plane.unpin() {
-        log::error!("pins: {e:#}");
-    }
-    if let Some(store) = inner.store.take() {
-        store.remove().with_context(|| store.path().display().to_string())?;
-    }
-    ended
 }
+
+/// Where workers call.
+pub struct WorkerPort {
+    /// The TCP port.
+    pub listener: TcpListener,
+    /// TLS; in clear without.
+    pub tls: Option<ServerTlsConfig>,
+    /// What strangers may use up.
+    pub limits: Limits,
+}
+
+/// Longest message that a worker has to send; 255 rings take about 5 KB.
+const MAX_MESSAGE: usize = 64 << 10;
+/// Requests of one connection at a time, and bytes of their headers.
+const MAX_STREAMS: u32 = 32;
+const MAX_HEADERS: u32 = 16 << 10;
+/// A connection that does not answer a ping is closed.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// Serves both services until one fails.
 pub async fn serve(
@@ -102,7 +156,7 @@ pub async fn serve(
     netlink: Option<Netlink>,
     ports: PortFinder,
     admin: UnixListener,
-    workers: Option<TcpListener>,
+    workers: Option<WorkerPort>,
 ) -> Result<()> {
     let time = tokio::spawn(shared.clone().keep_time());
     let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
@@ -110,11 +164,24 @@ pub async fn serve(
         .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink)))
         .serve_with_incoming(UnixListenerStream::new(admin));
     let result = match workers {
-        Some(listener) => {
-            let workers = Server::builder()
-                .tcp_nodelay(true)
-                .add_service(WorkerServer::new(WorkerService::new(shared, ports)))
-                .serve_with_incoming(TcpListenerStream::new(listener));
+        Some(WorkerPort { listener, tls, limits }) => {
+            let doorman = Doorman::new(limits);
+            let connections = TcpListenerStream::new(listener).filter_map(move |tcp| match tcp {
+                Ok(tcp) => doorman.admit(tcp).map(Ok),
+                Err(e) => Some(Err(e)),
+            });
+            let mut server = Server::builder()
+                .max_concurrent_streams(MAX_STREAMS)
+                .http2_max_header_list_size(MAX_HEADERS)
+                .http2_keepalive_interval(Some(KEEP_ALIVE))
+                .http2_keepalive_timeout(Some(KEEP_ALIVE));
+            if let Some(tls) = tls {
+                server = server.tls_config(tls).context("listen.tls")?;
+            }
+            let service = WorkerService::new(shared, ports);
+            let workers = server
+                .add_service(WorkerServer::new(service).max_decoding_message_size(MAX_MESSAGE))
+                .serve_with_incoming(connections);
             tokio::try_join!(admin, workers).map(|_| ())
         }
         None => admin.await,
@@ -122,24 +189,6 @@ pub async fn serve(
     time.abort();
     watch.abort();
     result.context("the control API")
-}
-
-/// Listens on a Unix socket for this user alone. A socket that a killed daemon has left is replaced.
-pub async fn listen_unix(path: &Path) -> Result<UnixListener> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("listen.admin: cannot make {}", folder.display()))?;
-    }
-    if path.exists() {
-        if UnixStream::connect(path).await.is_ok() {
-            bail!("listen.admin = {path:?}: another `netsum run` listens there already");
-        }
-        std::fs::remove_file(path).with_context(|| format!("listen.admin = {path:?}: cannot be replaced"))?;
-    }
-    let listener =
-        UnixListener::bind(path).with_context(|| format!("listen.admin = {path:?}: cannot listen"))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
 }
 
 fn port_info(link: &Link) -> PortInfo {

@@ -92,6 +92,16 @@ impl Inner {
         (self.next_waiter, receiver)
     }
 
+    /// Nobody waits for this number after all.
+    pub fn forget(&mut self, waiter: u64) {
+        self.waiters.remove(&waiter);
+    }
+
+    /// How many requests wait for an answer.
+    pub fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
     /// Carries out actions for a job. What the data plane cannot do fails the job.
     pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let result = self.all(job, actions);

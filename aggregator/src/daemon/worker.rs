@@ -6,6 +6,7 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use tonic::{Request, Response, Status};
 
+use super::doorman::Peer;
 use super::links::Netlink;
 use super::state::Shared;
 use super::{job_message, mac_from_text, mac_text};
@@ -14,6 +15,12 @@ use crate::core::{Connection, RankAddress};
 
 /// Longest time that a rank may wait for others.
 const MAX_JOIN: Duration = Duration::from_secs(3600);
+
+/// Longest name of a job that there can be, and longest token that is looked at, in bytes.
+const MAX_NAME: usize = 64;
+const MAX_TOKEN: usize = 1024;
+/// Characters of a rank's reason to give up that the others are told.
+const MAX_REASON: usize = 300;
 
 /// Finds the port behind a MAC address.
 #[derive(Clone)]
@@ -37,6 +44,18 @@ impl WorkerService {
     /// A service.
     pub fn new(shared: Shared, ports: PortFinder) -> Self {
         Self { shared, ports }
+    }
+
+    /// Lets a request through that comes with the job's token.
+    async fn authorise(&self, peer: Option<Peer>, job: &str, token: &str) -> Result<(), Status> {
+        if job.len() > MAX_NAME || token.len() > MAX_TOKEN {
+            return Err(Status::unauthenticated("no such job, or the token is wrong"));
+        }
+        let check = || Ok(self.shared.lock().controller.job_for(job, token).map(drop)?);
+        match peer {
+            Some(peer) => peer.authorise(job, check).await,
+            None => check(),
+        }
     }
 
     fn job(&self, name: &str, token: &str) -> Result<api::Job, Status> {
@@ -82,16 +101,27 @@ fn connection_message(c: &Connection) -> api::Connection {
     api::Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
 }
 
+/// A request, and who sent it.
+fn parts<T>(request: Request<T>) -> (Option<Peer>, T) {
+    (request.extensions().get().cloned(), request.into_inner())
+}
+
+/// A text that came from a rank, fit for other people's terminals and logs.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
+}
+
 #[tonic::async_trait]
 impl Worker for WorkerService {
     async fn describe(&self, request: Request<api::DescribeRequest>) -> Answer<api::Job> {
-        let r = request.into_inner();
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
         self.job(&r.job, &r.token).map(Response::new)
     }
 
     async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinReply> {
-        let r = request.into_inner();
-        self.shared.lock().controller.job_for(&r.job, &r.token)?;
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
         let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
         let rank = a.rank;
         let invalid = |what: &str, value: &str, expected: &str| {
@@ -111,9 +141,15 @@ impl Worker for WorkerService {
             let mut inner = self.shared.lock();
             let (waiter, receiver) = inner.waiter();
             let now = Instant::now();
-            let (job, token) = (r.job.clone(), r.token.clone());
+            let (job, token) = (r.job.clone(), r.token.as_str().into());
             let join = Join { job, token, address, ifindex, epoch: r.epoch, deadline: now + wait, waiter };
-            let actions = inner.controller.join(join, now)?;
+            let actions = match inner.controller.join(join, now) {
+                Ok(actions) => actions,
+                Err(refusal) => {
+                    inner.forget(waiter);
+                    return Err(refusal.into());
+                }
+            };
             inner.carry_out(Some(&r.job), actions)?;
             receiver
         };
@@ -137,7 +173,8 @@ impl Worker for WorkerService {
     }
 
     async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
-        let r = request.into_inner();
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
         {
             let mut inner = self.shared.lock();
             inner.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())?;
@@ -147,7 +184,8 @@ impl Worker for WorkerService {
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {
-        let r = request.into_inner();
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
         let actions = inner.controller.leave(&r.job, &r.token, r.rank, r.epoch)?;
         inner.carry_out(Some(&r.job), actions)?;
@@ -155,9 +193,10 @@ impl Worker for WorkerService {
     }
 
     async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
-        let r = request.into_inner();
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.abort(&r.job, &r.token, r.rank, r.epoch, &r.reason)?;
+        let actions = inner.controller.abort(&r.job, &r.token, r.rank, r.epoch, &printable(&r.reason))?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))
     }

@@ -10,8 +10,8 @@ use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{
-    self, EgressKey, EgressPort, Flow, FlowKey, MAX_CPUS, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig,
-    SavedHeader, StrangerKey, maps, programs, ring_flags,
+    self, Address, EgressKey, EgressPort, Flow, FlowKey, MAX_CPUS, MAX_MTU, MAX_RANKS, MAX_RINGS, Owner,
+    RingConfig, SavedHeader, StrangerKey, maps, programs, ring_flags,
 };
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
@@ -55,6 +55,15 @@ pub struct BpfDataPlane {
     cpus: Vec<u32>,
     pub(super) links: HashMap<u32, Attachment>,
     pub(super) pins: Option<Pins>,
+    rings: HashMap<u32, RingMaps>,
+}
+
+/// A ring's inner maps that user space reads and writes. To find them again in their outer maps, by number, takes
+/// CAP_SYS_ADMIN (`bpf_map_get_fd_by_id` in kernel/bpf/syscall.c), which the daemon has at its start alone.
+struct RingMaps {
+    slots: Array<MapData, Slot>,
+    headers: Array<MapData, SavedHeader>,
+    ports: DevMap<MapData>,
 }
 
 impl BpfDataPlane {
@@ -106,7 +115,15 @@ impl BpfDataPlane {
                 .set(cpu, options.cpu_queue, Some(&aggregate), 0)
                 .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {})", options.cpu_queue))?;
         }
-        Ok(Self { ebpf, logger, egress, cpus: options.cpus.clone(), links: HashMap::new(), pins })
+        Ok(Self {
+            ebpf,
+            logger,
+            egress,
+            cpus: options.cpus.clone(),
+            links: HashMap::new(),
+            pins,
+            rings: HashMap::new(),
+        })
     }
 
     /// The programs' log; to be flushed when its file descriptor is readable.
@@ -128,11 +145,6 @@ impl BpfDataPlane {
         (0..ring.slots).try_for_each(|slot| slots.set(slot, Slot::default(), 0))?;
         let state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
         Ok(self.array(maps::STATES)?.set(ring.id, state, 0)?)
-    }
-
-    /// Removes a flow, if it is there. For tests; [`DataPlane::delete_ring`] removes those of a ring.
-    pub fn remove_flow(&mut self, key: FlowKey) -> Result<()> {
-        ignore_missing(self.hash::<FlowKey, Flow>(maps::FLOWS)?.remove(&key))
     }
 
     pub(super) fn array<V: aya::Pod>(&mut self, name: &str) -> Result<Array<&mut MapData, V>> {
@@ -168,7 +180,9 @@ impl BpfDataPlane {
             other => bail!("no map for path MTU {other}"),
         }
         self.put(maps::HEADERS, ring, &headers)?;
-        self.put(maps::PORTS, ring, &ports)
+        self.put(maps::PORTS, ring, &ports)?;
+        self.rings.insert(ring, RingMaps { slots, headers, ports });
+        Ok(())
     }
 
     fn put_sums<const MTU: usize>(&mut self, ring: u32, slots: u32) -> Result<()> {
@@ -177,10 +191,57 @@ impl BpfDataPlane {
         self.put(maps::SUMS[index], ring, &sums)
     }
 
+    fn maps_of(&self, ring: u32) -> Result<&RingMaps> {
+        self.rings.get(&ring).context("the ring has not been created")
+    }
+
+    /// Opens the maps of a ring that an earlier daemon has made. Needs CAP_SYS_ADMIN.
+    pub(super) fn open_ring(&mut self, ring: u32) -> Result<()> {
+        let maps = RingMaps {
+            slots: self.inner(maps::SLOTS, ring)?,
+            headers: self.inner(maps::HEADERS, ring)?,
+            ports: self.inner(maps::PORTS, ring)?,
+        };
+        self.rings.insert(ring, maps);
+        Ok(())
+    }
+
     fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(&self, outer: &str, ring: u32) -> Result<V> {
         let map = self.ebpf.map(outer).with_context(|| outer.to_owned())?;
         let outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
         outer_map.get(&ring, 0).with_context(|| format!("{outer}[{ring}]"))
+    }
+
+    /// An address belongs to one port, for one flow more.
+    fn own(&mut self, address: Address, ifindex: u32) -> Result<()> {
+        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
+        let mut owner = found(owners.get(&address, 0))?.unwrap_or(Owner { ifindex, flows: 0 });
+        if owner.ifindex != ifindex {
+            bail!("belongs to interface {} already, not to {ifindex}", owner.ifindex);
+        }
+        owner.flows += 1;
+        Ok(owners.insert(address, owner, 0)?)
+    }
+
+    /// One flow less has this address.
+    fn disown(&mut self, address: Address) -> Result<()> {
+        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
+        match found(owners.get(&address, 0))? {
+            Some(owner) if owner.flows > 1 => {
+                Ok(owners.insert(address, Owner { flows: owner.flows - 1, ..owner }, 0)?)
+            }
+            Some(_) => ignore_missing(owners.remove(&address)),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes a flow, if it is there, and what it owns.
+    pub fn remove_flow(&mut self, key: FlowKey) -> Result<()> {
+        let mut flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        let Some(flow) = found(flows.get(&key, 0))? else { return Ok(()) };
+        ignore_missing(flows.remove(&key))?;
+        self.disown(Address::ip(flow.src_ip))?;
+        if flow.mac_given != 0 { self.disown(Address::mac(flow.src_mac)) } else { Ok(()) }
     }
 
     fn config(&self, ring: &RingSpec, active: bool) -> Result<RingConfig> {
@@ -289,6 +350,14 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn add_flow(&mut self, flow: &FlowSpec) -> Result<()> {
+        self.remove_flow(flow.key())?;
+        self.own(Address::ip(mapped(flow.src)), flow.ifindex).with_context(|| flow.src.to_string())?;
+        if let Some(mac) = flow.src_mac
+            && let Err(error) = self.own(Address::mac(mac), flow.ifindex)
+        {
+            self.disown(Address::ip(mapped(flow.src)))?;
+            return Err(error.context(format!("MAC address of {}", flow.src)));
+        }
         let value = Flow {
             ring: flow.ring,
             rank: flow.rank,
@@ -296,7 +365,8 @@ impl DataPlane for BpfDataPlane {
             ifindex: flow.ifindex,
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
-            reserved: [0; 2],
+            mac_given: flow.src_mac.is_some().into(),
+            reserved: 0,
             packets: 0,
             refused: 0,
             last_psn: 0,
@@ -311,7 +381,7 @@ impl DataPlane for BpfDataPlane {
             bail!("{} ports for {} ranks", ports.len(), ring.ranks);
         }
         let egress = self.egress.try_clone()?;
-        let mut devices: DevMap<MapData> = self.inner(maps::PORTS, ring.id)?;
+        let devices = &mut self.rings.get_mut(&ring.id).context("the ring has not been created")?.ports;
         let mut behind: HashMap<u32, EgressPort> = HashMap::new();
         for (rank, &ifindex) in ports.iter().enumerate() {
             devices.set(rank as u32, ifindex, Some(&egress), 0).with_context(|| {
@@ -332,7 +402,7 @@ impl DataPlane for BpfDataPlane {
     fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
         // Flows first: from here on no packet finds the ring.
         for key in flows {
-            ignore_missing(self.hash::<FlowKey, Flow>(maps::FLOWS)?.remove(key))?;
+            self.remove_flow(*key)?;
         }
         for &ifindex in ports {
             ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&EgressKey { ring, ifindex }))?;
@@ -344,6 +414,7 @@ impl DataPlane for BpfDataPlane {
         }
         // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
         self.put_maps(ring, &Sizes { slots: 1, mtu, headers: 1, ports: 1 })?;
+        self.rings.remove(&ring);
         let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
         self.array(maps::RINGS)?.set(ring, none, 0)?;
         Ok(())
@@ -363,13 +434,11 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn slots(&self, ring: u32) -> Result<Vec<Slot>> {
-        let slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring)?;
-        slots.iter().map(|s| Ok(s?)).collect()
+        self.maps_of(ring)?.slots.iter().map(|s| Ok(s?)).collect()
     }
 
     fn slot(&self, ring: u32, slot: u32) -> Result<Slot> {
-        let slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring)?;
-        Ok(slots.get(&slot, 0)?)
+        Ok(self.maps_of(ring)?.slots.get(&slot, 0)?)
     }
 
     fn ring_state(&self, ring: u32) -> Result<RingState> {
@@ -392,8 +461,7 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> Result<()> {
-        let headers: Array<MapData, SavedHeader> = self.inner(maps::HEADERS, ring.id)?;
-        let saved = headers.get(&(slot * ring.ranks + flow.rank), 0)?;
+        let saved = self.maps_of(ring.id)?.headers.get(&(slot * ring.ranks + flow.rank), 0)?;
         let len = self.slot(ring.id, slot)?.len as usize;
         let frame = held::duplicate(&saved, len.min(MAX_MTU)).context("no headers are saved")?;
         let context = held::context(frame.len(), flow.ifindex);
@@ -422,6 +490,14 @@ impl DataPlane for BpfDataPlane {
         let map: aya::maps::HashMap<_, StrangerKey, u64> =
             aya::maps::HashMap::try_from(self.ebpf.map(maps::STRANGERS).context(maps::STRANGERS)?)?;
         map.iter().map(|entry| Ok(entry?)).collect()
+    }
+}
+
+/// What is in a map, if it is.
+fn found<T>(result: Result<T, aya::maps::MapError>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => ignore_missing(Err(error)).map(|()| None),
     }
 }
 

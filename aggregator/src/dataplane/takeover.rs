@@ -1,12 +1,12 @@
 //! What an earlier daemon has left in the kernel: taken over, or tidied away.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context as _, Result};
 use aya::maps::Array;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::xdp::XdpLink;
-use netsum_common::abi::{Flow, FlowKey, MAX_RINGS, RingConfig, maps, programs, ring_flags};
+use netsum_common::abi::{Address, Flow, FlowKey, MAX_RINGS, Owner, RingConfig, maps, programs, ring_flags};
 
 use super::bpf::{Attachment, BpfDataPlane, program};
 use super::{DataPlane as _, FlowSpec, RingSpec};
@@ -55,10 +55,33 @@ impl BpfDataPlane {
         if !same || (config.flags & ring_flags::ACTIVE != 0) != active {
             return Ok(false);
         }
+        self.open_ring(ring.id)?;
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         Ok(flows.iter().filter(|f| f.ring == ring.id).all(|f| {
             map.get(&f.key(), 0).is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank, f.base_psn))
         }))
+    }
+
+    /// Counts anew whose addresses are whose: a daemon that is killed may have been about to.
+    fn count_owners(&mut self) -> Result<()> {
+        let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        let flows: Vec<Flow> = flows.iter().map(|e| e.map(|(_, flow)| flow)).collect::<Result<_, _>>()?;
+        let mut counted: HashMap<Address, Owner> = HashMap::new();
+        for flow in flows {
+            let mac = (flow.mac_given != 0).then_some(Address::mac(flow.src_mac));
+            for address in [Address::ip(flow.src_ip)].into_iter().chain(mac) {
+                counted.entry(address).or_insert(Owner { ifindex: flow.ifindex, flows: 0 }).flows += 1;
+            }
+        }
+        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
+        let old: Vec<Address> = owners.keys().collect::<Result<_, _>>()?;
+        for address in old.iter().filter(|a| !counted.contains_key(a)) {
+            owners.remove(address)?;
+        }
+        for (address, owner) in counted {
+            owners.insert(address, owner, 0)?;
+        }
+        Ok(())
     }
 
     /// Removes rings and flows other than these.
@@ -69,6 +92,7 @@ impl BpfDataPlane {
         for key in keys.into_iter().filter(|k| !known.contains(k)) {
             map.remove(&key)?;
         }
+        self.count_owners()?;
         for ring in (1..MAX_RINGS).filter(|r| !rings.contains(r)) {
             self.delete_ring(ring, &[], &[])?;
         }

@@ -52,7 +52,8 @@ pub struct Frame {
     pub l3: L3,
     /// Offset of the IP header: 14, or 18 behind a VLAN tag.
     pub ip: usize,
-    /// Source address; IPv4 in mapped form.
+    /// Source address; IPv4 in mapped form. Also found in frames that are not RoCEv2; there it is the address that the sender
+    /// calls its own: the sender's in ARP, the target in a neighbour advertisement.
     pub src_ip: [u8; 16],
     /// Destination address; IPv4 in mapped form.
     pub dst_ip: [u8; 16],
@@ -169,7 +170,8 @@ pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)>
 /// [`parse`] into a frame that the caller has initialised with [`Frame::EMPTY`]. For BPF: no value is ever undefined on
 /// any path, which the verifier would refuse when the compiler spills it.
 ///
-/// With `IpOptions` and `IpFragment` the frame is filled in as far as its BTH; with other errors it is not.
+/// With `IpOptions` and `IpFragment` the frame is filled in as far as its BTH; with other errors only `src_mac` and `src_ip`
+/// are, where the frame has them.
 #[inline(always)]
 pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     // One check after the other, the farther first: with both at once the compiler leaves a value undefined on a way that
@@ -187,6 +189,13 @@ pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Rej
     match ethertype {
         ETHERTYPE_IPV4 => ipv4(b, frame),
         ETHERTYPE_IPV6 => ipv6(b, frame),
+        ETHERTYPE_ARP => {
+            // RFC 826: types and lengths, operation, the sender's MAC address, its IP address.
+            if let Some([a, b, c, d]) = b.load::<4>(frame.ip + 14) {
+                frame.src_ip = ipv4_mapped([a, b, c, d]);
+            }
+            Err(Reject::NotRoce)
+        }
         _ => Err(Reject::NotRoce),
     }
 }
@@ -214,13 +223,13 @@ fn transport<B: Bytes + ?Sized>(
 #[inline(always)]
 fn ipv4<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     let Some(h) = b.load::<IPV4_LEN>(frame.ip) else { return Err(Reject::NotRoce) };
+    frame.src_ip = ipv4_mapped([h[12], h[13], h[14], h[15]]);
     let header_len = (h[0] & 0x0f) as usize * 4;
     let fragment = u16::from_be_bytes([h[6], h[7]]) & 0x3fff;
     if h[0] >> 4 != 4 || h[9] != IPPROTO_UDP || header_len < IPV4_LEN || fragment & 0x1fff != 0 {
         return Err(Reject::NotRoce);
     }
     frame.l3 = L3::V4;
-    frame.src_ip = ipv4_mapped([h[12], h[13], h[14], h[15]]);
     frame.dst_ip = ipv4_mapped([h[16], h[17], h[18], h[19]]);
     frame.ce = h[1] & 3 == 3;
     let ip_payload = (u16::from_be_bytes([h[2], h[3]]) as usize).wrapping_sub(header_len);
@@ -237,13 +246,19 @@ fn ipv4<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
 fn ipv6<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     // Piece by piece: a copy of the whole header would take a tenth of a BPF program's stack.
     let Some(h) = b.load::<8>(frame.ip) else { return Err(Reject::NotRoce) };
-    if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
-        return Err(Reject::NotRoce);
-    }
     let Some(dst_ip) = b.load::<16>(frame.ip + 24) else { return Err(Reject::NotRoce) };
     let Some(src_ip) = b.load::<16>(frame.ip + 8) else { return Err(Reject::NotRoce) };
-    frame.l3 = L3::V6;
     frame.src_ip = src_ip;
+    if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
+        if h[6] == IPPROTO_ICMPV6
+            && let Some(target) = b.load::<16>(frame.ip + IPV6_LEN + 8)
+            && let Some([NEIGHBOUR_ADVERTISEMENT]) = b.load::<1>(frame.ip + IPV6_LEN)
+        {
+            frame.src_ip = target;
+        }
+        return Err(Reject::NotRoce);
+    }
+    frame.l3 = L3::V6;
     frame.dst_ip = dst_ip;
     frame.ce = h[1] >> 4 & 3 == 3;
     transport(b, frame.ip + IPV6_LEN, u16::from_be_bytes([h[4], h[5]]) as usize, frame)

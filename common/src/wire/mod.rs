@@ -39,6 +39,12 @@ pub const ETHERTYPE_IPV4: u16 = 0x0800;
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherType of an 802.1Q tag.
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
+/// EtherType of ARP.
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// IP protocol number of ICMPv6.
+pub const IPPROTO_ICMPV6: u8 = 58;
+/// ICMPv6 type of a neighbour advertisement (RFC 4861, 4.4).
+pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// IP protocol number of UDP.
 pub const IPPROTO_UDP: u8 = 17;
 /// The default partition key, the only one that netsum and rdma_rxe accept.

@@ -54,7 +54,7 @@ fn wrong<T>(text: String) -> Result<T, Error> {
 }
 
 fn join(config: &CommConfig, address: &str, job: &str, token: &str) -> Result<Membership, Error> {
-    let mut control = Control::new(address, job, token)?;
+    let mut control = Control::new(address, job, token, config.tls.as_ref())?;
     let described = control.describe(config.connect_timeout)?;
     if described.ranks != config.ranks {
         return wrong(format!("ranks {}: job {job} has {}", config.ranks, described.ranks));

@@ -1,6 +1,8 @@
 //! What a communicator is configured with, and what it tells about itself.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::numeric::layout::Layout;
@@ -20,18 +22,29 @@ pub struct CommConfig {
     pub timeout: Duration,
     /// How long [`connect`](super::Communicator::connect) waits for the other ranks.
     pub connect_timeout: Duration,
+    /// TLS to the daemon; in clear when `None`.
+    pub tls: Option<Tls>,
+}
+
+/// Files for TLS to the daemon, in PEM form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Authority of the daemon's certificate, which must be for the host in the daemon's address.
+    pub ca: PathBuf,
+    /// This worker's certificate and its key, for a daemon that asks for one.
+    pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl CommConfig {
     /// The usual times: a rank is dead after 10 s, and `connect` waits for 60 s.
     pub fn new(rank: u32, ranks: u32, ip: IpAddr, bootstrap: Bootstrap) -> Self {
         let (timeout, connect_timeout) = (Duration::from_secs(10), Duration::from_secs(60));
-        Self { rank, ranks, ip, bootstrap, timeout, connect_timeout }
+        Self { rank, ranks, ip, bootstrap, timeout, connect_timeout, tls: None }
     }
 }
 
-/// Where addresses and the job's properties come from.
-#[derive(Clone, Debug)]
+/// Where addresses and the job's properties come from. The token is not printed by `{:?}`.
+#[derive(Clone)]
 pub enum Bootstrap {
     /// A box's daemon.
     Controller {
@@ -56,6 +69,26 @@ pub enum Bootstrap {
         /// Rings.
         rings: u32,
     },
+}
+
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Controller { address, job, token: _ } => f
+                .debug_struct("Controller")
+                .field("address", address)
+                .field("job", job)
+                .finish_non_exhaustive(),
+            Self::Static { peers, mtu, message_size, window, rings } => f
+                .debug_struct("Static")
+                .field("peers", peers)
+                .field("mtu", mtu)
+                .field("message_size", message_size)
+                .field("window", window)
+                .field("rings", rings)
+                .finish(),
+        }
+    }
 }
 
 /// One rank's numbers for one ring, as [`Bootstrap::Static`] chooses them.
@@ -101,8 +134,8 @@ impl Mode {
     }
 }
 
-impl std::fmt::Display for Mode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }

@@ -30,5 +30,5 @@ mod sync {
 }
 
 pub use communicator::Communicator;
-pub use config::{Bootstrap, CommConfig, Mode, Report, Statistics};
+pub use config::{Bootstrap, CommConfig, Mode, Report, Statistics, Tls};
 pub use error::Error;

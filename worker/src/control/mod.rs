@@ -4,18 +4,22 @@
 //! | --- | --- |
 //! | [`heartbeat`] | the thread that tells the daemon that this rank lives |
 //! | [`interface`] | the MAC address of the interface that holds an address |
+//! | [`tls`] | TLS, and what is wrong when it fails |
 
 pub(crate) mod heartbeat;
 pub(crate) mod interface;
+mod tls;
 
+use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_api::v1::{self, JobState};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Response, Status};
 
+use crate::comm::config::Tls;
 use crate::comm::error::Error;
 
 /// How long to try again where nobody listens: the daemon may be about to start.
@@ -27,12 +31,15 @@ pub(crate) struct Control {
     address: String,
     job: String,
     token: String,
+    tls: Option<ClientTlsConfig>,
+    files: Option<Tls>,
     client: Option<WorkerClient<Channel>>,
 }
 
 impl Control {
     /// A client that has not connected yet.
-    pub fn new(address: &str, job: &str, token: &str) -> Result<Self, Error> {
+    pub fn new(address: &str, job: &str, token: &str, files: Option<&Tls>) -> Result<Self, Error> {
+        let tls = files.map(tls::client_config).transpose().map_err(|e| Error::Config(e.to_string()))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -42,6 +49,8 @@ impl Control {
             address: address.to_owned(),
             job: job.to_owned(),
             token: token.to_owned(),
+            tls,
+            files: files.cloned(),
             client: None,
         })
     }
@@ -61,13 +70,16 @@ impl Control {
         let client = match &self.client {
             Some(client) => client.clone(),
             None => {
-                let endpoint = Endpoint::from_shared(format!("http://{}", self.address))
+                let scheme = if self.tls.is_some() { "https" } else { "http" };
+                let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.address))
                     .map_err(|e| Status::invalid_argument(format!("not HOST:PORT ({e})")))?
                     .connect_timeout(timeout.min(PATIENCE));
-                let channel = self
-                    .runtime
-                    .block_on(endpoint.connect())
-                    .map_err(|e| Status::unavailable(format!("cannot connect: {}", root_cause(&e))))?;
+                if let Some(tls) = &self.tls {
+                    endpoint = endpoint
+                        .tls_config(tls.clone())
+                        .map_err(|e| Status::invalid_argument(format!("TLS: {}", root_cause(&e))))?;
+                }
+                let channel = self.runtime.block_on(endpoint.connect()).map_err(|e| self.unreachable(&e))?;
                 self.client.insert(WorkerClient::new(channel)).clone()
             }
         };
@@ -76,10 +88,25 @@ impl Control {
                 .await
                 .map_err(|_| Status::deadline_exceeded(format!("no answer within {timeout:?}")))?
         });
+        // What ends a connection has a cause; what the daemon refuses has none.
+        let answer =
+            answer.map_err(|status| match (tls::reason(&status, self.files.as_ref()), status.source()) {
+                (Some(reason), _) => Status::invalid_argument(reason),
+                (None, Some(cause)) => Status::unavailable(root_cause(cause)),
+                (None, None) => status,
+            });
         if answer.as_ref().is_err_and(|s| s.code() == Code::Unavailable) {
             self.client = None;
         }
         answer.map(Response::into_inner)
+    }
+
+    /// There is no use in trying again where TLS has failed.
+    fn unreachable(&self, e: &tonic::transport::Error) -> Status {
+        match tls::reason(e, self.files.as_ref()) {
+            Some(reason) => Status::invalid_argument(reason),
+            None => Status::unavailable(format!("cannot connect: {}", root_cause(e))),
+        }
     }
 
     /// The job's properties.

@@ -1,11 +1,12 @@
 //! The command line. Every option of a rank may also come from the environment.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use netsum_worker::{Bootstrap, CommConfig};
+use netsum_worker::{Bootstrap, CommConfig, Tls};
 
 #[derive(Parser)]
 #[command(
@@ -69,6 +70,15 @@ pub struct Options {
     /// The job's token.
     #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true, required_unless_present = "peers")]
     pub token: Option<String>,
+    /// Authority of the daemon's certificate, a PEM file: TLS to the daemon.
+    #[arg(long, env = "NETSUM_TLS_CA", value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// This worker's certificate, a PEM file, if the daemon asks for one.
+    #[arg(long, env = "NETSUM_TLS_CERT", value_name = "FILE", requires = "tls_ca", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key, a PEM file.
+    #[arg(long, env = "NETSUM_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// Without a daemon: the addresses of all ranks, in rank order. The ranks sum by themselves.
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["controller", "job", "token"])]
     pub peers: Option<Vec<IpAddr>>,
@@ -134,6 +144,10 @@ impl Options {
         Ok(CommConfig {
             timeout: seconds("--timeout", self.timeout)?,
             connect_timeout: seconds("--connect-timeout", self.connect_timeout)?,
+            tls: self
+                .tls_ca
+                .clone()
+                .map(|ca| Tls { ca, identity: self.tls_cert.clone().zip(self.tls_key.clone()) }),
             ..CommConfig::new(self.rank, self.ranks, self.ip, bootstrap)
         })
     }

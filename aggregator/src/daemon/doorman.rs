@@ -1,0 +1,219 @@
+//! Who may stay on the workers' TCP port. Whoever reaches it can open connections; few of them, for a short time, until one
+//! of its requests shows the token of a job. A wrong token uses up one of the few tries that its address has.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Sleep;
+use tonic::Status;
+use tonic::transport::server::Connected;
+
+/// What strangers may use up.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time.
+    pub connections: usize,
+    /// Connections at a time from one address; each rank has one or two.
+    pub per_address: usize,
+    /// A connection that has not shown a token for so long is closed.
+    pub patience: Duration,
+    /// Wrong tokens from one address within `penalty`.
+    pub tries: usize,
+    /// How long a wrong token uses up a try.
+    pub penalty: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            per_address: 192,
+            patience: Duration::from_secs(10),
+            tries: 16,
+            penalty: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Lets connections in.
+#[derive(Clone, Debug)]
+pub struct Doorman {
+    limits: Limits,
+    addresses: Arc<Mutex<HashMap<IpAddr, Address>>>,
+}
+
+#[derive(Debug)]
+struct Address {
+    connections: usize,
+    tries: Arc<Semaphore>,
+}
+
+impl Doorman {
+    /// Nobody is in.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, addresses: Arc::default() }
+    }
+
+    fn addresses(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Address>> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a connection in, or closes it.
+    pub fn admit(&self, tcp: TcpStream) -> Option<Connection> {
+        let ip = tcp.peer_addr().ok()?.ip().to_canonical();
+        // Answers are small, and ranks wait for them.
+        tcp.set_nodelay(true).ok()?;
+        let mut addresses = self.addresses();
+        if addresses.values().map(|a| a.connections).sum::<usize>() >= self.limits.connections {
+            log::debug!("connection from {ip} closed: there are {} already", self.limits.connections);
+            return None;
+        }
+        // Whose wrong tokens are forgiven need not be remembered.
+        addresses.retain(|_, a| a.connections > 0 || a.tries.available_permits() < self.limits.tries);
+        let address = addresses.entry(ip).or_insert_with(|| Address {
+            connections: 0,
+            tries: Arc::new(Semaphore::new(self.limits.tries)),
+        });
+        if address.connections >= self.limits.per_address {
+            log::debug!("connection from {ip} closed: it has {} already", address.connections);
+            return None;
+        }
+        address.connections += 1;
+        let (tries, penalty) = (address.tries.clone(), self.limits.penalty);
+        let peer = Peer { ip, proved: Arc::default(), tries, penalty };
+        let deadline = Some(Box::pin(tokio::time::sleep(self.limits.patience)));
+        Some(Connection { tcp, deadline, peer, doorman: self.clone() })
+    }
+
+    fn leave(&self, ip: IpAddr) {
+        if let Some(address) = self.addresses().get_mut(&ip) {
+            address.connections -= 1;
+        }
+    }
+}
+
+/// Who is at the other end of a connection; with each of its requests.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    ip: IpAddr,
+    /// The job whose token it knows.
+    proved: Arc<OnceLock<String>>,
+    tries: Arc<Semaphore>,
+    penalty: Duration,
+}
+
+impl Peer {
+    /// Checks a token with `check`, if this address has a try left, or when it has one again. Whoever knows a job's token
+    /// needs no try for that job: a rank is not held up by somebody who guesses from the same address.
+    pub async fn authorise(
+        &self,
+        job: &str,
+        check: impl FnOnce() -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        if self.proved.get().is_some_and(|known| known == job) {
+            return check();
+        }
+        let one_try: SemaphorePermit<'_> = self
+            .tries
+            .acquire()
+            .await
+            .map_err(|_| Status::resource_exhausted("too many wrong tokens from this address"))?;
+        let result = check();
+        match &result {
+            Ok(()) => drop(self.proved.set(job.to_owned())),
+            Err(_) => {
+                log::warn!("{}: a wrong token, or no such job", self.ip);
+                one_try.forget();
+                // On its own: a guesser who hangs up gets the try back no sooner.
+                let (tries, penalty) = (self.tries.clone(), self.penalty);
+                tokio::spawn(async move {
+                    tokio::time::sleep(penalty).await;
+                    tries.add_permits(1);
+                });
+            }
+        }
+        result
+    }
+}
+
+/// A connection that was let in.
+#[derive(Debug)]
+pub struct Connection {
+    tcp: TcpStream,
+    deadline: Option<Pin<Box<Sleep>>>,
+    peer: Peer,
+    doorman: Doorman,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.doorman.leave(self.peer.ip);
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl Connection {
+    /// An error once it is too late to show a token.
+    fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.peer.proved.get().is_some() {
+            self.deadline = None;
+        }
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no token was shown in time"));
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        // Whoever does not read what is written must go in time too.
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_write(cx, buf)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.in_time(cx)?;
+        Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+}

@@ -1,0 +1,35 @@
+//! The daemon's capabilities: those it needs at work, and no other.
+//!
+//! | capability | what for |
+//! | --- | --- |
+//! | CAP_BPF | the maps of a job that is created, among them arrays of maps |
+//! | CAP_NET_ADMIN | their device maps, which lead to the ports |
+//!
+//! Linux asks for CAP_PERFMON too when the programs are loaded, because they do arithmetic on pointers to packets; not later.
+
+use anyhow::{Context, Result};
+use caps::{CapSet, Capability, CapsHashSet};
+
+/// What remains after the start.
+pub const KEPT: [Capability; 2] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN];
+
+/// Gives up every other capability for good, and that of getting any by running a program. Capabilities are each thread's
+/// own: to be called while there is one thread only; those it starts have what it has.
+pub fn give_up() -> Result<()> {
+    let kept: CapsHashSet = KEPT.into_iter().collect();
+    if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
+        for capability in caps::read(None, CapSet::Bounding)?.difference(&kept) {
+            caps::drop(None, CapSet::Bounding, *capability).context("capabilities (bounding set)")?;
+        }
+    }
+    caps::clear(None, CapSet::Ambient).context("capabilities (ambient set)")?;
+    caps::clear(None, CapSet::Inheritable).context("capabilities (inheritable set)")?;
+    let there: CapsHashSet = caps::read(None, CapSet::Permitted)?.intersection(&kept).copied().collect();
+    caps::set(None, CapSet::Effective, &there).context("capabilities (effective set)")?;
+    caps::set(None, CapSet::Permitted, &there).context("capabilities (permitted set)")?;
+    nix::sys::prctl::set_no_new_privs().context("no_new_privs")?;
+    let mut names: Vec<String> = there.iter().map(ToString::to_string).collect();
+    names.sort();
+    log::info!("capabilities: {}", names.join(", "));
+    Ok(())
+}

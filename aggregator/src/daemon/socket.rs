@@ -1,0 +1,63 @@
+//! The administration socket. Whoever may open it may do everything: its file's mode and group are the permission.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use nix::unistd::{Gid, Group, chown};
+
+/// Who may administer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Mode of the socket's file; to connect takes the right to write.
+    pub mode: u32,
+    /// Group of the socket's file; the daemon's own when `None`.
+    pub group: Option<String>,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        Self { mode: 0o600, group: None }
+    }
+}
+
+/// Removes a socket's file when the daemon ends.
+pub struct SocketFile(pub PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Listens. A socket that a killed daemon has left is replaced.
+pub fn listen(path: &Path, access: &Access) -> Result<UnixListener> {
+    let refused = |what: &str| format!("listen.admin = {path:?}: {what}");
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("listen.admin: cannot make {}", folder.display()))?;
+    }
+    if path.exists() && UnixStream::connect(path).is_ok() {
+        bail!(refused("another `netsum run` listens there already"));
+    }
+    // Nobody knows the socket by this name: it gets its own once only those can open it who may.
+    let mut unready = path.as_os_str().to_owned();
+    unready.push(format!(".{}", std::process::id()));
+    let unready = SocketFile(unready.into());
+    let listener = UnixListener::bind(&unready.0).with_context(|| refused("cannot listen"))?;
+    if let Some(group) = &access.group {
+        chown(&unready.0, None, Some(group_id(group)?))
+            .with_context(|| format!("listen.admin-group = {group:?}: cannot give the socket to it"))?;
+    }
+    std::fs::set_permissions(&unready.0, std::fs::Permissions::from_mode(access.mode))
+        .with_context(|| refused("cannot set its mode"))?;
+    std::fs::rename(&unready.0, path).with_context(|| refused("cannot be replaced"))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn group_id(name: &str) -> Result<Gid> {
+    let found = Group::from_name(name).with_context(|| format!("listen.admin-group = {name:?}"))?;
+    Ok(found.with_context(|| format!("listen.admin-group = {name:?}: there is no such group"))?.gid)
+}

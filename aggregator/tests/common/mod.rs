@@ -1,0 +1,176 @@
+//! A daemon whose services listen on real sockets, with a data plane that only remembers.
+#![allow(dead_code, reason = "each test program uses a part of this")]
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use clap::Parser as _;
+use netsum_aggregator::cli::{Cli, execute};
+use netsum_aggregator::core::watch::Patience;
+use netsum_aggregator::core::{Controller, PortInfo};
+use netsum_aggregator::daemon::doorman::Limits;
+use netsum_aggregator::daemon::run::{WorkerPort, serve};
+use netsum_aggregator::daemon::socket::{self, Access};
+use netsum_aggregator::daemon::state::Shared;
+use netsum_aggregator::daemon::worker::PortFinder;
+use netsum_aggregator::dataplane::{DataPlane, FlowSeen, FlowSpec, RingSpec, XdpMode};
+use netsum_api::v1 as api;
+use netsum_api::v1::worker_client::WorkerClient;
+use netsum_common::abi::{FlowKey, StrangerKey};
+use netsum_common::counters::Counter;
+use netsum_common::slot::{RingState, Slot};
+use tokio::net::TcpListener;
+use tonic::transport::{Channel, ServerTlsConfig};
+
+/// What the data plane was told.
+#[derive(Default)]
+pub struct Told {
+    pub rings: HashMap<u32, RingSpec>,
+    pub flows: HashSet<FlowKey>,
+    pub active: HashSet<u32>,
+    pub watching: bool,
+}
+
+pub struct Remembers(pub Arc<Mutex<Told>>);
+
+impl DataPlane for Remembers {
+    fn attach(&mut self, _: u32, _: XdpMode) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn detach(&mut self, _: u32) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()> {
+        self.0.lock().unwrap().rings.insert(ring.id, ring.clone());
+        Ok(())
+    }
+    fn reset_counters(&mut self, _: u32) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()> {
+        anyhow::ensure!(flow.qpn != 0xbad, "this data plane does not like 0xbad");
+        self.0.lock().unwrap().flows.insert(flow.key());
+        Ok(())
+    }
+    fn activate_ring(&mut self, ring: &RingSpec, _: &[u32]) -> anyhow::Result<()> {
+        self.0.lock().unwrap().active.insert(ring.id);
+        Ok(())
+    }
+    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
+        let mut told = self.0.lock().unwrap();
+        told.rings.remove(&ring);
+        told.active.remove(&ring);
+        for flow in flows {
+            told.flows.remove(flow);
+        }
+        Ok(())
+    }
+    fn unpin(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>> {
+        Ok(vec![ring.into(); Counter::ALL.len()])
+    }
+    fn slots(&self, _: u32) -> anyhow::Result<Vec<Slot>> {
+        Ok(vec![Slot { index: 5, flags: Slot::USED, contributors: 1, len: 1024, crc: 0 }, Slot::default()])
+    }
+    fn ring_state(&self, _: u32) -> anyhow::Result<RingState> {
+        Ok(RingState::default())
+    }
+    fn slot(&self, _: u32, _: u32) -> anyhow::Result<Slot> {
+        Ok(Slot { index: 0, flags: Slot::USED, contributors: 1, len: 1024, crc: 0 })
+    }
+    fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {
+        // One packet came on each connection to 0x11.
+        let sent = key.qpn == 0x11;
+        Ok(FlowSeen {
+            packets: sent.into(),
+            last_psn: 5,
+            last_outcome: sent.then_some(Counter::Fragments),
+            ..FlowSeen::default()
+        })
+    }
+    fn send_held(&mut self, _: &RingSpec, _: u32, _: &FlowSpec) -> anyhow::Result<()> {
+        anyhow::bail!("nothing is held")
+    }
+    fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()> {
+        self.0.lock().unwrap().watching = on;
+        Ok(())
+    }
+    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
+        Ok(Vec::new())
+    }
+}
+
+pub struct Daemon {
+    pub folder: tempfile::TempDir,
+    pub address: String,
+    pub told: Arc<Mutex<Told>>,
+    pub shared: Shared,
+    task: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Daemon {
+    pub async fn start() -> Self {
+        Self::with(Limits::default(), None).await
+    }
+
+    pub async fn with(limits: Limits, tls: Option<ServerTlsConfig>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let told = Arc::new(Mutex::new(Told::default()));
+        let mut controller = Controller::new(8 << 20, 2, Duration::from_millis(600));
+        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
+        controller.set_ports((0..3).map(port).collect());
+        let patience = Patience { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
+        let plane = Box::new(Remembers(told.clone()));
+        let shared = Shared::new(controller, plane, Duration::from_millis(200), patience);
+        let admin = socket::listen(&folder.path().join("netsum.sock"), &Access::default()).unwrap();
+        let admin = tokio::net::UnixListener::from_std(admin).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", tcp.local_addr().unwrap());
+        let workers = WorkerPort { listener: tcp, tls, limits };
+        let task = tokio::spawn(serve(shared.clone(), None, PortFinder::Fixed(10), admin, Some(workers)));
+        Self { folder, address, told, shared, task }
+    }
+
+    /// Runs a command line; what it prints, or its error.
+    pub async fn netsum(&self, line: &str) -> Result<String, String> {
+        let socket = self.folder.path().join("netsum.sock");
+        let words =
+            ["netsum", "--socket", socket.to_str().unwrap()].into_iter().chain(line.split_whitespace());
+        let cli = Cli::try_parse_from(words).map_err(|e| e.to_string())?;
+        let mut out = Vec::new();
+        execute(cli, &mut out).await.map_err(|e| format!("{e:#}"))?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    pub async fn worker(&self) -> WorkerClient<Channel> {
+        WorkerClient::connect(self.address.clone()).await.unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
+    let c =
+        |n: u32| api::Connection { receive_qpn: 16 * rank + n, send_qpn: 16 * rank + n + 1, first_psn: 7 };
+    let address = api::RankAddress {
+        rank,
+        ip: format!("10.0.0.{}", rank + 1),
+        mac: format!("02:00:00:00:00:0{}", rank + 1),
+        rings: vec![c(2)],
+        plain: Some(c(8)),
+    };
+    api::JoinRequest {
+        job: "train".into(),
+        token: token.into(),
+        address: Some(address),
+        epoch: 0,
+        timeout_ms,
+    }
+}

@@ -1,0 +1,203 @@
+//! Strangers on the workers' TCP port: what they may use up, and what they never learn. No root, no BPF.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Daemon, join};
+use netsum_aggregator::daemon::doorman::Limits;
+use netsum_api::v1 as api;
+use netsum_api::v1::worker_client::WorkerClient;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tonic::Code;
+
+const LONG: Duration = Duration::from_secs(20);
+
+async fn tcp(d: &Daemon) -> TcpStream {
+    TcpStream::connect(d.address.trim_start_matches("http://")).await.unwrap()
+}
+
+/// Waits until the other side has closed a connection.
+async fn closed(mut tcp: TcpStream) {
+    let mut buffer = [0; 1024];
+    let end = async { while matches!(tcp.read(&mut buffer).await, Ok(n) if n > 0) {} };
+    tokio::time::timeout(LONG, end).await.expect("the connection is still open");
+}
+
+fn describe(token: &str) -> api::DescribeRequest {
+    api::DescribeRequest { job: "train".into(), token: token.into() }
+}
+
+#[tokio::test]
+async fn tokens_are_shown_to_those_who_ask_alone() {
+    let d = Daemon::start().await;
+    let made = d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    assert!(made.contains("token sesame"), "{made}");
+    for line in [
+        "job show train",
+        "-j job show train",
+        "job list",
+        "-j job list",
+        "-j flow list train",
+        "stats train",
+    ] {
+        let shown = d.netsum(line).await.unwrap();
+        assert!(!shown.contains("sesame"), "{line}: {shown}");
+    }
+    assert!(d.netsum("job show train --show-token").await.unwrap().contains("token sesame"));
+    assert!(d.netsum("-j job show train --show-token").await.unwrap().contains(r#""token":"sesame""#));
+    let told = d.worker().await.describe(describe("sesame")).await.unwrap().into_inner();
+    assert_eq!(told.token, "");
+}
+
+#[tokio::test]
+async fn wrong_tokens_use_up_an_addresss_tries_but_not_those_of_a_rank_that_is_in() {
+    let penalty = Duration::from_secs(1);
+    let d = Daemon::with(Limits { tries: 4, penalty, ..Limits::default() }, None).await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let mut rank = d.worker().await;
+    rank.describe(describe("sesame")).await.unwrap();
+    let start = Instant::now();
+    let guesses = (0..12).map(|i| {
+        let address = d.address.clone();
+        async move {
+            let mut worker = WorkerClient::connect(address).await.unwrap();
+            worker.describe(describe(&format!("guess{i}"))).await.unwrap_err().code()
+        }
+    });
+    let guesses = tokio::spawn(futures::future::join_all(guesses.collect::<Vec<_>>()));
+    // Meanwhile a rank at the same address is served at once.
+    while !guesses.is_finished() {
+        let asked = Instant::now();
+        rank.describe(describe("sesame")).await.unwrap();
+        assert!(asked.elapsed() < penalty / 2, "{:?}", asked.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(guesses.await.unwrap().iter().all(|code| *code == Code::Unauthenticated));
+    assert!(start.elapsed() >= 2 * penalty, "12 guesses with 4 tries a second took {:?}", start.elapsed());
+    // Tries come back: who knows the token gets in.
+    let late = tokio::time::timeout(LONG, async { d.worker().await.describe(describe("sesame")).await });
+    late.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn guesses_cost_a_try_even_if_the_guesser_hangs_up() {
+    let penalty = Duration::from_secs(1);
+    let d = Daemon::with(Limits { tries: 2, penalty, ..Limits::default() }, None).await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let start = Instant::now();
+    for i in 0..6 {
+        // A connection for each guess, closed at once after it.
+        d.worker().await.describe(describe(&format!("guess{i}"))).await.unwrap_err();
+    }
+    assert!(start.elapsed() >= 2 * penalty, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn connections_that_show_no_token_are_closed() {
+    let patience = Duration::from_millis(500);
+    let d = Daemon::with(Limits { patience, ..Limits::default() }, None).await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let mut rank = d.worker().await;
+    rank.describe(describe("sesame")).await.unwrap();
+    let start = Instant::now();
+    let silent = tcp(&d).await;
+    let mut slow = tcp(&d).await;
+    slow.write_all(b"PRI * HTT").await.unwrap();
+    // A whole preface and settings, and then nothing.
+    let mut idle = tcp(&d).await;
+    idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    for stranger in [silent, slow, idle] {
+        closed(stranger).await;
+    }
+    assert!(start.elapsed() >= patience);
+    tokio::time::sleep(patience).await;
+    rank.describe(describe("sesame")).await.expect("the connection of a rank stays");
+}
+
+#[tokio::test]
+async fn connections_are_bounded_by_address_and_in_all() {
+    let d = Daemon::with(Limits { per_address: 3, ..Limits::default() }, None).await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let mut first = Vec::new();
+    for _ in 0..3 {
+        let mut worker = d.worker().await;
+        worker.describe(describe("sesame")).await.unwrap();
+        first.push(worker);
+    }
+    closed(tcp(&d).await).await;
+    drop(first.pop());
+    // One has left; its place is free as soon as the daemon has noticed.
+    let again = async {
+        loop {
+            if let Ok(mut worker) = WorkerClient::connect(d.address.clone()).await
+                && worker.describe(describe("sesame")).await.is_ok()
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LONG, again).await.expect("its place is free again");
+
+    let d = Daemon::with(Limits { connections: 1, ..Limits::default() }, None).await;
+    let _one = tcp(&d).await;
+    closed(tcp(&d).await).await;
+}
+
+#[tokio::test]
+async fn huge_messages_and_names_are_refused() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let mut worker = d.worker().await;
+    let mut request = join(0, "sesame", 100);
+    let ring = api::Connection { receive_qpn: 0xff_fff0, send_qpn: 0xff_fff1, first_psn: 0xff_ffff };
+    request.address.as_mut().unwrap().rings = vec![ring; 100_000];
+    let error = worker.join(request).await.unwrap_err();
+    assert_eq!(error.code(), Code::OutOfRange, "{error}");
+    let name = "x".repeat(20_000);
+    let error = worker.describe(api::DescribeRequest { job: name.clone(), token: name }).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unauthenticated);
+    assert!(error.message().len() < 100, "{} bytes", error.message().len());
+    worker.describe(describe("sesame")).await.expect("the connection works");
+}
+
+#[tokio::test]
+async fn joins_that_are_refused_or_asked_again_leave_nothing() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    for _ in 0..100 {
+        let error = d.worker().await.join(join(7, "sesame", 60_000)).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    }
+    assert_eq!(d.shared.lock().waiting(), 0);
+    // A rank that asks again and again, and hangs up, has one place.
+    for _ in 0..20 {
+        let mut worker = d.worker().await;
+        let mut asked = Box::pin(worker.join(join(0, "sesame", 60_000)));
+        while d.shared.lock().waiting() == 0 {
+            let _ = tokio::time::timeout(Duration::from_millis(5), &mut asked).await;
+        }
+    }
+    assert_eq!(d.shared.lock().waiting(), 1);
+    d.netsum("job delete train").await.unwrap();
+    assert_eq!(d.shared.lock().waiting(), 0);
+}
+
+#[tokio::test]
+async fn what_a_rank_says_reaches_others_as_plain_short_text() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let joins = (0..2).map(|rank| {
+        let worker = d.worker();
+        async move { worker.await.join(join(rank, "sesame", 5000)).await.unwrap() }
+    });
+    futures::future::join_all(joins).await;
+    let reason = format!("\x1b[2J\r\nall is well{}", "!".repeat(10_000));
+    let abort = api::AbortRequest { job: "train".into(), token: "sesame".into(), rank: 1, reason, epoch: 1 };
+    d.worker().await.abort(abort).await.unwrap();
+    let shown = d.netsum("job show train").await.unwrap();
+    assert!(shown.contains("rank 1 gave up:") && shown.contains("all is well"), "{shown}");
+    assert!(!shown.contains('\x1b') && shown.len() < 1500, "{shown}");
+}

@@ -1,0 +1,151 @@
+//! Workers over TLS, with certificates made here: who gets in, and what the others are told. No root, no BPF.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+
+use common::Daemon;
+use netsum_aggregator::config;
+use netsum_aggregator::daemon::{doorman::Limits, tls};
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Tls};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+
+/// An authority, with its certificate in `ca.crt` of a folder of its own.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    folder: PathBuf,
+}
+
+impl Authority {
+    fn new(folder: &Path, name: &str) -> Self {
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        std::fs::write(folder.join("ca.crt"), issuer.pem()).unwrap();
+        Self { issuer, folder }
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.folder.join("ca.crt")
+    }
+
+    /// Signs a certificate for a host; its file and that of its key.
+    fn sign(&self, name: &str, host: &str, expired: bool) -> (PathBuf, PathBuf) {
+        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        if expired {
+            params.not_before = date_time_ymd(2001, 1, 1);
+            params.not_after = date_time_ymd(2002, 1, 1);
+        }
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let file = |ending: &str| self.folder.join(format!("{name}.{ending}"));
+        std::fs::write(file("crt"), certificate.pem()).unwrap();
+        std::fs::write(file("key"), key.serialize_pem()).unwrap();
+        (file("crt"), file("key"))
+    }
+}
+
+/// An address of 127.0.0.0/8 that no other test and no other test run uses at the same time.
+fn address(test: u8) -> IpAddr {
+    let pid = std::process::id();
+    Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, 240 + test).into()
+}
+
+/// What the daemon says to a rank that TLS and the token have let in: the loopback interface has no MAC address.
+const PAST_TLS: &str = "rank 0: mac ``: six bytes in hex are needed";
+
+/// Connects as a rank; why it cannot.
+async fn refused(d: &Daemon, test: u8, tls: Option<Tls>) -> String {
+    let address_of_daemon = d.address.trim_start_matches("http://").to_owned();
+    let bootstrap =
+        Bootstrap::Controller { address: address_of_daemon, job: "train".into(), token: "sesame".into() };
+    let config = CommConfig { tls, ..CommConfig::new(0, 2, address(test), bootstrap) };
+    let connect = tokio::task::spawn_blocking(|| Communicator::connect(config).map(drop));
+    connect.await.unwrap().expect_err("it gets in").to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_need_a_certificate_of_the_right_authority() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = Authority::new(folder.path(), "ours");
+    let theirs = Authority::new(folder.path(), "theirs");
+    let (cert, key) = ours.sign("box", "127.0.0.1", false);
+    let files = config::Tls { cert, key, client_ca: Some(ours.ca()) };
+    let d = Daemon::with(Limits::default(), Some(tls::server_config(&files).unwrap())).await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+
+    let good = |name: &str| Tls { ca: ours.ca(), identity: Some(ours.sign(name, "worker", false)) };
+    let error = refused(&d, 0, Some(good("rank0"))).await;
+    assert!(error.contains(PAST_TLS), "{error}");
+
+    let with = |identity| Some(Tls { ca: ours.ca(), identity });
+    let foreign = theirs.sign("foreign", "worker", false);
+    let expired = ours.sign("expired", "worker", true);
+    for (test, tls, expected) in [
+        (1, with(None), "refuses this worker's certificate (none was given): it asks for one"),
+        (2, with(Some(foreign)), "foreign.crt): it is not signed by the authority that the daemon trusts"),
+        (3, with(Some(expired)), "expired.crt): it has expired"),
+        (
+            4,
+            Some(Tls { ca: theirs.ca(), ..good("rank0") }),
+            "the daemon's certificate is not signed by an authority in",
+        ),
+    ] {
+        let error = refused(&d, test, tls).await;
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = refused(&d, 5, None).await;
+    assert!(error.contains("the daemon may want TLS"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_must_be_who_it_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = Authority::new(folder.path(), "ours");
+    for (test, name, host, expired, expected) in [
+        (0, "other", "10.9.9.9", false, "certificate not valid for name"),
+        (1, "old", "127.0.0.1", true, "certificate expired"),
+    ] {
+        let (cert, key) = ours.sign(name, host, expired);
+        let files = config::Tls { cert, key, client_ca: None };
+        let d = Daemon::with(Limits::default(), Some(tls::server_config(&files).unwrap())).await;
+        d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+        let error = refused(&d, 6 + test, Some(Tls { ca: ours.ca(), identity: None })).await;
+        assert!(error.contains("the daemon's certificate is refused") && error.contains(expected), "{error}");
+    }
+    // And one that has no TLS at all.
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let error = refused(&d, 4, Some(Tls { ca: ours.ca(), identity: None })).await;
+    assert!(error.contains("the daemon does not speak TLS on this port"), "{error}");
+}
+
+#[test]
+fn errors_name_the_file_that_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = Authority::new(folder.path(), "ours");
+    let (cert, key) = ours.sign("box", "127.0.0.1", false);
+    let (other_cert, _) = ours.sign("other", "127.0.0.1", false);
+    let broken = folder.path().join("broken.pem");
+    std::fs::write(&broken, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+    let missing = folder.path().join("missing.pem");
+    for (cert, key, ca, expected) in [
+        (&missing, &key, None, "missing.pem: cannot be read: No such file"),
+        (&cert, &missing, None, "missing.pem: cannot be read"),
+        (&key, &key, None, "box.key: not a certificate in PEM form: there is no certificate"),
+        (&cert, &cert, None, "box.crt: not a private key in PEM form"),
+        (&other_cert, &key, None, "box.key: not the key of the certificate in"),
+        (&broken, &key, None, "broken.pem: not a certificate"),
+        (&cert, &key, Some(&key), "listen.tls.client-ca"),
+        (&cert, &key, Some(&broken), "broken.pem: not a certificate"),
+    ] {
+        let files = config::Tls { cert: cert.clone(), key: key.clone(), client_ca: ca.cloned() };
+        let error = format!("{:#}", tls::server_config(&files).expect_err(expected));
+        assert!(error.contains(expected) && error.starts_with("listen.tls"), "{error}");
+    }
+}

@@ -1,0 +1,311 @@
+//! Hosts that are in no job, or in another one, attack a job that runs: every sum stays right, bit by bit.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use netsum_lab::attacker::{Seen, arp_claim, from_host};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, one_on_each_host};
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::tap::Tap;
+use netsum_lab::{Host, LabSpec};
+
+/// The host that is in no job; ranks are on those before it.
+const STRANGER: usize = 3;
+const LEN: usize = 500_000;
+
+/// A job of three ranks, and a stranger on a fourth port.
+struct Siege {
+    group: Group,
+    seen: Vec<Seen>,
+    cluster: Cluster,
+}
+
+impl Siege {
+    fn new() -> Self {
+        let mut cluster = Cluster::without_daemon(LabSpec::hosts(STRANGER + 1)).unwrap();
+        cluster.pin();
+        cluster.start_daemon().unwrap();
+        let job = JobSpec { window: 4, ..JobSpec::new("besieged", STRANGER as u32) };
+        let token = cluster.create_job(&job).unwrap();
+        let mut group = cluster.ranks(&job, &token, &one_on_each_host(job.ranks)).unwrap();
+        // What is measured is the network, and not how long ranks take to make up their data.
+        group.start_together();
+        let taps: Vec<Tap> =
+            (0..STRANGER).map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap()).collect();
+        // The attacker's knowledge, as only those at the ranks' hosts could have it.
+        let seen = std::thread::scope(|s| {
+            let watchers: Vec<_> = taps.iter().map(|tap| s.spawn(|| Seen::watch(tap))).collect();
+            assert_box(&group.all_reduce("i32", LEN, 0).unwrap());
+            // Quiet, but for keep-alives: the watchers must not wait for those.
+            watchers.into_iter().map(|w| w.join().unwrap()).collect()
+        });
+        Self { group, seen, cluster }
+    }
+
+    fn tap(&self, host: usize) -> Tap {
+        Tap::open(self.cluster.lab().host(host), Host::INTERFACE).unwrap()
+    }
+
+    /// All-reduces while a host sends these frames, again and again; the last outcomes.
+    fn besiege(&mut self, host: usize, frames: &[Vec<u8>]) -> Vec<Outcome> {
+        let tap = self.tap(host);
+        let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|s| {
+            let _stop = Stop(&stop);
+            s.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for frame in frames {
+                        tap.send(frame).unwrap();
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }
+                    // Time for others on a machine with few cores.
+                    std::thread::yield_now();
+                }
+            });
+            let attempt = (|| {
+                let mut outcomes = Vec::new();
+                let start = Instant::now();
+                for seed in 1.. {
+                    outcomes = self.group.all_reduce(if seed % 2 == 0 { "f32" } else { "i32" }, LEN, seed)?;
+                    // Each frame at least twice, while the job is at work.
+                    if sent.load(Ordering::Relaxed) > 2 * frames.len() as u64
+                        && start.elapsed() > Duration::from_millis(500)
+                    {
+                        break;
+                    }
+                }
+                anyhow::Ok(outcomes)
+            })();
+            stop.store(true, Ordering::Relaxed);
+            attempt.unwrap_or_else(|e| panic!("{e:#}\n{}{}", self.group.log(), self.cluster.daemon_log()))
+        })
+    }
+
+    /// A counter of the job and of packets that belong to none.
+    fn count(&self, name: &str) -> u64 {
+        self.cluster.counter(None, name).unwrap()
+    }
+
+    /// All frames that the stranger can forge in the names of ranks.
+    fn forgeries(&self) -> Vec<FrameSpec> {
+        (0..STRANGER).flat_map(|rank| self.seen[rank].forgeries(rank as u8)).collect()
+    }
+}
+
+fn assert_box(outcomes: &[Outcome]) {
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_eq!(outcome.mode, "box", "rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "rank {rank}: {outcome:?}");
+    }
+}
+
+fn build(specs: impl IntoIterator<Item = FrameSpec>) -> Vec<Vec<u8>> {
+    specs.into_iter().map(|spec| spec.build()).collect()
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn forged_data_and_acknowledgements_with_a_ranks_addresses_are_dropped() {
+    let mut siege = Siege::new();
+    let forged = siege.forgeries();
+    assert!(siege.seen.iter().all(|s| !s.acks.is_empty() && !s.data.is_empty()), "nothing to forge was seen");
+    let outcomes = siege.besiege(STRANGER, &build(forged));
+    assert_box(&outcomes);
+    assert!(siege.count("wrong_port") > 0, "data");
+    assert!(siege.count("spoofed") > 0, "acknowledgements");
+    assert_eq!(siege.count("internal_error"), 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn forged_frames_with_a_ranks_ip_or_mac_alone_are_dropped() {
+    let mut siege = Siege::new();
+    let own = siege.forgeries().into_iter().map(|spec| from_host(spec, STRANGER as u8));
+    let mut frames = Vec::new();
+    for (spec, own) in siege.forgeries().into_iter().zip(own) {
+        frames.push(FrameSpec { src: own.src.clone(), ..spec.clone() }.build());
+        frames.push(FrameSpec { macs: own.macs, ..spec }.build());
+    }
+    let outcomes = siege.besiege(STRANGER, &frames);
+    assert_box(&outcomes);
+    assert!(siege.count("wrong_port") > 0 && siege.count("spoofed") > 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn what_a_stranger_sends_in_its_own_name_is_not_taken_for_a_ranks() {
+    let mut siege = Siege::new();
+    let frames = build(siege.forgeries().into_iter().map(|spec| from_host(spec, STRANGER as u8)));
+    let outcomes = siege.besiege(STRANGER, &frames);
+    assert_box(&outcomes);
+    assert!(siege.count("wrong_port") > 0, "data goes no farther than the box");
+    assert_eq!(siege.count("spoofed"), 0, "the stranger may send under its own address");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn replayed_frames_change_no_sum_wherever_they_come_from() {
+    let mut siege = Siege::new();
+    // Word by word what was on the wire: from the stranger's port, and from that of the rank which had sent it.
+    let frames: Vec<Vec<u8>> = siege.seen.iter().flat_map(|s| s.frames.clone()).collect();
+    assert!(frames.len() > 100, "{} frames were seen", frames.len());
+    let outcomes = siege.besiege(STRANGER, &frames);
+    assert_box(&outcomes);
+    assert!(siege.count("wrong_port") > 0);
+    let of_rank_0 = siege.seen[1].frames.clone();
+    let before = siege.count("duplicate_request") + siege.count("stale") + siege.count("replay");
+    let outcomes = siege.besiege(0, &of_rank_0);
+    for outcome in &outcomes {
+        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{outcome:?}");
+    }
+    let after = siege.count("duplicate_request") + siege.count("stale") + siege.count("replay");
+    assert!(after + siege.count("credit_violation") > before, "{before} before, {after} after");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_stranger_cannot_take_a_ranks_address_over() {
+    let mut siege = Siege::new();
+    let stranger = siege.cluster.lab().host(STRANGER);
+    let claims: Vec<Vec<u8>> = (0..STRANGER as u8)
+        .flat_map(|rank| {
+            // By ARP, and by frames from the rank's MAC address, from which a bridge learns where it is.
+            let mut learned = FrameSpec::send(rank + 1, 99, 7, 7, lanes(0, 64)).build();
+            learned[..6].fill(0xff);
+            [arp_claim([10, 0, 0, rank + 1], stranger), learned]
+        })
+        .collect();
+    let table = |siege: &Siege| {
+        let mut bridge = siege.cluster.lab().box_().command("bridge");
+        let text = netsum_lab::netns::output(bridge.args(["fdb", "show", "br", "br0"])).unwrap();
+        let mut lines: Vec<String> = (0..STRANGER)
+            .map(|h| {
+                let mac = siege.cluster.lab().host(h).mac();
+                let line =
+                    text.lines().find(|l| l.starts_with(&mac)).map(|l| l.split(" master").next().unwrap());
+                line.unwrap_or_default().to_owned()
+            })
+            .collect();
+        lines.sort();
+        lines
+    };
+    let before = table(&siege);
+    let outcomes = siege.besiege(STRANGER, &claims);
+    assert_box(&outcomes);
+    assert!(siege.count("spoofed") > 0);
+    assert_eq!(table(&siege), before, "the bridge believes the stranger");
+    let mut neigh = siege.cluster.lab().host(0).command("ip");
+    let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
+    let stranger = siege.cluster.lab().host(STRANGER).mac();
+    assert!(!neighbours.contains(&stranger), "rank 0 believes the stranger: {neighbours}");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn addresses_are_free_again_when_a_job_has_gone() {
+    let mut siege = Siege::new();
+    let forged = build(siege.forgeries());
+    siege.besiege(STRANGER, &forged);
+    siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();
+    let (before, tap, target) = (siege.count("spoofed"), siege.tap(STRANGER), siege.tap(0));
+    // The machine has moved to another port, say.
+    let moved = FrameSpec::send(2, 1, 0x77, 7, lanes(0, 64)).build();
+    tap.send(&moved).unwrap();
+    target.receive(Duration::from_secs(1), |f| f == moved).expect("a plain bridge passes it on");
+    assert_eq!(siege.count("spoofed"), before);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn addresses_stay_a_ranks_while_the_daemon_is_killed_and_started_again() {
+    let mut siege = Siege::new();
+    let forged = build(siege.forgeries());
+    siege.cluster.kill_daemon().unwrap();
+    assert_box(&siege.besiege(STRANGER, &forged));
+    siege.cluster.start_daemon().unwrap();
+    let before = siege.count("spoofed");
+    assert_box(&siege.besiege(STRANGER, &forged));
+    assert!(before > 0 && siege.count("spoofed") > before);
+    siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();
+    let (tap, target) = (siege.tap(STRANGER), siege.tap(0));
+    let moved = FrameSpec::send(2, 1, 0x77, 7, lanes(0, 64)).build();
+    tap.send(&moved).unwrap();
+    target.receive(Duration::from_secs(1), |f| f == moved).expect("a plain bridge passes it on");
+}
+
+/// Ends a flood, also when the test has failed.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// All-reduces while a host sends these frames as fast as it can: seconds of one, least of some; frames per second; and who
+/// summed at last.
+fn flood(siege: &mut Siege, host: usize, interface: &str, frames: &[Vec<u8>]) -> (f64, f64, String) {
+    let tap = Tap::open(siege.cluster.lab().host(host), interface).unwrap();
+    let (stop, sent) = (AtomicBool::new(frames.is_empty()), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for frame in frames {
+                    if tap.send(frame).is_ok() {
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        });
+        let _stop = Stop(&stop);
+        let start = Instant::now();
+        let (mut least, mut mode) = (f64::MAX, String::new());
+        for seed in 0..5 {
+            let outcomes = siege.group.all_reduce("i32", 4 * LEN, seed);
+            let outcomes = outcomes.unwrap_or_else(|e| panic!("{e:#}\n{}", siege.group.log()));
+            assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
+            let last = outcomes.iter().map(|o| o.micros as f64 * 1e-6).fold(0.0, f64::max);
+            (least, mode) = (least.min(last), outcomes[0].mode.clone());
+        }
+        let rate = sent.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64();
+        (least, rate, mode)
+    })
+}
+
+/// Prints what a flood beside a job costs the job; SECURITY.md has the figures.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn floods_slow_a_job_down_but_do_no_harm() {
+    println!("flood, and where it comes from                       frames/s  the job's Gb/s  summed by");
+    let gigabits = |seconds: f64| 4.0 * 8e-9 * (4 * LEN) as f64 / seconds;
+    type Frames = fn(&Siege) -> Vec<Vec<u8>>;
+    fn other(_: &Siege) -> Vec<Vec<u8>> {
+        build((0..64).map(|i| FrameSpec::send(STRANGER as u8 + 1, 1, 0x77, i, lanes(i, 256))))
+    }
+    fn data(siege: &Siege) -> Vec<FrameSpec> {
+        siege.forgeries().into_iter().filter(|s| s.payload.len() > 4).collect()
+    }
+    fn strange(siege: &Siege) -> Vec<Vec<u8>> {
+        build(data(siege).into_iter().map(|spec| from_host(spec, STRANGER as u8)))
+    }
+    fn broken(siege: &Siege) -> Vec<Vec<u8>> {
+        let mut frames = build(data(siege).into_iter().filter(|s| s.src[3] == 1));
+        frames.iter_mut().for_each(|f| *f.last_mut().unwrap() ^= 1);
+        frames
+    }
+    let none: Frames = |_| Vec::new();
+    for (what, host, interface, frames, counter) in [
+        ("none", STRANGER, "eth0", none, "released"),
+        ("the same work, on the stranger's own loopback", STRANGER, "lo", other, "released"),
+        ("RoCE of no flow, the stranger's port", STRANGER, "eth0", other, "no_flow"),
+        ("data of the job's flows, the stranger's port", STRANGER, "eth0", strange, "wrong_port"),
+        ("data with a wrong ICRC, rank 0's own port", 0, "eth0", broken, "rx_icrc_encapsulated"),
+    ] {
+        // A job that has fallen back to its ring stays there: each flood meets a new one.
+        let mut siege = Siege::new();
+        let frames = frames(&siege);
+        let (least, rate, mode) = flood(&mut siege, host, interface, &frames);
+        println!("{what:50}  {rate:9.0}  {:14.2}  {mode}", gigabits(least));
+        assert!(siege.count(counter) > 0, "{counter}");
+    }
+}

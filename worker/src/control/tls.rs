@@ -1,0 +1,97 @@
+//! TLS to the daemon, and what is wrong when it fails.
+
+use std::error::Error;
+use std::io;
+
+use netsum_api::tls::{self, TlsError};
+use rustls::{CertificateError, Error as Rustls};
+use tonic::transport::ClientTlsConfig;
+
+use crate::comm::config::Tls;
+
+/// Reads and checks the files.
+pub fn client_config(files: &Tls) -> Result<ClientTlsConfig, TlsError> {
+    let config = ClientTlsConfig::new().ca_certificate(tls::authority(&files.ca)?);
+    Ok(match &files.identity {
+        Some((certificate, key)) => config.identity(tls::identity(certificate, key)?),
+        None => config,
+    })
+}
+
+/// What was wrong with TLS, and with which file, if an error comes from it.
+pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<String> {
+    let Some(files) = files else {
+        // The first bytes of an alert, taken for HTTP/2, are a frame of 1.3 MB.
+        let in_clear = find_text(error, "frame with invalid size");
+        return in_clear.then(|| "no gRPC in clear on this port: the daemon may want TLS".to_owned());
+    };
+    let cause = find(error)?;
+    let ca = files.ca.display();
+    Some(match cause {
+        Cause::Tls(Rustls::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            format!("TLS: the daemon's certificate is not signed by an authority in {ca}")
+        }
+        Cause::Tls(Rustls::InvalidCertificate(why)) => {
+            format!("TLS: the daemon's certificate is refused: {why}")
+        }
+        Cause::Tls(Rustls::AlertReceived(alert)) => refused(&format!("{alert:?}"), files),
+        Cause::Alert(alert) => refused(&alert, files),
+        Cause::Tls(Rustls::InvalidMessage(_)) => "TLS: the daemon does not speak TLS on this port".to_owned(),
+        Cause::Tls(other) => format!("TLS: {other}"),
+    })
+}
+
+/// What the daemon's alert means; by its name in RFC 8446, section 6.
+fn refused(alert: &str, files: &Tls) -> String {
+    let own = match &files.identity {
+        Some((certificate, _)) => certificate.display().to_string(),
+        None => "none was given".to_owned(),
+    };
+    let why = match alert {
+        "CertificateRequired" => "it asks for one",
+        "CertificateExpired" => "it has expired",
+        "UnknownCA" | "DecryptError" => "it is not signed by the authority that the daemon trusts",
+        "BadCertificate" | "CertificateUnknown" | "UnsupportedCertificate" => "it is not good",
+        _ => return format!("TLS: the daemon ends the connection: {alert}"),
+    };
+    format!("TLS: the daemon refuses this worker's certificate ({own}): {why}")
+}
+
+enum Cause<'a> {
+    Tls(&'a Rustls),
+    /// Name of an alert, where HTTP/2 has kept the words of an error alone. In TLS 1.3 the daemon looks at the worker's
+    /// certificate when the worker has begun to speak already.
+    Alert(String),
+}
+
+/// Whether an error or one of its causes says this.
+fn find_text(error: &(dyn Error + 'static), text: &str) -> bool {
+    let mut next = Some(error);
+    while let Some(e) = next {
+        if e.to_string().contains(text) {
+            return true;
+        }
+        next = e.source();
+    }
+    false
+}
+
+/// How rustls's words for an alert begin.
+const ALERT: &str = "received fatal alert: ";
+
+/// What TLS has to do with an error.
+fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<Cause<'a>> {
+    let mut next = Some(error);
+    while let Some(e) = next {
+        if let Some(found) = e.downcast_ref::<Rustls>() {
+            return Some(Cause::Tls(found));
+        }
+        // An I/O error does not give what is inside of it as its source.
+        if let Some(inside) = e.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            let alert = || Some(Cause::Alert(inside.to_string().strip_prefix(ALERT)?.to_owned()));
+            return find(inside).or_else(alert);
+        }
+        next = e.source();
+    }
+    None
+}
