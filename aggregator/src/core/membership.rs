@@ -187,7 +187,7 @@ impl Controller {
                 });
             }
         }
-        let refusal = self.check_claims(name, &flows).err().or_else(|| self.contradiction(name, &flows));
+        let refusal = self.contradiction(name, &flows).or_else(|| self.check_claims(name, &flows).err());
         let Some(job) = self.jobs.get_mut(name) else { return Vec::new() };
         if let Some(refusal) = refusal {
             return job.dismiss_waiters(&refusal);

@@ -57,7 +57,12 @@ pub fn settings() -> Vec<Setting> {
         .map(|(ring, v6)| {
             let mut flows: Vec<FlowSpec> = (0..ring.ranks).map(|rank| flow(&ring, rank, v6(rank))).collect();
             match ring.id {
-                9 => flows[0].ifindex = 4711,
+                // Behind another port, and its addresses with it.
+                9 => {
+                    flows[0].ifindex = 4711;
+                    flows[0].src = IpAddr::from([10, 0, 9, 1]);
+                    flows[0].src_mac = Some([2, 0, 0, 0, 9, 1]);
+                }
                 10 => flows[1].src_mac = Some([2, 0, 0, 0, 0, host(1)]),
                 _ => {}
             }
@@ -162,6 +167,13 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
     );
     if flow.src.is_ipv6() {
         spec = spec.v6();
+    }
+    spec.src = match flow.src {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    if let Some(mac) = flow.src_mac {
+        spec.macs.1 = mac;
     }
     if header & 0x20 != 0 {
         spec.bth.opcode = Opcode(u.int_in_range(0..=0x0b)?);

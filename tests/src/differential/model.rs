@@ -142,13 +142,38 @@ impl Model {
 
     /// A packet comes in by a port.
     pub fn ingress(&mut self, packet: &[u8]) -> Verdict {
+        let before = self.counters.clone();
         match self.classify(packet) {
+            Class::Verdict(Verdict::Pass) if self.is_spoofed(packet) => {
+                // Counted where it would have been counted otherwise.
+                let counted =
+                    |(key, n): (&(u32, Counter), &u64)| (before.get(key) != Some(n)).then_some(key.0);
+                let ring = self.counters.iter().find_map(counted).expect("every packet is counted");
+                self.counters = before;
+                self.count(ring, Counter::Spoofed);
+                Verdict::Drop
+            }
             Class::Verdict(verdict) => verdict,
+            Class::Data(frame, flow) if self.flows[flow].1.spec.ifindex != LOOPBACK => {
+                let seen = &mut self.flows[flow].1.seen;
+                (seen.packets, seen.last_psn) = (seen.packets + 1, frame.bth.psn);
+                (seen.refused, seen.last_outcome) = (seen.refused + 1, Some(Counter::WrongPort));
+                self.count(self.flows[flow].1.spec.ring, Counter::WrongPort);
+                Verdict::Drop
+            }
             Class::Data(_, flow) => {
                 self.count(self.flows[flow].1.spec.ring, Counter::Steered);
                 Verdict::Redirect
             }
         }
+    }
+
+    /// Whether it bears an address of a rank behind another port.
+    fn is_spoofed(&self, packet: &[u8]) -> bool {
+        let ip = claimed_address(packet);
+        let away = self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
+        away.into_iter()
+            .any(|spec| spec.src_mac.is_some_and(|mac| packet[6..12] == mac) || ip == Some(mapped(spec.src)))
     }
 
     /// A packet arrives at its ring's CPU.
@@ -339,6 +364,27 @@ impl Model {
         let icrc = right_icrc(&frame, l3, ip, icrc_at);
         frame[icrc_at..][..ICRC_LEN].copy_from_slice(&icrc.to_le_bytes());
         Some(frame)
+    }
+}
+
+/// The IP address that a frame's sender calls its own.
+fn claimed_address(packet: &[u8]) -> Option<[u8; 16]> {
+    let mut ip = wire::ETH_LEN;
+    if u16_at(packet, 12) == wire::ETHERTYPE_VLAN {
+        ip += wire::VLAN_LEN;
+    }
+    let v4 = |at: usize| Some(mapped(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?.into()));
+    let v6 = |at: usize| <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok();
+    match packet.get(ip - 2..ip)? {
+        [0x08, 0x06] => v4(ip + 14),
+        [0x08, 0x00] => packet.get(ip..ip + wire::IPV4_LEN).and_then(|_| v4(ip + 12)),
+        [0x86, 0xdd] => {
+            let header = packet.get(ip..ip + wire::IPV6_LEN)?;
+            let advertised = header[6] == wire::IPPROTO_ICMPV6
+                && packet.get(ip + wire::IPV6_LEN) == Some(&wire::NEIGHBOUR_ADVERTISEMENT);
+            v6(ip + wire::IPV6_LEN + 8).filter(|_| advertised).or_else(|| v6(ip + 8))
+        }
+        _ => None,
     }
 }
 
