@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use netsum_lab::vm::cpio::Cpio;
-use netsum_lab::vm::image::{Kernel, MODULE_LIST, MODULES, KERNEL};
+use netsum_lab::vm::image::{KERNEL, Kernel, MODULE_LIST, MODULES};
 use object::{Object, ObjectSection};
 
 use super::{cached, userland};
