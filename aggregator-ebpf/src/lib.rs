@@ -19,12 +19,14 @@ macro_rules! unrolled {
 pub mod aggregate;
 pub mod classify;
 pub mod egress;
+pub mod in_band;
 pub mod maps;
 pub mod packet;
 pub mod payload;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::watch;
 use netsum_common::counters::Counter;
 
 use classify::{Class, Found, classify, is_spoofed, refused};
@@ -40,6 +42,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             found.counter = Counter::Spoofed;
             refuse(ctx, &found)
         }
+        Class::Pass if is_claim(ctx, &p, &mut found) => refuse(ctx, &found),
         Class::Pass => {
             if found.stranger {
                 classify::note_stranger(&found.frame, ctx.ingress_ifindex() as u32);
@@ -81,10 +84,18 @@ pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
+        // A flow when it was steered here, and none any more.
+        Class::Pass if is_claim(ctx, &p, &mut found) => refuse(ctx, &found),
         Class::Pass => pass(&found),
         Class::Refuse => refuse(ctx, &found),
         Class::Data => aggregate::contribution(ctx, &p, &found.frame, found.flow),
     }
+}
+
+/// Whether the packet sets a job up in band: two comparisons where there is no such job, for data of no flow alone.
+#[inline(always)]
+fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
+    found.first && maps::watched() & watch::FIRST_PACKETS != 0 && in_band::is_claim(ctx, p, found)
 }
 
 #[inline(always)]

@@ -38,6 +38,7 @@ pub fn settings() -> Vec<Setting> {
         cpu: 0,
         verify_icrc: true,
         in_order: true,
+        in_band: false,
     };
     /// Whether a rank's connection is over IPv6.
     type OverV6 = fn(u32) -> bool;
