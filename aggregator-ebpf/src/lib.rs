@@ -42,7 +42,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             found.counter = Counter::Spoofed;
             refuse(ctx, &found)
         }
-        Class::Pass if is_claim(ctx, &p, &mut found) => refuse(ctx, &found),
+        // What sets a job up in band is checked where its contributions are.
+        Class::Pass if is_first(&found) && in_band::is_of_job(ctx, &p, &mut found) => steer(found.ring),
         Class::Pass => {
             if found.stranger {
                 classify::note_stranger(&found.frame, ctx.ingress_ifindex() as u32);
@@ -63,17 +64,23 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 found.counter = Counter::WrongPort;
                 return refuse(ctx, &found);
             }
-            let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
-            match maps::to_cpu(ring.cpu) {
-                Ok(action) => {
-                    maps::count(found.ring, Counter::Steered);
-                    action
-                }
-                Err(_) => {
-                    maps::count(found.ring, Counter::SteerFailed);
-                    XDP_DROP
-                }
-            }
+            steer(found.ring)
+        }
+    }
+}
+
+/// To the ring's CPU.
+#[inline(always)]
+fn steer(ring_id: u32) -> u32 {
+    let Some(ring) = maps::ring(ring_id) else { return XDP_DROP };
+    match maps::to_cpu(ring.cpu) {
+        Ok(action) => {
+            maps::count(ring_id, Counter::Steered);
+            action
+        }
+        Err(_) => {
+            maps::count(ring_id, Counter::SteerFailed);
+            XDP_DROP
         }
     }
 }
@@ -84,18 +91,17 @@ pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
-        // A flow when it was steered here, and none any more.
-        Class::Pass if is_claim(ctx, &p, &mut found) => refuse(ctx, &found),
+        Class::Pass if is_first(&found) && in_band::is_claim(ctx, &p, &mut found) => refuse(ctx, &found),
         Class::Pass => pass(&found),
         Class::Refuse => refuse(ctx, &found),
         Class::Data => aggregate::contribution(ctx, &p, &found.frame, found.flow),
     }
 }
 
-/// Whether the packet sets a job up in band: two comparisons where there is no such job, for data of no flow alone.
+/// Whether the packet may be one that sets a job up in band: data of no flow, while there is such a job.
 #[inline(always)]
-fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
-    found.first && maps::watched() & watch::FIRST_PACKETS != 0 && in_band::is_claim(ctx, p, found)
+fn is_first(found: &Found) -> bool {
+    found.first && maps::watched() & watch::FIRST_PACKETS != 0
 }
 
 #[inline(always)]
