@@ -1,12 +1,13 @@
 //! Jobs that are set up in band: the first packet of a connection tells the daemon whose it is.
 //!
-//! Nothing is decided here but that the packet has a job's token and is whole. It is noted and dropped, so that no message
-//! reaches its receiver unsummed: the receiver NAKs what comes behind it, or the sender's timer ends, and it comes again,
-//! until the daemon has registered the connections of all ranks.
+//! Nothing is decided here but that the packet has a job's token and is whole. It is noted and dropped, and so is all that
+//! comes on its connection, so that no message reaches its receiver unsummed. The sender's timer ends, and it comes again,
+//! until the daemon has registered the connections of all ranks. (Were the rest passed on, some receivers would NAK it each
+//! time that it comes, and the sender would send its window again and again for as long as ranks are missing.)
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, Token, ring_flags};
+use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, StrangerKey, Token, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{BTH_LEN, Bytes, Frame, ICRC_LEN, IPV4_LEN, IPV6_LEN, L3, UDP_LEN, ipv4_mapped};
@@ -159,25 +160,26 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     let header =
         [word(words, 0), word(words, 1), word(words, 2), word(words, 3), word(words, 4), word(words, 5)];
     let job = maps::in_band_job(&Token::from_words([header[1], header[2]]))?;
-    let claim = Claim {
-        header,
-        src_ip,
-        dst_ip,
-        qpn: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]),
-        psn: u32::from_be_bytes([0, bth[9], bth[10], bth[11]]),
-        len: len & !ONLY,
-        only: len >> 31,
-        src_mac,
-        reserved: [0; 2],
-    };
     let (ring, rank) = (header[3] as u32, (header[3] >> 32) as u32);
+    let ifindex = ctx.ingress_ifindex() as u32;
     let key = ClaimKey {
         job: job.job,
         ring: if ring < job.rings { ring } else { job.rings },
         rank: if rank < job.ranks { rank } else { job.ranks },
-        ifindex: ctx.ingress_ifindex() as u32,
+        ifindex,
     };
     let message = (header[4] >> 32) as u32;
+    let qpn = u32::from_be_bytes([0, bth[5], bth[6], bth[7]]);
+    let claim = Claim {
+        header,
+        connection: StrangerKey { src_ip, dst_ip, qpn, ifindex },
+        psn: u32::from_be_bytes([0, bth[9], bth[10], bth[11]]),
+        len: len & !ONLY,
+        src_mac,
+        only: (len >> 31) as u8,
+        reserved: 0,
+    };
+    maps::wait(&claim.connection, job.job);
     maps::note_claim(&key, &claim, if message == 0 { ANY } else { IF_NEW });
     Some(())
 }

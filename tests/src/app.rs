@@ -84,6 +84,8 @@ pub struct Got {
     pub unsummed: u32,
     /// When the first came, after the start.
     pub first: Option<Duration>,
+    /// Packets that it had sent again by then.
+    pub again: u64,
     /// The endpoint's counters.
     pub stats: Stats,
 }
@@ -211,7 +213,10 @@ impl App {
                             Finding::Sum => got.sums += 1,
                             _ => got.unsummed += 1,
                         }
-                        got.first.get_or_insert(start.elapsed());
+                        if got.first.is_none() {
+                            (got.first, got.again) =
+                                (Some(start.elapsed()), endpoint.stats().retransmissions);
+                        }
                         endpoint.post_receive(into, data);
                     }
                     Event::Sent { .. } => acknowledged += 1,
