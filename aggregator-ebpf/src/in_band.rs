@@ -22,6 +22,8 @@ const ANY: u64 = 0;
 const IF_NEW: u64 = 1;
 /// In a length: the packet is its message's last, too.
 const ONLY: u32 = 1 << 31;
+/// In place of a length: the packet is broken, and its connection does not wait.
+const BROKEN: u32 = u32::MAX;
 
 /// Whether the packet, of no registered flow, is one by which a connection joins a job: by its token, which `found` then
 /// says the ring of. Otherwise, what to count.
@@ -55,6 +57,8 @@ pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
         found.counter = Counter::Oversized;
     } else if looked & VERIFY != 0 && !is_intact(ctx, p, &found.frame, len) {
         found.counter = Counter::BadIcrc;
+        // What it names as its connection may be another one.
+        claim_note(ctx.ctx, place(&found.frame), BROKEN);
     } else {
         found.counter = Counter::InBandFirst;
         note(ctx, &found.frame, len);
@@ -125,9 +129,14 @@ fn is_intact(ctx: &XdpContext, p: &Packet, frame: &Frame, len: usize) -> bool {
 /// Tells the daemon.
 #[inline(always)]
 fn note(ctx: &XdpContext, frame: &Frame, len: usize) {
-    let v6 = (frame.l3 == L3::V6) as u32;
     let only = frame.bth.opcode.is_last() as u32;
-    claim_note(ctx.ctx, v6 << 16 | (frame.ip as u32) << 8 | frame.payload() as u32, only << 31 | len as u32);
+    claim_note(ctx.ctx, place(frame), only << 31 | len as u32);
+}
+
+/// Where IP header and payload of a packet are, and its IP version.
+#[inline(always)]
+fn place(frame: &Frame) -> u32 {
+    ((frame.l3 == L3::V6) as u32) << 16 | (frame.ip as u32) << 8 | frame.payload() as u32
 }
 
 /// Notes the first packet whose IP header, IP version and payload are at `place`, and whose payload's length is in `len`. A
@@ -179,7 +188,10 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
         only: (len >> 31) as u8,
         reserved: 0,
     };
-    maps::wait(&claim.connection, job.job);
+    if len == BROKEN {
+        maps::wait_no_longer(&claim.connection);
+        return Some(());
+    }
     maps::note_claim(&key, &claim, if message == 0 { ANY } else { IF_NEW });
     Some(())
 }

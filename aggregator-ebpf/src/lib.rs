@@ -70,16 +70,17 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
     if watched == 0 {
         return pass(found);
     }
-    // What sets a job up in band is checked where its contributions are.
-    if found.first && watched & watch::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
-        return steer(found.ring);
-    }
     let key = StrangerKey {
         src_ip: found.frame.src_ip,
         dst_ip: found.frame.dst_ip,
         qpn: found.frame.bth.qpn,
         ifindex: ctx.ingress_ifindex() as u32,
     };
+    if found.first && watched & watch::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
+        // It is checked where contributions are. What comes right behind it must not overtake it.
+        maps::wait(&key, found.ring);
+        return steer(found.ring);
+    }
     if watched & watch::FIRST_PACKETS != 0
         && let Some(job) = maps::waits_for(&key)
     {

@@ -82,6 +82,12 @@ pub fn wait(key: &StrangerKey, job: u32) {
     let _ = WAITING.insert(key, job, 0);
 }
 
+/// No connection shows up after all.
+#[inline(always)]
+pub fn wait_no_longer(key: &StrangerKey) {
+    let _ = WAITING.remove(key);
+}
+
 /// The job for which a connection waits.
 #[inline(always)]
 pub fn waits_for(key: &StrangerKey) -> Option<u32> {

@@ -213,7 +213,6 @@ impl Model {
             len: len as u32,
             only: frame.bth.opcode.is_last(),
         };
-        self.waiting.insert((frame.src_ip, frame.dst_ip, frame.bth.qpn), job.job);
         let key = (job.job, header.ring.min(job.rings), header.rank.min(job.ranks));
         if header.message == 0 || !self.claims.contains_key(&key) {
             self.claims.insert(key, first);
@@ -223,7 +222,8 @@ impl Model {
     /// A packet comes in by a port.
     pub fn ingress(&mut self, packet: &[u8]) -> Verdict {
         let look = self.look(packet).filter(|_| !self.is_spoofed(packet));
-        if let Some(Look::Job(job, ..)) = look {
+        if let Some(Look::Job(job, frame, _)) = look {
+            self.waiting.insert((frame.src_ip, frame.dst_ip, frame.bth.qpn), job.job);
             self.count(job.job, Counter::Steered);
             return Verdict::Redirect;
         }
@@ -275,6 +275,7 @@ impl Model {
             let counter = if len > MAX_MTU {
                 Counter::Oversized
             } else if job.verify_icrc && !is_intact(packet, &frame, len) {
+                self.waiting.remove(&(frame.src_ip, frame.dst_ip, frame.bth.qpn));
                 Counter::BadIcrc
             } else {
                 self.note(&job, packet, &frame, len);
