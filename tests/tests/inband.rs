@@ -337,17 +337,16 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
         let two =
             scope.spawn(|| app.run_some(&hosts, Connections::new(1), &[0, 1], 300, &AtomicBool::new(false)));
         wait_for(&cluster, "two claims", |job| unclaimed(job) == [2]);
-        // One that waits. (The third rank's place is anybody's who has the token, once, so it is left alone.)
-        for frame in claims.iter().take(6) {
-            stranger.send(frame).unwrap();
+        // Those that wait. (The third rank's place is anybody's who has the token, once, so it is left alone.)
+        for (claim, words) in [
+            (0, "rank 0 of ring 0, 10.0.0.4 behind port3: 10.0.0.1 waits as this rank already"),
+            (1, "rank 0 of ring 0, 10.0.0.1 behind port3: 10.0.0.1 waits as this rank already"),
+            (3, "rank 1 of ring 0, 10.0.0.4 behind port3: 10.0.0.2 waits as this rank already"),
+        ] {
+            stranger.send(&claims[claim]).unwrap();
+            wait_for(&cluster, words, |job| has_refused(job, words));
         }
-        let job = wait_for(&cluster, "a refusal", |job| {
-            has_refused(job, "rank 1 of ring 0, 10.0.0.4 behind port3: 10.0.0.2 waits as this rank already")
-                && has_refused(
-                    job,
-                    "rank 0 of ring 0, 10.0.0.1 behind port3: 10.0.0.1 waits as this rank already",
-                )
-        });
+        let job = cluster.netsum_json(&["job", "show", "app"]).unwrap();
         assert_eq!(unclaimed(&job), [2], "{job:#}");
         let third =
             scope.spawn(|| app.run_some(&hosts, Connections::new(1), &[2], 300, &AtomicBool::new(false)));
@@ -408,7 +407,8 @@ fn a_flood_of_first_packets_keeps_no_job_from_its_sums() {
     let tap = Tap::open(cluster.lab().host(3), Host::INTERFACE).unwrap();
     let frames: Vec<Vec<u8>> = (0..1000u32)
         .map(|i| {
-            let mut spec = from_host(first_packet(&flooder, Connections::new(i % 5), i % 3, |_| ()), 3);
+            let mut spec =
+                from_host(first_packet(&flooder, Connections::new(i % 5 + 10 * (i % 2)), i % 3, |_| ()), 3);
             spec.payload[24..28].copy_from_slice(&(i % 7).to_le_bytes());
             spec.payload[28..32].copy_from_slice(&i.to_le_bytes());
             spec.payload[8] ^= (i % 2) as u8;
