@@ -10,16 +10,22 @@
 //! | [`socket`] | the administration socket: who may open it |
 //! | [`tls`] | TLS for workers |
 //! | [`privileges`] | the capabilities that the daemon keeps |
+//! | [`load`] | how full rings are, and what their jobs have counted |
+//! | [`metrics`] | the same for Prometheus, over HTTP |
 //! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
+//! | [`reload`] | SIGHUP, and ports that come and go |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
 pub mod diagnose;
 pub mod doorman;
 pub mod links;
+pub mod load;
+pub mod metrics;
 pub mod persist;
 pub mod privileges;
+pub mod reload;
 pub mod run;
 pub mod socket;
 pub mod state;
@@ -87,6 +93,7 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         qpn: f.qpn,
         psn: f.base_psn,
         src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
+        seen: None,
     };
     let spec = &job.spec;
     api::Job {

@@ -17,7 +17,7 @@ use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
 
 use super::pins::Pins;
-use super::{DataPlane, FlowSeen, FlowSpec, RingSpec, XdpMode, held, mapped};
+use super::{DataPlane, FlowSeen, FlowSpec, ProgramFacts, RingSpec, XdpMode, facts, held, mapped};
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("netsum.bpf.o");
@@ -52,7 +52,7 @@ pub struct BpfDataPlane {
     pub(super) ebpf: Ebpf,
     logger: Option<Logger>,
     egress: ProgramFd,
-    cpus: Vec<u32>,
+    pub(super) cpus: Vec<u32>,
     pub(super) links: HashMap<u32, Attachment>,
     pub(super) pins: Option<Pins>,
     rings: HashMap<u32, RingMaps>,
@@ -490,6 +490,14 @@ impl DataPlane for BpfDataPlane {
         let map: aya::maps::HashMap<_, StrangerKey, u64> =
             aya::maps::HashMap::try_from(self.ebpf.map(maps::STRANGERS).context(maps::STRANGERS)?)?;
         map.iter().map(|entry| Ok(entry?)).collect()
+    }
+
+    fn cpu_number(&self, cpu: u32) -> u32 {
+        self.cpus.get(cpu as usize).copied().unwrap_or(cpu)
+    }
+
+    fn programs(&self) -> Result<Vec<ProgramFacts>> {
+        facts::programs(self)
     }
 }
 
