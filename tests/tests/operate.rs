@@ -270,7 +270,7 @@ fn wait_until(cluster: &Cluster, what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work() {
-    let mut cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(4)).unwrap();
     let late_port = cluster.lab().box_().port(2);
     let bridge = |cluster: &Cluster, words: &[&str]| {
         let mut ip = cluster.lab().box_().command("ip");
@@ -299,7 +299,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     wait_until(&cluster, "the port has come", || xdp(&cluster).as_deref() == Some("native"));
     let late = JobSpec::new("late", 2);
     let token = cluster.create_job(&late).unwrap();
-    let mut late_group = cluster.ranks(&late, &token, &[(0, 0), (2, 0)]).unwrap();
+    let mut late_group = cluster.ranks(&late, &token, &[(3, 0), (2, 0)]).unwrap();
     sums(&mut late_group);
     sums(&mut group);
 
@@ -354,6 +354,14 @@ fn a_check_finds_what_is_wrong_with_a_box_and_changes_nothing() {
     let before = output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
     let report = look();
     assert!(found(&report, "programs")[0].contains("takes netsum's programs"), "{report:#}");
+    assert!(found(&report, "BPF compiler")[0].starts_with("\"ok\""), "{report:#}");
+    // A kernel with br_netfilter has frames of every bridge go through iptables, until it is told not to.
+    let filter = Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables");
+    if cluster.lab().box_().enter(|| filter.exists()) {
+        assert!(found(&report, "bridge br0")[0].contains("go through iptables"), "{report:#}");
+        cluster.lab().box_().enter(|| std::fs::write(filter, "0")).unwrap();
+    }
+    let report = look();
     assert!(found(&report, "bridge br0")[0].starts_with("\"ok\""), "{report:#}");
     assert!(found(&report, "port port").iter().all(|f| !f.starts_with("\"error\"")), "{report:#}");
 

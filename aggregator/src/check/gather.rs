@@ -12,8 +12,8 @@ use super::device;
 use super::judge::{BridgeFacts, Facts, PortFacts};
 use crate::config::{Config, Ports};
 use crate::daemon::links::{Link, Netlink};
-use crate::dataplane::XdpMode;
 use crate::dataplane::bpf::{BpfDataPlane, LoadOptions};
+use crate::dataplane::{DataPlane as _, XdpMode};
 
 /// Where pins go by default.
 const PIN: &str = "/sys/fs/bpf/netsum";
@@ -32,11 +32,16 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
     };
     let admin = config.map_or(Path::new(netsum_api::DEFAULT_SOCKET), |c| &c.admin);
     let daemon = std::os::unix::net::UnixStream::connect(admin).is_ok();
+    let loaded = (root && !daemon).then(load);
     let mut facts = Facts {
         kernel: version(&release),
         root,
-        programs: (root && !daemon).then(load),
-        jit: number("/proc/sys/net/core/bpf_jit_enable"),
+        // The setting is there in the first network namespace alone; what becomes of a program is seen everywhere.
+        jit: match &loaded {
+            Some(Ok(jited)) => Some(*jited),
+            _ => number("/proc/sys/net/core/bpf_jit_enable").map(|n| n > 0),
+        },
+        programs: loaded.map(|result| result.map(drop)),
         bpffs: pin.map(|pin| (pin.display().to_string(), is_bpffs(&pin))),
         memlock: fs::read_to_string("/proc/self/limits").ok().and_then(|limits| memlock(&limits)),
         daemon,
@@ -50,10 +55,13 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
     Ok(facts)
 }
 
-/// Whether the kernel takes the programs; they are attached nowhere, and gone when this returns.
-fn load() -> Result<(), String> {
+/// Whether the kernel takes the programs, and makes machine code of them; they are attached nowhere, and gone when this
+/// returns.
+fn load() -> Result<bool, String> {
     let options = LoadOptions { cpus: vec![0], cpu_queue: 64 };
-    BpfDataPlane::load(&options).map(drop).map_err(|e| {
+    let jited = BpfDataPlane::load(&options)
+        .and_then(|plane| Ok(plane.programs()?.iter().all(|program| program.jited_bytes > 0)));
+    jited.map_err(|e| {
         let text = format!("{e:#}");
         // What follows is the verifier's log.
         text.lines().next().unwrap_or_default().to_owned()

@@ -31,8 +31,8 @@ pub struct Facts {
     pub root: bool,
     /// Whether the kernel takes netsum's programs and maps; `None` where that was not tried.
     pub programs: Option<Result<(), String>>,
-    /// `net.core.bpf_jit_enable`; `None` where it cannot be read.
-    pub jit: Option<u32>,
+    /// Whether programs become machine code; `None` where that could not be found out.
+    pub jit: Option<bool>,
     /// Where pins go, and whether that is in a bpffs; `None` where there are to be none.
     pub bpffs: Option<(String, bool)>,
     /// Limit of locked memory in bytes; `None` without one.
@@ -136,14 +136,15 @@ fn machine(facts: &Facts) -> Vec<Finding> {
         None => warning("programs", "not tried: that takes root", "run this as root"),
     });
     all.push(match facts.jit {
-        Some(0) => error(
+        Some(false) => error(
             "BPF compiler",
             "off: programs are interpreted, at a tenth of the speed",
             "sysctl net.core.bpf_jit_enable=1",
         ),
-        Some(_) => ok("BPF compiler", "on"),
+        Some(true) => ok("BPF compiler", "on"),
         None => {
-            warning("BPF compiler", "cannot be read", "read net.core.bpf_jit_enable as root; it should be 1")
+            let mend = "run this as root; or look whether net.core.bpf_jit_enable is 1";
+            warning("BPF compiler", "not found out", mend)
         }
     });
     match &facts.bpffs {
@@ -318,7 +319,7 @@ mod tests {
             release: "6.12.1".into(),
             root: true,
             programs: Some(Ok(())),
-            jit: Some(1),
+            jit: Some(true),
             bpffs: Some(("/sys/fs/bpf/netsum".into(), true)),
             bridge: Some(BridgeFacts { name: "br0".into(), up: true, ..BridgeFacts::default() }),
             ports: Some(Ok(vec![port])),
@@ -358,7 +359,7 @@ mod tests {
         one(after(|f| f.kernel = (5, 15)), Warning, "meant for Linux 6.1");
         one(after(|f| f.programs = Some(Err("no BTF".into()))), Error, "programs: no BTF");
         one(after(|f| (f.programs, f.root) = (None, false)), Warning, "run this as root");
-        one(after(|f| f.jit = Some(0)), Error, "bpf_jit_enable=1");
+        one(after(|f| f.jit = Some(false)), Error, "bpf_jit_enable=1");
         one(after(|f| f.bpffs = Some(("/x".into(), false))), Error, "mount -t bpf");
         one(after(|f| f.bpffs = None), Warning, "jobs end with a daemon that is killed");
         one(after(|f| f.ports = None), Warning, "--bridge NAME");

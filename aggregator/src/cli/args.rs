@@ -9,7 +9,7 @@ use super::failure::EXIT_STATUS;
 use crate::size::Size;
 
 const AFTER_HELP: &str = "\
-OBJECT := { job | ring | flow | slot | port | stats | prog }. `list` is `show`, an object alone is its `show`, and every word
+OBJECT := { job | ring | flow | slot | port | stats | prog }. `list` is `show`, an object alone is its `show`, and every word \
 can be cut short while it stays unique: `netsum j s`. `help` works behind every object.";
 
 /// Sums gradients inside the network: the daemon of the box, and its administration.
@@ -22,7 +22,7 @@ can be cut short while it stays unique: `netsum j s`. `help` works behind every 
     subcommand_value_name = "OBJECT",
     subcommand_help_heading = "Objects, and other commands",
     after_help = AFTER_HELP,
-    after_long_help = format!("{AFTER_HELP}\n\nExit status:\n{EXIT_STATUS}")
+    after_long_help = format!("{AFTER_HELP}\n\nExit status:\n  {}", EXIT_STATUS.replace('\n', "\n  "))
 )]
 pub struct Cli {
     /// Print JSON; its schemas are in aggregator/schema.
