@@ -200,7 +200,7 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
         entry.attributes(
             0,
             vec![
-                attribute("slots", format!("{}/{}", r.slots_used, r.slots)),
+                attribute("unreleased slots", format!("{}/{}", r.slots_used, r.slots)),
                 attribute("lowest unreleased index", r.low),
                 plain(waits),
             ],
