@@ -73,8 +73,7 @@ pub fn man_pages() -> Result<Vec<(String, Vec<u8>)>> {
 }
 
 fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
-    let named = command.clone().name(name.to_owned()).display_name(name.to_owned());
-    let man = Man::new(named).section("8").manual("netsum").title(name.to_uppercase());
+    let man = Man::new(command.clone()).section("8").manual("netsum").title(name.to_uppercase());
     let mut page = Vec::new();
     man.render(&mut page)?;
     if top {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod build_ebpf;
+mod debian;
 mod demo;
 mod dist;
 mod fuzz;
@@ -18,6 +19,7 @@ mod test;
 #[cfg(test)]
 mod threats;
 mod toolchain;
+mod vm;
 
 use std::process::ExitCode;
 

@@ -180,6 +180,10 @@ pub struct CreateJob {
     /// Release results `in-order`, or `relaxed` for senders that retransmit selectively.
     #[arg(long, default_value = "in-order")]
     pub order: String,
+    /// Ranks show up by the first packets of their connections, which begin with a header: for applications that nobody can
+    /// register. Prints the token that the header has.
+    #[arg(long)]
+    pub in_band: bool,
     /// What workers must know to join; made up when not given.
     #[arg(long, default_value = "")]
     pub token: String,

@@ -149,6 +149,7 @@ fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
         icrc: c.icrc,
         order: c.order,
         token: c.token,
+        in_band: c.in_band,
     })
 }
 

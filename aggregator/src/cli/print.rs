@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::failure::Result;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
-use super::view::{Flow, Job, Port, Programs, Ring, Slots, State, counters};
+use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, counters};
 use crate::size::Size;
 
 /// How to print.
@@ -80,15 +80,16 @@ fn job_entry(j: &Job) -> Entry {
     if !j.error.is_empty() {
         entry.attributes(0, vec![styled(format!("error: {}", j.error), BAD)]);
     }
-    entry.attributes(
-        1,
-        vec![
-            attribute("icrc", &j.icrc),
-            attribute("order", &j.order),
-            attribute("flows", format!("{}/{}", j.flows.len(), j.ranks * j.rings)),
-            attribute("epoch", j.epoch),
-        ],
-    );
+    let mut properties = vec![
+        attribute("icrc", &j.icrc),
+        attribute("order", &j.order),
+        attribute("flows", format!("{}/{}", j.flows.len(), j.ranks * j.rings)),
+        attribute("epoch", j.epoch),
+    ];
+    if j.in_band.is_some() {
+        properties.push(plain("in band"));
+    }
+    entry.attributes(1, properties);
     entry
 }
 
@@ -109,12 +110,39 @@ fn whole_job(j: &Job) -> Entry {
     if let Some(token) = &j.token {
         entry.attributes(3, vec![attribute("token", token)]);
     }
+    if let Some(band) = &j.in_band {
+        in_band(&mut entry, band);
+    }
     for f in &j.flows {
-        let mut cells = vec![plain(format!("ring {} rank {}:", f.ring, f.rank))];
-        cells.extend(connection(f));
-        entry.attributes(4, cells);
+        entry.attributes(4, place_and_connection(f));
     }
     entry
+}
+
+/// What has shown up in band, and what has not.
+fn in_band(entry: &mut Entry, band: &InBand) {
+    if let Some(token) = &band.token {
+        entry.attributes(3, vec![attribute("token in band", token)]);
+    }
+    for claim in &band.claims {
+        let mut cells = vec![plain("waits in band:")];
+        cells.extend(place_and_connection(claim));
+        entry.attributes(5, cells);
+    }
+    if !band.unclaimed.is_empty() {
+        let missing: Vec<String> =
+            band.unclaimed.iter().map(|p| format!("{} of ring {}", p.rank, p.ring)).collect();
+        entry.attributes(6, vec![plain(format!("not yet shown up in band: rank {}", missing.join(", ")))]);
+    }
+    for why in &band.refusals {
+        entry.attributes(6, vec![styled(format!("refused in band: {why}"), FAIR)]);
+    }
+}
+
+fn place_and_connection(f: &Flow) -> Vec<Cell> {
+    let mut cells = vec![plain(format!("ring {} rank {}:", f.ring, f.rank))];
+    cells.extend(connection(f));
+    cells
 }
 
 fn connection(f: &Flow) -> Vec<Cell> {

@@ -77,12 +77,44 @@ pub struct Job {
     /// What workers must know to join; only where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
+    /// What has shown up in band; only of jobs that are set up so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_band: Option<InBand>,
+}
+
+/// What has shown up of a job whose ranks do so by their first packets.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct InBand {
+    /// Connections that have shown up and wait for others.
+    pub claims: Vec<Flow>,
+    /// Connections that have not.
+    pub unclaimed: Vec<Place>,
+    /// First packets that were refused of late, and why.
+    pub refusals: Vec<String>,
+    /// The token that first packets show; only where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+}
+
+/// A rank's place in a ring.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Place {
+    /// Ring of the job, from 0.
+    pub ring: u32,
+    /// Rank.
+    pub rank: u32,
 }
 
 impl From<api::Job> for Job {
     fn from(j: api::Job) -> Self {
         let state = j.state().into();
         let flows = j.flows.into_iter().map(|f| Flow::new(&j.name, f)).collect();
+        let in_band = j.in_band.then(|| InBand {
+            claims: j.claims.into_iter().map(|f| Flow::new(&j.name, f)).collect(),
+            unclaimed: j.unclaimed.iter().map(|p| Place { ring: p.ring, rank: p.rank }).collect(),
+            refusals: j.refusals,
+            token: (!j.in_band_token.is_empty()).then_some(j.in_band_token),
+        });
         Self {
             name: j.name,
             state,
@@ -101,6 +133,7 @@ impl From<api::Job> for Job {
             ring_ids: j.ring_ids,
             flows,
             token: (!j.token.is_empty()).then_some(j.token),
+            in_band,
         }
     }
 }

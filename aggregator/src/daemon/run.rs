@@ -16,7 +16,6 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
-use super::diagnose;
 use super::doorman::{Doorman, Limits};
 use super::links::{Link, Netlink};
 use super::persist::{Begun, begin};
@@ -24,7 +23,7 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{metrics, privileges, tls};
+use super::{diagnose, in_band, metrics, privileges, tls};
 use crate::config::Config;
 use crate::core::{Controller, PortInfo};
 use crate::dataplane::bpf::Logger;
@@ -169,6 +168,7 @@ pub async fn serve(
 ) -> Result<()> {
     let time = tokio::spawn(shared.clone().keep_time());
     let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
+    let listening = tokio::spawn(in_band::keep_listening(shared.clone()));
     let admin = Server::builder()
         .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink)))
         .serve_with_incoming(UnixListenerStream::new(admin));
@@ -197,6 +197,7 @@ pub async fn serve(
     };
     time.abort();
     watch.abort();
+    listening.abort();
     result.context("the control API")
 }
 

@@ -17,13 +17,14 @@ use netsum_aggregator::daemon::socket::{self, Access};
 use netsum_aggregator::daemon::state::Shared;
 use netsum_aggregator::daemon::worker::PortFinder;
 use netsum_aggregator::dataplane::{
-    Attached, DataPlane, FlowSeen, FlowSpec, ProgramFacts, RingSpec, XdpMode,
+    Attached, DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, XdpMode,
 };
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::wire::InBandToken;
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
 
@@ -34,6 +35,8 @@ pub struct Told {
     pub flows: HashSet<FlowKey>,
     pub active: HashSet<u32>,
     pub watching: bool,
+    pub listening: HashSet<InBandToken>,
+    pub first_packets: Vec<FirstPacket>,
 }
 
 pub struct Remembers(pub Arc<Mutex<Told>>);
@@ -104,6 +107,17 @@ impl DataPlane for Remembers {
     }
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
         Ok(Vec::new())
+    }
+    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()> {
+        self.0.lock().unwrap().listening.insert(job.token);
+        Ok(())
+    }
+    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()> {
+        self.0.lock().unwrap().listening.remove(&token);
+        Ok(())
+    }
+    fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>> {
+        Ok(std::mem::take(&mut self.0.lock().unwrap().first_packets))
     }
     fn cpu_number(&self, cpu: u32) -> u32 {
         4 + cpu

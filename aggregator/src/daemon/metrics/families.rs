@@ -333,6 +333,7 @@ mod tests {
             cpu: 5,
             verify_icrc: true,
             in_order: true,
+            in_band: false,
         };
         let load = RingLoad {
             low: 7,
