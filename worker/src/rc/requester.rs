@@ -211,7 +211,7 @@ impl Requester {
         let at = (self.next - m.first) as usize * self.mtu;
         let write = matches!(self.operation, Operation::Write { .. });
         let opcode = Opcode::data(write, first, last, m.immediate.is_some());
-        OVERHEAD + opcode.extended_len() + self.mtu.min(m.data.len() - at)
+        OVERHEAD + opcode.extended_len() + self.mtu.min(m.data.len() - at).next_multiple_of(4)
     }
 
     /// The next packet, if one may be sent.
@@ -230,6 +230,7 @@ impl Requester {
         let payload = &m.data[at..m.data.len().min(at + self.mtu)];
         let write = matches!(self.operation, Operation::Write { .. });
         let mut bth = Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn, psn);
+        bth.pad = (payload.len().wrapping_neg() & 3) as u8;
         bth.ack_request = last || window_end || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
         let reth = match self.operation {
             Operation::Write { address, rkey } if first => {
