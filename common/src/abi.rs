@@ -6,7 +6,7 @@
 use crate::wire::MAX_HEADERS;
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
