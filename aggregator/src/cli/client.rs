@@ -57,6 +57,11 @@ impl Client {
         Ok(())
     }
 
+    /// Empties a job's rings and forgets its flows.
+    pub async fn restart_job(&mut self, name: String) -> Result<api::Job> {
+        Ok(self.admin.restart_job(api::RestartJobRequest { name }).await.map_err(said)?.into_inner())
+    }
+
     /// Registers a flow; the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
         let request = api::AddFlowRequest { job, flow: Some(flow) };

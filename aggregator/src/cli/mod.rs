@@ -93,6 +93,11 @@ pub enum JobCommand {
         #[arg(long, requires = "name")]
         show_token: bool,
     },
+    /// Empty a job's rings and forget its flows: its application connects anew, with other PSNs.
+    Restart {
+        /// The job.
+        name: String,
+    },
     /// Delete a job.
     Delete {
         /// The job.
@@ -237,6 +242,9 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
         }
         Command::Job(JobCommand::Show { name: Some(name), show_token }) => {
             print::job(out, format, &client.show_job(name, show_token).await?)
+        }
+        Command::Job(JobCommand::Restart { name }) => {
+            print::added(out, format, &client.restart_job(name).await?)
         }
         Command::Job(JobCommand::Delete { name }) => client.delete_job(name).await,
         Command::Flow(FlowCommand::Add(f)) => {

@@ -158,7 +158,7 @@ fn flow_line(out: &mut impl Write, f: &api::Flow) -> Result<()> {
     Ok(())
 }
 
-/// The job that a flow has been added to.
+/// A job whose flows have changed.
 pub fn added(out: &mut impl Write, format: Format, job: &api::Job) -> Result<()> {
     if format.json(out, || job_json(job))? {
         return Ok(());
