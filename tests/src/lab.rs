@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::faults::{Cable, Faults};
 use crate::janitor::{self, Janitor};
 use crate::netns::{self, Netns};
+use crate::topology::{self, Vlan};
 
 /// The prefix of the lab that `cargo xtask lab up` leaves running.
 pub const STANDING: &str = "netsum";
@@ -34,13 +35,26 @@ pub struct LabSpec {
     pub ips_per_host: usize,
     /// Put a cable between each host and its port that can lose packets, and more.
     pub cables: bool,
+    /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
+    pub tagged: Vec<usize>,
+    /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
+    pub routed: usize,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
     pub name: Option<String>,
 }
 
 impl Default for LabSpec {
     fn default() -> Self {
-        Self { hosts: 2, mtu: 1500, ipv6: false, ips_per_host: 1, cables: false, name: None }
+        Self {
+            hosts: 2,
+            mtu: 1500,
+            ipv6: false,
+            ips_per_host: 1,
+            cables: false,
+            tagged: Vec::new(),
+            routed: 0,
+            name: None,
+        }
     }
 }
 
@@ -58,6 +72,7 @@ pub struct Lab {
     prefix: String,
     box_: BoxNode,
     hosts: Vec<Host>,
+    _vlan: Option<Vlan>,
     // The last field: dropped, and the namespaces with it, after all that lives in them.
     janitor: Janitor,
 }
@@ -73,6 +88,7 @@ pub struct BoxNode {
 pub struct Host {
     netns: Netns,
     number: usize,
+    routed: bool,
     cable: Option<Cable>,
 }
 
@@ -116,12 +132,13 @@ impl Host {
 
     /// The host's `k`-th IPv4 address.
     pub fn ip(&self, k: usize) -> IpAddr {
-        IpAddr::V4(Ipv4Addr::new(10, 0, k as u8, self.number as u8 + 1))
+        IpAddr::V4(Ipv4Addr::new(10, network(self.routed), k as u8, self.number as u8 + 1))
     }
 
     /// The host's `k`-th IPv6 address; only in a lab with IPv6.
     pub fn ipv6(&self, k: usize) -> IpAddr {
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, k as u16, self.number as u16 + 1))
+        let (network, host) = (network(self.routed).into(), self.number as u16 + 1);
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, network, 0, 0, k as u16, host))
     }
 
     /// The MAC address of its interface.
@@ -148,7 +165,12 @@ impl Host {
     }
 }
 
-fn mac(host: usize) -> String {
+/// Second byte of IPv4 addresses and fourth word of IPv6 addresses, at the bridge or behind the router.
+pub(crate) fn network(routed: bool) -> u8 {
+    if routed { 100 } else { 0 }
+}
+
+pub(crate) fn mac(host: usize) -> String {
     format!("02:00:00:00:00:{:02x}", host + 1)
 }
 
@@ -166,6 +188,7 @@ impl Lab {
             spec.ips_per_host
         );
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
+        ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
             Some(name) => name.clone(),
@@ -178,13 +201,15 @@ impl Lab {
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
         let box_ = BoxNode { netns: netns("box")? };
-        let hosts = (0..spec.hosts)
+        let hosts = (0..spec.hosts + spec.routed)
             .map(|i| {
-                let cable = if spec.cables { Some(Cable::new(&netns("wire")?, i)?) } else { None };
-                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, cable })
+                let routed = i >= spec.hosts;
+                let cable = if spec.cables && !routed { Some(Cable::new(&netns("wire")?, i)?) } else { None };
+                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, routed, cable })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { spec, prefix, box_, hosts, janitor })
+        let _vlan = if spec.tagged.is_empty() { None } else { Some(Vlan::new(&spec, &prefix)?) };
+        Ok(Self { spec, prefix, box_, hosts, _vlan, janitor })
     }
 
     /// What it was built from.
@@ -235,7 +260,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     if spec.cables {
         namespaces += &format!("netns add {prefix}-wire\n");
     }
-    for i in hosts.clone() {
+    for i in 0..spec.hosts + spec.routed {
         namespaces += &format!("netns add {prefix}-h{i}\n");
     }
     ip_batch(None, &namespaces)?;
@@ -267,7 +292,8 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         box_ += &format!("link set port{i} master br0\n{}", up(&format!("port{i}")));
     }
-    box_ += &format!("{}address add 10.0.0.254/16 dev br0\n", up("br0"));
+    box_ += &up("br0");
+    box_ += "address add 10.0.0.254/16 dev br0\n";
     if spec.ipv6 {
         box_ += "address add fd00::fe/64 dev br0 nodad\n";
     }
@@ -275,12 +301,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
 
     for i in hosts {
         let mut host = String::from("link set lo up\n") + &up("eth0");
-        for k in 0..spec.ips_per_host {
-            host += &format!("address add 10.0.{k}.{}/16 dev eth0\n", i + 1);
-            if spec.ipv6 {
-                host += &format!("address add fd00::{k:x}:{:x}/64 dev eth0 nodad\n", i + 1);
-            }
-        }
+        host += &addresses(spec, i, false);
         let host_node = format!("h{i}");
         ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
@@ -295,24 +316,41 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
                 // A redirect forgets that a checksum has still to be computed: it is there from the start.
                 ethtool.args(["tx", "off"]);
             }
+            if !spec.tagged.is_empty() {
+                // A wire has tags in the frames; a veth may have them beside the frames, where no XDP program sees them.
+                ethtool.args(["txvlan", "off"]);
+            }
             netns::output(&mut ethtool)?;
         }
     }
-    Ok(())
+    if spec.routed > 0 { topology::route(spec, prefix) } else { Ok(()) }
+}
+
+/// The lines that give a host its addresses.
+pub(crate) fn addresses(spec: &LabSpec, host: usize, routed: bool) -> String {
+    let (network, host) = (network(routed), host + 1);
+    let mut lines = String::new();
+    for k in 0..spec.ips_per_host {
+        lines += &format!("address add 10.{network}.{k}.{host}/16 dev eth0\n");
+        if spec.ipv6 {
+            lines += &format!("address add fd00:0:0:{network:x}::{k:x}:{host:x}/64 dev eth0 nodad\n");
+        }
+    }
+    lines
 }
 
 /// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another namespace.
-fn veth(here: &str, there: &str, mtu: u32, namespace: &str) -> String {
+pub(crate) fn veth(here: &str, there: &str, mtu: u32, namespace: &str) -> String {
     format!("link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {namespace}\n")
 }
 
 /// The lines that start an interface; without link-local addresses, because that is less noise on the wire.
-fn up(interface: &str) -> String {
+pub(crate) fn up(interface: &str) -> String {
     format!("link set {interface} addrgenmode none\nlink set {interface} up\n")
 }
 
 /// Runs lines of `ip` commands in a namespace, or in ours.
-fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
+pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     let mut ip = Command::new("ip");
     if let Some(namespace) = namespace {
         ip.args(["-n", namespace]);

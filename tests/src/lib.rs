@@ -5,7 +5,8 @@
 //! | [`lab`] | builds it |
 //! | [`netns`] | programs and threads in one namespace |
 //! | [`janitor`] | removes it, however its owner ends |
-//! | [`faults`] | cables that lose, duplicate, reorder and corrupt packets |
+//! | [`faults`] | cables that lose, duplicate, reorder, corrupt and mark packets |
+//! | [`application`] | a ring of reliable connections that knows nothing of netsum |
 //! | [`attacker`] | a host that forges frames |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`data`] | what ranks reduce |
@@ -15,10 +16,12 @@
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
 //! | [`tap`] | a host that is nothing but frames |
+//! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
 //!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
+pub mod application;
 pub mod attacker;
 pub mod cluster;
 pub mod data;
@@ -32,6 +35,7 @@ pub mod plane;
 pub mod process;
 pub mod programs;
 pub mod tap;
+pub mod topology;
 pub mod traffic;
 
 pub use lab::{Host, Lab, LabSpec};

@@ -76,8 +76,8 @@ fn up(args: &UpArgs) -> Result<()> {
         mtu: args.mtu,
         ipv6: args.ipv6,
         ips_per_host: args.ips.into(),
-        cables: false,
         name: Some(STANDING.to_owned()),
+        ..LabSpec::default()
     })?;
     println!("{:<14} {:<8} {:<16} address", "namespace", "port", "interface");
     println!("{:<14} {:<8} {:<16} {}", lab.box_().name(), "", BoxNode::BRIDGE, lab.box_().ip());
