@@ -77,6 +77,7 @@ impl Load {
             cpu: 0,
             verify_icrc: true,
             in_order: true,
+            in_band: false,
         })
     }
 

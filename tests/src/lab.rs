@@ -3,6 +3,7 @@
 //! `ip -batch` does the work: one process for each namespace, and each line can be tried by hand. The same over a
 //! netlink crate takes several times the code for links, addresses, bridge options and namespaces.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
@@ -15,6 +16,8 @@ use crate::faults::{Cable, Faults};
 use crate::janitor::{self, Janitor};
 use crate::netns::{self, Netns};
 use crate::topology::{self, Vlan};
+use crate::vm::image::Kernel;
+use crate::vm::{Vm, VmSpec};
 
 /// The prefix of the lab that `cargo xtask lab up` leaves running.
 pub const STANDING: &str = "netsum";
@@ -39,6 +42,8 @@ pub struct LabSpec {
     pub tagged: Vec<usize>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
     pub routed: usize,
+    /// The first hosts are virtual machines with these kernels; the others are namespaces.
+    pub vms: Vec<Kernel>,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
     pub name: Option<String>,
 }
@@ -53,6 +58,7 @@ impl Default for LabSpec {
             cables: false,
             tagged: Vec::new(),
             routed: 0,
+            vms: Vec::new(),
             name: None,
         }
     }
@@ -62,6 +68,11 @@ impl LabSpec {
     /// `hosts` hosts, and the defaults.
     pub fn hosts(hosts: usize) -> Self {
         Self { hosts, ..Self::default() }
+    }
+
+    /// `hosts` hosts that are virtual machines, and the defaults.
+    pub fn vms(hosts: usize, kernel: Kernel) -> Self {
+        Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
     }
 }
 
@@ -83,13 +94,14 @@ pub struct BoxNode {
     netns: Netns,
 }
 
-/// A host's namespace.
+/// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
 #[derive(Debug)]
 pub struct Host {
     netns: Netns,
     number: usize,
     routed: bool,
     cable: Option<Cable>,
+    vm: Option<Vm>,
 }
 
 impl Deref for BoxNode {
@@ -132,13 +144,12 @@ impl Host {
 
     /// The host's `k`-th IPv4 address.
     pub fn ip(&self, k: usize) -> IpAddr {
-        IpAddr::V4(Ipv4Addr::new(10, network(self.routed), k as u8, self.number as u8 + 1))
+        host_ip(self.routed, self.number, k)
     }
 
     /// The host's `k`-th IPv6 address; only in a lab with IPv6.
     pub fn ipv6(&self, k: usize) -> IpAddr {
-        let (network, host) = (network(self.routed).into(), self.number as u16 + 1);
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, network, 0, 0, k as u16, host))
+        host_ipv6(self.routed, self.number, k)
     }
 
     /// The MAC address of its interface.
@@ -149,6 +160,27 @@ impl Host {
     /// The host's number in the lab.
     pub fn number(&self) -> usize {
         self.number
+    }
+
+    /// The virtual machine that it is, if it is one.
+    pub fn vm(&self) -> Option<&Vm> {
+        self.vm.as_ref()
+    }
+
+    /// A program to be run on the host. It dies with the thread that starts it, so that nothing survives its test.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.vm {
+            Some(vm) => vm.command(program),
+            None => self.netns.command(program),
+        }
+    }
+
+    /// Like [`Host::command`], but it may outlive the thread that starts it.
+    pub fn free_command(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.vm {
+            Some(vm) => vm.free_command(program),
+            None => self.netns.free_command(program),
+        }
     }
 
     /// Meddles with RoCEv2 packets from now on: with those from the host, and those to the host, chosen by `seed`.
@@ -187,6 +219,7 @@ impl Lab {
             "{} addresses: 1 to 255 are possible",
             spec.ips_per_host
         );
+        ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
         ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
@@ -201,11 +234,17 @@ impl Lab {
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
         let box_ = BoxNode { netns: netns("box")? };
-        let hosts = (0..spec.hosts + spec.routed)
-            .map(|i| {
+        let vms = boot(&spec, &prefix)?;
+        let hosts = vms
+            .into_iter()
+            .map(Some)
+            .chain(std::iter::repeat_with(|| None))
+            .take(spec.hosts + spec.routed)
+            .enumerate()
+            .map(|(i, vm)| {
                 let routed = i >= spec.hosts;
                 let cable = if spec.cables && !routed { Some(Cable::new(&netns("wire")?, i)?) } else { None };
-                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, routed, cable })
+                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, routed, cable, vm })
             })
             .collect::<Result<_>>()?;
         let _vlan = if spec.tagged.is_empty() { None } else { Some(Vlan::new(&spec, &prefix)?) };
@@ -238,7 +277,8 @@ impl Lab {
     }
 
     /// Lets the lab stand when this process ends; [`tear_down`] removes it.
-    pub fn keep(self) {
+    pub fn keep(mut self) {
+        self.hosts.iter_mut().filter_map(|host| host.vm.as_mut()).for_each(Vm::leave);
         self.janitor.dismiss();
     }
 }
@@ -250,6 +290,48 @@ pub fn tear_down(prefix: &str) -> Result<bool> {
         janitor::clean(prefix)?;
     }
     Ok(there)
+}
+
+/// Starts the virtual machines, and waits until all have booted.
+fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
+    let box_ = Netns::open(&format!("{prefix}-box"))?;
+    let taps = if spec.cables { Netns::open(&format!("{prefix}-wire"))? } else { box_.clone() };
+    let start = |(i, &kernel): (usize, &Kernel)| {
+        Vm::start(&VmSpec {
+            kernel,
+            tap: (&taps, tap(spec, i)),
+            lab: &box_,
+            mac: mac(i),
+            mtu: spec.mtu,
+            addresses: addresses(spec, i, false),
+        })
+    };
+    let mut vms = spec.vms.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
+    vms.iter_mut().try_for_each(Vm::wait)?;
+    Ok(vms)
+}
+
+/// The interface that is the other end of a virtual machine's: the box's port itself, or an end of the cable.
+fn tap(spec: &LabSpec, host: usize) -> String {
+    format!("{}{host}", if spec.cables { "up" } else { "port" })
+}
+
+/// A host's addresses, with the lengths of their prefixes.
+fn addresses(spec: &LabSpec, host: usize, routed: bool) -> Vec<(IpAddr, u8)> {
+    let of = |k: usize| {
+        let v6 = spec.ipv6.then(|| (host_ipv6(routed, host, k), 64));
+        std::iter::once((host_ip(routed, host, k), 16)).chain(v6)
+    };
+    (0..spec.ips_per_host).flat_map(of).collect()
+}
+
+/// The `k`-th IPv4 address of a host, at the bridge or behind the router.
+pub fn host_ip(routed: bool, host: usize, k: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, network(routed), k as u8, host as u8 + 1))
+}
+
+fn host_ipv6(routed: bool, host: usize, k: usize) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, network(routed).into(), 0, 0, k as u16, host as u16 + 1))
 }
 
 /// Creates namespaces, links and addresses.
@@ -269,8 +351,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     if spec.cables {
         let mut wire = String::from("link set lo up\n");
         for i in hosts.clone() {
-            wire +=
-                &veth(&format!("up{i}"), &format!("eth0 address {}", mac(i)), mtu, &format!("{prefix}-h{i}"));
+            wire += &towards_host(spec, prefix, i);
             wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
             wire += &format!("link add cable{i} {bridge}\n");
             wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
@@ -283,12 +364,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     let mut box_ = format!("link set lo up\nlink add br0 address 02:00:00:00:00:fe {bridge}\n");
     for i in hosts.clone() {
         if !spec.cables {
-            box_ += &veth(
-                &format!("port{i}"),
-                &format!("eth0 address {}", mac(i)),
-                mtu,
-                &format!("{prefix}-h{i}"),
-            );
+            box_ += &towards_host(spec, prefix, i);
         }
         box_ += &format!("link set port{i} master br0\n{}", up(&format!("port{i}")));
     }
@@ -300,14 +376,24 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     ip_batch(Some(&format!("{prefix}-box")), &box_)?;
 
     for i in hosts {
-        let mut host = String::from("link set lo up\n") + &up("eth0");
-        host += &addresses(spec, i, false);
-        let host_node = format!("h{i}");
-        ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
+        let (is_vm, host_node) = (i < spec.vms.len(), format!("h{i}"));
+        if !is_vm {
+            let host = String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, i, false);
+            ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
+        }
         // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
-        let mut ends = vec![("box", format!("port{i}")), (&host_node, "eth0".to_owned())];
+        let mut ends = Vec::new();
+        if spec.cables || !is_vm {
+            ends.push(("box", format!("port{i}")));
+        }
+        if !is_vm {
+            ends.push((&host_node, "eth0".to_owned()));
+        }
         if spec.cables {
-            ends.extend([("wire", format!("up{i}")), ("wire", format!("down{i}"))]);
+            ends.push(("wire", format!("down{i}")));
+        }
+        if spec.cables && !is_vm {
+            ends.push(("wire", format!("up{i}")));
         }
         for (node, interface) in ends {
             let mut ethtool = Netns::open(&format!("{prefix}-{node}"))?.command("ethtool");
@@ -327,16 +413,25 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
 }
 
 /// The lines that give a host its addresses.
-pub(crate) fn addresses(spec: &LabSpec, host: usize, routed: bool) -> String {
-    let (network, host) = (network(routed), host + 1);
+pub(crate) fn address_lines(spec: &LabSpec, host: usize, routed: bool) -> String {
     let mut lines = String::new();
-    for k in 0..spec.ips_per_host {
-        lines += &format!("address add 10.{network}.{k}.{host}/16 dev eth0\n");
-        if spec.ipv6 {
-            lines += &format!("address add fd00:0:0:{network:x}::{k:x}:{host:x}/64 dev eth0 nodad\n");
-        }
+    for (ip, len) in addresses(spec, host, routed) {
+        let nodad = if ip.is_ipv6() { " nodad" } else { "" };
+        lines += &format!("address add {ip}/{len} dev eth0{nodad}\n");
     }
     lines
+}
+
+/// The lines that make a host's link: a veth pair up to the host's `eth0`, or a tap for QEMU.
+fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
+    let (here, mtu) = (tap(spec, i), spec.mtu);
+    if i < spec.vms.len() {
+        // A window's packets fit into its queue.
+        return format!(
+            "tuntap add dev {here} mode tap vnet_hdr\nlink set {here} mtu {mtu} txqueuelen 8192\n"
+        );
+    }
+    veth(&here, &format!("eth0 address {}", mac(i)), mtu, &format!("{prefix}-h{i}"))
 }
 
 /// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another namespace.

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
 
-use crate::lab::{LabSpec, addresses, ip_batch, mac, network, up, veth};
+use crate::lab::{LabSpec, address_lines, ip_batch, mac, network, up, veth};
 use crate::netns::Netns;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("vlan.bpf.o");
@@ -70,7 +70,7 @@ pub(crate) fn route(spec: &LabSpec, prefix: &str) -> Result<()> {
         .enter(|| forwarding.iter().try_for_each(|file| std::fs::write(file, "1").context(*file)))?;
 
     for host in spec.hosts..spec.hosts + spec.routed {
-        let mut lines = String::from("link set lo up\n") + &up("eth0") + &addresses(spec, host, true);
+        let mut lines = String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, host, true);
         lines += &format!("route add default via 10.{inside}.0.254\n");
         if spec.ipv6 {
             lines += &format!("route add default via fd00:0:0:{inside:x}::fe\n");

@@ -10,7 +10,7 @@ use netsum_common::wire::{Bth, Opcode, Syndrome};
 use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
 use super::requester::{Effect, Requester};
 use super::responder::{Arrival, Responder};
-use super::{EndpointConfig, Event, QpConfig, QpError, QpId, SetupError, Transmit};
+use super::{EndpointConfig, Event, Operation, QpConfig, QpError, QpId, SetupError, Transmit};
 
 /// Most datagrams in one transmission, where the driver allows as many; the kernel's `UDP_MAX_SEGMENTS` is 64 or more
 /// (include/linux/udp.h).
@@ -159,7 +159,22 @@ impl Endpoint {
     /// Queues a message. On a queue pair that is gone or has failed nothing happens.
     pub fn post_send(&mut self, id: QpId, message: u64, data: Vec<u8>, immediate: Option<u32>) {
         if let Some(qp) = self.qp(id).filter(|q| !q.failed) {
-            qp.requester.post(message, data, immediate);
+            qp.requester.post(message, data, None, immediate);
+        }
+    }
+
+    /// Queues an RDMA WRITE to an address of the other side's, whatever the queue pair's own operation is. Its receiver takes note
+    /// of one with immediate data only.
+    pub fn post_write(
+        &mut self,
+        id: QpId,
+        message: u64,
+        data: Vec<u8>,
+        (address, rkey): (u64, u32),
+        immediate: Option<u32>,
+    ) {
+        if let Some(qp) = self.qp(id).filter(|q| !q.failed) {
+            qp.requester.post(message, data, Some(Operation::Write { address, rkey }), immediate);
         }
     }
 

@@ -504,7 +504,7 @@ fn requests_that_nobody_carries_out_are_refused_in_their_turn() {
         pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &data);
         pair.ends[1].poll_transmit(pair.now, &mut data).unwrap();
         assert_eq!(request(&mut pair, first), None, "a duplicate of what cannot have been carried out");
-        assert_eq!(request(&mut pair, first + 1), Some((first + 1 & 0xff_ffff, 0x61)));
+        assert_eq!(request(&mut pair, first + 1), Some(((first + 1) & 0xff_ffff, 0x61)));
         assert_eq!(pair.ends[1].stats().unsupported, 4);
         // Whoever asks is told.
         acknowledge_with(&mut pair, first + 1, Syndrome::Nak(Nak::InvalidRequest));
