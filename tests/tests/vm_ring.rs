@@ -1,5 +1,7 @@
 //! Hosts that are not ours: kernels' Soft-RoCE (rdma_rxe) and an application over libibverbs, through the box.
 
+mod mixed;
+
 use std::time::Duration;
 
 use netsum_common::counters::{Counter, Kind};
@@ -117,7 +119,7 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
     let Extent { kernels, messages, rings } = Extent::new();
     // If there are two kernels, neighbours have different ones.
     let vms: Vec<Kernel> = kernels.iter().copied().cycle().take(4).collect();
-    let cluster = Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(4) }).unwrap();
+    let cluster = Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) }).unwrap();
     println!(
         "\n{messages} messages of 128 KiB from each rank, kernels {}; each ring through the box, and without it from neighbour\n\
          to neighbour. lost: packets, at {:.0} % on every link and each way. again: data packets sent again by all ranks, and\n\
@@ -142,6 +144,8 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
             );
         }
     }
+    mixed::rings(&cluster);
+    mixed::pairs(&cluster);
 }
 
 #[test]
