@@ -20,6 +20,7 @@ fn spec(name: &str, ranks: u32) -> JobSpec {
         rings: 1,
         verify_icrc: true,
         in_order: true,
+        in_band: false,
         token: "t".into(),
     }
 }
@@ -316,6 +317,7 @@ proptest! {
                         prop_assert_eq!(ports.len(), r.ranks as usize);
                     }
                     Action::Reply { .. } | Action::ResetCounters(_) => {}
+                    Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
                 }
             }
             let used: u64 = c.jobs().map(|j| pool::job_memory(&j.spec, j.slots)).sum();
@@ -410,6 +412,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                     keys.iter().for_each(|k| assert!(flows.remove(k)));
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
+                Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
             }
         }
         (rings.len(), flows.len())
@@ -478,4 +481,40 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
     c.create_job(spec("c", 2)).unwrap();
     let stolen = FlowSpec { qpn: 7, ifindex: 13, ..flow(0, 2) };
     assert!(matches!(c.add_flow("c", 0, stolen), Err(Refusal::Exists(_))));
+}
+
+#[test]
+fn a_port_that_goes_ends_the_jobs_that_have_flows_there_and_no_other() {
+    let mut c = controller();
+    for (name, first) in [("a", 0), ("b", 2)] {
+        c.create_job(spec(name, 2)).unwrap();
+        for rank in 0..2 {
+            let f = FlowSpec {
+                ifindex: 10 + first + rank,
+                src: IpAddr::from([10, 0, first as u8, rank as u8]),
+                dst: IpAddr::from([10, 0, first as u8, 1 - rank as u8]),
+                ..flow(rank, 2)
+            };
+            c.add_flow(name, 0, f).unwrap();
+        }
+    }
+    let actions = c.ports_gone(&[11]);
+    assert!(actions.iter().any(|a| matches!(a, Action::DeleteRing { ring: 1, .. })), "{actions:?}");
+    assert_eq!(c.job("a").unwrap().state, State::Failed("rank 1: its port p1 is gone".into()));
+    assert_eq!(c.job("b").unwrap().state, State::Active);
+    assert!(c.ports_gone(&[10, 11]).is_empty(), "a job ends once");
+}
+
+#[test]
+fn the_pool_shrinks_to_what_the_jobs_take_and_no_further() {
+    let mut c = controller();
+    c.create_job(spec("a", 2)).unwrap();
+    let used = c.memory_used();
+    let error = c.set_memory(used - 1).unwrap_err().to_string();
+    assert!(error.contains("the jobs take 318.0 KiB already"), "{error}");
+    assert_eq!(c.memory(), 64 << 20, "nothing has changed");
+    c.set_memory(used).unwrap();
+    assert!(matches!(c.create_job(spec("b", 2)), Err(Refusal::Exhausted(_))));
+    c.set_memory(2 * used).unwrap();
+    c.create_job(spec("b", 2)).unwrap();
 }

@@ -1,21 +1,21 @@
 //! Gathers the evidence for [`crate::core::diagnose`], and keeps the watch.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
-use netsum_common::counters::Kind;
+use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use tonic::Status;
 
 use super::admin::counter_messages;
 use super::links::{Link, Netlink};
+use super::load::counters;
 use super::state::{Inner, Shared};
 use crate::core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use crate::core::watch::{Finding, RingView};
 use crate::core::{Job, State};
-use crate::dataplane::{FlowSpec, RingSpec};
+use crate::dataplane::{FlowSpec, RingSpec, count, unmapped};
 
 /// How often rings that are active are looked at.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -87,13 +87,13 @@ fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, u32, RingSpec)> 
 }
 
 /// A ring's flows in rank order.
-fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
+pub(super) fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
     let mut flows: Vec<FlowSpec> = job.flows.iter().filter(|f| f.ring == ring).cloned().collect();
     flows.sort_by_key(|f| f.rank);
     flows
 }
 
-fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
+pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
     let state = inner.plane.ring_state(ring.id)?;
     Ok(RingView {
         slot: inner.plane.slot(ring.id, state.low & (ring.slots - 1))?,
@@ -138,8 +138,10 @@ pub async fn answer(
     };
     let before = links(netlink.cloned()).await?;
     let mut packets: HashMap<(u32, u32), u32> = HashMap::new();
+    let tokens_before;
     let watching = {
         let mut inner = shared.lock();
+        tokens_before = wrong_tokens(&inner).map_err(internal)?;
         for flow in inner.controller.job(&request.job)?.flows.clone() {
             packets
                 .insert((flow.ring, flow.rank), inner.plane.flow_seen(flow.key()).map_err(internal)?.packets);
@@ -163,9 +165,9 @@ pub async fn answer(
     } else {
         Vec::new()
     };
-    let findings = diagnose(job, &rings, &strangers).into_iter();
-    let ids: Vec<u32> = job.rings.iter().map(|r| r.id).collect();
-    let drops = counter_messages(&inner, &ids)?;
+    let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
+    let findings = diagnose(job, &rings, &strangers, wrong_tokens).into_iter();
+    let drops = counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
     let diagnosis = api::Diagnosis {
         job: request.job,
         state: super::state_message(&job.state).into(),
@@ -182,6 +184,11 @@ pub async fn answer(
     drop(inner);
     drop(watching);
     Ok(diagnosis)
+}
+
+/// First packets with a token of no job, ever.
+fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
+    Ok(count(&inner.plane.counters(0)?, Counter::InBandToken))
 }
 
 fn ring_evidence(
@@ -221,13 +228,12 @@ fn ring_evidence(
 }
 
 fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
-    let ip = |bytes: [u8; 16]| IpAddr::from(Ipv6Addr::from(bytes)).to_canonical();
     let noted = inner.plane.strangers()?;
     Ok(noted
         .into_iter()
         .map(|(key, packets)| Stranger {
-            src: ip(key.src_ip),
-            dst: ip(key.dst_ip),
+            src: unmapped(key.src_ip),
+            dst: unmapped(key.dst_ip),
             qpn: key.qpn,
             ifindex: key.ifindex,
             packets,
@@ -243,15 +249,13 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         let expected = ring.view.state.expected[rank as usize];
         // The data plane raises it only when the rank's next packet comes.
         let expected = if serial::before(expected, low) { low } else { expected };
-        let used =
-            ring.view.last_index(rank as usize, ring.spec.window).map_or(0, |i| serial::diff(i, low) + 1);
         api::RankDiagnosis {
             rank,
             port: r.port.name.clone(),
             port_up: r.port.up,
             expected,
             expected_psn: serial::add(r.flow.base_psn, expected),
-            credit_used: used.max(0) as u32,
+            credit_used: ring.view.credit_used(rank as usize, ring.spec.window),
             packets: r.seen.packets,
             refused: r.seen.refused,
             last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),

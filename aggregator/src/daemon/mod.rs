@@ -5,21 +5,29 @@
 //! | [`state`] | controller and data plane behind one lock; carries out actions |
 //! | [`admin`] | the administration service |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
+//! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
 //! | [`doorman`] | what strangers on the workers' TCP port may use up |
 //! | [`socket`] | the administration socket: who may open it |
 //! | [`tls`] | TLS for workers |
 //! | [`privileges`] | the capabilities that the daemon keeps |
+//! | [`load`] | how full rings are, and what their jobs have counted |
+//! | [`metrics`] | the same for Prometheus, over HTTP |
 //! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
+//! | [`reload`] | SIGHUP, and ports that come and go |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
 pub mod diagnose;
 pub mod doorman;
+pub mod in_band;
 pub mod links;
+pub mod load;
+pub mod metrics;
 pub mod persist;
 pub mod privileges;
+pub mod reload;
 pub mod run;
 pub mod socket;
 pub mod state;
@@ -30,7 +38,7 @@ use netsum_api::v1 as api;
 use tonic::Status;
 
 use crate::core::{Job, Refusal, State, epoch_number, pool};
-use crate::dataplane::FlowSpec;
+use crate::dataplane::{FirstPacket, FlowSpec};
 
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
@@ -50,6 +58,11 @@ impl From<Refusal> for Status {
 /// Text form of a MAC address.
 pub fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// Bytes in hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// A MAC address from its text form.
@@ -87,6 +100,18 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         qpn: f.qpn,
         psn: f.base_psn,
         src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
+        seen: None,
+    };
+    let claim = |p: &FirstPacket| api::Flow {
+        ring: p.header.ring,
+        rank: p.header.rank,
+        port: port_name(p.ifindex),
+        src: p.src.to_string(),
+        dst: p.dst.to_string(),
+        qpn: p.qpn,
+        psn: p.psn,
+        src_mac: mac_text(p.src_mac),
+        seen: None,
     };
     let spec = &job.spec;
     api::Job {
@@ -108,5 +133,10 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         heartbeat_ms,
         epoch: epoch_number(job),
         ring_ids: job.rings.iter().map(|r| r.id).collect(),
+        in_band: spec.in_band,
+        in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
+        claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
+        unclaimed: job.unclaimed().into_iter().map(|(ring, rank)| api::Place { ring, rank }).collect(),
+        refusals: job.refusals().map(str::to_owned).collect(),
     }
 }

@@ -3,15 +3,18 @@
 //! [`DataPlane`] is what the controller asks of it; `bpf` implements it with aya, tests with something simpler.
 
 pub mod bpf;
+mod facts;
 pub mod held;
 pub mod pins;
 mod takeover;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::SystemTime;
 
 use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::wire::{InBandToken, JobHeader};
 use serde::{Deserialize, Serialize};
 
 /// A ring as the controller wants it; see `netsum_common::abi::RingConfig` for the terms.
@@ -33,6 +36,8 @@ pub struct RingSpec {
     pub verify_icrc: bool,
     /// Release in order.
     pub in_order: bool,
+    /// Messages begin with a header, by which connections join.
+    pub in_band: bool,
 }
 
 /// A flow as the controller wants it: rank `rank`'s connection to the next rank.
@@ -63,12 +68,57 @@ impl FlowSpec {
     }
 }
 
+/// A job that is set up in band, for the data plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InBandSpec {
+    /// What first packets show.
+    pub token: InBandToken,
+    /// Number of its first ring in the data plane, which stands for the job.
+    pub job: u32,
+    /// Its ranks.
+    pub ranks: u32,
+    /// Its rings.
+    pub rings: u32,
+    /// Verify the ICRC of first packets.
+    pub verify_icrc: bool,
+}
+
+/// A first packet of a connection that is not registered, with the token of a job that is set up in band.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstPacket {
+    /// Number of the job's first ring.
+    pub job: u32,
+    /// What it begins with.
+    pub header: JobHeader,
+    /// The interface that it came in on.
+    pub ifindex: u32,
+    /// Its sender's address.
+    pub src: IpAddr,
+    /// Its sender's MAC address, or its router's.
+    pub src_mac: [u8; 6],
+    /// Its receiver's address.
+    pub dst: IpAddr,
+    /// Its receiver's queue pair.
+    pub qpn: u32,
+    /// Its PSN.
+    pub psn: u32,
+    /// Length of its payload in bytes.
+    pub len: u32,
+    /// It is its message's last packet, too.
+    pub only: bool,
+}
+
 /// An address as flow keys hold it: IPv4 in mapped form.
 pub fn mapped(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }
+}
+
+/// An address from the form that flow keys hold.
+pub fn unmapped(ip: [u8; 16]) -> IpAddr {
+    IpAddr::from(Ipv6Addr::from(ip)).to_canonical()
 }
 
 /// How XDP programs are attached.
@@ -114,6 +164,52 @@ pub trait DataPlane: Send {
     fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()>;
     /// Connections noted since the watch began, and how many data packets came on each.
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
+    /// Begins to note and drop first packets with a job's token; again and with other properties, if it does already.
+    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()>;
+    /// Passes first packets with this token on, as others. What is missing already is no error.
+    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
+    /// Takes out what has been noted of first packets since the last time.
+    fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
+    /// The number of a CPU that serves rings, from its place in the configured list ([`RingSpec::cpu`]).
+    fn cpu_number(&self, cpu: u32) -> u32;
+    /// The programs as the kernel has them.
+    fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>>;
+}
+
+/// A loaded program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramFacts {
+    /// The kernel's number for it.
+    pub id: u32,
+    /// Its name, one of `netsum_common::abi::programs`.
+    pub name: &'static str,
+    /// What the kernel makes of its instructions.
+    pub tag: u64,
+    /// When it was loaded.
+    pub loaded_at: Option<SystemTime>,
+    /// Bytes as the kernel has it.
+    pub xlated_bytes: u32,
+    /// Bytes of machine code; 0 without JIT.
+    pub jited_bytes: u32,
+    /// Bytes of memory that it locks.
+    pub memory: u64,
+    /// Instructions that the verifier went through.
+    pub verified_instructions: u32,
+    /// How often it has run, and the nanoseconds that it took; 0 unless `kernel.bpf_stats_enabled` is set.
+    pub runs: (u64, u64),
+    /// Where its packets come from.
+    pub attached: Vec<Attached>,
+}
+
+/// Where a program's packets come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// A port, by its interface number.
+    Port(u32),
+    /// What is steered to a CPU.
+    Cpu(u32),
+    /// What is sent by a ring's device map.
+    DeviceMap,
 }
 
 /// What the data plane has seen of a flow.
