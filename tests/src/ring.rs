@@ -7,8 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::Host;
-use crate::cluster::{Cluster, PATIENCE, program};
+use crate::cluster::{Cluster, program};
 use crate::process::Running;
+
+/// How long anything in a virtual machine may take that should be quick.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// With what the ranks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
