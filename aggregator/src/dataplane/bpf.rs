@@ -20,7 +20,8 @@ use netsum_common::wire::{InBandToken, JobHeader};
 
 use super::pins::Pins;
 use super::{
-    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, XdpMode, held, mapped, unmapped,
+    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, XdpMode, facts, held,
+    mapped, unmapped,
 };
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
@@ -56,7 +57,7 @@ pub struct BpfDataPlane {
     pub(super) ebpf: Ebpf,
     logger: Option<Logger>,
     egress: ProgramFd,
-    cpus: Vec<u32>,
+    pub(super) cpus: Vec<u32>,
     pub(super) links: HashMap<u32, Attachment>,
     pub(super) pins: Option<Pins>,
     rings: HashMap<u32, RingMaps>,
@@ -503,6 +504,14 @@ impl DataPlane for BpfDataPlane {
         let map: aya::maps::HashMap<_, StrangerKey, u64> =
             aya::maps::HashMap::try_from(self.ebpf.map(maps::STRANGERS).context(maps::STRANGERS)?)?;
         map.iter().map(|entry| Ok(entry?)).collect()
+    }
+
+    fn cpu_number(&self, cpu: u32) -> u32 {
+        self.cpus.get(cpu as usize).copied().unwrap_or(cpu)
+    }
+
+    fn programs(&self) -> Result<Vec<ProgramFacts>> {
+        facts::programs(self)
     }
 
     fn listen_in_band(&mut self, job: &InBandSpec) -> Result<()> {
