@@ -246,7 +246,8 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         );
         let text = cluster.netsum(&["job", "show", "app"]).unwrap();
         assert!(text.contains("not yet shown up in band: rank 1 of ring 0"), "{text}");
-        assert!(text.contains("waits in band: ring 0 rank 2: port port2  src 10.0.0.3"), "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("waits in band: ring 0 rank 2: port port2 src 10.0.0.3"), "{text}");
         let said = said("200ms");
         assert!(said.contains("rank 1: has not shown up") && !said.contains("rank 0:"), "{said}");
         assert!(!said.contains("none of them a first packet"), "{said}");
@@ -431,7 +432,7 @@ fn a_flood_of_first_packets_keeps_no_job_from_its_sums() {
     assert!(cluster.counter(Some("other"), "in_band_first").unwrap() > 500);
     assert!(cluster.counter(None, "in_band_wrong_token").unwrap() > 500);
     let lines = cluster.daemon_log().lines().count();
-    assert!(lines < 2000, "the log has {lines} lines");
+    assert!(lines < 1000, "the log has {lines} lines");
 }
 
 #[test]
