@@ -14,6 +14,7 @@ use netsum_worker::udp::UdpDriver;
 use crate::Lab;
 use crate::frames::{lanes, sum};
 use crate::netns::Netns;
+use crate::traffic::ping;
 
 /// What the application does.
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +141,11 @@ pub fn run(load: Load, homes: &[Home<'_>]) -> Result<Vec<Stats>> {
             Some((_, ranks)) => ranks.push(rank as u32),
             None => hosts.push((*home, vec![rank as u32])),
         }
+    }
+    // Packets that wait until their next hop's MAC address is known may be overtaken by those behind them
+    // (net/core/neighbour.c, `neigh_update`), which would look like a loss.
+    for (rank, (netns, _)) in homes.iter().enumerate() {
+        ping(netns, ips[(rank + 1) % ips.len()], 1, Duration::from_secs(5))?;
     }
     std::thread::scope(|s| {
         let hosts: Vec<_> = hosts

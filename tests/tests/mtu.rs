@@ -64,3 +64,10 @@ fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
         assert!(error.contains("missing: 1"), "{error}");
     }
 }
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_port_whose_packets_do_not_fit_a_page_is_refused_when_the_daemon_starts() {
+    let error = Cluster::start(LabSpec { mtu: 9000, ..LabSpec::hosts(2) }).unwrap_err().to_string();
+    assert!(error.contains("port port0: cannot attach") && error.contains("has an MTU of 9000"), "{error}");
+}
