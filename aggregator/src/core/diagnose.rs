@@ -186,9 +186,7 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
             format!("compare with `netsum job show {} --show-token`", job.spec.name),
         ));
     }
-    // Of a rank that has shown up, all but the first packets pass.
-    let waits = |s: &&Stranger| job.claims().any(|(c, _)| (c.src, c.dst, c.qpn) == (s.src, s.dst, s.qpn));
-    findings.extend(strangers.iter().filter(|s| !waits(s)).map(|s| {
+    findings.extend(strangers.iter().map(|s| {
         Finding::of_job(
             format!(
                 "{} sends to queue pair {:#x} of {}, {} packets while it was watched: none of them a first packet with the job's header",
@@ -267,7 +265,16 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
         );
     }
     if seen.packets == 0 {
-        return nothing_came(rank, stranger_of(rank, strangers));
+        let (what, mut next) = nothing_came(rank, stranger_of(rank, strangers));
+        let neighbour = &ring.ranks[(flow.rank as usize + 1) % ring.ranks.len()].flow;
+        if neighbour.ifindex == flow.ifindex {
+            next = format!(
+                "rank {} is behind {}, too: what they send each other does not come by the box; number the ranks so that neighbours are \
+                 behind different ports",
+                neighbour.rank, port.name
+            );
+        }
+        return (what, next);
     }
     let low = ring.view.state.low;
     let psn = serial::add(flow.base_psn, low);
@@ -375,7 +382,7 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
                 "its first packets have other PSNs (last {:#x}) than registered ({:#x} and on)",
                 seen.last_psn, flow.base_psn
             ),
-            "register the flow again with the first PSN of the connection".into(),
+            "`netsum job restart`, and register the flows again with the first PSNs of the connections".into(),
         ),
         Counter::CreditViolation => (
             format!("sends beyond its credit: index {index}, and {low} to {} are open",

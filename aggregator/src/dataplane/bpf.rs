@@ -527,7 +527,14 @@ impl DataPlane for BpfDataPlane {
 
     fn ignore_in_band(&mut self, token: InBandToken) -> Result<()> {
         let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
+        let Some(job) = found(tokens.get(&Token::new(token), 0))? else { return Ok(()) };
         ignore_missing(tokens.remove(&Token::new(token)))?;
+        let mut waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
+        let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
+        for (connection, _) in all.iter().filter(|(_, number)| *number == job.job) {
+            ignore_missing(waiting.remove(connection))?;
+        }
+        let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         if tokens.keys().next().is_none() {
             self.watch(watch::FIRST_PACKETS, false)?;
         }
@@ -554,10 +561,10 @@ fn first_packet(key: &ClaimKey, claim: &Claim) -> Option<FirstPacket> {
         job: key.job,
         header: JobHeader::decode(header.first_chunk()?)?,
         ifindex: key.ifindex,
-        src: unmapped(claim.src_ip),
+        src: unmapped(claim.connection.src_ip),
         src_mac: claim.src_mac,
-        dst: unmapped(claim.dst_ip),
-        qpn: claim.qpn,
+        dst: unmapped(claim.connection.dst_ip),
+        qpn: claim.connection.qpn,
         psn: claim.psn,
         len: claim.len,
         only: claim.only != 0,
