@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`rc`] | the endpoint, without I/O |
 //! | [`udp`] | a socket under it |
+//! | `verbs` | RDMA adapters through libibverbs |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`comm`] | [`Communicator`]: all-reduce and barrier |
 //! | `control` | client of the box's daemon |
@@ -31,8 +32,12 @@ pub mod rc;
 #[doc(hidden)]
 pub mod sim;
 pub mod udp;
+mod verbs;
 
-pub use comm::{Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics, Tls};
+pub use comm::{
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics, Tls, Traffic,
+    Transport,
+};
 pub use numeric::element::{Dtype, Element};
 pub use numeric::layout::Layout;
 pub use numeric::reference::reference_sum;

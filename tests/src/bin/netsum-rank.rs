@@ -60,7 +60,7 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
             Answer::Done(Outcome {
                 mode: report.mode.name().to_owned(),
                 verified: report.verified,
-                retransmissions: report.retransmissions,
+                retransmissions: report.retransmissions.unwrap_or(0),
                 micros: report.elapsed.as_micros() as u64,
                 fall_backs: statistics.fall_backs,
                 wrong: statistics.wrong,
