@@ -3,6 +3,7 @@
 //! `ip -batch` does the work: one process for each namespace, and each line can be tried by hand. The same over a
 //! netlink crate takes several times the code for links, addresses, bridge options and namespaces.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
@@ -14,6 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::faults::{Cable, Faults};
 use crate::janitor::{self, Janitor};
 use crate::netns::{self, Netns};
+use crate::vm::image::Kernel;
+use crate::vm::{Vm, VmSpec};
 
 /// The prefix of the lab that `cargo xtask lab up` leaves running.
 pub const STANDING: &str = "netsum";
@@ -34,13 +37,15 @@ pub struct LabSpec {
     pub ips_per_host: usize,
     /// Put a cable between each host and its port that can lose packets, and more.
     pub cables: bool,
+    /// The first hosts are virtual machines with these kernels; the others are namespaces.
+    pub vms: Vec<Kernel>,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
     pub name: Option<String>,
 }
 
 impl Default for LabSpec {
     fn default() -> Self {
-        Self { hosts: 2, mtu: 1500, ipv6: false, ips_per_host: 1, cables: false, name: None }
+        Self { hosts: 2, mtu: 1500, ipv6: false, ips_per_host: 1, cables: false, vms: Vec::new(), name: None }
     }
 }
 
@@ -48,6 +53,11 @@ impl LabSpec {
     /// `hosts` hosts, and the defaults.
     pub fn hosts(hosts: usize) -> Self {
         Self { hosts, ..Self::default() }
+    }
+
+    /// `hosts` hosts that are virtual machines, and the defaults.
+    pub fn vms(hosts: usize, kernel: Kernel) -> Self {
+        Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
     }
 }
 
@@ -68,12 +78,13 @@ pub struct BoxNode {
     netns: Netns,
 }
 
-/// A host's namespace.
+/// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
 #[derive(Debug)]
 pub struct Host {
     netns: Netns,
     number: usize,
     cable: Option<Cable>,
+    vm: Option<Vm>,
 }
 
 impl Deref for BoxNode {
@@ -116,12 +127,12 @@ impl Host {
 
     /// The host's `k`-th IPv4 address.
     pub fn ip(&self, k: usize) -> IpAddr {
-        IpAddr::V4(Ipv4Addr::new(10, 0, k as u8, self.number as u8 + 1))
+        host_ip(self.number, k)
     }
 
     /// The host's `k`-th IPv6 address; only in a lab with IPv6.
     pub fn ipv6(&self, k: usize) -> IpAddr {
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, k as u16, self.number as u16 + 1))
+        host_ipv6(self.number, k)
     }
 
     /// The MAC address of its interface.
@@ -132,6 +143,27 @@ impl Host {
     /// The host's number in the lab.
     pub fn number(&self) -> usize {
         self.number
+    }
+
+    /// The virtual machine that it is, if it is one.
+    pub fn vm(&self) -> Option<&Vm> {
+        self.vm.as_ref()
+    }
+
+    /// A program to be run on the host. It dies with the thread that starts it, so that nothing survives its test.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.vm {
+            Some(vm) => vm.command(program),
+            None => self.netns.command(program),
+        }
+    }
+
+    /// Like [`Host::command`], but it may outlive the thread that starts it.
+    pub fn free_command(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.vm {
+            Some(vm) => vm.free_command(program),
+            None => self.netns.free_command(program),
+        }
     }
 
     /// Meddles with RoCEv2 packets from now on: with those from the host, and those to the host, chosen by `seed`.
@@ -165,6 +197,7 @@ impl Lab {
             "{} addresses: 1 to 255 are possible",
             spec.ips_per_host
         );
+        ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
@@ -178,10 +211,16 @@ impl Lab {
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
         let box_ = BoxNode { netns: netns("box")? };
-        let hosts = (0..spec.hosts)
-            .map(|i| {
+        let vms = boot(&spec, &prefix)?;
+        let hosts = vms
+            .into_iter()
+            .map(Some)
+            .chain(std::iter::repeat_with(|| None))
+            .take(spec.hosts)
+            .enumerate()
+            .map(|(i, vm)| {
                 let cable = if spec.cables { Some(Cable::new(&netns("wire")?, i)?) } else { None };
-                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, cable })
+                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, cable, vm })
             })
             .collect::<Result<_>>()?;
         Ok(Self { spec, prefix, box_, hosts, janitor })
@@ -213,7 +252,8 @@ impl Lab {
     }
 
     /// Lets the lab stand when this process ends; [`tear_down`] removes it.
-    pub fn keep(self) {
+    pub fn keep(mut self) {
+        self.hosts.iter_mut().filter_map(|host| host.vm.as_mut()).for_each(Vm::leave);
         self.janitor.dismiss();
     }
 }
@@ -225,6 +265,48 @@ pub fn tear_down(prefix: &str) -> Result<bool> {
         janitor::clean(prefix)?;
     }
     Ok(there)
+}
+
+/// Starts the virtual machines, and waits until all have booted.
+fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
+    let box_ = Netns::open(&format!("{prefix}-box"))?;
+    let taps = if spec.cables { Netns::open(&format!("{prefix}-wire"))? } else { box_.clone() };
+    let start = |(i, &kernel): (usize, &Kernel)| {
+        Vm::start(&VmSpec {
+            kernel,
+            tap: (&taps, tap(spec, i)),
+            lab: &box_,
+            mac: mac(i),
+            mtu: spec.mtu,
+            addresses: addresses(spec, i),
+        })
+    };
+    let mut vms = spec.vms.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
+    vms.iter_mut().try_for_each(Vm::wait)?;
+    Ok(vms)
+}
+
+/// The interface that is the other end of a virtual machine's: the box's port itself, or an end of the cable.
+fn tap(spec: &LabSpec, host: usize) -> String {
+    format!("{}{host}", if spec.cables { "up" } else { "port" })
+}
+
+/// A host's addresses, with the lengths of their prefixes.
+fn addresses(spec: &LabSpec, host: usize) -> Vec<(IpAddr, u8)> {
+    let of = |k: usize| {
+        let v6 = spec.ipv6.then(|| (host_ipv6(host, k), 64));
+        std::iter::once((host_ip(host, k), 16)).chain(v6)
+    };
+    (0..spec.ips_per_host).flat_map(of).collect()
+}
+
+/// The `k`-th IPv4 address of a host.
+pub fn host_ip(host: usize, k: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, k as u8, host as u8 + 1))
+}
+
+fn host_ipv6(host: usize, k: usize) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, k as u16, host as u16 + 1))
 }
 
 /// Creates namespaces, links and addresses.
@@ -244,8 +326,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     if spec.cables {
         let mut wire = String::from("link set lo up\n");
         for i in hosts.clone() {
-            wire +=
-                &veth(&format!("up{i}"), &format!("eth0 address {}", mac(i)), mtu, &format!("{prefix}-h{i}"));
+            wire += &towards_host(spec, prefix, i);
             wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
             wire += &format!("link add cable{i} {bridge}\n");
             wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
@@ -258,12 +339,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     let mut box_ = format!("link set lo up\nlink add br0 address 02:00:00:00:00:fe {bridge}\n");
     for i in hosts.clone() {
         if !spec.cables {
-            box_ += &veth(
-                &format!("port{i}"),
-                &format!("eth0 address {}", mac(i)),
-                mtu,
-                &format!("{prefix}-h{i}"),
-            );
+            box_ += &towards_host(spec, prefix, i);
         }
         box_ += &format!("link set port{i} master br0\n{}", up(&format!("port{i}")));
     }
@@ -274,19 +350,28 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     ip_batch(Some(&format!("{prefix}-box")), &box_)?;
 
     for i in hosts {
-        let mut host = String::from("link set lo up\n") + &up("eth0");
-        for k in 0..spec.ips_per_host {
-            host += &format!("address add 10.0.{k}.{}/16 dev eth0\n", i + 1);
-            if spec.ipv6 {
-                host += &format!("address add fd00::{k:x}:{:x}/64 dev eth0 nodad\n", i + 1);
+        let (is_vm, host_node) = (i < spec.vms.len(), format!("h{i}"));
+        if !is_vm {
+            let mut host = String::from("link set lo up\n") + &up("eth0");
+            for (ip, len) in addresses(spec, i) {
+                let nodad = if ip.is_ipv6() { " nodad" } else { "" };
+                host += &format!("address add {ip}/{len} dev eth0{nodad}\n");
             }
+            ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         }
-        let host_node = format!("h{i}");
-        ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
-        let mut ends = vec![("box", format!("port{i}")), (&host_node, "eth0".to_owned())];
+        let mut ends = Vec::new();
+        if spec.cables || !is_vm {
+            ends.push(("box", format!("port{i}")));
+        }
+        if !is_vm {
+            ends.push((&host_node, "eth0".to_owned()));
+        }
         if spec.cables {
-            ends.extend([("wire", format!("up{i}")), ("wire", format!("down{i}"))]);
+            ends.push(("wire", format!("down{i}")));
+        }
+        if spec.cables && !is_vm {
+            ends.push(("wire", format!("up{i}")));
         }
         for (node, interface) in ends {
             let mut ethtool = Netns::open(&format!("{prefix}-{node}"))?.command("ethtool");
@@ -299,6 +384,18 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The lines that make a host's link: a veth pair up to the host's `eth0`, or a tap for QEMU.
+fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
+    let (here, mtu) = (tap(spec, i), spec.mtu);
+    if i < spec.vms.len() {
+        // A window's packets fit into its queue.
+        return format!(
+            "tuntap add dev {here} mode tap vnet_hdr\nlink set {here} mtu {mtu} txqueuelen 8192\n"
+        );
+    }
+    veth(&here, &format!("eth0 address {}", mac(i)), mtu, &format!("{prefix}-h{i}"))
 }
 
 /// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another namespace.

@@ -16,6 +16,7 @@
 //! | [`process`] | programs that tests start |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`traffic`] | ping and TCP transfers |
+//! | [`vm`] | hosts that are virtual machines |
 //!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
@@ -33,5 +34,6 @@ pub mod process;
 pub mod programs;
 pub mod tap;
 pub mod traffic;
+pub mod vm;
 
 pub use lab::{Host, Lab, LabSpec};

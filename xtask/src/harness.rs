@@ -96,6 +96,11 @@ impl TestProgram {
         self.integration && (self.package == "tests" || self.package == "fuzz" && self.name == "xdp")
     }
 
+    /// Whether its tests need virtual machines in the lab, too.
+    pub fn needs_vms(&self) -> bool {
+        self.needs_lab() && self.name.starts_with("vm")
+    }
+
     /// Runs it with these arguments, as cargo would.
     pub fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
         let mut command = Command::new(&self.executable);

@@ -2,6 +2,7 @@
 
 mod bench;
 mod build_ebpf;
+mod debian;
 mod demo;
 mod fuzz;
 mod harness;
@@ -17,6 +18,7 @@ mod test;
 #[cfg(test)]
 mod threats;
 mod toolchain;
+mod vm;
 
 use std::process::ExitCode;
 

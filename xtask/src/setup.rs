@@ -4,6 +4,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use netsum_lab::vm::QEMU;
+use netsum_lab::vm::image::Kernel;
+
+use crate::vm;
 
 /// A program, the Debian package that has it, and what it is for.
 struct Tool {
@@ -16,6 +20,9 @@ const TOOLS: [Tool; 2] = [
     Tool { program: "ip", package: "iproute2", purpose: "builds the lab's namespaces, links and bridge" },
     Tool { program: "ethtool", package: "ethtool", purpose: "makes veth devices take redirected frames" },
 ];
+
+const EMULATOR: Tool =
+    Tool { program: QEMU, package: "qemu-system-x86", purpose: "runs the lab's virtual machines" };
 
 /// Where the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -40,6 +47,23 @@ pub fn require_bpf() -> Result<()> {
     require_lab()?;
     mount_bpffs()?;
     can_make_maps()
+}
+
+/// Makes the machine ready for virtual machines with these kernels in the lab.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_vms(kernels: &[Kernel]) -> Result<()> {
+    require_bpf()?;
+    if cfg!(not(target_arch = "x86_64")) {
+        bail!("virtual machines of the lab are x86-64, and this machine is not");
+    }
+    // It is there where VPNs work; containers often lack it.
+    if !Path::new("/dev/net/tun").exists() {
+        bail!("no /dev/net/tun: this machine has no tap devices");
+    }
+    install(&[EMULATOR])?;
+    vm::prepare(kernels)
 }
 
 /// Whether a program is in one of the usual places or on the path.

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use netsum_lab::vm::image::Kernel;
 
 use crate::build_ebpf::{self, OBJECTS};
 use crate::harness::{TestProgram, test_programs};
@@ -55,9 +56,19 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     // Timings in the lab must not suffer from compilers.
     objects(rebuild, &mut tally);
+    let needs_vms = |program: &&TestProgram| match program.list(filter) {
+        _ if !program.needs_vms() => false,
+        Ok(tests) => tests > 0,
+        Err(_) => true,
+    };
+    let vms_ready = if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
     for program in lab {
-        let set = if ["programs", "xdp"].contains(&program.name.as_str()) { "XDP programs" } else { "lab" };
-        match &ready {
+        let (set, ready) = match program.name.as_str() {
+            "programs" | "xdp" => ("XDP programs", &ready),
+            _ if program.needs_vms() => ("virtual machines", &vms_ready),
+            _ => ("lab", &ready),
+        };
+        match ready {
             Ok(()) => run_program(program, set, filter, true, &mut tally),
             Err(reason) => match program.list(filter) {
                 Ok(tests) => tally.skip(set, tests, &format!("{reason:#}")),

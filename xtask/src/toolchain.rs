@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::debian::{self, Archive};
 use crate::paths;
 
 /// Has to fit the LLVM of the nightly compiler (22); later ones want an LLVM of their own.
@@ -124,91 +125,9 @@ fn unpacked_library(unpacked: &Path) -> Option<PathBuf> {
         .find(|library| library.join("core/src/lib.rs").is_file())
 }
 
-/// Fetches Debian's package `rust-src`, with apt's lists and state in a folder of our own: the machine's stay as they are.
+/// Fetches Debian's package `rust-src`.
 fn download_rust_src(home: &Path, unpacked: &Path) -> Result<()> {
-    let mirror = debian_mirror()?;
-    println!(
-        "fetching the package rust-src of Debian {SUITE} from {mirror}: the source of `core` (about 65 MB)"
-    );
-    let apt = home.join("apt");
-    for folder in ["lists/partial", "cache/archives/partial", "state"] {
-        fs::create_dir_all(apt.join(folder))?;
-    }
-    let list = apt.join("sources.list");
-    fs::write(
-        &list,
-        format!("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {mirror} {SUITE} main\n"),
-    )?;
-    let apt_get = |arguments: &[&str]| {
-        let options = [
-            format!("Dir::Etc::SourceList={}", list.display()),
-            "Dir::Etc::SourceParts=/dev/null".into(),
-            format!("Dir::State::Lists={}", apt.join("lists").display()),
-            format!("Dir::Cache={}", apt.join("cache").display()),
-            format!("Dir::State={}", apt.join("state").display()),
-            "Dir::State::status=/var/lib/dpkg/status".into(),
-            // What the machine does after updates of its own is no business of ours.
-            "APT::Update::Post-Invoke-Success=".into(),
-            "Acquire::Languages=none".into(),
-        ];
-        let mut command = Command::new("apt-get");
-        command.current_dir(&apt).arg("-q");
-        for option in options {
-            command.args(["-o", &option]);
-        }
-        output(command.args(arguments))
-    };
-    apt_get(&["update"])?;
-    apt_get(&["download", "rust-src"])?;
-    let package = fs::read_dir(&apt)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|e| e == "deb"))
-        .context("apt-get download left no package")?;
-    output(Command::new("dpkg").arg("-x").args([&package, unpacked]))?;
-    fs::remove_dir_all(&apt).context("apt's folder")
-}
-
-/// The mirror that the machine's own Debian packages come from.
-fn debian_mirror() -> Result<String> {
-    let mut texts = Vec::new();
-    if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
-        let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
-        paths.sort();
-        texts.extend(paths.iter().filter_map(|p| fs::read_to_string(p).ok()));
-    }
-    texts.extend(fs::read_to_string("/etc/apt/sources.list"));
-    texts
-        .iter()
-        .find_map(|text| mirror_in(text))
-        .context("no Debian mirror in /etc/apt/sources.list or sources.list.d")
-}
-
-/// The first archive of whole Debian in a list of either format (sources.list(5)): other archives, and that of security
-/// updates, do not end in `/debian`.
-fn mirror_in(text: &str) -> Option<String> {
-    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
-    let uris = lines.flat_map(|line| {
-        let of_deb822 = line.strip_prefix("URIs:").or_else(|| line.strip_prefix("uris:"));
-        let of_one_line = line.strip_prefix("deb ").or_else(|| line.strip_prefix("deb\t"));
-        of_deb822.or(of_one_line).unwrap_or_default().split_whitespace()
-    });
-    uris.filter(|uri| uri.contains("://"))
-        .find(|uri| uri.trim_end_matches('/').ends_with("/debian"))
-        .map(|uri| uri.trim_end_matches('/').to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mirror_is_found_in_both_formats() {
-        let deb822 = "Types: deb\n# http://old.example/debian\nURIs: http://m.example/debian-security\n\
-                      Suites: x\n\nTypes: deb\nURIs: http://m.example/debian\n";
-        assert_eq!(mirror_in(deb822).as_deref(), Some("http://m.example/debian"));
-        let one_line = "# deb http://old.example/debian x main\ndeb [signed-by=/k.gpg] http://n.example/debian/ x main\n";
-        assert_eq!(mirror_in(one_line).as_deref(), Some("http://n.example/debian"));
-        assert_eq!(mirror_in("deb https://other.example/apt stable main\n"), None);
-        assert_eq!(mirror_in(""), None);
-    }
+    println!("fetching the package rust-src of Debian {SUITE}: the source of `core` (about 65 MB)");
+    let archive = Archive::open(&home.join("apt"), &[SUITE])?;
+    archive.download(&["rust-src"])?.iter().try_for_each(|package| debian::unpack(package, unpacked))
 }

@@ -1,0 +1,68 @@
+//! Gets a VM ready: file systems, modules, the interface, and Soft-RoCE on it.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use netsum_lab::vm::image::MODULE_LIST;
+use nix::errno::Errno;
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+
+/// For programs that are named without a path: Debian's programs come before busybox's.
+pub const PATH: &str = "/usr/bin:/bin:/usr/sbin:/sbin";
+
+/// From nothing but the first file system to a host with Soft-RoCE.
+pub fn up() -> Result<()> {
+    for (kind, to) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("devpts", "/dev/pts")] {
+        fs::create_dir_all(to).context(to)?;
+        mount(Some(kind), to, Some(kind), MsFlags::empty(), None::<&str>).context(to)?;
+    }
+    for folder in ["/tmp", "/run", "/root", "/dev/shm"] {
+        fs::create_dir_all(folder).context(folder)?;
+    }
+    // Does not replace what is there already.
+    run(Command::new("/bin/busybox").args(["--install", "-s"]).stderr(Stdio::null()))
+        .unwrap_or_else(|e| println!("{e:#}"));
+    let modules = fs::read_to_string(MODULE_LIST).context(MODULE_LIST)?;
+    for module in modules.lines() {
+        load(Path::new(module)).with_context(|| module.to_owned())?;
+    }
+    let eth0 = Path::new("/sys/class/net/eth0");
+    let start = Instant::now();
+    while !eth0.exists() {
+        ensure!(start.elapsed() < Duration::from_secs(10), "no eth0");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let given =
+        |name: &str| std::env::var(name).with_context(|| format!("{name} on the kernel's command line"));
+    let mut lines = format!(
+        "link set lo up\nlink set eth0 addrgenmode none\nlink set eth0 mtu {} txqueuelen 8192 up\n",
+        given("lab_mtu")?
+    );
+    for address in given("lab_addresses")?.split(',') {
+        let nodad = if address.contains(':') { " nodad" } else { "" };
+        lines += &format!("address add {address} dev eth0{nodad}\n");
+    }
+    let mut ip =
+        Command::new("/usr/bin/ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context("ip")?;
+    ip.stdin.take().context("stdin")?.write_all(lines.as_bytes())?;
+    ensure!(ip.wait()?.success(), "ip -batch of\n{lines}");
+    run(Command::new("/usr/bin/rdma").args(["link", "add", "rxe0", "type", "rxe", "netdev", "eth0"]))
+}
+
+fn load(module: &Path) -> Result<()> {
+    match finit_module(&File::open(module)?, c"", ModuleInitFlags::empty()) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}

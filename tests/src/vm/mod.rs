@@ -1,0 +1,211 @@
+//! Hosts that are virtual machines, with a kernel of their own and its Soft-RoCE (rdma_rxe).
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`image`] | kernel and first file system |
+//! | [`cpio`] | the format of the latter |
+//! | [`protocol`] | what the lab and the agent in the VM say to each other |
+//! | [`client`] | the lab's side of it |
+//!
+//! The agent's side is the program `lab-agent`, the VM's first and only process of its own. A program in a VM is started by
+//! `lab-exec`, which stands for it here: it passes on input, outputs and signals, and ends as the program ends.
+
+pub mod client;
+pub mod cpio;
+pub mod image;
+pub mod protocol;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cluster::program;
+use crate::netns::Netns;
+use image::{Image, Kernel};
+
+/// The emulator.
+pub const QEMU: &str = "qemu-system-x86_64";
+/// Memory of a VM in MiB.
+const MEMORY: u32 = 384;
+/// How long a VM may take to boot: a tenth of that is usual.
+const BOOT: Duration = Duration::from_secs(90);
+
+/// What a VM is started with.
+#[derive(Clone, Debug)]
+pub struct VmSpec<'a> {
+    /// Its kernel.
+    pub kernel: Kernel,
+    /// The tap device that is the other end of its cable, and the namespace where that is.
+    pub tap: (&'a Netns, String),
+    /// From where its agent is reached.
+    pub lab: &'a Netns,
+    /// MAC address.
+    pub mac: String,
+    /// MTU of its interface in bytes.
+    pub mtu: u32,
+    /// Its addresses with prefix lengths. The agent is reached by the first.
+    pub addresses: Vec<(IpAddr, u8)>,
+}
+
+/// A virtual machine. It is ended on drop.
+#[derive(Debug)]
+pub struct Vm {
+    /// `None` once it has been left alone.
+    qemu: Option<Child>,
+    console: File,
+    lab: Netns,
+    ip: IpAddr,
+}
+
+impl Vm {
+    /// Starts a VM, which then boots.
+    ///
+    /// # Errors
+    /// If there is no image or no QEMU.
+    pub fn start(spec: &VmSpec) -> Result<Self> {
+        let image = Image::of(spec.kernel)?;
+        let (netns, tap) = &spec.tap;
+        let addresses: Vec<_> = spec.addresses.iter().map(|(ip, len)| format!("{ip}/{len}")).collect();
+        // What the kernel does not know, it gives to the agent as environment variables.
+        let line = format!(
+            "console=ttyS0 quiet panic=-1 mitigations=off lab_mtu={} lab_addresses={}",
+            spec.mtu,
+            addresses.join(",")
+        );
+        // COMMAND_LINE_SIZE of x86.
+        anyhow::ensure!(line.len() < 2048, "too many addresses for a VM: {}", addresses.len());
+        let console = tempfile::tempfile()?;
+        let mut command = netns.free_command(QEMU);
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+            .args(["-machine", "pc", "-accel", "tcg", "-cpu", "max", "-smp", "1"])
+            .args(["-m", &MEMORY.to_string()])
+            .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
+            .args(["-netdev", &format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=off")])
+            .args(["-device", &format!("virtio-net-pci,netdev=net,mac={},romfile=,{PLAIN}", spec.mac)])
+            .arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", &line])
+            .stdin(Stdio::null())
+            .stdout(console.try_clone()?)
+            .stderr(console.try_clone()?)
+            // Ctrl-C in the owner's terminal is for the owner.
+            .process_group(0);
+        let qemu = command.spawn().with_context(|| format!("cannot start {QEMU}"))?;
+        let &(ip, _) = spec.addresses.first().context("a VM needs an address")?;
+        Ok(Self { qemu: Some(qemu), console, lab: spec.lab.clone(), ip })
+    }
+
+    /// Waits until the VM has booted.
+    ///
+    /// # Errors
+    /// What it has printed, if it does not.
+    pub fn wait(&mut self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let tried = self.lab.enter(|| client::connect(self.ip, Duration::from_secs(1)));
+            let error = match tried {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            if let Some(qemu) = &mut self.qemu
+                && let Some(status) = qemu.try_wait()?
+            {
+                bail!("the VM {} has ended: {status}\n{}", self.ip, self.console());
+            }
+            if start.elapsed() > BOOT {
+                bail!("the VM {} is not there within {BOOT:?}: {error}\n{}", self.ip, self.console());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A program to be run in the VM. It dies with the thread that starts it, so that nothing survives its test.
+    ///
+    /// One in cargo's target folder is copied into the VM first. Of the environment, only variables that begin with `NETSUM_`
+    /// or `RUST_` go along. `sh` in the VM is busybox, which prefers its own commands: say `/usr/bin/ip` in scripts.
+    ///
+    /// # Panics
+    /// If `lab-exec` has not been built.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        stand_in(self.ip, program.as_ref(), |exec| self.lab.command(exec))
+    }
+
+    /// Like [`Vm::command`], but it may outlive the thread that starts it.
+    pub fn free_command(&self, program: impl AsRef<OsStr>) -> Command {
+        command_at(&self.lab, self.ip, program)
+    }
+
+    /// Copies a file into the VM, unless it is there already.
+    pub fn put(&self, from: &Path, to: &str) -> Result<()> {
+        let agent = self.lab.enter(|| client::connect(self.ip, Duration::from_secs(10)))?;
+        client::put(&agent, from, to)
+    }
+
+    /// What the VM has printed on its console.
+    pub fn console(&self) -> String {
+        let len = self.console.metadata().map_or(0, |m| m.len());
+        let mut bytes = vec![0; len as usize];
+        // The offset is shared with QEMU and stays where it is.
+        let read = self.console.read_at(&mut bytes, 0).unwrap_or(0);
+        String::from_utf8_lossy(&bytes[..read]).into_owned()
+    }
+
+    /// Lets it run when this process ends.
+    pub(crate) fn leave(&mut self) {
+        self.qemu = None;
+    }
+}
+
+/// No offloads: every packet that the VM sends is on the wire as it is on the tap.
+const PLAIN: &str = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
+                     host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        if let Some(qemu) = &mut self.qemu {
+            // Harmless for one that has ended: its id is ours until `wait`.
+            let _ = qemu.kill();
+            let _ = qemu.wait();
+        }
+    }
+}
+
+/// A program to be run in the VM with this address, which a namespace reaches. It may outlive the thread that starts it.
+///
+/// # Panics
+/// If `lab-exec` has not been built.
+pub fn command_at(lab: &Netns, ip: IpAddr, program: impl AsRef<OsStr>) -> Command {
+    stand_in(ip, program.as_ref(), |exec| lab.free_command(exec))
+}
+
+fn stand_in(ip: IpAddr, inside: &OsStr, command: impl Fn(&Path) -> Command) -> Command {
+    let exec = program("lab-exec").unwrap_or_else(|e| panic!("{e:#}"));
+    let mut command = command(&exec);
+    command.arg(ip.to_string()).arg(inside);
+    command
+}
+
+/// The name of a program in a VM, and where it is here if it is to be copied there: whatever is in cargo's target folder.
+pub fn name_inside(given: &str) -> (String, Option<PathBuf>) {
+    let ours = || {
+        let path =
+            Path::new(given).canonicalize().ok().filter(|path| given.contains('/') && path.is_file())?;
+        let me = std::env::current_exe().ok()?;
+        // <target>/<profile>/lab-exec.
+        path.starts_with(me.ancestors().nth(2)?).then_some(path)
+    };
+    match ours() {
+        Some(path) => (format!("/lab/{}", path.file_name().unwrap_or_default().display()), Some(path)),
+        None => (given.to_owned(), None),
+    }
+}

@@ -1,0 +1,174 @@
+//! Debian packages without installing them: fetched from the machine's own mirror, with apt's lists and state in a folder of
+//! their own, so that the machine's stay as they are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::toolchain::output;
+
+/// The keys that every Debian has.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Package lists of some suites. The folder is removed on drop.
+#[derive(Debug)]
+pub struct Archive {
+    folder: PathBuf,
+    /// From where packages come.
+    pub mirror: String,
+}
+
+impl Archive {
+    /// Fetches the lists of these suites into a folder, which is made anew.
+    ///
+    /// # Errors
+    /// If the machine has no mirror or does not reach it.
+    pub fn open(folder: &Path, suites: &[&str]) -> Result<Self> {
+        let archive = Self { folder: folder.to_owned(), mirror: mirror()? };
+        // What a run left that was killed.
+        drop(fs::remove_dir_all(folder));
+        for part in ["lists/partial", "cache/archives/partial", "state", "packages"] {
+            fs::create_dir_all(folder.join(part)).with_context(|| folder.display().to_string())?;
+        }
+        // Nothing is installed, as far as this apt knows: otherwise it prefers versions that are, and may be nowhere else.
+        fs::write(folder.join("status"), "")?;
+        let line = |suite: &&str| format!("deb [signed-by={KEYRING}] {} {suite} main\n", archive.mirror);
+        fs::write(folder.join("sources.list"), suites.iter().map(line).collect::<String>())?;
+        archive.apt_get(&["update"])?;
+        Ok(archive)
+    }
+
+    /// Fetches packages, each `name` or `name/suite`; their files, in this order.
+    pub fn download(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
+        let folder = self.folder.join("packages");
+        let mut files = Vec::new();
+        self.apt_get(&[&["download"], packages].concat())?;
+        for package in packages {
+            let name = package.split('/').next().unwrap_or_default();
+            let prefix = format!("{name}_");
+            let found = fs::read_dir(&folder)?
+                .filter_map(|entry| Some(entry.ok()?.path()))
+                .find(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&prefix)));
+            files.push(found.with_context(|| format!("apt-get download left no package {name}"))?);
+        }
+        Ok(files)
+    }
+
+    /// Fetches the package that another one, which has nothing in it, depends on.
+    pub fn download_behind(&self, meta: &str) -> Result<PathBuf> {
+        let [meta_file] = &*self.download(&[meta])? else { bail!("not one package {meta}") };
+        let depends = output(Command::new("dpkg-deb").arg("-f").arg(meta_file).arg("Depends"))?;
+        let package = first_dependency(&depends).with_context(|| format!("{meta} depends on nothing"))?;
+        // Its own files are named like those of the one behind it.
+        fs::remove_file(meta_file)?;
+        self.download(&[&package])?.pop().context("no package")
+    }
+
+    fn apt_get(&self, arguments: &[&str]) -> Result<String> {
+        let at = |part: &str| self.folder.join(part).display().to_string();
+        let options = [
+            format!("Dir::Etc::SourceList={}", at("sources.list")),
+            "Dir::Etc::SourceParts=/dev/null".into(),
+            format!("Dir::State::Lists={}", at("lists")),
+            format!("Dir::Cache={}", at("cache")),
+            format!("Dir::State={}", at("state")),
+            format!("Dir::State::status={}", at("status")),
+            // What the machine does after updates of its own is no business of ours.
+            "APT::Update::Post-Invoke-Success=".into(),
+            "Acquire::Languages=none".into(),
+        ];
+        let mut command = Command::new("apt-get");
+        command.current_dir(self.folder.join("packages")).arg("-q");
+        for option in options {
+            command.args(["-o", &option]);
+        }
+        output(command.args(arguments))
+    }
+}
+
+impl Drop for Archive {
+    fn drop(&mut self) {
+        // What stays is removed by the next one.
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+/// Unpacks a package into a folder.
+pub fn unpack(package: &Path, to: &Path) -> Result<()> {
+    output(Command::new("dpkg").arg("-x").args([package, to])).map(drop)
+}
+
+/// `name (= version) | other, more`: the name.
+fn first_dependency(depends: &str) -> Option<String> {
+    depends.split([' ', ',', '|', '(']).map(str::trim).find(|word| !word.is_empty()).map(str::to_owned)
+}
+
+/// The machine's release: `bookworm` is Debian 12's.
+///
+/// # Errors
+/// If it is none of Debian's.
+pub fn codename() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release").context("/etc/os-release")?;
+    let value = |key: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        value.map(|value| value.trim_matches('"').to_owned())
+    };
+    match (value("ID").as_deref(), value("VERSION_CODENAME")) {
+        (Some("debian"), Some(codename)) => Ok(codename),
+        _ => bail!("this machine is no release of Debian"),
+    }
+}
+
+/// The mirror that the machine's own Debian packages come from.
+fn mirror() -> Result<String> {
+    let mut texts = Vec::new();
+    if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
+        let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        paths.sort();
+        texts.extend(paths.iter().filter_map(|p| fs::read_to_string(p).ok()));
+    }
+    texts.extend(fs::read_to_string("/etc/apt/sources.list"));
+    texts
+        .iter()
+        .find_map(|text| mirror_in(text))
+        .context("no Debian mirror in /etc/apt/sources.list or sources.list.d")
+}
+
+/// The first archive of whole Debian in a list of either format (sources.list(5)): other archives, and that of security
+/// updates, do not end in `/debian`.
+fn mirror_in(text: &str) -> Option<String> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    let uris = lines.flat_map(|line| {
+        let of_deb822 = line.strip_prefix("URIs:").or_else(|| line.strip_prefix("uris:"));
+        let of_one_line = line.strip_prefix("deb ").or_else(|| line.strip_prefix("deb\t"));
+        of_deb822.or(of_one_line).unwrap_or_default().split_whitespace()
+    });
+    uris.filter(|uri| uri.contains("://"))
+        .find(|uri| uri.trim_end_matches('/').ends_with("/debian"))
+        .map(|uri| uri.trim_end_matches('/').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirror_is_found_in_both_formats() {
+        let deb822 = "Types: deb\n# http://old.example/debian\nURIs: http://m.example/debian-security\n\
+                      Suites: x\n\nTypes: deb\nURIs: http://m.example/debian\n";
+        assert_eq!(mirror_in(deb822).as_deref(), Some("http://m.example/debian"));
+        let one_line = "# deb http://old.example/debian x main\ndeb [signed-by=/k.gpg] http://n.example/debian/ x main\n";
+        assert_eq!(mirror_in(one_line).as_deref(), Some("http://n.example/debian"));
+        assert_eq!(mirror_in("deb https://other.example/apt stable main\n"), None);
+        assert_eq!(mirror_in(""), None);
+    }
+
+    #[test]
+    fn the_first_dependency_is_a_name() {
+        let depends = "linux-image-6.12.95+deb12-amd64 (= 6.12.95-1~bpo12+1), x | y\n";
+        assert_eq!(first_dependency(depends).as_deref(), Some("linux-image-6.12.95+deb12-amd64"));
+        assert_eq!(first_dependency("\n"), None);
+    }
+}

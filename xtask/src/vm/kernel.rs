@@ -1,0 +1,206 @@
+//! Debian's kernels and those of their modules that VMs load.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use netsum_lab::vm::cpio::Cpio;
+use netsum_lab::vm::image::{Kernel, MODULE_LIST, MODULES, VMLINUZ};
+use object::{Object, ObjectSection};
+
+use super::{cached, find, userland};
+use crate::debian::Archive;
+
+/// Modules that VMs load, and with them what they depend on. `crc32_generic` is no dependency that the module names, but
+/// without it Soft-RoCE cannot be set up (ENOENT).
+const WANTED: [&str; 8] =
+    ["virtio_pci", "virtio_net", "af_packet", "8021q", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe"];
+
+/// Parts of the package where those and their dependencies are.
+const PARTS: [&str; 14] = [
+    "./boot/vmlinuz-*",
+    "./lib/modules/*/modules.builtin",
+    "./lib/modules/*/kernel/arch/x86/crypto/*",
+    "./lib/modules/*/kernel/crypto/*",
+    "./lib/modules/*/kernel/drivers/infiniband/core/*",
+    "./lib/modules/*/kernel/drivers/infiniband/sw/rxe/*",
+    "./lib/modules/*/kernel/drivers/net/net_failover*",
+    "./lib/modules/*/kernel/drivers/net/virtio_net*",
+    "./lib/modules/*/kernel/drivers/virtio/*",
+    "./lib/modules/*/kernel/fs/configfs/*",
+    "./lib/modules/*/kernel/lib/*",
+    "./lib/modules/*/kernel/net/802*",
+    "./lib/modules/*/kernel/net/[cilp]*",
+    "./usr/lib/modules/*",
+];
+
+/// The suite that has the kernel.
+fn suite(kernel: Kernel) -> &'static str {
+    match kernel {
+        Kernel::V6_1 => "bookworm",
+        Kernel::V6_12 => "bookworm-backports",
+    }
+}
+
+/// Makes a kernel's folder, unless it is there.
+pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
+    let suite = suite(kernel);
+    let own = folder.join(kernel.to_string());
+    let key = format!("1 {suite} {WANTED:?}");
+    cached(&own, &key, || {
+        println!("fetching the kernel of Debian {suite} for VMs: about 100 MB");
+        let archive = Archive::open(&folder.join("apt"), &[suite])?;
+        let package = archive.download_behind(&format!("linux-image-amd64/{suite}"))?;
+        let unpacked = own.join("unpacked");
+        unpack_parts(&package, &unpacked)?;
+        let boot = unpacked.join("boot");
+        let image = fs::read_dir(&boot)?.next().context("no kernel in the package")??;
+        fs::rename(image.path(), own.join(VMLINUZ))?;
+        write_modules(&unpacked, &folder.join(userland::UNPACKED), &own.join(MODULES))?;
+        Ok(fs::remove_dir_all(unpacked)?)
+    })
+}
+
+/// Unpacks what is needed: all modules are 400 MB.
+fn unpack_parts(package: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    let mut deb =
+        Command::new("dpkg-deb").arg("--fsys-tarfile").arg(package).stdout(Stdio::piped()).spawn()?;
+    let mut tar = Command::new("tar");
+    tar.args(["-x", "--wildcards", "-C"]).arg(to).args(PARTS);
+    // Some parts are built into some kernels, of which tar complains; what is really missing is missed below.
+    tar.stdin(deb.stdout.take().context("stdout")?).stderr(Stdio::null());
+    tar.status().context("cannot start tar")?;
+    let status = deb.wait()?;
+    ensure!(status.success(), "dpkg-deb {}: {status}", package.display());
+    Ok(())
+}
+
+fn write_modules(unpacked: &Path, userland: &Path, to: &Path) -> Result<()> {
+    let modules = ["lib/modules", "usr/lib/modules"].map(|folder| unpacked.join(folder));
+    let modules = modules.iter().find(|folder| folder.is_dir()).context("no modules in the package")?;
+    let release = fs::read_dir(modules)?.next().context("no modules in the package")??.path();
+    let built_in = fs::read_to_string(release.join("modules.builtin"))?;
+    let built_in: Vec<String> = built_in.lines().filter_map(|line| name(Path::new(line))).collect();
+    let mut files = BTreeMap::new();
+    collect(&release.join("kernel"), &mut files)?;
+    let busybox = find(&["bin", "usr/bin"].map(|folder| userland.join(folder)), "busybox")?;
+    let mut read = BTreeMap::new();
+    let order = load_order(&WANTED, &built_in, |module| {
+        let path = files.get(module).with_context(|| format!("no module {module} in the package"))?;
+        let bytes = contents(path, &busybox)?;
+        let depends = depends(&bytes).with_context(|| module.to_owned())?;
+        read.insert(module.to_owned(), bytes);
+        Ok(depends)
+    })?;
+    let mut cpio = Cpio::new(BufWriter::new(File::create(to)?));
+    let mut list = String::new();
+    for module in order {
+        let path = format!("/lib/modules/{module}.ko");
+        list += &format!("{path}\n");
+        cpio.file(path, 0o644, &read[&module])?;
+    }
+    cpio.file(MODULE_LIST, 0o644, list.as_bytes())?;
+    cpio.finish()?;
+    Ok(())
+}
+
+/// A module's name, from its file's: `kernel/crypto/crc32c-intel.ko.xz`.
+fn name(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    let (name, _) = file.split_once(".ko")?;
+    Some(name.replace('-', "_"))
+}
+
+fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if let Some(name) = name(&path) {
+            files.insert(name, path);
+        }
+    }
+    Ok(())
+}
+
+fn contents(path: &Path, busybox: &Path) -> Result<Vec<u8>> {
+    if path.extension().is_some_and(|e| e == "ko") {
+        return Ok(fs::read(path)?);
+    }
+    // Not every machine has xz itself.
+    let out = Command::new(busybox).args(["xz", "-dc"]).arg(path).output().context("busybox")?;
+    ensure!(out.status.success(), "xz -dc {}: {}", path.display(), String::from_utf8_lossy(&out.stderr));
+    Ok(out.stdout)
+}
+
+/// The modules that a module depends on, as it says itself.
+fn depends(bytes: &[u8]) -> Result<Vec<String>> {
+    let file = object::File::parse(bytes)?;
+    let info = file.section_by_name(".modinfo").context("no .modinfo")?.data()?;
+    let depends = info.split(|&b| b == 0).find_map(|entry| entry.strip_prefix(b"depends="));
+    let depends = String::from_utf8(depends.unwrap_or_default().to_vec())?;
+    Ok(depends.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect())
+}
+
+/// Modules in an order in which each comes behind those that it depends on.
+fn load_order(
+    wanted: &[&str],
+    built_in: &[String],
+    mut depends: impl FnMut(&str) -> Result<Vec<String>>,
+) -> Result<Vec<String>> {
+    fn visit(
+        module: &str,
+        built_in: &[String],
+        depends: &mut impl FnMut(&str) -> Result<Vec<String>>,
+        order: &mut Vec<String>,
+    ) -> Result<()> {
+        if order.iter().chain(built_in).any(|known| known == module) {
+            return Ok(());
+        }
+        // Modules do not depend on each other in circles: the kernel could not load them.
+        for dependency in depends(module)? {
+            visit(&dependency, built_in, depends, order)?;
+        }
+        order.push(module.to_owned());
+        Ok(())
+    }
+    let mut order = Vec::new();
+    for module in wanted {
+        visit(module, built_in, &mut depends, &mut order)?;
+    }
+    Ok(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_come_behind_what_they_depend_on_once_and_not_if_built_in() {
+        let depends = |module: &str| {
+            let on: &[&str] = match module {
+                "rxe" => &["core", "tunnel", "crc"],
+                "uverbs" => &["core"],
+                "tunnel" => &["core", "ip"],
+                "core" | "crc" => &[],
+                other => anyhow::bail!("no module {other}"),
+            };
+            Ok(on.iter().map(|&name| name.to_owned()).collect())
+        };
+        let order = load_order(&["uverbs", "rxe"], &["ip".to_owned()], depends).unwrap();
+        assert_eq!(order, ["core", "uverbs", "tunnel", "crc", "rxe"]);
+        let error = load_order(&["rxe"], &[], depends).unwrap_err();
+        assert_eq!(error.to_string(), "no module ip");
+    }
+
+    #[test]
+    fn a_modules_name_has_no_dashes() {
+        assert_eq!(name(Path::new("a/crc32c-intel.ko.xz")).as_deref(), Some("crc32c_intel"));
+        assert_eq!(name(Path::new("a/b.ko")).as_deref(), Some("b"));
+        assert_eq!(name(Path::new("modules.order")), None);
+    }
+}
