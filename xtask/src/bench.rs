@@ -1,7 +1,5 @@
 //! `cargo xtask bench`: measurements, as figures to compare within one run.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 
@@ -34,13 +32,12 @@ enum What {
 pub fn run(args: BenchArgs) -> Result<()> {
     let What::Dataplane { json, save } = args.what;
     setup::require_bpf()?;
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    let mut cargo = paths::cargo()?;
     cargo.args(["run", "--quiet", "--release", "--package", "netsum-lab", "--bin", "bench-dataplane", "--"]);
     if json {
         cargo.arg("--json");
     }
-    let output =
-        cargo.current_dir(paths::root()?).stderr(std::process::Stdio::inherit()).output().context("cargo")?;
+    let output = cargo.stderr(std::process::Stdio::inherit()).output().context("cargo")?;
     let text = String::from_utf8(output.stdout)?;
     print!("{text}");
     if !output.status.success() {

@@ -135,11 +135,10 @@ fn build() -> Result<Programs> {
     println!("building the programs");
     let folder = std::env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
     let profile = if folder.ends_with("release") { "release" } else { "dev" };
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
+    let status = paths::cargo()?
         .args(["build", "--quiet", "--profile", profile, "--bins"])
         .args(["--package", "netsum-aggregator", "--package", "netsum-demo", "--target-dir"])
         .arg(paths::target_dir()?)
-        .current_dir(paths::root()?)
         .status()
         .context("cannot start cargo")?;
     if !status.success() {

@@ -94,14 +94,13 @@ fn build() -> Result<PathBuf> {
     let host = version.lines().find_map(|l| l.strip_prefix("host: ")).context("rustc's host")?;
     let folder = paths::target_dir()?.join("fuzz");
     println!("building for libFuzzer (the first time takes minutes)");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    let mut cargo = paths::cargo()?;
     cargo
         .args(["build", "--quiet", "--release", "--package", "netsum-fuzz", "--bin", "fuzz"])
         // With a target named, build scripts and macros are built without the flags.
         .args(["--features", "libfuzzer", "--target", host, "--target-dir"])
         .arg(&folder)
-        .env("RUSTFLAGS", FLAGS)
-        .current_dir(paths::root()?);
+        .env("RUSTFLAGS", FLAGS);
     let status = cargo.status().context("cargo")?;
     ensure!(status.success(), "cargo build: {status}");
     Ok(folder.join(host).join("release/fuzz"))

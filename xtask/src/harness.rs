@@ -50,10 +50,8 @@ struct Profile {
 /// # Errors
 /// If something cannot be built; the compiler has said why.
 pub fn test_programs() -> Result<Vec<TestProgram>> {
-    let root = paths::root()?;
     let cargo = |arguments: &[&str]| -> Result<String> {
-        let mut cargo = Command::new("cargo");
-        let out = cargo.args(arguments).current_dir(&root).stderr(Stdio::inherit()).output()?;
+        let out = paths::cargo()?.args(arguments).stderr(Stdio::inherit()).output()?;
         ensure!(out.status.success(), "cargo {}: {}", arguments.join(" "), out.status);
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
     };

@@ -1,6 +1,7 @@
 //! Where things are.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -16,4 +17,20 @@ pub fn root() -> Result<PathBuf> {
 pub fn target_dir() -> Result<PathBuf> {
     let me = std::env::current_exe()?;
     Ok(me.ancestors().nth(2).context("xtask is in no target folder")?.to_owned())
+}
+
+/// Cargo, in the workspace's root, as a shell would start it.
+///
+/// Some build scripts look at the variables that `cargo run` sets for what it runs (`ring`'s does), and would run again, and
+/// all be built again that is built upon theirs.
+pub fn cargo() -> Result<Command> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.starts_with(prefix)) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo.current_dir(root()?);
+    Ok(cargo)
 }

@@ -1,7 +1,5 @@
 //! `cargo xtask simulate`: many jobs with faults in the simulator.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail};
 
 use crate::paths;
@@ -19,8 +17,7 @@ pub struct SimulateArgs {
 /// # Errors
 /// If it cannot be built, or if anything did not hold in any case.
 pub fn run(args: &SimulateArgs) -> Result<()> {
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
-        .current_dir(paths::root()?)
+    let status = paths::cargo()?
         .args(["run", "--quiet", "--release", "--package", "netsum-worker", "--features", "simulator"])
         .args(["--bin", "netsum-sim", "--"])
         .args(&args.args)

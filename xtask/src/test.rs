@@ -4,7 +4,6 @@
 //! BPF, one test at a time, because they have timeouts of their own and two cores are soon busy.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -97,9 +96,8 @@ fn run_program(
 }
 
 fn doc_tests(tally: &mut Tally) {
-    let mut cargo = Command::new("cargo");
-    cargo.args(["test", "--workspace", "--doc", "--quiet"]);
-    let result = paths::root().and_then(|root| Ok(cargo.current_dir(root).output()?));
+    let result = paths::cargo()
+        .and_then(|mut cargo| Ok(cargo.args(["test", "--workspace", "--doc", "--quiet"]).output()?));
     let set = "examples in docs";
     match result {
         Ok(out) => {
