@@ -48,6 +48,8 @@ pub struct JobSpec {
     pub rings: u32,
     /// After which silence a rank is dead.
     pub timeout: Duration,
+    /// How ranks with an RDMA adapter try again; see `netsum_worker::AdapterRetry`.
+    pub retry: (u8, u8),
 }
 
 impl JobSpec {
@@ -61,6 +63,7 @@ impl JobSpec {
             window: 8,
             rings: 1,
             timeout: Duration::from_secs(10),
+            retry: (16, 7),
         }
     }
 
@@ -104,6 +107,8 @@ pub struct RankSpec {
     pub rings: u32,
     /// After which silence a rank is dead, in milliseconds.
     pub timeout_ms: u64,
+    /// How an RDMA adapter tries again.
+    pub retry: (u8, u8),
 }
 
 /// What `netsum-rank` is told to do.
@@ -118,8 +123,8 @@ pub enum Order {
         len: usize,
         /// Of the data.
         seed: u64,
-        /// File for the result's bytes.
-        out: PathBuf,
+        /// File for the result's bytes; without one, as in another machine, they are in the answer.
+        out: Option<PathBuf>,
         /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
         together: bool,
     },
@@ -135,6 +140,15 @@ pub enum Answer {
     Error(String),
 }
 
+impl Answer {
+    fn transport(self) -> String {
+        match self {
+            Self::Done(outcome) => outcome.transport,
+            Self::Error(_) => String::new(),
+        }
+    }
+}
+
 /// What an operation came to; see `netsum_worker::Report` and `netsum_worker::Statistics`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
@@ -142,7 +156,7 @@ pub struct Outcome {
     pub mode: String,
     /// Sums verified by their check lanes.
     pub verified: u64,
-    /// Packets sent again.
+    /// Packets sent again; 0 over an RDMA adapter, where nobody knows.
     pub retransmissions: u64,
     /// Time taken.
     pub micros: u64,
@@ -150,6 +164,12 @@ pub struct Outcome {
     pub fall_backs: u64,
     /// Messages that were no right sum, since the start.
     pub wrong: u64,
+    /// Connections that an adapter gave up and that were started anew, since the start.
+    pub restarts: u64,
+    /// What carries the rank's packets.
+    pub transport: String,
+    /// The result's bytes in hexadecimal digits, if they were asked for.
+    pub result: Option<String>,
 }
 
 /// How a daemon is run, beyond the usual.
@@ -358,7 +378,7 @@ impl Cluster {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
         let (controller, token) = controller.unzip();
-        let mut ranks = Vec::new();
+        let (mut ranks, mut elsewhere) = (Vec::new(), Vec::new());
         for (rank, place) in places.iter().enumerate() {
             let spec = RankSpec {
                 rank: rank as u32,
@@ -373,13 +393,22 @@ impl Cluster {
                 window: job.window,
                 rings: job.rings,
                 timeout_ms: job.timeout.as_millis() as u64,
+                retry: job.retry,
             };
             let mut command = self.lab.host(place.0).command(program("netsum-rank")?);
             command.arg(serde_json::to_string(&spec)?).env("RUST_LOG", log_level());
             ranks.push(Some(Running::start(&format!("{} rank {rank}", job.name), &mut command)?));
+            elsewhere.push(self.lab.host(place.0).vm().is_some());
         }
-        let mut group =
-            Group { job: job.clone(), ranks, files: 0, together: false, folder: tempfile::tempdir()? };
+        let mut group = Group {
+            job: job.clone(),
+            ranks,
+            elsewhere,
+            files: 0,
+            together: false,
+            folder: tempfile::tempdir()?,
+            transports: Vec::new(),
+        };
         let answers = group.answers(PATIENCE)?;
         let mut errors = answers.iter().filter_map(|(rank, answer)| match answer {
             Answer::Done(_) => None,
@@ -388,6 +417,7 @@ impl Cluster {
         if errors.clone().next().is_some() {
             bail!("{}{}{}", errors.by_ref().collect::<String>(), group.log(), self.daemon_log());
         }
+        group.transports = answers.into_iter().map(|(_, answer)| answer.transport()).collect();
         Ok(group)
     }
 
@@ -410,9 +440,13 @@ fn log_level() -> String {
 pub struct Group {
     job: JobSpec,
     ranks: Vec<Option<Running>>,
+    /// Which of them share no files with the test.
+    elsewhere: Vec<bool>,
     files: u32,
     together: bool,
     folder: TempDir,
+    /// What carries each rank's packets.
+    pub transports: Vec<String>,
 }
 
 impl Group {
@@ -429,15 +463,29 @@ impl Group {
 
     /// Tells all ranks to reduce made-up data, without waiting for them. The files for their results.
     pub fn order_all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<PathBuf>> {
+        self.order_all_reduce_last_late(dtype, len, seed, Duration::ZERO)
+    }
+
+    /// The same, but the last rank is told so much later.
+    pub fn order_all_reduce_last_late(
+        &mut self,
+        dtype: &str,
+        len: usize,
+        seed: u64,
+        late: Duration,
+    ) -> Result<Vec<PathBuf>> {
         self.files += 1;
-        let mut files = Vec::new();
+        let (mut files, last) = (Vec::new(), self.ranks.len() - 1);
         for (rank, running) in self.ranks.iter_mut().enumerate() {
+            if rank == last {
+                std::thread::sleep(late);
+            }
             let out = self.folder.path().join(format!("{}-{rank}", self.files));
             let order = Order::AllReduce {
                 dtype: dtype.into(),
                 len,
                 seed,
-                out: out.clone(),
+                out: (!self.elsewhere[rank]).then(|| out.clone()),
                 together: self.together,
             };
             if let Some(running) = running {
@@ -478,7 +526,12 @@ impl Group {
         let mut errors = Vec::new();
         for (rank, answer) in self.answers(2 * PATIENCE)? {
             match answer {
-                Answer::Done(outcome) => outcomes.push(outcome),
+                Answer::Done(mut outcome) => {
+                    if let Some(result) = outcome.result.take() {
+                        std::fs::write(&files[rank], from_hex(&result)?)?;
+                    }
+                    outcomes.push(outcome);
+                }
                 Answer::Error(error) => errors.push(format!("rank {rank}: {error}")),
             }
         }
@@ -506,6 +559,16 @@ impl Group {
     pub fn log(&self) -> String {
         self.ranks.iter().flatten().map(Running::stderr).collect()
     }
+}
+
+/// Bytes as hexadecimal digits, two for each.
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Result<Vec<u8>> {
+    let byte = |digits: &[u8; 2]| Ok(u8::from_str_radix(str::from_utf8(digits)?, 16)?);
+    text.as_bytes().as_chunks::<2>().0.iter().map(byte).collect()
 }
 
 /// The bytes of the right result.

@@ -253,7 +253,11 @@ impl Communicator {
     pub fn statistics(&self) -> Statistics {
         let Some(shared) = &self.shared else { return self.alone };
         let core = shared.core();
-        Statistics { traffic: core.connections.traffic(), ..*core.engine.statistics() }
+        Statistics {
+            restarts: core.connections.restarts(),
+            traffic: core.connections.traffic(),
+            ..*core.engine.statistics()
+        }
     }
 }
 

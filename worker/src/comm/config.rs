@@ -221,6 +221,8 @@ pub struct Statistics {
     pub box_bytes: u64,
     /// Payload bytes sent by the ranks' own ring.
     pub ring_bytes: u64,
+    /// How often an adapter has given a connection up, which was then started anew; see [`AdapterRetry`].
+    pub restarts: u64,
     /// Packets; `None` over an adapter, which counts for itself: see `rdma statistic`.
     pub traffic: Option<Traffic>,
 }

@@ -43,6 +43,8 @@ pub(crate) trait Connections: Transport + Send {
     fn fd(&self) -> BorrowedFd<'_>;
     /// What has been counted, where it is this program that counts.
     fn traffic(&self) -> Option<Traffic>;
+    /// How often an adapter has given a connection up, which was then started anew.
+    fn restarts(&self) -> u64;
     /// What they run over, for people.
     fn title(&self) -> String;
 }

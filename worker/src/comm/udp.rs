@@ -113,6 +113,10 @@ impl Connections for UdpConnections {
         })
     }
 
+    fn restarts(&self) -> u64 {
+        0
+    }
+
     fn title(&self) -> String {
         "UDP".to_owned()
     }

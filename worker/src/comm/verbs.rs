@@ -180,6 +180,7 @@ struct Verbs<A> {
     completions: Vec<Completion>,
     started: bool,
     armed: bool,
+    restarts: u64,
     device: String,
     title: String,
 }
@@ -205,6 +206,7 @@ impl<A: Adapter> Verbs<A> {
             completions: Vec::new(),
             started: false,
             armed: false,
+            restarts: 0,
             device,
             title,
         }
@@ -317,6 +319,7 @@ impl<A: Adapter> Verbs<A> {
     /// Lets a queue pair that has given up begin where it stood.
     fn start_anew(&mut self, queue: usize) {
         log::debug!("{}: {:?} has given up, and is started anew", self.device, self.queues[queue].channel);
+        self.restarts += 1;
         match self.adapter.reset(queue).and_then(|()| self.connect(queue)) {
             Ok(()) => self.post(queue),
             Err(e) => self.fail(queue, format!("cannot start the connection anew: {e}")),
@@ -446,6 +449,10 @@ impl<A: Adapter> Connections for Verbs<A> {
 
     fn traffic(&self) -> Option<Traffic> {
         None
+    }
+
+    fn restarts(&self) -> u64 {
+        self.restarts
     }
 
     fn title(&self) -> String {
