@@ -12,6 +12,7 @@ use netsum_common::wire::{Bytes, Frame, ICRC_LEN, L3, UDP_LEN};
 use netsum_common::{icrc, serial};
 
 use crate::classify::{from_its_sender, reason, refused};
+use crate::in_band;
 use crate::maps;
 use crate::packet::Packet;
 use crate::payload::{self, Op, Place};
@@ -60,6 +61,9 @@ fn check(
         if u32::from_le_bytes(sent) != !state {
             return Err(Counter::BadIcrc);
         }
+    }
+    if ring.flags & ring_flags::IN_BAND != 0 && frame.bth.opcode.is_first() {
+        in_band::follows(ctx, p, frame, len, serial::sub(frame.bth.psn, flow.base_psn))?;
     }
     if flow.src_mac == [0; 6] {
         flow.src_mac = frame.src_mac;

@@ -1,7 +1,7 @@
 //! Whose packet is it, and may it be added up?
 
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Address, Flow, FlowKey, StrangerKey};
+use netsum_common::abi::{Address, Flow, FlowKey, StrangerKey, watch};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Frame, Reject};
 
@@ -31,6 +31,8 @@ pub struct Found {
     pub counter: Counter,
     /// It is data like a flow's, of a connection that is none.
     pub stranger: bool,
+    /// And the first packet of a message, in good order as far as the BTH.
+    pub first: bool,
 }
 
 impl Found {
@@ -41,6 +43,7 @@ impl Found {
         ring: 0,
         counter: Counter::NotRoce,
         stranger: false,
+        first: false,
     };
 }
 
@@ -61,6 +64,7 @@ pub fn classify(p: &Packet, found: &mut Found) -> Class {
     let Some(flow) = find(&found.frame) else {
         found.counter = Counter::NoFlow;
         found.stranger = found.frame.bth.opcode.is_rc_data();
+        found.first = found.stranger && !rejected && found.frame.bth.opcode.is_first();
         return Class::Pass;
     };
     found.flow = flow;
@@ -130,7 +134,7 @@ pub fn reason(reject: Reject) -> Counter {
 /// Notes a connection that the box does not know, while somebody looks for one.
 #[inline(always)]
 pub fn note_stranger(frame: &Frame, ifindex: u32) {
-    if !maps::watched() {
+    if maps::watched() & watch::STRANGERS == 0 {
         return;
     }
     let key = StrangerKey { src_ip: frame.src_ip, dst_ip: frame.dst_ip, qpn: frame.bth.qpn, ifindex };

@@ -10,9 +10,7 @@
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::btf_maps::{Array, DevMap};
-use aya_ebpf::helpers::{
-    bpf_xdp_adjust_tail, bpf_xdp_get_buff_len, bpf_xdp_load_bytes, bpf_xdp_store_bytes,
-};
+use aya_ebpf::helpers::{bpf_xdp_adjust_tail, bpf_xdp_get_buff_len, bpf_xdp_load_bytes, bpf_xdp_store_bytes};
 use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
 use netsum_common::wire::Opcode;

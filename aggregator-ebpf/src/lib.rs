@@ -19,12 +19,14 @@ macro_rules! unrolled {
 pub mod aggregate;
 pub mod classify;
 pub mod egress;
+pub mod in_band;
 pub mod maps;
 pub mod packet;
 pub mod payload;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::watch;
 use netsum_common::counters::Counter;
 
 use classify::{Class, Found, classify, is_spoofed, refused};
@@ -40,6 +42,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             found.counter = Counter::Spoofed;
             refuse(ctx, &found)
         }
+        // What sets a job up in band is checked where its contributions are.
+        Class::Pass if is_first(&found) && in_band::is_of_job(ctx, &p, &mut found) => steer(found.ring),
         Class::Pass => {
             if found.stranger {
                 classify::note_stranger(&found.frame, ctx.ingress_ifindex() as u32);
@@ -60,17 +64,23 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 found.counter = Counter::WrongPort;
                 return refuse(ctx, &found);
             }
-            let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
-            match maps::to_cpu(ring.cpu) {
-                Ok(action) => {
-                    maps::count(found.ring, Counter::Steered);
-                    action
-                }
-                Err(_) => {
-                    maps::count(found.ring, Counter::SteerFailed);
-                    XDP_DROP
-                }
-            }
+            steer(found.ring)
+        }
+    }
+}
+
+/// To the ring's CPU.
+#[inline(always)]
+fn steer(ring_id: u32) -> u32 {
+    let Some(ring) = maps::ring(ring_id) else { return XDP_DROP };
+    match maps::to_cpu(ring.cpu) {
+        Ok(action) => {
+            maps::count(ring_id, Counter::Steered);
+            action
+        }
+        Err(_) => {
+            maps::count(ring_id, Counter::SteerFailed);
+            XDP_DROP
         }
     }
 }
@@ -81,10 +91,17 @@ pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
+        Class::Pass if is_first(&found) && in_band::is_claim(ctx, &p, &mut found) => refuse(ctx, &found),
         Class::Pass => pass(&found),
         Class::Refuse => refuse(ctx, &found),
         Class::Data => aggregate::contribution(ctx, &p, &found.frame, found.flow),
     }
+}
+
+/// Whether the packet may be one that sets a job up in band: data of no flow, while there is such a job.
+#[inline(always)]
+fn is_first(found: &Found) -> bool {
+    found.first && maps::watched() & watch::FIRST_PACKETS != 0
 }
 
 #[inline(always)]

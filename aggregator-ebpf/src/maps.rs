@@ -10,6 +10,8 @@ use netsum_common::slot::{RingState, Slot};
 const INNER: usize = 1 << 12;
 /// `BPF_F_BROADCAST`: to every device in the map (Linux 5.13).
 const BROADCAST: u64 = 1 << 3;
+/// `BPF_F_NO_PREALLOC`: entries take memory only while they are there.
+const SPARSE: usize = 1;
 const RINGS_LEN: usize = MAX_RINGS as usize;
 const COUNTERS_LEN: usize = (MAX_RINGS * COUNTERS_PER_RING) as usize;
 
@@ -47,10 +49,28 @@ static WATCH: Array<u32, 1> = Array::new();
 #[btf_map]
 static STRANGERS: LruHashMap<StrangerKey, u64, { MAX_STRANGERS as usize }> = LruHashMap::new();
 
-/// Whether somebody looks for connections that the box does not know.
+#[btf_map]
+static TOKENS: HashMap<Token, InBandJob, RINGS_LEN> = HashMap::new();
+#[btf_map]
+static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashMap::new();
+
+/// What of connections that the box does not know is looked at: bits of [`watch`].
 #[inline(always)]
-pub fn watched() -> bool {
-    WATCH.get(0).is_some_and(|w| *w != 0)
+pub fn watched() -> u32 {
+    WATCH.get(0).map_or(0, |w| *w)
+}
+
+/// The job, set up in band, that a token belongs to.
+#[inline(always)]
+pub fn in_band_job(token: &Token) -> Option<&'static InBandJob> {
+    // SAFETY: user space writes the value as a whole.
+    TOKENS.get_ptr(token).map(|job| unsafe { &*job })
+}
+
+/// Notes a claim. Where there is no room it is as if the packet had been lost: it comes again.
+#[inline(always)]
+pub fn note_claim(key: &ClaimKey, claim: &Claim, flags: u64) {
+    let _ = CLAIMS.insert(key, claim, flags);
 }
 
 /// Adds one to a connection that the box does not know.

@@ -3,10 +3,11 @@
 //! Layouts are `repr(C)` without implicit padding, and asserted below. Whoever changes one raises [`VERSION`]: a daemon
 //! takes over pinned maps only of its own version.
 
-use crate::wire::MAX_HEADERS;
+use crate::wire::in_band::JOB_HEADER_LEN;
+use crate::wire::{InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -20,6 +21,8 @@ pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
 pub const MAX_SLOTS: u32 = 1 << 16;
 /// Connections that [`maps::STRANGERS`] holds.
 pub const MAX_STRANGERS: u32 = 1024;
+/// First packets of jobs set up in band that [`maps::CLAIMS`] holds; user space takes them out many times a second.
+pub const MAX_CLAIMS: u32 = 4096;
 /// Most CPUs that rings can be spread over.
 pub const MAX_CPUS: u32 = 256;
 /// Bytes of payload that are handled at once, without a look at the length.
@@ -50,18 +53,22 @@ pub mod maps {
     pub const PORTS: &str = "PORTS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
-    /// Array of one u32: whether connections without a flow are noted in [`STRANGERS`]. Zero but while somebody looks.
+    /// Array of one u32, bits of [`super::watch`]: what of connections without a flow is looked at.
     pub const WATCH: &str = "WATCH";
     /// Hash that forgets the oldest, [`super::StrangerKey`] to its SEND and WRITE packets as u64.
     pub const STRANGERS: &str = "STRANGERS";
+    /// Hash, [`super::Token`] to [`super::InBandJob`].
+    pub const TOKENS: &str = "TOKENS";
+    /// Hash, [`super::ClaimKey`] to [`super::Claim`]; user space takes out what it has read.
+    pub const CLAIMS: &str = "CLAIMS";
     /// CPU map, one entry for each CPU that serves rings.
     pub const CPUS: &str = "CPUS";
     /// Per-CPU array, `ring * COUNTERS + counter` to u64.
     pub const COUNTERS: &str = "COUNTERS";
     /// All of them.
-    pub const ALL: [&str; 16] = [
+    pub const ALL: [&str; 18] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
-        WATCH, STRANGERS, CPUS, COUNTERS,
+        WATCH, STRANGERS, TOKENS, CLAIMS, CPUS, COUNTERS,
     ];
 }
 
@@ -162,6 +169,98 @@ pub struct Owner {
     pub flows: u32,
 }
 
+/// What of connections without a flow is looked at.
+pub mod watch {
+    /// Data is noted in [`super::maps::STRANGERS`]: somebody looks for it.
+    pub const STRANGERS: u32 = 1;
+    /// First packets of messages are searched for the header of a job that is set up in band: there are such jobs.
+    pub const FIRST_PACKETS: u32 = 2;
+}
+
+/// The token of a job that is set up in band, in words. It cannot be printed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Token([u64; 2]);
+
+impl Token {
+    /// From its bytes on the wire.
+    #[inline(always)]
+    pub const fn new(t: InBandToken) -> Self {
+        let t = t.0;
+        Self([
+            u64::from_ne_bytes([t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]]),
+            u64::from_ne_bytes([t[8], t[9], t[10], t[11], t[12], t[13], t[14], t[15]]),
+        ])
+    }
+
+    /// As words of a packet, in the order of its bytes.
+    #[inline(always)]
+    pub const fn from_words(words: [u64; 2]) -> Self {
+        Self(words)
+    }
+
+    /// Its bytes on the wire.
+    pub fn bytes(self) -> InBandToken {
+        let mut t = [0; 16];
+        t[..8].copy_from_slice(&self.0[0].to_ne_bytes());
+        t[8..].copy_from_slice(&self.0[1].to_ne_bytes());
+        InBandToken(t)
+    }
+}
+
+/// A job that is set up in band.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct InBandJob {
+    /// Number of its first ring, which stands for the job.
+    pub job: u32,
+    /// Its ranks.
+    pub ranks: u32,
+    /// Its rings.
+    pub rings: u32,
+    /// Bits of [`ring_flags`]: whether the ICRC is verified.
+    pub flags: u32,
+}
+
+/// Whose claim it is. There is one place for each rank and port, so that no flood of first packets fills the map.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct ClaimKey {
+    /// Number of the job's first ring.
+    pub job: u32,
+    /// Ring of the job that the packet names; the job's number of rings where it names more.
+    pub ring: u32,
+    /// Rank that the packet names; the job's number of ranks where it names more.
+    pub rank: u32,
+    /// The port that it came in on.
+    pub ifindex: u32,
+}
+
+/// A first packet with the token of a job that is set up in band, of a connection that is not registered. It cannot be
+/// printed, because the token is in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Claim {
+    /// A [`crate::wire::JobHeader`], as it is in the packet.
+    pub header: [u64; JOB_HEADER_LEN / 8],
+    /// The sender's address; IPv4 in mapped form.
+    pub src_ip: [u8; 16],
+    /// Destination address; IPv4 in mapped form.
+    pub dst_ip: [u8; 16],
+    /// Destination queue pair number.
+    pub qpn: u32,
+    /// The packet's PSN.
+    pub psn: u32,
+    /// Length of its payload in bytes.
+    pub len: u32,
+    /// 1 where the packet is its message's last, too.
+    pub only: u32,
+    /// The sender's MAC address (or its router's).
+    pub src_mac: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 2],
+}
+
 /// Flags of a ring.
 pub mod ring_flags {
     /// All flows are there: contributions count.
@@ -170,6 +269,8 @@ pub mod ring_flags {
     pub const ICRC_IGNORE: u32 = 2;
     /// Results go out as they complete.
     pub const RELAXED: u32 = 4;
+    /// The job is set up in band: messages begin with a [`crate::wire::JobHeader`].
+    pub const IN_BAND: u32 = 8;
 }
 
 /// What user space decides about a ring.
@@ -257,6 +358,10 @@ const _: () = {
     assert!(size_of::<StrangerKey>() == 40);
     assert!(size_of::<Address>() == 16);
     assert!(size_of::<Owner>() == 8);
+    assert!(size_of::<Token>() == 16);
+    assert!(size_of::<InBandJob>() == 16);
+    assert!(size_of::<ClaimKey>() == 16);
+    assert!(size_of::<Claim>() == 104);
     assert!(size_of::<RingConfig>() == 24);
     assert!(size_of::<SavedHeader>() == 112);
     assert!(MAX_HEADERS <= 13 * 8);
@@ -294,6 +399,14 @@ mod pod {
     unsafe impl aya::Pod for super::Owner {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Address {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Token {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::InBandJob {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::ClaimKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Claim {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::RingConfig {}
     // SAFETY: as above.

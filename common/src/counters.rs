@@ -78,6 +78,10 @@ counters! {
     ReservedOpcode "reserved_opcode" Pass,
     /// RoCEv2 packets too short for their headers
     TruncatedHeaders "truncated_headers" Pass,
+    /// first packets of a job set up in band that have a token of no job
+    InBandToken "in_band_wrong_token" Pass,
+    /// first packets of a job set up in band whose header is of another version
+    InBandVersion "in_band_version" Pass,
     /// contributions that were already added
     Duplicate "duplicate_request" Drop,
     /// fragments beyond the sender's credit
@@ -114,6 +118,10 @@ counters! {
     BadPayloadLength "bad_payload_length" Drop,
     /// payload longer than the job's path MTU
     Oversized "oversized" Drop,
+    /// first packets by which a connection joins a job in band: noted, and their senders send them again
+    InBandFirst "in_band_first" Drop,
+    /// first packets of a message, of a job set up in band, that have no header or one of another place in the ring
+    InBandHeader "in_band_header" Drop,
     /// steering to the ring's CPU failed
     SteerFailed "steer_failed" Drop,
     /// sending a result failed in the data plane itself

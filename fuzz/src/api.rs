@@ -6,13 +6,15 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
+use netsum_aggregator::core::in_band::Outcome;
 use netsum_aggregator::core::membership::Join;
 use netsum_aggregator::core::pool::job_memory;
 use netsum_aggregator::core::{Action, Connection, Controller, JobSpec, PortInfo, RankAddress, State};
 use netsum_aggregator::daemon::mac_from_text;
-use netsum_aggregator::dataplane::{FlowSpec, RingSpec};
+use netsum_aggregator::dataplane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_api::v1 as api;
 use netsum_common::abi::{FlowKey, MAX_RINGS};
+use netsum_common::wire::{InBandToken, JobHeader};
 use prost::Message;
 
 /// Runs a sequence of requests.
@@ -28,6 +30,8 @@ struct Told {
     rings: BTreeMap<u32, RingSpec>,
     flows: Vec<(FlowKey, u32)>,
     active: BTreeSet<u32>,
+    /// Tokens of jobs that are set up in band, by the number that stands for the job.
+    listening: BTreeMap<InBandToken, u32>,
 }
 
 struct System {
@@ -122,6 +126,12 @@ impl System {
                     told.flows.retain(|(key, _)| !flows.contains(key));
                     assert!(told.flows.iter().all(|(_, r)| *r != ring), "a flow of no ring");
                 }
+                Action::ListenInBand(job) => {
+                    assert!(told.rings.contains_key(&job.job), "no ring of the job is there yet");
+                    let before = told.listening.insert(job.token, job.job);
+                    assert!(before.is_none(), "two jobs with one token");
+                }
+                Action::IgnoreInBand(token) => assert!(told.listening.remove(&token).is_some()),
                 Action::Reply { waiter, .. } => assert!(self.waiting.remove(&waiter), "answered twice"),
             }
         }
@@ -145,6 +155,9 @@ impl System {
         let active: BTreeSet<u32> =
             jobs().filter(|j| j.state == State::Active).flat_map(|j| &j.rings).map(|r| r.id).collect();
         assert_eq!(active, self.told.active);
+        let listening: BTreeMap<InBandToken, u32> =
+            jobs().filter(|j| j.spec.in_band).map(|j| (j.spec.token.in_band(), j.rings[0].id)).collect();
+        assert_eq!(listening, self.told.listening);
     }
 
     fn create(&mut self, u: &mut Unstructured) -> Result<()> {
@@ -158,7 +171,8 @@ impl System {
             rings: number(u, &[1, 1, 2, 8, 255])?,
             icrc: "verify".into(),
             order: "in-order".into(),
-            token: "t".into(),
+            token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
+            in_band: u.ratio(1u8, 3u8)?,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         let spec = JobSpec {
@@ -171,6 +185,7 @@ impl System {
             message_size: r.message_size,
             window: r.window,
             rings: r.rings,
+            in_band: r.in_band,
             token: r.token.into(),
         };
         let answer = self.controller.create_job(spec);
@@ -282,6 +297,49 @@ impl System {
         Ok(())
     }
 
+    /// The data plane has noted a first packet, which anybody with the token can make.
+    fn first_packet(&mut self, u: &mut Unstructured) -> Result<()> {
+        let jobs: Vec<_> = self
+            .controller
+            .jobs()
+            .filter(|j| j.spec.in_band)
+            .map(|j| (j.rings[0].id, j.spec.clone()))
+            .collect();
+        let Some((job, spec)) = jobs.get(u.int_in_range(0..=2usize)?) else { return Ok(()) };
+        let right = u.ratio(7u8, 8u8)?;
+        let rank = if right { u.int_in_range(0..=spec.ranks.min(3) - 1)? } else { u.arbitrary()? };
+        let Ok(src) = ip(u, rank)?.parse() else { return Ok(()) };
+        let Ok(dst) = ip(u, (rank.wrapping_add(1)) % spec.ranks.max(1))?.parse() else { return Ok(()) };
+        let header = JobHeader {
+            dtype: number(u, &[1])?,
+            token: spec.token.in_band(),
+            ring: number(u, &[0, 0, 1])?,
+            rank,
+            ranks: if right { spec.ranks } else { number(u, &[2, 3])? },
+            message: if right { 0 } else { u.arbitrary()? },
+            fragments: 1,
+            index: if right { 0 } else { u.arbitrary()? },
+        };
+        let packet = FirstPacket {
+            job: *job,
+            header,
+            ifindex: 10 + u.int_in_range(0..=1u32)? * (rank & 1),
+            src,
+            src_mac: [2, 0, 0, 0, 0, rank as u8],
+            dst,
+            // As the data plane parses them.
+            qpn: number(u, &[16, 17, 18])? & 0xff_ffff,
+            psn: number(u, &[0, 5])? & 0xff_ffff,
+            len: number(u, &[256, spec.mtu])?,
+            only: !u.ratio(1u8, 8u8)?,
+        };
+        if let Some(answer) = self.controller.first_packet(packet, u.arbitrary()?, self.now) {
+            assert!(answer.outcome != Outcome::Known || answer.actions.is_empty());
+            self.carry_out(answer.actions);
+        }
+        Ok(())
+    }
+
     fn member(&mut self, u: &mut Unstructured) -> Result<()> {
         let (rank, epoch) = (number(u, &[0, 1, 2])?, u.int_in_range(0..=3)?);
         let (job, token) = (name(u)?, token(u)?);
@@ -312,7 +370,8 @@ impl System {
 fn sequence(u: &mut Unstructured) -> Result<()> {
     let mut s = System::new();
     while !u.is_empty() {
-        match u.int_in_range(0..=11u8)? {
+        match u.int_in_range(0..=14u8)? {
+            12..=14 => s.first_packet(u)?,
             0..=1 => s.create(u)?,
             2..=3 => s.add_flow(u)?,
             4..=7 => s.join(u)?,
@@ -344,5 +403,6 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     }
     assert!(s.waiting.is_empty(), "{} ranks wait for ever", s.waiting.len());
     assert_eq!((s.controller.memory_used(), s.told.rings.len(), s.told.flows.len()), (0, 0, 0));
+    assert!(s.told.listening.is_empty());
     Ok(())
 }

@@ -53,6 +53,9 @@ pub enum Kind {
     Nak = 1 << 5,
 }
 
+/// All kinds of data packets.
+const DATA: u32 = Kind::First as u32 | Kind::Middle as u32 | Kind::Last as u32 | Kind::Only as u32;
+
 /// The n-th packet of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nth {
@@ -202,7 +205,9 @@ impl Cable {
             let ifindex = wire.ifindex(&interface)?;
             wire.enter(|| program.attach_to_if_index(ifindex, XdpMode::Driver)).context(interface)?;
         }
-        Ok(Self { ebpf: Mutex::new(ebpf) })
+        let cable = Self { ebpf: Mutex::new(ebpf) };
+        cable.set(Faults::NONE, Faults::NONE, 0)?;
+        Ok(cable)
     }
 
     /// Faults from now on, on the way up and down, chosen by a seed; the counters start anew.
@@ -227,7 +232,7 @@ impl Cable {
                     ensure!(n > 0, "the n-th packet is counted from 1");
                     (kind as u32, n, times, what)
                 }
-                None => (0, 0, 0, Fault::Loss),
+                None => (DATA, 0, 0, Fault::Loss),
             };
             let [kinds, nth, times, what] = [kinds, nth, times, what as u32].map(u64::from);
             self.array("COUNTS", |counts| Ok(counts.set(way, Counts::default(), 0)?))?;
@@ -235,6 +240,14 @@ impl Cable {
             self.array("SETTINGS", |all| Ok(all.set(way, settings, 0)?))?;
         }
         Ok(())
+    }
+
+    /// Data packets that the host has sent since [`Cable::set`], which must not have been told of an n-th packet.
+    pub fn data_packets(&self) -> Result<u64> {
+        let settings: Settings = self.array("SETTINGS", |all| Ok(all.get(&0, 0)?))?;
+        ensure!(settings.kinds == u64::from(DATA), "the cable counts packets of other kinds");
+        let counts: Counts = self.array("COUNTS", |counts| Ok(counts.get(&0, 0)?))?;
+        Ok(counts.matched)
     }
 
     /// What it has done since [`Cable::set`].

@@ -14,6 +14,7 @@
 //! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
+//! | [`ring`] | an application over libibverbs, on virtual machines |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`traffic`] | ping and TCP transfers |
 //! | [`vm`] | hosts that are virtual machines |
@@ -32,6 +33,7 @@ pub mod netns;
 pub mod plane;
 pub mod process;
 pub mod programs;
+pub mod ring;
 pub mod tap;
 pub mod traffic;
 pub mod vm;

@@ -62,6 +62,7 @@ impl<'a> Plane<'a> {
                 cpu: self.rings % 2,
                 verify_icrc: true,
                 in_order: true,
+                in_band: false,
             };
             let ports = places.iter().map(|place| self.port(place.0)).collect::<Result<Vec<_>>>()?;
             let ip = |rank: u32| {

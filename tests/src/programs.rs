@@ -41,7 +41,17 @@ pub struct Bench {
 
 /// A ring of `ranks` with `slots` slots, number 1.
 pub fn ring(ranks: u32, mtu: u32, slots: u32) -> RingSpec {
-    RingSpec { id: 1, ranks, slots, window: slots / 2, mtu, cpu: 0, verify_icrc: true, in_order: true }
+    RingSpec {
+        id: 1,
+        ranks,
+        slots,
+        window: slots / 2,
+        mtu,
+        cpu: 0,
+        verify_icrc: true,
+        in_order: true,
+        in_band: false,
+    }
 }
 
 /// Address of a rank, as the last byte of its IP and MAC.

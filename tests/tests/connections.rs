@@ -45,6 +45,7 @@ fn run(load: Load) -> (Vec<Stats>, Vec<u64>, Duration) {
         cpu: 0,
         verify_icrc: true,
         in_order: true,
+        in_band: false,
     };
     let ports: Vec<u32> =
         lab.hosts().iter().map(|h| lab.box_().ifindex(&lab.box_().port(h.number())).unwrap()).collect();

@@ -21,8 +21,10 @@ const TOOLS: [Tool; 2] = [
     Tool { program: "ethtool", package: "ethtool", purpose: "makes veth devices take redirected frames" },
 ];
 
-const EMULATOR: Tool =
-    Tool { program: QEMU, package: "qemu-system-x86", purpose: "runs the lab's virtual machines" };
+const VM_TOOLS: [Tool; 2] = [
+    Tool { program: QEMU, package: "qemu-system-x86", purpose: "runs the lab's virtual machines" },
+    Tool { program: "cc", package: "gcc", purpose: "compiles programs that run in them" },
+];
 
 /// Where the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -62,7 +64,7 @@ pub fn require_vms(kernels: &[Kernel]) -> Result<()> {
     if !Path::new("/dev/net/tun").exists() {
         bail!("no /dev/net/tun: this machine has no tap devices");
     }
-    install(&[EMULATOR])?;
+    install(&VM_TOOLS)?;
     vm::prepare(kernels)
 }
 

@@ -129,6 +129,10 @@ pub struct CreateJob {
     /// Release results `in-order`, or `relaxed` for senders that retransmit selectively.
     #[arg(long, default_value = "in-order")]
     pub order: String,
+    /// Ranks show up by the first packets of their connections, which begin with a header: for applications that nobody can
+    /// register. Prints the token that the header has.
+    #[arg(long)]
+    pub in_band: bool,
     /// What workers must know to join; made up when not given.
     #[arg(long, default_value = "")]
     pub token: String,
@@ -229,6 +233,7 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
                 icrc: c.icrc,
                 order: c.order,
                 token: c.token,
+                in_band: c.in_band,
             };
             print::created(out, format, &client.create_job(request).await?)
         }

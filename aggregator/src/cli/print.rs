@@ -69,6 +69,17 @@ fn job_json(j: &api::Job) -> Value {
     if !j.token.is_empty() {
         value["token"] = j.token.clone().into();
     }
+    if j.in_band {
+        let place = |p: &api::Place| json!({ "ring": p.ring, "rank": p.rank });
+        value["in_band"] = json!({
+            "claims": j.claims.iter().map(flow_json).collect::<Vec<_>>(),
+            "unclaimed": j.unclaimed.iter().map(place).collect::<Vec<_>>(),
+            "refusals": j.refusals,
+        });
+        if !j.in_band_token.is_empty() {
+            value["in_band"]["token"] = j.in_band_token.clone().into();
+        }
+    }
     value
 }
 
@@ -91,11 +102,12 @@ fn summary(out: &mut impl Write, j: &api::Job) -> Result<()> {
     let wanted = j.ranks * j.rings;
     writeln!(
         out,
-        "\ticrc {}  order {}  flows {}/{wanted}  epoch {}",
+        "\ticrc {}  order {}  flows {}/{wanted}  epoch {}{}",
         j.icrc,
         j.order,
         j.flows.len(),
-        j.epoch
+        j.epoch,
+        if j.in_band { "  in band" } else { "" }
     )?;
     Ok(())
 }
@@ -123,7 +135,31 @@ pub fn created(out: &mut impl Write, format: Format, job: &api::Job) -> Result<(
     }
     summary(out, job)?;
     memory(out, job)?;
-    writeln!(out, "\ttoken {}", job.token)?;
+    tokens(out, job)
+}
+
+/// The job's secrets, where they are given.
+fn tokens(out: &mut impl Write, job: &api::Job) -> Result<()> {
+    if !job.token.is_empty() {
+        writeln!(out, "\ttoken {}", job.token)?;
+    }
+    if !job.in_band_token.is_empty() {
+        writeln!(out, "\ttoken in band {}", job.in_band_token)?;
+    }
+    Ok(())
+}
+
+/// What has shown up in band.
+fn in_band(out: &mut impl Write, job: &api::Job) -> Result<()> {
+    for claim in &job.claims {
+        writeln!(out, "\twaits in band: {}", flow_text(claim))?;
+    }
+    if !job.unclaimed.is_empty() {
+        let missing: Vec<String> =
+            job.unclaimed.iter().map(|p| format!("{} of ring {}", p.rank, p.ring)).collect();
+        writeln!(out, "\tnot yet shown up in band: rank {}", missing.join(", "))?;
+    }
+    job.refusals.iter().try_for_each(|why| writeln!(out, "\trefused in band: {why}"))?;
     Ok(())
 }
 
@@ -142,20 +178,22 @@ pub fn job(out: &mut impl Write, format: Format, job: &api::Job) -> Result<()> {
     }
     summary(out, job)?;
     memory(out, job)?;
-    if !job.token.is_empty() {
-        writeln!(out, "\ttoken {}", job.token)?;
-    }
+    tokens(out, job)?;
+    in_band(out, job)?;
     job.flows.iter().try_for_each(|f| flow_line(out, f))
 }
 
 fn flow_line(out: &mut impl Write, f: &api::Flow) -> Result<()> {
-    let mac = if f.src_mac.is_empty() { "not yet known" } else { &f.src_mac };
-    writeln!(
-        out,
-        "\tring {} rank {}: port {}  src {} ({mac})  dst {}  qpn {:#x}  psn {:#x}",
-        f.ring, f.rank, f.port, f.src, f.dst, f.qpn, f.psn
-    )?;
+    writeln!(out, "\t{}", flow_text(f))?;
     Ok(())
+}
+
+fn flow_text(f: &api::Flow) -> String {
+    let mac = if f.src_mac.is_empty() { "not yet known" } else { &f.src_mac };
+    format!(
+        "ring {} rank {}: port {}  src {} ({mac})  dst {}  qpn {:#x}  psn {:#x}",
+        f.ring, f.rank, f.port, f.src, f.dst, f.qpn, f.psn
+    )
 }
 
 /// The job that a flow has been added to.

@@ -88,8 +88,13 @@ impl Finding {
     }
 }
 
-/// All that the evidence shows; one finding at least.
-pub fn diagnose(job: &Job, rings: &[RingEvidence], strangers: &[Stranger]) -> Vec<Finding> {
+/// All that the evidence shows; one finding at least. `wrong_tokens` came in first packets while the job was watched.
+pub fn diagnose(
+    job: &Job,
+    rings: &[RingEvidence],
+    strangers: &[Stranger],
+    wrong_tokens: u64,
+) -> Vec<Finding> {
     match &job.state {
         State::Failed(why) => {
             return vec![Finding::of_job(
@@ -97,10 +102,22 @@ pub fn diagnose(job: &Job, rings: &[RingEvidence], strangers: &[Stranger]) -> Ve
                 "mend the cause and let all ranks connect again; `netsum job delete` frees its memory",
             )];
         }
+        State::Waiting if job.spec.in_band => return not_shown_up(job, strangers, wrong_tokens),
         State::Waiting => return waiting(job),
         State::Active => {}
     }
     let mut findings: Vec<Finding> = rings.iter().flat_map(|r| of_ring(r, strangers)).collect();
+    if let Some((claim, _)) = job.claims().next() {
+        findings.push(Finding {
+            ring: Some(claim.header.ring),
+            rank: Some(claim.header.rank),
+            what: format!(
+                "has connected again (queue pair {:#x} of {}) and waits for all others to do so",
+                claim.qpn, claim.dst
+            ),
+            next: "connect all ranks again, or look why this one has lost its connection".into(),
+        });
+    }
     if findings.is_empty() {
         let idle = rings.iter().all(|r| r.waits.is_none());
         findings.push(if idle {
@@ -145,6 +162,41 @@ fn waiting(job: &Job) -> Vec<Finding> {
             }
         }
     }
+    findings
+}
+
+/// A job set up in band that lacks connections.
+fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Finding> {
+    let missing = job.unclaimed().into_iter();
+    let mut findings: Vec<Finding> = missing
+        .map(|(ring, rank)| Finding {
+            ring: Some(ring),
+            rank: Some(rank),
+            what: "has not shown up: no first packet of its connection has come".into(),
+            next: "start it, or look whether its messages begin with the job's header and pass this box"
+                .into(),
+        })
+        .collect();
+    findings.extend(job.refusals().map(|why| {
+        Finding::of_job(format!("a first packet was refused: {why}"), "mend what it says, and connect again")
+    }));
+    if wrong_tokens > 0 {
+        findings.push(Finding::of_job(
+            format!("{wrong_tokens} first packets with a token of no job came while it was watched"),
+            format!("compare with `netsum job show {} --show-token`", job.spec.name),
+        ));
+    }
+    // Of a rank that has shown up, all but the first packets pass.
+    let waits = |s: &&Stranger| job.claims().any(|(c, _)| (c.src, c.dst, c.qpn) == (s.src, s.dst, s.qpn));
+    findings.extend(strangers.iter().filter(|s| !waits(s)).map(|s| {
+        Finding::of_job(
+            format!(
+                "{} sends to queue pair {:#x} of {}, {} packets while it was watched: none of them a first packet with the job's header",
+                s.src, s.qpn, s.dst, s.packets
+            ),
+            "if it is a rank, its messages must begin with the header; otherwise nothing",
+        )
+    }));
     findings
 }
 

@@ -6,6 +6,7 @@ use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS};
 
 use serde::{Deserialize, Serialize};
 
+use super::in_band::InBand;
 use super::membership::{Epoch, Forming};
 use super::{Action, Refusal, Token};
 use crate::dataplane::{FlowSpec, RingSpec};
@@ -31,6 +32,8 @@ pub struct JobSpec {
     pub verify_icrc: bool,
     /// Results go out in order.
     pub in_order: bool,
+    /// Ranks show up by the first packets of their connections.
+    pub in_band: bool,
     /// What workers must know.
     pub token: Token,
 }
@@ -80,6 +83,13 @@ impl JobSpec {
         if self.rings == 0 || self.rings >= MAX_RINGS {
             return invalid(format!("--rings {}: 1 to {} are possible", self.rings, MAX_RINGS - 1));
         }
+        if self.in_band && !self.in_order {
+            return invalid(
+                "--in-band with --order relaxed: receivers that take packets in any order would take some that come \
+                 before all ranks are there, and that nobody has summed"
+                    .into(),
+            );
+        }
         abi::ring_slots(self.window, self.fragments()).ok_or_else(|| {
             Refusal::Invalid(format!(
                 "--window {} with --message-size {}: 2 x {} x {} slots in a ring, at most {MAX_SLOTS} are possible",
@@ -121,12 +131,14 @@ pub struct Job {
     /// Number of the last epoch that began.
     pub last_epoch: u32,
     pub(super) forming: Option<Forming>,
+    pub(super) in_band: InBand,
 }
 
 impl Job {
     pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
-        Self { spec, slots, rings, flows, state, epoch: None, last_epoch: 0, forming: None }
+        let in_band = InBand::default();
+        Self { spec, slots, rings, flows, state, epoch: None, last_epoch: 0, forming: None, in_band }
     }
 
     /// A ring's position in the job.
@@ -179,6 +191,7 @@ impl Job {
     }
 
     pub(super) fn tick(&mut self, now: Instant, heartbeat_timeout: Duration) -> Vec<Action> {
+        self.forget_old_claims(now);
         let mut actions = self.late_joins(now);
         if let Some(reason) = self.silent_rank(now, heartbeat_timeout) {
             actions.extend(self.fail(reason));

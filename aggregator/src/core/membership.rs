@@ -93,6 +93,10 @@ impl Controller {
         self.job_for(&join.job, join.token.reveal())?;
         self.check_address(&join)?;
         let job = self.job_mut(&join.job)?;
+        if job.spec.in_band {
+            let message = format!("job `{}`: is set up in band, ranks cannot join", join.job);
+            return Err(Refusal::NotNow(message));
+        }
         if !job.flows.is_empty() && job.epoch.is_none() {
             let message = format!("job `{}`: its flows were added by hand, ranks cannot join", join.job);
             return Err(Refusal::NotNow(message));
@@ -214,7 +218,7 @@ impl Controller {
     }
 
     /// Why flows cannot be registered for a job, if so.
-    fn contradiction(&self, name: &str, flows: &[FlowSpec]) -> Option<Refusal> {
+    pub(super) fn contradiction(&self, name: &str, flows: &[FlowSpec]) -> Option<Refusal> {
         let others: HashSet<FlowKey> = self
             .jobs
             .values()

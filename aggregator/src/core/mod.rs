@@ -4,6 +4,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`claims`] | who may claim which address |
+//! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`pool`] | memory, ring numbers and CPUs |
@@ -14,6 +15,7 @@
 
 mod claims;
 pub mod diagnose;
+pub mod in_band;
 pub mod job;
 pub mod membership;
 pub mod pool;
@@ -28,10 +30,11 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
 use netsum_common::serial;
+use netsum_common::wire::InBandToken;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dataplane::{FlowSpec, RingSpec};
+use crate::dataplane::{FlowSpec, InBandSpec, RingSpec};
 pub use job::{Job, JobSpec, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
@@ -73,6 +76,10 @@ pub enum Action {
     ResetCounters(u32),
     /// Register a flow.
     AddFlow(FlowSpec),
+    /// Note and drop first packets with a job's token.
+    ListenInBand(InBandSpec),
+    /// Do so no longer.
+    IgnoreInBand(InBandToken),
     /// Start a ring; the interface of each rank.
     ActivateRing(RingSpec, Vec<u32>),
     /// Remove a ring, its flows and ports.
@@ -181,10 +188,19 @@ impl Controller {
                 spec.mtu + HEADROOM
             )));
         }
+        let twin = self.jobs.values().find(|j| j.spec.in_band && j.spec.token == spec.token);
+        if let Some(job) = twin.filter(|_| spec.in_band) {
+            return Err(Refusal::Exists(format!(
+                "--token: job `{}` has the same; first packets with it could be of either",
+                job.spec.name
+            )));
+        }
         let rings = self.pool.take(&spec, slots)?;
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
-        let actions = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
-        self.jobs.insert(spec.name.clone(), Job::new(spec, slots, rings));
+        let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
+        let job = Job::new(spec, slots, rings);
+        actions.extend(job.in_band_spec().map(Action::ListenInBand));
+        self.jobs.insert(job.spec.name.clone(), job);
         Ok(actions)
     }
 
@@ -192,6 +208,7 @@ impl Controller {
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
         let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
+        actions.extend(job.in_band_spec().map(|spec| Action::IgnoreInBand(spec.token)));
         actions.extend(job.teardown());
         self.pool.give_back(&job.spec, job.slots, &job.rings);
         Ok(actions)
@@ -200,6 +217,10 @@ impl Controller {
     /// Registers a flow by hand.
     pub fn add_flow(&mut self, name: &str, ring: u32, mut flow: FlowSpec) -> Result<Vec<Action>, Refusal> {
         let job = self.job(name)?;
+        if job.spec.in_band {
+            let message = format!("job `{name}`: its connections show up by themselves, in band");
+            return Err(Refusal::NotNow(message));
+        }
         if job.epoch.is_some() || job.has_waiters() {
             return Err(Refusal::NotNow(format!(
                 "job `{name}`: its ranks join by themselves, flows cannot be added"

@@ -80,6 +80,7 @@ impl Pool {
                 cpu: cpu as u32,
                 verify_icrc: spec.verify_icrc,
                 in_order: spec.in_order,
+                in_band: spec.in_band,
             }
         });
         Ok(rings.collect())

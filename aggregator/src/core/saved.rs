@@ -93,6 +93,7 @@ impl Controller {
             let mut job = Job::new(saved.spec, slots, saved.rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
             job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, &e.left, now));
+            actions.extend(job.in_band_spec().map(Action::ListenInBand));
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));
             }

@@ -20,6 +20,7 @@ fn spec(name: &str, ranks: u32) -> JobSpec {
         rings: 1,
         verify_icrc: true,
         in_order: true,
+        in_band: false,
         token: "t".into(),
     }
 }
@@ -317,6 +318,7 @@ proptest! {
                         prop_assert_eq!(ports.len(), r.ranks as usize);
                     }
                     Action::Reply { .. } | Action::ResetCounters(_) => {}
+                    Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
                 }
             }
             let used: u64 = c.jobs().map(|j| pool::job_memory(&j.spec, j.slots)).sum();
@@ -411,6 +413,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                     keys.iter().for_each(|k| assert!(flows.remove(k)));
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
+                Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
             }
         }
         (rings.len(), flows.len())

@@ -186,6 +186,7 @@ mod tests {
             cpu: 0,
             verify_icrc: true,
             in_order: true,
+            in_band: false,
         }
     }
 

@@ -75,6 +75,7 @@ impl Admin for AdminService {
             message_size: r.message_size,
             window: r.window,
             rings: r.rings,
+            in_band: r.in_band,
             token: if r.token.is_empty() { token()? } else { r.token }.into(),
         };
         let mut inner = self.shared.lock();

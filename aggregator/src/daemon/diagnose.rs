@@ -1,11 +1,10 @@
 //! Gathers the evidence for [`crate::core::diagnose`], and keeps the watch.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
-use netsum_common::counters::Kind;
+use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use tonic::Status;
 
@@ -15,7 +14,7 @@ use super::state::{Inner, Shared};
 use crate::core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use crate::core::watch::{Finding, RingView};
 use crate::core::{Job, State};
-use crate::dataplane::{FlowSpec, RingSpec};
+use crate::dataplane::{FlowSpec, RingSpec, count, unmapped};
 
 /// How often rings that are active are looked at.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -138,8 +137,10 @@ pub async fn answer(
     };
     let before = links(netlink.cloned()).await?;
     let mut packets: HashMap<(u32, u32), u32> = HashMap::new();
+    let tokens_before;
     let watching = {
         let mut inner = shared.lock();
+        tokens_before = wrong_tokens(&inner).map_err(internal)?;
         for flow in inner.controller.job(&request.job)?.flows.clone() {
             packets
                 .insert((flow.ring, flow.rank), inner.plane.flow_seen(flow.key()).map_err(internal)?.packets);
@@ -163,7 +164,8 @@ pub async fn answer(
     } else {
         Vec::new()
     };
-    let findings = diagnose(job, &rings, &strangers).into_iter();
+    let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
+    let findings = diagnose(job, &rings, &strangers, wrong_tokens).into_iter();
     let ids: Vec<u32> = job.rings.iter().map(|r| r.id).collect();
     let drops = counter_messages(&inner, &ids)?;
     let diagnosis = api::Diagnosis {
@@ -182,6 +184,11 @@ pub async fn answer(
     drop(inner);
     drop(watching);
     Ok(diagnosis)
+}
+
+/// First packets with a token of no job, ever.
+fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
+    Ok(count(&inner.plane.counters(0)?, Counter::InBandToken))
 }
 
 fn ring_evidence(
@@ -221,13 +228,12 @@ fn ring_evidence(
 }
 
 fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
-    let ip = |bytes: [u8; 16]| IpAddr::from(Ipv6Addr::from(bytes)).to_canonical();
     let noted = inner.plane.strangers()?;
     Ok(noted
         .into_iter()
         .map(|(key, packets)| Stranger {
-            src: ip(key.src_ip),
-            dst: ip(key.dst_ip),
+            src: unmapped(key.src_ip),
+            dst: unmapped(key.dst_ip),
             qpn: key.qpn,
             ifindex: key.ifindex,
             packets,

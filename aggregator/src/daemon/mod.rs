@@ -5,6 +5,7 @@
 //! | [`state`] | controller and data plane behind one lock; carries out actions |
 //! | [`admin`] | the administration service |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
+//! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
 //! | [`doorman`] | what strangers on the workers' TCP port may use up |
 //! | [`socket`] | the administration socket: who may open it |
@@ -17,6 +18,7 @@
 pub mod admin;
 pub mod diagnose;
 pub mod doorman;
+pub mod in_band;
 pub mod links;
 pub mod persist;
 pub mod privileges;
@@ -30,7 +32,7 @@ use netsum_api::v1 as api;
 use tonic::Status;
 
 use crate::core::{Job, Refusal, State, epoch_number, pool};
-use crate::dataplane::FlowSpec;
+use crate::dataplane::{FirstPacket, FlowSpec};
 
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
@@ -50,6 +52,11 @@ impl From<Refusal> for Status {
 /// Text form of a MAC address.
 pub fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// Bytes in hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// A MAC address from its text form.
@@ -88,6 +95,16 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         psn: f.base_psn,
         src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
     };
+    let claim = |p: &FirstPacket| api::Flow {
+        ring: p.header.ring,
+        rank: p.header.rank,
+        port: port_name(p.ifindex),
+        src: p.src.to_string(),
+        dst: p.dst.to_string(),
+        qpn: p.qpn,
+        psn: p.psn,
+        src_mac: mac_text(p.src_mac),
+    };
     let spec = &job.spec;
     api::Job {
         name: spec.name.clone(),
@@ -108,5 +125,10 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         heartbeat_ms,
         epoch: epoch_number(job),
         ring_ids: job.rings.iter().map(|r| r.id).collect(),
+        in_band: spec.in_band,
+        in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
+        claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
+        unclaimed: job.unclaimed().into_iter().map(|(ring, rank)| api::Place { ring, rank }).collect(),
+        refusals: job.refusals().map(str::to_owned).collect(),
     }
 }

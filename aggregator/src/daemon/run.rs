@@ -15,13 +15,13 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
-use super::diagnose;
 use super::doorman::{Doorman, Limits};
 use super::links::{Link, Netlink};
 use super::persist::{Begun, begin};
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
+use super::{diagnose, in_band};
 use super::{privileges, tls};
 use crate::config::Config;
 use crate::core::{Controller, PortInfo};
@@ -160,6 +160,7 @@ pub async fn serve(
 ) -> Result<()> {
     let time = tokio::spawn(shared.clone().keep_time());
     let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
+    let listening = tokio::spawn(in_band::keep_listening(shared.clone()));
     let admin = Server::builder()
         .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink)))
         .serve_with_incoming(UnixListenerStream::new(admin));
@@ -188,6 +189,7 @@ pub async fn serve(
     };
     time.abort();
     watch.abort();
+    listening.abort();
     result.context("the control API")
 }
 

@@ -138,6 +138,8 @@ impl Inner {
             Action::CreateRing(ring) => self.plane.create_ring(&ring),
             Action::ResetCounters(ring) => self.plane.reset_counters(ring),
             Action::AddFlow(flow) => self.plane.add_flow(&flow),
+            Action::ListenInBand(job) => self.plane.listen_in_band(&job),
+            Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
             Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
             Action::Reply { waiter, result } => {

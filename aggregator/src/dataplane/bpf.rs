@@ -10,14 +10,18 @@ use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{
-    self, Address, EgressKey, EgressPort, Flow, FlowKey, MAX_CPUS, MAX_MTU, MAX_RANKS, MAX_RINGS, Owner,
-    RingConfig, SavedHeader, StrangerKey, maps, programs, ring_flags,
+    self, Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_CPUS, MAX_MTU,
+    MAX_RANKS, MAX_RINGS, Owner, RingConfig, SavedHeader, StrangerKey, Token, maps, programs, ring_flags,
+    watch,
 };
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::wire::{InBandToken, JobHeader};
 
 use super::pins::Pins;
-use super::{DataPlane, FlowSeen, FlowSpec, RingSpec, XdpMode, held, mapped};
+use super::{
+    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, XdpMode, held, mapped, unmapped,
+};
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("netsum.bpf.o");
@@ -212,6 +216,13 @@ impl BpfDataPlane {
         outer_map.get(&ring, 0).with_context(|| format!("{outer}[{ring}]"))
     }
 
+    /// Sets or clears bits of what is looked at.
+    pub(super) fn watch(&mut self, bits: u32, on: bool) -> Result<()> {
+        let mut watched: Array<_, u32> = self.array(maps::WATCH)?;
+        let before = watched.get(&0, 0)?;
+        Ok(watched.set(0, if on { before | bits } else { before & !bits }, 0)?)
+    }
+
     /// An address belongs to one port, for one flow more.
     fn own(&mut self, address: Address, ifindex: u32) -> Result<()> {
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
@@ -250,7 +261,8 @@ impl BpfDataPlane {
         Ok(RingConfig {
             flags: flag(active, ring_flags::ACTIVE)
                 | flag(!ring.verify_icrc, ring_flags::ICRC_IGNORE)
-                | flag(!ring.in_order, ring_flags::RELAXED),
+                | flag(!ring.in_order, ring_flags::RELAXED)
+                | flag(ring.in_band, ring_flags::IN_BAND),
             ranks: ring.ranks,
             slots: ring.slots,
             window: ring.window,
@@ -463,7 +475,8 @@ impl DataPlane for BpfDataPlane {
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> Result<()> {
         let saved = self.maps_of(ring.id)?.headers.get(&(slot * ring.ranks + flow.rank), 0)?;
         let len = self.slot(ring.id, slot)?.len as usize;
-        let frame = held::duplicate(&saved, len.min(MAX_MTU)).context("no headers are saved")?;
+        let index = ring.in_band.then_some(self.slot(ring.id, slot)?.index);
+        let frame = held::duplicate(&saved, len.min(MAX_MTU), index).context("no headers are saved")?;
         let context = held::context(frame.len(), flow.ifindex);
         // A live frame: what the program decides is carried out, and the ring's CPU gets it like any other.
         self.program(programs::INGRESS)?.test_run(TestRunOptions {
@@ -483,7 +496,7 @@ impl DataPlane for BpfDataPlane {
                 ignore_missing(strangers.remove(&key))?;
             }
         }
-        Ok(self.array(maps::WATCH)?.set(0, u32::from(on), 0)?)
+        self.watch(watch::STRANGERS, on)
     }
 
     fn strangers(&self) -> Result<Vec<(StrangerKey, u64)>> {
@@ -491,6 +504,55 @@ impl DataPlane for BpfDataPlane {
             aya::maps::HashMap::try_from(self.ebpf.map(maps::STRANGERS).context(maps::STRANGERS)?)?;
         map.iter().map(|entry| Ok(entry?)).collect()
     }
+
+    fn listen_in_band(&mut self, job: &InBandSpec) -> Result<()> {
+        let value = InBandJob {
+            job: job.job,
+            ranks: job.ranks,
+            rings: job.rings,
+            flags: if job.verify_icrc { 0 } else { ring_flags::ICRC_IGNORE },
+        };
+        self.hash(maps::TOKENS)?.insert(Token::new(job.token), value, 0)?;
+        self.watch(watch::FIRST_PACKETS, true)
+    }
+
+    fn ignore_in_band(&mut self, token: InBandToken) -> Result<()> {
+        let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
+        ignore_missing(tokens.remove(&Token::new(token)))?;
+        if tokens.keys().next().is_none() {
+            self.watch(watch::FIRST_PACKETS, false)?;
+        }
+        Ok(())
+    }
+
+    fn first_packets(&mut self) -> Result<Vec<FirstPacket>> {
+        let mut claims = self.hash::<ClaimKey, Claim>(maps::CLAIMS)?;
+        let keys: Vec<ClaimKey> = claims.keys().collect::<Result<_, _>>()?;
+        let mut packets = Vec::with_capacity(keys.len());
+        for key in keys {
+            let Some(claim) = found(claims.get(&key, 0))? else { continue };
+            ignore_missing(claims.remove(&key))?;
+            packets.extend(first_packet(&key, &claim));
+        }
+        Ok(packets)
+    }
+}
+
+/// `None` is impossible: the data plane notes nothing but headers.
+fn first_packet(key: &ClaimKey, claim: &Claim) -> Option<FirstPacket> {
+    let header: Vec<u8> = claim.header.iter().flat_map(|w| w.to_le_bytes()).collect();
+    Some(FirstPacket {
+        job: key.job,
+        header: JobHeader::decode(header.first_chunk()?)?,
+        ifindex: key.ifindex,
+        src: unmapped(claim.src_ip),
+        src_mac: claim.src_mac,
+        dst: unmapped(claim.dst_ip),
+        qpn: claim.qpn,
+        psn: claim.psn,
+        len: claim.len,
+        only: claim.only != 0,
+    })
 }
 
 /// What is in a map, if it is.

@@ -6,16 +6,23 @@
 
 use netsum_common::abi::SavedHeader;
 use netsum_common::icrc;
-use netsum_common::wire::{ICRC_LEN, L3};
+use netsum_common::wire::{ICRC_LEN, JobHeader, L3, Opcode, UDP_LEN};
 
 /// The fragment whose headers were saved, with a payload of `len` zeros, which nobody adds, and the right ICRC.
-/// `None` where no headers were saved.
-pub fn duplicate(saved: &SavedHeader, len: usize) -> Option<Vec<u8>> {
+/// `None` where no headers were saved. With an index the job is set up in band, and messages begin with a header.
+pub fn duplicate(saved: &SavedHeader, len: usize, index: Option<u32>) -> Option<Vec<u8>> {
     let header: Vec<u8> = saved.words.iter().flat_map(|w| w.to_ne_bytes()).collect();
     let mut frame = header.get(..saved.len as usize).filter(|h| !h.is_empty())?.to_vec();
     let payload_at = frame.len();
     frame.resize(payload_at + len, 0);
     let l3 = if saved.v6 == 1 { L3::V6 } else { L3::V4 };
+    let opcode = Opcode(*frame.get(saved.ip as usize + l3.header_len() + UDP_LEN)?);
+    if let Some(index) = index
+        && opcode.is_first()
+    {
+        let payload = frame.get_mut(payload_at..)?.first_chunk_mut()?;
+        *payload = JobHeader { index, ..JobHeader::EMPTY }.encode();
+    }
     let sum = icrc::of_frame(&frame, l3, saved.ip as usize, payload_at, len)?;
     frame.extend_from_slice(&sum.to_le_bytes());
     debug_assert_eq!(frame.len(), payload_at + len + ICRC_LEN);
@@ -35,6 +42,30 @@ mod tests {
     #[test]
     fn without_saved_headers_there_is_no_packet() {
         let words = [0; 13];
-        assert_eq!(duplicate(&SavedHeader { words, len: 0, ip: 0, v6: 0, reserved: [0; 5] }, 64), None);
+        let saved = SavedHeader { words, len: 0, ip: 0, v6: 0, reserved: [0; 5] };
+        assert_eq!(duplicate(&saved, 64, None), None);
+    }
+
+    /// Headers of a packet over IPv4, all zeros but the opcode.
+    fn saved(opcode: Opcode) -> SavedHeader {
+        let mut bytes = [0u8; 13 * 8];
+        bytes[14 + 20 + UDP_LEN] = opcode.0;
+        let mut words = [0; 13];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        SavedHeader { words, len: 54, ip: 14, v6: 0, reserved: [0; 5] }
+    }
+
+    #[test]
+    fn in_band_a_first_packet_says_its_index_and_no_other_does() {
+        let payload = |opcode, index| duplicate(&saved(opcode), 64, index).unwrap()[54..118].to_vec();
+        let header = JobHeader { index: 77, ..JobHeader::EMPTY }.encode();
+        for first in [Opcode::SEND_FIRST, Opcode::SEND_ONLY] {
+            assert_eq!(payload(first, Some(77)), [header.as_slice(), &[0; 16]].concat());
+            assert_eq!(payload(first, None), [0; 64]);
+        }
+        assert_eq!(payload(Opcode::SEND_MIDDLE, Some(77)), [0; 64]);
+        assert_eq!(duplicate(&saved(Opcode::SEND_FIRST), 44, Some(77)), None, "no room for a header");
     }
 }

@@ -7,11 +7,12 @@ pub mod held;
 pub mod pins;
 mod takeover;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::wire::{InBandToken, JobHeader};
 use serde::{Deserialize, Serialize};
 
 /// A ring as the controller wants it; see `netsum_common::abi::RingConfig` for the terms.
@@ -33,6 +34,8 @@ pub struct RingSpec {
     pub verify_icrc: bool,
     /// Release in order.
     pub in_order: bool,
+    /// Messages begin with a header, by which connections join.
+    pub in_band: bool,
 }
 
 /// A flow as the controller wants it: rank `rank`'s connection to the next rank.
@@ -63,12 +66,57 @@ impl FlowSpec {
     }
 }
 
+/// A job that is set up in band, for the data plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InBandSpec {
+    /// What first packets show.
+    pub token: InBandToken,
+    /// Number of its first ring in the data plane, which stands for the job.
+    pub job: u32,
+    /// Its ranks.
+    pub ranks: u32,
+    /// Its rings.
+    pub rings: u32,
+    /// Verify the ICRC of first packets.
+    pub verify_icrc: bool,
+}
+
+/// A first packet of a connection that is not registered, with the token of a job that is set up in band.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstPacket {
+    /// Number of the job's first ring.
+    pub job: u32,
+    /// What it begins with.
+    pub header: JobHeader,
+    /// The interface that it came in on.
+    pub ifindex: u32,
+    /// Its sender's address.
+    pub src: IpAddr,
+    /// Its sender's MAC address, or its router's.
+    pub src_mac: [u8; 6],
+    /// Its receiver's address.
+    pub dst: IpAddr,
+    /// Its receiver's queue pair.
+    pub qpn: u32,
+    /// Its PSN.
+    pub psn: u32,
+    /// Length of its payload in bytes.
+    pub len: u32,
+    /// It is its message's last packet, too.
+    pub only: bool,
+}
+
 /// An address as flow keys hold it: IPv4 in mapped form.
 pub fn mapped(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }
+}
+
+/// An address from the form that flow keys hold.
+pub fn unmapped(ip: [u8; 16]) -> IpAddr {
+    IpAddr::from(Ipv6Addr::from(ip)).to_canonical()
 }
 
 /// How XDP programs are attached.
@@ -114,6 +162,12 @@ pub trait DataPlane: Send {
     fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()>;
     /// Connections noted since the watch began, and how many data packets came on each.
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
+    /// Begins to note and drop first packets with a job's token; again and with other properties, if it does already.
+    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()>;
+    /// Passes first packets with this token on, as others. What is missing already is no error.
+    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
+    /// Takes out what has been noted of first packets since the last time.
+    fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
 }
 
 /// What the data plane has seen of a flow.

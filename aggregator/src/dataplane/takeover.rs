@@ -6,7 +6,9 @@ use anyhow::{Context as _, Result};
 use aya::maps::Array;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::xdp::XdpLink;
-use netsum_common::abi::{Address, Flow, FlowKey, MAX_RINGS, Owner, RingConfig, maps, programs, ring_flags};
+use netsum_common::abi::{
+    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, Token, maps, programs, ring_flags,
+};
 
 use super::bpf::{Attachment, BpfDataPlane, program};
 use super::{DataPlane as _, FlowSpec, RingSpec};
@@ -93,6 +95,12 @@ impl BpfDataPlane {
             map.remove(&key)?;
         }
         self.count_owners()?;
+        // Those of jobs that go on stay, so that no first packet gets through meanwhile.
+        let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
+        let jobs: Vec<(Token, InBandJob)> = tokens.iter().collect::<Result<_, _>>()?;
+        for (token, _) in jobs.iter().filter(|(_, job)| !rings.contains(&job.job)) {
+            self.ignore_in_band(token.bytes())?;
+        }
         for ring in (1..MAX_RINGS).filter(|r| !rings.contains(r)) {
             self.delete_ring(ring, &[], &[])?;
         }

@@ -14,12 +14,15 @@ use netsum_aggregator::daemon::run::{WorkerPort, serve};
 use netsum_aggregator::daemon::socket::{self, Access};
 use netsum_aggregator::daemon::state::Shared;
 use netsum_aggregator::daemon::worker::PortFinder;
-use netsum_aggregator::dataplane::{DataPlane, FlowSeen, FlowSpec, RingSpec, XdpMode};
+use netsum_aggregator::dataplane::{
+    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, XdpMode,
+};
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::wire::InBandToken;
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
 
@@ -30,6 +33,8 @@ pub struct Told {
     pub flows: HashSet<FlowKey>,
     pub active: HashSet<u32>,
     pub watching: bool,
+    pub listening: HashSet<InBandToken>,
+    pub first_packets: Vec<FirstPacket>,
 }
 
 pub struct Remembers(pub Arc<Mutex<Told>>);
@@ -100,6 +105,17 @@ impl DataPlane for Remembers {
     }
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
         Ok(Vec::new())
+    }
+    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()> {
+        self.0.lock().unwrap().listening.insert(job.token);
+        Ok(())
+    }
+    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()> {
+        self.0.lock().unwrap().listening.remove(&token);
+        Ok(())
+    }
+    fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>> {
+        Ok(std::mem::take(&mut self.0.lock().unwrap().first_packets))
     }
 }
 

@@ -3,9 +3,11 @@
 //! All multi-byte fields are big endian, except the ICRC (see [`crate::icrc`]).
 
 mod frame;
+pub mod in_band;
 mod transport;
 
 pub use frame::{Bytes, Frame, L3, Reject, parse, parse_into};
+pub use in_band::{InBandToken, JobHeader};
 pub use transport::{Aeth, Bth, Nak, Opcode, Reth, Syndrome};
 
 /// UDP destination port of RoCEv2 (IBTA annex A17).

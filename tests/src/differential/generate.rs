@@ -6,9 +6,9 @@
 use std::net::IpAddr;
 
 use arbitrary::{Result, Unstructured};
-use netsum_aggregator::dataplane::{FlowSpec, RingSpec};
+use netsum_aggregator::dataplane::{FlowSpec, InBandSpec, RingSpec};
 use netsum_common::serial;
-use netsum_common::wire::{self, Opcode};
+use netsum_common::wire::{self, InBandToken, JobHeader, Opcode};
 
 use crate::frames::{FrameSpec, ipv4_checksum, lanes};
 use crate::programs::{LOOPBACK, host};
@@ -22,6 +22,15 @@ pub struct Setting {
     pub flows: Vec<FlowSpec>,
     /// It is active.
     pub active: bool,
+}
+
+impl Setting {
+    /// What is to be listened for, where the ring's job is set up in band.
+    pub fn in_band(&self) -> Option<InBandSpec> {
+        let RingSpec { id, ranks, verify_icrc, .. } = self.ring;
+        let token = InBandToken([id as u8; 16]);
+        self.ring.in_band.then_some(InBandSpec { token, job: id, ranks, rings: 1, verify_icrc })
+    }
 }
 
 /// Index that a sequence's rings begin with: the usual one, one before the wrap, one where signs change.
@@ -38,10 +47,11 @@ pub fn settings() -> Vec<Setting> {
         cpu: 0,
         verify_icrc: true,
         in_order: true,
+        in_band: false,
     };
     /// Whether a rank's connection is over IPv6.
     type OverV6 = fn(u32) -> bool;
-    let all: [(RingSpec, OverV6); 10] = [
+    let all: [(RingSpec, OverV6); 12] = [
         (ring(1, 2, 256, 4, 2), |_| false),
         (ring(2, 3, 1024, 16, 8), |_| false),
         (RingSpec { in_order: false, ..ring(3, 2, 512, 16, 7) }, |_| true),
@@ -52,6 +62,8 @@ pub fn settings() -> Vec<Setting> {
         (ring(8, 2, 256, 4, 2), |_| false),
         (ring(9, 2, 256, 16, 8), |_| false),
         (ring(10, 4, 512, 8, 3), |rank| rank % 2 == 1),
+        (RingSpec { in_band: true, ..ring(11, 2, 256, 16, 8) }, |_| false),
+        (RingSpec { in_band: true, verify_icrc: false, ..ring(12, 3, 512, 8, 4) }, |rank| rank == 1),
     ];
     all.into_iter()
         .map(|(ring, v6)| {
@@ -187,7 +199,50 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
         spec.bth.solicited = more & 32 != 0;
         spec.bth.ecn = more;
     }
+    if let Some(job) = setting.in_band() {
+        begin_in_band(u, &mut spec, &job, rank, index)?;
+    }
     Ok(spec)
+}
+
+/// Lets a message begin as in a job that is set up in band; now and then it is of a connection that is not registered, or the
+/// header is not right.
+fn begin_in_band(
+    u: &mut Unstructured,
+    spec: &mut FrameSpec,
+    job: &InBandSpec,
+    rank: u32,
+    index: u32,
+) -> Result<()> {
+    let kind = u.arbitrary::<u8>()?;
+    let right = kind & 0x0f != 0;
+    if kind & 0x30 == 0 {
+        spec.bth.qpn ^= 0x80;
+    }
+    if kind & 0xc0 == 0 {
+        // Another connection of the same queue pair, perhaps.
+        spec.bth.psn = u.arbitrary::<u32>()? & serial::MASK;
+    }
+    let header = JobHeader {
+        dtype: 1,
+        token: job.token,
+        ring: if right { 0 } else { u.int_in_range(0..=2)? },
+        rank: if right { rank } else { u.int_in_range(0..=job.ranks + 1)? },
+        ranks: job.ranks,
+        message: if kind & 0x40 == 0 { 0 } else { u.int_in_range(0..=2)? },
+        fragments: u.int_in_range(1..=3)?,
+        index,
+    };
+    let mut bytes = header.encode();
+    if !right {
+        // Lanes 0 and 1, the token, or the index.
+        let at = *u.choose(&[0usize, 4, 8, 23, 44])?;
+        bytes[at] ^= 1 << u.int_in_range(0..=7u8)?;
+    }
+    if let Some(beginning) = spec.payload.first_chunk_mut() {
+        *beginning = bytes;
+    }
+    Ok(())
 }
 
 /// Spoils a frame in a few places.

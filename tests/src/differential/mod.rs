@@ -12,11 +12,11 @@
 pub mod generate;
 pub mod model;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::{Context, Result, bail, ensure};
 use arbitrary::Unstructured;
-use netsum_aggregator::dataplane::DataPlane;
+use netsum_aggregator::dataplane::{DataPlane, FirstPacket};
 use netsum_common::counters::Counter;
 
 use self::generate::{Hint, STARTS, Setting, Step};
@@ -183,7 +183,15 @@ impl Differential {
             if settings.iter().all(|s| s.ring.id != setting.ring.id) {
                 setting.flows.iter().try_for_each(|flow| plane.remove_flow(flow.key()))?;
             }
+            if let Some(job) = setting.in_band() {
+                plane.ignore_in_band(job.token)?;
+            }
         }
+        for job in settings.iter().filter_map(Setting::in_band) {
+            plane.listen_in_band(&job)?;
+            self.model.listen(&job);
+        }
+        plane.first_packets()?;
         self.before =
             [0].iter().chain(&rings(settings)).map(|&r| plane.counters(r)).collect::<Result<_>>()?;
         Ok(())
@@ -218,7 +226,16 @@ impl Differential {
         Ok(clones as u64)
     }
 
-    fn compare(&self, settings: &[Setting]) -> Result<()> {
+    fn compare(&mut self, settings: &[Setting]) -> Result<()> {
+        let noted = self.bench.plane.first_packets()?.into_iter();
+        let place = |p: &FirstPacket| {
+            let job = settings.iter().filter_map(Setting::in_band).find(|job| job.job == p.job);
+            let job = job.with_context(|| format!("no job {}", p.job))?;
+            anyhow::Ok((p.job, p.header.ring.min(job.rings), p.header.rank.min(job.ranks)))
+        };
+        let noted = noted.map(|p| anyhow::Ok((place(&p)?, p))).collect::<Result<BTreeMap<_, _>>>()?;
+        let expected = std::mem::take(&mut self.model.claims);
+        ensure!(noted == expected, "first packets noted: {noted:02x?}, should be {expected:02x?}");
         for (&ring, before) in [0].iter().chain(&rings(settings)).zip(&self.before) {
             let now = self.bench.plane.counters(ring)?;
             for (i, &counter) in Counter::ALL.iter().enumerate() {

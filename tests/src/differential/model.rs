@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use netsum_aggregator::dataplane::{FlowSeen, FlowSpec, RingSpec, mapped};
+use netsum_aggregator::dataplane::{FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, mapped};
 use netsum_common::abi::{FlowKey, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot};
-use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, L3, Reject, UDP_LEN};
+use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
+use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, JobHeader, L3, Reject, UDP_LEN};
 use netsum_common::{icrc, serial};
 
 use super::Verdict;
@@ -47,6 +48,10 @@ pub struct Ring {
 pub struct Model {
     rings: BTreeMap<u32, Ring>,
     flows: Vec<(FlowKey, Flow)>,
+    /// Jobs that are set up in band.
+    listening: Vec<InBandSpec>,
+    /// First packets that the box should have noted, by job, ring and rank: all packets come in by one port.
+    pub claims: BTreeMap<(u32, u32, u32), FirstPacket>,
     counters: HashMap<(u32, Counter), u64>,
 }
 
@@ -56,14 +61,28 @@ enum Class {
     Verdict(Verdict),
 }
 
+/// A first packet of a connection that is not registered, with a header.
+enum Look {
+    /// Of no use.
+    Count(Counter),
+    /// Of a job.
+    Job(InBandSpec, Frame, usize),
+}
+
 impl Model {
+    /// Looks for first packets of a job from now on.
+    pub fn listen(&mut self, job: &InBandSpec) {
+        self.listening.push(*job);
+    }
+
     /// Makes a ring, or makes it anew; `start` is the index that it begins with.
     pub fn add_ring(&mut self, spec: &RingSpec, active: bool, start: u32) {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
         let config = RingConfig {
             flags: flag(active, ring_flags::ACTIVE)
                 | flag(!spec.verify_icrc, ring_flags::ICRC_IGNORE)
-                | flag(!spec.in_order, ring_flags::RELAXED),
+                | flag(!spec.in_order, ring_flags::RELAXED)
+                | flag(spec.in_band, ring_flags::IN_BAND),
             ranks: spec.ranks,
             slots: spec.slots,
             window: spec.window,
@@ -140,8 +159,68 @@ impl Model {
         Class::Verdict(verdict)
     }
 
+    /// A first packet with a header, of no flow.
+    fn look(&self, packet: &[u8]) -> Option<Look> {
+        let frame = wire::parse(packet).ok()?;
+        let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
+        let opcode = frame.bth.opcode;
+        let stranger = self.flows.iter().all(|(k, _)| *k != key) && opcode.is_rc_data() && opcode.is_first();
+        if !stranger || self.listening.is_empty() {
+            return None;
+        }
+        let len = frame.data_len(packet.len()).ok()?;
+        let payload = &packet[frame.payload()..][..len];
+        let header = payload.first_chunk::<JOB_HEADER_LEN>()?;
+        match beginning(*payload.first_chunk()?) {
+            Beginning::Other => None,
+            Beginning::Version(_) => Some(Look::Count(Counter::InBandVersion)),
+            Beginning::Header => Some(match self.job_of(header) {
+                Some(job) => Look::Job(job, frame, len),
+                None => Look::Count(Counter::InBandToken),
+            }),
+        }
+    }
+
+    fn job_of(&self, header: &[u8; JOB_HEADER_LEN]) -> Option<InBandSpec> {
+        let token = JobHeader::decode(header)?.token;
+        self.listening.iter().find(|job| job.token == token).copied()
+    }
+
+    fn note(&mut self, job: &InBandSpec, packet: &[u8], frame: &Frame, len: usize) {
+        let header =
+            packet[frame.payload()..].first_chunk().and_then(JobHeader::decode).expect("it was looked at");
+        let ip = |ip: [u8; 16]| std::net::IpAddr::from(std::net::Ipv6Addr::from(ip)).to_canonical();
+        let first = FirstPacket {
+            job: job.job,
+            header,
+            ifindex: LOOPBACK,
+            src: ip(frame.src_ip),
+            src_mac: frame.src_mac,
+            dst: ip(frame.dst_ip),
+            qpn: frame.bth.qpn,
+            psn: frame.bth.psn,
+            len: len as u32,
+            only: frame.bth.opcode.is_last(),
+        };
+        let key = (job.job, header.ring.min(job.rings), header.rank.min(job.ranks));
+        if header.message == 0 || !self.claims.contains_key(&key) {
+            self.claims.insert(key, first);
+        }
+    }
+
     /// A packet comes in by a port.
     pub fn ingress(&mut self, packet: &[u8]) -> Verdict {
+        match self.look(packet).filter(|_| !self.is_spoofed(packet)) {
+            Some(Look::Count(counter)) => {
+                self.count(0, counter);
+                return Verdict::Pass;
+            }
+            Some(Look::Job(job, ..)) => {
+                self.count(job.job, Counter::Steered);
+                return Verdict::Redirect;
+            }
+            None => {}
+        }
         let before = self.counters.clone();
         match self.classify(packet) {
             Class::Verdict(Verdict::Pass) if self.is_spoofed(packet) => {
@@ -178,6 +257,18 @@ impl Model {
 
     /// A packet arrives at its ring's CPU.
     pub fn aggregate(&mut self, packet: &mut [u8]) -> Verdict {
+        if let Some(Look::Job(job, frame, len)) = self.look(packet) {
+            let counter = if len > MAX_MTU {
+                Counter::Oversized
+            } else if job.verify_icrc && !is_intact(packet, &frame, len) {
+                Counter::BadIcrc
+            } else {
+                self.note(&job, packet, &frame, len);
+                Counter::InBandFirst
+            };
+            self.count(job.job, counter);
+            return Verdict::Drop;
+        }
         let (frame, flow) = match self.classify(packet) {
             Class::Verdict(verdict) => return verdict,
             Class::Data(frame, flow) => (frame, flow),
@@ -196,8 +287,8 @@ impl Model {
         }
     }
 
-    fn check(&mut self, packet: &[u8], frame: &Frame, flow: usize) -> Result<usize, Counter> {
-        let flow = &mut self.flows[flow].1;
+    fn check(&mut self, packet: &[u8], frame: &Frame, at: usize) -> Result<usize, Counter> {
+        let flow = &self.flows[at].1;
         let config = self.rings[&flow.spec.ring].config;
         if config.flags & ring_flags::ACTIVE == 0 {
             return Err(Counter::InactiveRing);
@@ -215,12 +306,25 @@ impl Model {
         if len > config.mtu as usize || len > MAX_MTU {
             return Err(Counter::Oversized);
         }
-        let sent = packet[frame.payload() + len..][..ICRC_LEN].try_into().expect("four bytes");
-        if config.flags & ring_flags::ICRC_IGNORE == 0
-            && u32::from_le_bytes(sent) != right_icrc(packet, frame.l3, frame.ip, frame.payload() + len)
-        {
+        if config.flags & ring_flags::ICRC_IGNORE == 0 && !is_intact(packet, frame, len) {
             return Err(Counter::BadIcrc);
         }
+        if config.flags & ring_flags::IN_BAND != 0 && frame.bth.opcode.is_first() {
+            let index = serial::sub(frame.bth.psn, flow.spec.base_psn);
+            let payload = &packet[frame.payload()..][..len];
+            let header = payload
+                .first_chunk()
+                .filter(|h| beginning(*h.first_chunk().expect("eight bytes")) == Beginning::Header);
+            let says = header.and_then(JobHeader::decode).map(|h| h.index);
+            if says != Some(index) {
+                let Some(job) = header.and_then(|h| self.job_of(h)) else {
+                    return Err(Counter::InBandHeader);
+                };
+                self.note(&job, packet, frame, len);
+                return Err(Counter::InBandFirst);
+            }
+        }
+        let flow = &mut self.flows[at].1;
         // Nobody has the address of nothing but zeros, so it says that none is known.
         flow.seen.mac = (frame.src_mac != [0; 6]).then_some(frame.src_mac);
         Ok(len)
@@ -401,6 +505,13 @@ fn counter_of(reject: Reject) -> Counter {
         Reject::Pad => Counter::BadPad,
         Reject::PayloadLength => Counter::BadPayloadLength,
     }
+}
+
+/// Whether a packet with a payload of `len` bytes has the right ICRC.
+fn is_intact(packet: &[u8], frame: &Frame, len: usize) -> bool {
+    let end = frame.payload() + len;
+    let sent = packet[end..][..ICRC_LEN].try_into().expect("four bytes");
+    u32::from_le_bytes(sent) == right_icrc(packet, frame.l3, frame.ip, end)
 }
 
 /// The ICRC that belongs at `end` of a frame.

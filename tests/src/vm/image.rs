@@ -53,10 +53,12 @@ pub const FOLDER: &str = "vm";
 pub const USERLAND: &str = "userland.cpio";
 /// In that folder: programs of the project in C, by name.
 pub const PROGRAMS: &str = "programs";
+/// In each of the folders: what it was made from.
+pub const NOTE: &str = "made-from";
 /// In a kernel's folder therein: archive of its modules.
 pub const MODULES: &str = "modules.cpio";
 /// In a kernel's folder: itself.
-pub const VMLINUZ: &str = "vmlinuz";
+pub const KERNEL: &str = "kernel";
 /// In the VM: the modules in the order in which they are loaded.
 pub const MODULE_LIST: &str = "/lib/modules/list";
 
@@ -84,7 +86,8 @@ impl Image {
         let parts = [folder.join(USERLAND), own.join(MODULES)];
         let mut programs = vec![agent.clone()];
         if let Ok(entries) = fs::read_dir(folder.join(PROGRAMS)) {
-            programs.extend(entries.filter_map(|entry| Some(entry.ok()?.path())));
+            let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+            programs.extend(paths.filter(|path| path.file_name() != Some(NOTE.as_ref())));
         }
         let mut newest = SystemTime::UNIX_EPOCH;
         for part in parts.iter().chain(&programs) {
@@ -94,7 +97,7 @@ impl Image {
         if changed(&initramfs).map_or(true, |made| made <= newest) {
             put_together(&initramfs, &parts, &programs)?;
         }
-        Ok(Self { kernel: own.join(VMLINUZ), initramfs })
+        Ok(Self { kernel: own.join(KERNEL), initramfs })
     }
 }
 

@@ -75,7 +75,7 @@ impl Vm {
         let addresses: Vec<_> = spec.addresses.iter().map(|(ip, len)| format!("{ip}/{len}")).collect();
         // What the kernel does not know, it gives to the agent as environment variables.
         let line = format!(
-            "console=ttyS0 quiet panic=-1 mitigations=off lab_mtu={} lab_addresses={}",
+            "console=ttyS0 quiet panic=-1 {QUICK} lab_mtu={} lab_addresses={}",
             spec.mtu,
             addresses.join(",")
         );
@@ -165,6 +165,9 @@ impl Vm {
         self.qemu = None;
     }
 }
+
+/// What costs time only where the processor is emulated.
+const QUICK: &str = "mitigations=off nokaslr cryptomgr.notests";
 
 /// No offloads: every packet that the VM sends is on the wire as it is on the tap.
 const PLAIN: &str = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\

@@ -4,17 +4,19 @@
 //! | --- | --- |
 //! | [`userland`] | programs and their libraries |
 //! | [`kernel`] | the kernels and their modules |
+//! | [`programs`] | programs of our own in C |
 //!
 //! `netsum_lab::vm::image` puts the parts together.
 
 mod kernel;
+mod programs;
 mod userland;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use netsum_lab::vm::image::{FOLDER, Kernel};
+use netsum_lab::vm::image::{FOLDER, Kernel, NOTE};
 
 use crate::paths;
 
@@ -26,6 +28,7 @@ pub fn prepare(kernels: &[Kernel]) -> Result<()> {
     let folder = paths::target_dir()?.join(FOLDER);
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     userland::prepare(&folder).context("the programs for VMs")?;
+    programs::prepare(&folder).context("the programs in tests/verbs")?;
     for &kernel in kernels {
         kernel::prepare(&folder, kernel).with_context(|| format!("kernel {kernel} for VMs"))?;
     }
@@ -35,7 +38,7 @@ pub fn prepare(kernels: &[Kernel]) -> Result<()> {
 /// Makes what is in `folder` from `key`, unless it was made from that before. A note beside it is written at the end, so what
 /// was interrupted is made again.
 fn cached(folder: &Path, key: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
-    let note = folder.join("made-from");
+    let note = folder.join(NOTE);
     if fs::read_to_string(&note).is_ok_and(|made_from| made_from == key) {
         return Ok(());
     }

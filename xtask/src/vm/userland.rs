@@ -15,8 +15,8 @@ use object::{Endianness, elf};
 use super::{cached, find};
 use crate::debian::{self, Archive};
 
-/// Packages; those of libraries are there because a program needs them, which is checked.
-const PACKAGES: [&str; 23] = [
+/// Packages; those of libraries are there because a program needs them, which is checked. The compressors are for this machine.
+const PACKAGES: [&str; 25] = [
     "busybox-static",
     "ibverbs-providers",
     "ibverbs-utils",
@@ -39,7 +39,9 @@ const PACKAGES: [&str; 23] = [
     "libudev1",
     "perftest",
     "rdmacm-utils",
+    "xz-utils",
     "zlib1g",
+    "zstd",
 ];
 
 /// Programs that VMs have, in /usr/bin.
@@ -83,7 +85,7 @@ pub fn prepare(folder: &Path) -> Result<()> {
     let key = format!("1 {release} {PACKAGES:?} {PROGRAMS:?} {LIBRARIES:?}");
     cached(&own, &key, || {
         let archive = Archive::open(&folder.join("apt"), &[&release])?;
-        println!("fetching {} packages of Debian {release} for VMs: 10 MB", PACKAGES.len());
+        println!("fetching {} packages of Debian {release} for VMs: about 10 MB", PACKAGES.len());
         for package in archive.download(&PACKAGES)? {
             debian::unpack(&package, &own)?;
         }

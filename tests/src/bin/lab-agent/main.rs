@@ -3,11 +3,30 @@
 mod serve;
 mod start;
 
-fn main() -> anyhow::Result<()> {
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use nix::unistd::Pid;
+
+/// How the first process starts the second, which has children that it waits for itself.
+const SERVE: &str = "serve";
+
+fn main() -> Result<()> {
+    if std::env::args().nth(1).is_some_and(|argument| argument == SERVE) {
+        return serve::serve();
+    }
     if std::process::id() != 1 {
-        anyhow::bail!("this is the first process of a VM in the lab, and no program to be run by hand");
+        bail!("this is the first process of a VM in the lab, and no program to be run by hand");
     }
     // An error ends the first process, hence the VM; the lab shows its console.
     start::up()?;
-    serve::serve()
+    let agent = Command::new("/proc/self/exe").arg(SERVE).spawn().context("the agent")?;
+    let agent = Pid::from_raw(agent.id() as i32);
+    // Whose parent has gone is the first process's child.
+    loop {
+        let status = nix::sys::wait::wait()?;
+        if status.pid() == Some(agent) {
+            bail!("the agent has ended: {status:?}");
+        }
+    }
 }

@@ -1,0 +1,278 @@
+//! The header that a message's first packet begins with where a job is set up in band.
+//!
+//! NetReduce (arXiv 2009.09736; ASPLOS 2023) customises the first packet of a message alone: it carries a header behind the
+//! transport headers, and a connection look-up table gives it back for the packets that follow, by their queue pair and
+//! PSN. That, and that the header tells job, rank, message and length, is the paper's. Its bytes are not published in a
+//! form that could be followed; these are netsum's own:
+//!
+//! | bytes | lane | field | in the sum over N ranks |
+//! | --- | --- | --- | --- |
+//! | 0-3 | 0 | magic, `nsum` | N times |
+//! | 4 | 1 | version, 1 | N times |
+//! | 5 | 1 | data type, 1 for i32 | N times |
+//! | 6-7 | 1 | zero | N times |
+//! | 8-23 | 2-5 | the job's token, as [`InBandToken`] | N times |
+//! | 24-27 | 6 | ring of the job, from 0 | N times |
+//! | 28-31 | 7 | rank, from 0 | N (N - 1) / 2 |
+//! | 32-35 | 8 | ranks, N | N times |
+//! | 36-39 | 9 | number of the message on this connection, from 0 | N times |
+//! | 40-43 | 10 | packets of this message | N times |
+//! | 44-47 | 11 | packets of all messages before it on this connection, modulo 2^24 | N times |
+//!
+//! The fields are little-endian lanes, because the box adds them up like all others. So who receives a message can tell by
+//! the header whether a box has summed it over all ranks, [`JobHeader::examine`]; headers that were put back in their place
+//! would say nothing. Lane 11 says where a packet belongs in its ring without a look at any other.
+
+use core::fmt;
+
+use crate::lanes::Finding;
+
+/// Length of the header in bytes.
+pub const JOB_HEADER_LEN: usize = 48;
+/// Offset of the token.
+pub const JOB_TOKEN_AT: usize = 8;
+/// Offset of the number of packets before this message.
+pub const JOB_INDEX_AT: usize = 44;
+/// Lane 0: `nsum`.
+pub const JOB_MAGIC: u32 = u32::from_le_bytes(*b"nsum");
+/// The version that this is.
+pub const JOB_VERSION: u8 = 1;
+
+const LANES: usize = JOB_HEADER_LEN / 4;
+const RANK_LANE: usize = 7;
+
+/// What a packet shows of a job's token: who knows the one can claim a rank, and cannot find out the other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct InBandToken(pub [u8; 16]);
+
+impl fmt::Debug for InBandToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InBandToken(hidden)")
+    }
+}
+
+/// What lanes 0 and 1 say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beginning {
+    /// No header.
+    Other,
+    /// A header of another version.
+    Version(u8),
+    /// A header.
+    Header,
+}
+
+/// Looks at lanes 0 and 1.
+#[inline(always)]
+pub const fn beginning(b: [u8; 8]) -> Beginning {
+    if u32::from_le_bytes([b[0], b[1], b[2], b[3]]) != JOB_MAGIC {
+        Beginning::Other
+    } else if b[4] != JOB_VERSION {
+        Beginning::Version(b[4])
+    } else {
+        Beginning::Header
+    }
+}
+
+/// The header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JobHeader {
+    /// Data type, see [`dtype_code`], with the two bytes above it.
+    pub dtype: u32,
+    /// The job.
+    pub token: InBandToken,
+    /// Ring of the job, from 0.
+    pub ring: u32,
+    /// The sending rank, from 0.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub ranks: u32,
+    /// Number of the message on its connection, from 0.
+    pub message: u32,
+    /// Packets of the message.
+    pub fragments: u32,
+    /// Packets of all messages before it, modulo 2^24: the index of its first fragment.
+    pub index: u32,
+}
+
+/// The number of a data type in the header.
+pub const fn dtype_code(name: &str) -> Option<u32> {
+    match name.as_bytes() {
+        b"i32" => Some(1),
+        _ => None,
+    }
+}
+
+impl JobHeader {
+    /// Nothing but magic and version.
+    pub const EMPTY: Self = Self {
+        dtype: 0,
+        token: InBandToken([0; 16]),
+        ring: 0,
+        rank: 0,
+        ranks: 0,
+        message: 0,
+        fragments: 0,
+        index: 0,
+    };
+
+    fn lanes(&self) -> [u32; LANES] {
+        let t = &self.token.0;
+        let token = |i: usize| u32::from_le_bytes([t[i], t[i + 1], t[i + 2], t[i + 3]]);
+        [
+            JOB_MAGIC,
+            JOB_VERSION as u32 | self.dtype << 8,
+            token(0),
+            token(4),
+            token(8),
+            token(12),
+            self.ring,
+            self.rank,
+            self.ranks,
+            self.message,
+            self.fragments,
+            self.index,
+        ]
+    }
+
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; JOB_HEADER_LEN] {
+        bytes(self.lanes())
+    }
+
+    /// Reads a header; `None` where it is none, or of another version.
+    pub fn decode(b: &[u8; JOB_HEADER_LEN]) -> Option<Self> {
+        if beginning([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) != Beginning::Header {
+            return None;
+        }
+        let lane = |i: usize| u32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]);
+        let mut token = [0; 16];
+        token.copy_from_slice(&b[JOB_TOKEN_AT..JOB_TOKEN_AT + 16]);
+        Some(Self {
+            dtype: lane(1) >> 8,
+            token: InBandToken(token),
+            ring: lane(6),
+            rank: lane(7),
+            ranks: lane(8),
+            message: lane(9),
+            fragments: lane(10),
+            index: lane(11),
+        })
+    }
+
+    /// What the header has become where the box has summed this message over all ranks.
+    pub fn summed(&self) -> [u8; JOB_HEADER_LEN] {
+        let n = self.ranks;
+        let mut lanes = self.lanes().map(|lane| lane.wrapping_mul(n));
+        // 0 + 1 + ... + (N - 1).
+        lanes[RANK_LANE] = (n as u64 * (n as u64).saturating_sub(1) / 2) as u32;
+        bytes(lanes)
+    }
+
+    /// What a received message is, by its first bytes. `self` is the header of the receiver's own message of this number;
+    /// only ring and rank may differ from what the previous rank has sent.
+    pub fn examine(&self, received: &[u8; JOB_HEADER_LEN]) -> Finding {
+        let previous = if self.rank == 0 { self.ranks.wrapping_sub(1) } else { self.rank - 1 };
+        if *received == self.summed() {
+            Finding::Sum
+        } else if *received == (Self { rank: previous, ..*self }).encode() {
+            Finding::Unsummed
+        } else {
+            Finding::Wrong
+        }
+    }
+}
+
+fn bytes(lanes: [u32; LANES]) -> [u8; JOB_HEADER_LEN] {
+    let mut b = [0; JOB_HEADER_LEN];
+    for (b, lane) in b.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
+        *b = lane.to_le_bytes();
+    }
+    b
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(rank: u32, ranks: u32) -> JobHeader {
+        let token = InBandToken(core::array::from_fn(|i| 0xf0 + i as u8));
+        JobHeader { dtype: 1, token, ring: 2, rank, ranks, message: 77, fragments: 64, index: 0xff_ffc0 }
+    }
+
+    /// As the box adds.
+    fn sum(headers: &[JobHeader]) -> [u8; JOB_HEADER_LEN] {
+        let mut total = [0u32; LANES];
+        for h in headers {
+            for (t, b) in total.iter_mut().zip(h.encode().as_chunks::<4>().0) {
+                *t = t.wrapping_add(u32::from_le_bytes(*b));
+            }
+        }
+        bytes(total)
+    }
+
+    #[test]
+    fn every_byte_is_where_the_table_says() {
+        let token = InBandToken(core::array::from_fn(|i| 0x10 + i as u8));
+        let h = JobHeader {
+            dtype: 1,
+            token,
+            ring: 0x0201,
+            rank: 0x0403,
+            ranks: 0x0605,
+            message: 0x0a09_0807,
+            fragments: 0x0e0d_0c0b,
+            index: 0x1211_10,
+        };
+        let expected = [
+            b"nsum".as_slice(),
+            &[1, 1, 0, 0],
+            &(0x10..0x20).collect::<Vec<u8>>(),
+            &[1, 2, 0, 0, 3, 4, 0, 0, 5, 6, 0, 0, 7, 8, 9, 10, 11, 12, 13, 14, 0x10, 0x11, 0x12, 0],
+        ]
+        .concat();
+        assert_eq!(h.encode().as_slice(), expected);
+        assert_eq!(JobHeader::decode(&h.encode()), Some(h));
+        assert_eq!(h.encode()[JOB_TOKEN_AT..][..16], token.0);
+        assert_eq!(h.encode()[JOB_INDEX_AT..], 0x12_1110u32.to_le_bytes());
+    }
+
+    #[test]
+    fn other_beginnings_are_no_header() {
+        let mut b = header(0, 3).encode();
+        b[4] = 2;
+        assert_eq!(
+            (JobHeader::decode(&b), beginning(*b.first_chunk().unwrap())),
+            (None, Beginning::Version(2))
+        );
+        b[3] ^= 1;
+        assert_eq!((JobHeader::decode(&b), beginning(*b.first_chunk().unwrap())), (None, Beginning::Other));
+    }
+
+    #[test]
+    fn a_sum_over_all_ranks_is_told_from_all_else() {
+        for ranks in [2, 3, 4, 63, 64] {
+            let all: Vec<_> = (0..ranks).map(|rank| header(rank, ranks)).collect();
+            let total = sum(&all);
+            for (rank, own) in all.iter().enumerate() {
+                let previous = &all[(rank + all.len() - 1) % all.len()];
+                assert_eq!(own.examine(&total), Finding::Sum, "{rank} of {ranks}");
+                assert_eq!(own.examine(&previous.encode()), Finding::Unsummed);
+                assert_eq!(
+                    own.examine(&sum(&all[1..])),
+                    if ranks == 2 && rank == 0 { Finding::Unsummed } else { Finding::Wrong }
+                );
+                let mut later = all.clone();
+                later[0].message += 1;
+                assert_eq!(own.examine(&sum(&later)), Finding::Wrong, "one rank is ahead");
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        assert!(!format!("{:?}{:#?}", header(0, 2), header(0, 2).token).contains("24"));
+        assert!(format!("{:?}", header(0, 2)).contains("hidden"));
+    }
+}

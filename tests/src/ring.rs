@@ -1,0 +1,300 @@
+//! The ring of `tests/verbs/ring.c` on virtual machines: an application over libibverbs that knows nothing of netsum.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::Host;
+use crate::cluster::{Cluster, PATIENCE};
+use crate::process::Running;
+
+/// With what the ranks send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// RDMA WRITE with immediate.
+    Write,
+}
+
+/// A ring.
+#[derive(Clone, Debug)]
+pub struct RingSpec {
+    /// The virtual machine that rank r runs on.
+    pub hosts: Vec<usize>,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Message size in bytes.
+    pub message_size: u32,
+    /// Messages that each rank sends.
+    pub messages: u32,
+    /// With what.
+    pub operation: Operation,
+    /// A packet that is not acknowledged is sent again after 4.096 us * 2^this.
+    pub timeout: u8,
+    /// Whether its connections are registered with the box, which then sums.
+    pub summed: bool,
+}
+
+impl RingSpec {
+    /// Messages that a rank may have sent without having received as many.
+    pub const WINDOW: u32 = 2;
+
+    /// Rank r on host r, 128 KiB messages through the box, and a timer that does not go off on a busy machine.
+    pub fn new(ranks: usize, mtu: u32, operation: Operation, messages: u32) -> Self {
+        let hosts = (0..ranks).collect();
+        Self { hosts, mtu, message_size: 128 << 10, messages, operation, timeout: 20, summed: true }
+    }
+
+    /// Packets that each rank has to send.
+    pub fn packets(&self) -> u64 {
+        u64::from(self.messages) * u64::from(self.message_size.div_ceil(self.mtu))
+    }
+}
+
+/// What became of a rank.
+#[derive(Clone, Debug, Default)]
+pub struct RankReport {
+    /// Messages that it has received.
+    pub messages: u64,
+    /// 32-bit lanes of them that were not what they should be.
+    pub wrong: u64,
+    /// How long it took, in microseconds.
+    pub micros: u64,
+    /// Counters of the host's device that have moved, and by how much.
+    pub counters: BTreeMap<String, u64>,
+    /// Data packets that came from the host, beyond those that it had to send; only in a lab with cables.
+    pub retransmitted: Option<u64>,
+}
+
+impl RankReport {
+    /// By how much a counter has moved.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or_default()
+    }
+}
+
+/// Runs a ring. Its connections are registered with `netsum flow add`, as an administrator would.
+///
+/// # Errors
+/// If a rank fails, or is not done within `patience`.
+pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec<RankReport>> {
+    let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
+    let before = hosts.iter().map(|host| hw_counters(host)).collect::<Result<Vec<_>>>()?;
+    let sent_before = hosts.iter().map(|host| data_packets(host)).collect::<Result<Vec<_>>>()?;
+    let mut ranks = Vec::new();
+    for (rank, host) in hosts.iter().enumerate() {
+        let mut command = host.command("verbs-ring");
+        for (name, value) in [
+            ("--rank", rank as u32),
+            ("--ranks", hosts.len() as u32),
+            ("--mtu", spec.mtu),
+            ("--size", spec.message_size),
+            ("--messages", spec.messages),
+            ("--window", RingSpec::WINDOW),
+            ("--timeout", spec.timeout.into()),
+            ("--patience", patience.as_secs() as u32),
+        ] {
+            command.arg(name).arg(value.to_string());
+        }
+        command.args(["--op", if spec.operation == Operation::Write { "write" } else { "send" }]);
+        command.args(["--expect", if spec.summed { "sum" } else { "neighbour" }]);
+        ranks.push(Running::start(&format!("rank {rank} of the ring"), &mut command)?);
+    }
+    let ends: Vec<Ends> =
+        ranks.iter_mut().map(|rank| Ends::parse(&rank.line(PATIENCE)?)).collect::<Result<_>>()?;
+    if spec.summed {
+        register(cluster, spec, &ends)?;
+    }
+    let count = ranks.len();
+    for (rank, running) in ranks.iter_mut().enumerate() {
+        let (next, last) = (&ends[(rank + 1) % count], &ends[(rank + count - 1) % count]);
+        running.say(&format!("{} {} {}", next.receiving, last.gid, last.sending))?;
+    }
+    for rank in &mut ranks {
+        let line = rank.line(PATIENCE)?;
+        ensure!(line == "ready", "{line}");
+    }
+    for rank in &mut ranks {
+        rank.say("go")?;
+    }
+    let mut reports = ranks
+        .iter_mut()
+        .map(|rank| report(&rank.line(patience)?))
+        .collect::<Result<Vec<RankReport>>>()
+        .with_context(|| stats(cluster, spec))?;
+    // All are done: nobody needs acknowledgements any more.
+    for rank in ranks {
+        rank.success(PATIENCE)?;
+    }
+    for (i, report) in reports.iter_mut().enumerate() {
+        let after = hw_counters(hosts[i])?;
+        let moved = after.into_iter().map(|(name, count)| {
+            let before = before[i].get(&name).copied().unwrap_or_default();
+            (name, count.wrapping_sub(before))
+        });
+        report.counters = moved.filter(|(_, count)| *count > 0).collect();
+        report.retransmitted = data_packets(hosts[i])?
+            .zip(sent_before[i])
+            .map(|(after, before)| (after - before).saturating_sub(spec.packets()));
+    }
+    Ok(reports)
+}
+
+/// Name of the ring's job; it stays until [`forget`], with its counters.
+pub const JOB: &str = "ring";
+
+/// Removes the ring's job.
+pub fn forget(cluster: &Cluster) -> Result<()> {
+    cluster.netsum(&["job", "delete", JOB]).map(drop)
+}
+
+fn register(cluster: &Cluster, spec: &RingSpec, ends: &[Ends]) -> Result<()> {
+    let text = |number: u32| number.to_string();
+    cluster.netsum(
+        &[
+            &["job", "create", JOB, "--dtype", "i32", "--ranks", &text(ends.len() as u32)][..],
+            &["--mtu", &text(spec.mtu), "--message-size", &text(spec.message_size)],
+            &["--window", &text(RingSpec::WINDOW)],
+        ]
+        .concat(),
+    )?;
+    let host = |rank: usize| cluster.lab().host(spec.hosts[rank % ends.len()]);
+    for (rank, end) in ends.iter().enumerate() {
+        let next = &ends[(rank + 1) % ends.len()];
+        let port = cluster.lab().box_().port(host(rank).number());
+        let (src, dst) = (host(rank).ip(0).to_string(), host(rank + 1).ip(0).to_string());
+        cluster.netsum(
+            &[
+                &["flow", "add", JOB, "--ring", "0", "--rank", &text(rank as u32), "--port", &port][..],
+                &["--src", &src, "--dst", &dst, "--qpn", &next.qpn, "--psn", &end.psn],
+            ]
+            .concat(),
+        )?;
+    }
+    Ok(())
+}
+
+/// The line that a rank prints: `here GID QPN PSN RKEY ADDRESS QPN PSN`.
+#[derive(Debug, PartialEq, Eq)]
+struct Ends {
+    gid: String,
+    /// Number of the queue pair that receives.
+    qpn: String,
+    /// First packet number of the one that sends.
+    psn: String,
+    /// What the last rank has to know.
+    receiving: String,
+    /// What the next rank has to know, besides the GID.
+    sending: String,
+}
+
+impl Ends {
+    fn parse(line: &str) -> Result<Self> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["here", gid, qpn, _, _, _, _, psn] = *words else { anyhow::bail!("a rank says `{line}`") };
+        Ok(Self {
+            gid: gid.into(),
+            qpn: qpn.into(),
+            psn: psn.into(),
+            receiving: words[1..6].join(" "),
+            sending: words[6..].join(" "),
+        })
+    }
+}
+
+/// From `done messages=M wrong=W ...`.
+fn report(line: &str) -> Result<RankReport> {
+    let value = |key: &str| {
+        let found = line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        found.and_then(|text| text.parse().ok()).with_context(|| format!("a rank says `{line}`"))
+    };
+    ensure!(line.starts_with("done "), "a rank says `{line}`");
+    let (messages, wrong, micros) = (value("messages")?, value("wrong")?, value("micros")?);
+    Ok(RankReport { messages, wrong, micros, ..RankReport::default() })
+}
+
+fn stats(cluster: &Cluster, spec: &RingSpec) -> String {
+    if !spec.summed {
+        return "without the box".into();
+    }
+    let or_error = |text: Result<String>| text.unwrap_or_else(|error| format!("{error:#}"));
+    or_error(cluster.netsum(&["diagnose", JOB])) + &or_error(cluster.netsum(&["stats", JOB]))
+}
+
+/// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c).
+pub fn hw_counters(host: &Host) -> Result<BTreeMap<String, u64>> {
+    let script = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *";
+    let text = Running::start("hw_counters", host.command("sh").args(["-c", script]))?.success(PATIENCE)?;
+    let counter = |line: &str| {
+        let (name, count) = line.split_once(':')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(counter).collect())
+}
+
+fn data_packets(host: &Host) -> Result<Option<u64>> {
+    host.cable().ok().map(|cable| cable.data_packets()).transpose()
+}
+
+/// A program of others between two hosts: a server on one, and a client on the other that is told the server's address.
+#[derive(Debug)]
+pub struct Stranger {
+    what: String,
+    server: Running,
+    client: Running,
+}
+
+impl Stranger {
+    /// Starts `words` on `server`, and on `client` with the server's address behind it, once the server listens on TCP `port`.
+    pub fn start(server: &Host, client: &Host, port: u16, words: &[&str]) -> Result<Self> {
+        let command = |host: &Host| {
+            let mut command = host.command(words[0]);
+            command.args(&words[1..]).args(["-p", &port.to_string()]);
+            command
+        };
+        let what = words.join(" ");
+        let running = Running::start(&format!("{what}, server"), &mut command(server))?;
+        // LISTEN is state 0A in /proc/net/tcp.
+        let listening = format!(
+            "until grep -qi ':{port:04x} [0-9a-f:]* 0a ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"
+        );
+        Running::start("wait", server.command("sh").args(["-c", &listening]))?.success(PATIENCE)?;
+        let ip = server.ip(0).to_string();
+        let client = Running::start(&format!("{what}, client"), command(client).arg(ip))?;
+        Ok(Self { what, server: running, client })
+    }
+
+    /// What it is.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// Waits for the end of both, which must be successes; what the client has printed.
+    pub fn end(self, patience: Duration) -> Result<String> {
+        let said = self.client.success(patience)?;
+        self.server.success(patience)?;
+        Ok(said)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ranks_say_is_read() {
+        let ends = Ends::parse("here 0a01 17 4289274 621 1400 18 11600857").unwrap();
+        assert_eq!(
+            (ends.receiving.as_str(), ends.sending.as_str()),
+            ("0a01 17 4289274 621 1400", "18 11600857")
+        );
+        assert_eq!((ends.gid.as_str(), ends.qpn.as_str(), ends.psn.as_str()), ("0a01", "17", "11600857"));
+        assert!(Ends::parse("here 1 2").is_err());
+        let done = report("done messages=20 wrong=1 first_wrong=3 micros=77").unwrap();
+        assert_eq!((done.messages, done.wrong, done.micros), (20, 1, 77));
+        assert!(report("done messages=20").is_err());
+        assert!(report("ready").is_err());
+    }
+}

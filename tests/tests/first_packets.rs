@@ -1,0 +1,339 @@
+//! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are noted, and that messages of
+//! registered connections begin as they must.
+
+use netsum_aggregator::dataplane::{DataPlane, FirstPacket, InBandSpec, RingSpec, held};
+use netsum_common::abi::SavedHeader;
+use netsum_common::counters::Counter;
+use netsum_common::wire::in_band::JOB_HEADER_LEN;
+use netsum_common::wire::{InBandToken, JobHeader, Opcode};
+use netsum_lab::frames::{FrameSpec, lanes, sum};
+use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, flow, host, qpn, ring};
+
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+const REDIRECT: u32 = 4;
+const RANKS: u32 = 3;
+const LEN: usize = 1024;
+
+fn in_band_ring() -> RingSpec {
+    RingSpec { in_band: true, ..ring(RANKS, LEN as u32, 64) }
+}
+
+fn job() -> InBandSpec {
+    let token = InBandToken(*b"sixteen bytes of");
+    InBandSpec { token, job: 1, ranks: RANKS, rings: 1, verify_icrc: true }
+}
+
+fn header(rank: u32, message: u32, index: u32) -> JobHeader {
+    JobHeader { dtype: 1, token: job().token, ring: 0, rank, ranks: RANKS, message, fragments: 2, index }
+}
+
+/// A first packet of a connection to `qpn`.
+fn first(header: JobHeader, qpn: u32, psn: u32) -> FrameSpec {
+    let rank = header.rank % RANKS;
+    let mut payload = lanes(rank, LEN / 4);
+    payload[..JOB_HEADER_LEN].copy_from_slice(&header.encode());
+    let mut spec = FrameSpec::send(host(rank), host((rank + 1) % RANKS), qpn, psn & 0xff_ffff, payload);
+    spec.bth.opcode = Opcode::SEND_FIRST;
+    spec
+}
+
+/// A job that waits: its ring has no flow yet.
+fn waiting() -> Bench {
+    let mut bench = Bench::new(in_band_ring(), false).unwrap();
+    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    bench.plane.create_ring(&in_band_ring()).unwrap();
+    bench.plane.listen_in_band(&job()).unwrap();
+    bench
+}
+
+/// A job that is at work.
+fn at_work() -> Bench {
+    let mut bench = Bench::new(in_band_ring(), false).unwrap();
+    bench.plane.listen_in_band(&job()).unwrap();
+    bench
+}
+
+/// The verdicts of both programs.
+fn both(bench: &mut Bench, frame: &[u8]) -> [u32; 2] {
+    [bench.run("ingress", frame).unwrap().action, bench.aggregate(frame).unwrap().action]
+}
+
+fn counted(bench: &Bench, counter: Counter) -> u64 {
+    bench.counters().unwrap().iter().find(|(c, _)| *c == counter).map_or(0, |(_, n)| *n)
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
+    for v6 in [false, true] {
+        for opcode in [0x00, 0x04, 0x05, 0x06, 0x0a, 0x0b].map(Opcode) {
+            for vlan in [None, Some(7)] {
+                let mut bench = waiting();
+                let mut spec = first(header(1, 0, 0), 0x4711, 0x12_3456);
+                (spec.bth.opcode, spec.vlan) = (opcode, vlan);
+                let spec = if v6 { spec.v6() } else { spec };
+                // It comes again and again.
+                (0..3).for_each(|_| {
+                    assert_eq!(both(&mut bench, &spec.build()), [REDIRECT, DROP], "{opcode:?}")
+                });
+                let ip = |host: u8| match v6 {
+                    true => format!("fd00::{host}").parse().unwrap(),
+                    false => format!("10.0.0.{host}").parse().unwrap(),
+                };
+                let expected = FirstPacket {
+                    job: 1,
+                    header: header(1, 0, 0),
+                    ifindex: LOOPBACK,
+                    src: ip(2),
+                    src_mac: [2, 0, 0, 0, 0, 2],
+                    dst: ip(3),
+                    qpn: 0x4711,
+                    psn: 0x12_3456,
+                    len: LEN as u32,
+                    only: opcode.is_last(),
+                };
+                assert_eq!(bench.plane.first_packets().unwrap(), [expected]);
+                assert_eq!(bench.plane.first_packets().unwrap(), []);
+                assert_eq!(counted(&bench, Counter::InBandFirst), 3);
+                // What comes behind it passes, and tells its receiver that something is missing.
+                let mut middle = spec.clone();
+                middle.bth.opcode = Opcode::SEND_MIDDLE;
+                assert_eq!(both(&mut bench, &middle.build()), [PASS, PASS]);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn what_is_not_a_jobs_first_packet_passes() {
+    let mut bench = waiting();
+    let spec = first(header(1, 0, 0), 0x4711, 5);
+    let change = |f: fn(&mut FrameSpec)| {
+        let mut spec = spec.clone();
+        f(&mut spec);
+        spec.build()
+    };
+    let mut options = spec.build();
+    options.splice(34..34, [1, 1, 1, 0]);
+    options[14] = 0x46;
+    options[17] += 4;
+    // Whatever has a wrong token is counted as such; the rest is anybody's data.
+    let cases = [
+        ("another token", change(|s| s.payload[8] ^= 1), Counter::InBandToken),
+        ("another token's end", change(|s| s.payload[23] ^= 0x80), Counter::InBandToken),
+        ("another version", change(|s| s.payload[4] = 2), Counter::InBandVersion),
+        ("another magic", change(|s| s.payload[0] ^= 1), Counter::NoFlow),
+        ("no header", change(|s| s.payload = lanes(1, 256)), Counter::NoFlow),
+        ("half a header", change(|s| s.payload.truncate(JOB_HEADER_LEN - 4)), Counter::NoFlow),
+        ("a middle packet", change(|s| s.bth.opcode = Opcode::SEND_MIDDLE), Counter::NoFlow),
+        ("a last packet", change(|s| s.bth.opcode = Opcode::WRITE_LAST_IMM), Counter::NoFlow),
+        ("a READ response", change(|s| s.bth.opcode = Opcode(0x0d)), Counter::NoFlow),
+        ("an unreliable SEND", change(|s| s.bth.opcode = Opcode(0x24)), Counter::NoFlow),
+        ("a pad", change(|s| s.bth.pad = 1), Counter::NoFlow),
+        ("another partition", change(|s| s.bth.pkey = 1), Counter::NoFlow),
+        ("IP options", options, Counter::NoFlow),
+    ];
+    for (what, frame, counter) in cases {
+        let before = counted(&bench, counter);
+        assert_eq!(bench.run("ingress", &frame).unwrap().action, PASS, "{what}");
+        assert_eq!(counted(&bench, counter), before + 1, "{what}: {:?}", bench.counters().unwrap());
+        assert_eq!(bench.aggregate(&frame).unwrap().action, PASS, "{what}");
+    }
+    assert_eq!(bench.plane.first_packets().unwrap(), []);
+    // Nor is one where there is no such job.
+    bench.plane.ignore_in_band(job().token).unwrap();
+    bench.plane.ignore_in_band(job().token).unwrap();
+    assert_eq!(both(&mut bench, &spec.build()), [PASS, PASS]);
+    let before = counted(&bench, Counter::InBandToken);
+    assert_eq!(both(&mut bench, &change(|s| s.payload[8] ^= 1)), [PASS, PASS]);
+    assert_eq!(counted(&bench, Counter::InBandToken), before, "nobody looks");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_first_packet_that_is_not_whole_claims_nothing() {
+    let mut bench = waiting();
+    let right = first(header(1, 0, 0), 0x4711, 5);
+    for at in [0, 30, 49, 53, 54 + 28, 54 + 44, 600] {
+        // The MAC address is not covered, nor is what the frame is found by; all else is.
+        let mut frame = right.build();
+        frame[at] ^= 1;
+        let verdict = both(&mut bench, &frame);
+        match at {
+            0 => assert_eq!((verdict, bench.plane.first_packets().unwrap().len()), ([REDIRECT, DROP], 1)),
+            _ => assert_eq!(
+                (verdict, bench.plane.first_packets().unwrap()),
+                ([REDIRECT, DROP], vec![]),
+                "byte {at}"
+            ),
+        }
+    }
+    assert_eq!(counted(&bench, Counter::BadIcrc), 6);
+    // Longer than a clone can be.
+    let mut long = right.clone();
+    long.payload.resize(2052, 0);
+    assert_eq!(both(&mut bench, &long.build()), [REDIRECT, DROP]);
+    assert_eq!(counted(&bench, Counter::Oversized), 1);
+    // Where the job says so, the ICRC is not looked at.
+    bench.plane.listen_in_band(&InBandSpec { verify_icrc: false, ..job() }).unwrap();
+    let mut frame = right.build();
+    *frame.last_mut().unwrap() ^= 1;
+    assert_eq!(both(&mut bench, &frame), [REDIRECT, DROP]);
+    assert_eq!(bench.plane.first_packets().unwrap().len(), 1);
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_flood_of_first_packets_takes_one_place_for_each_rank_and_port() {
+    let mut bench = waiting();
+    for i in 0..20_000u32 {
+        let numbers = JobHeader {
+            ring: if i / 7 % 2 == 0 { i } else { 0 },
+            message: i % 5,
+            ..header(if i / 70 % 2 == 0 { i } else { i % RANKS }, 0, i)
+        };
+        let mut spec = first(numbers, i & 0xff_ffff, i);
+        spec.src[3] = i as u8;
+        spec.macs.1[5] = i as u8;
+        spec.payload.truncate(64);
+        assert_eq!(bench.aggregate(&spec.build()).unwrap().action, DROP);
+    }
+    let noted = bench.plane.first_packets().unwrap();
+    // Rings 0 and others, ranks 0 to 2 and others.
+    assert_eq!(noted.len(), 2 * (RANKS as usize + 1), "{noted:?}");
+    assert!(noted.iter().all(|p| p.header.message == 0), "the first message's is the one that counts");
+}
+
+/// A rank's packet with an index of a registered connection.
+fn packet(rank: u32, index: u32, opcode: Opcode, begins: Option<JobHeader>) -> FrameSpec {
+    let mut spec = first(header(rank, 0, 0), qpn(rank), BASE_PSN + index);
+    spec.bth.opcode = opcode;
+    spec.payload = lanes(rank + index, LEN / 4);
+    if let Some(header) = begins {
+        spec.payload[..JOB_HEADER_LEN].copy_from_slice(&header.encode());
+    }
+    spec
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn headers_are_summed_like_all_lanes_so_that_receivers_can_tell() {
+    let mut bench = at_work();
+    for message in 0..20 {
+        for (part, opcode) in [(0, Opcode::SEND_FIRST), (1, Opcode::SEND_LAST)] {
+            let index = 2 * message + part;
+            let begins = |rank| (part == 0).then(|| header(rank, message, index));
+            let specs: Vec<_> = (0..RANKS).map(|rank| packet(rank, index, opcode, begins(rank))).collect();
+            let total = sum(&specs.iter().map(|s| s.payload.clone()).collect::<Vec<_>>());
+            for (rank, spec) in specs.iter().enumerate() {
+                let out = bench.aggregate(&spec.build()).unwrap();
+                let last = rank as u32 == RANKS - 1;
+                assert_eq!(out.action, if last { REDIRECT } else { DROP }, "{:?}", bench.counters().unwrap());
+                if last {
+                    let result = bench.egress(&out.packet).unwrap().packet;
+                    assert_eq!(result[54..54 + LEN], total);
+                    if part == 0 {
+                        assert_eq!(total[..JOB_HEADER_LEN], header(0, message, index).summed());
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(bench.plane.first_packets().unwrap(), []);
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_message_of_a_registered_connection_must_say_its_index_and_another_connection_is_noted() {
+    let mut bench = at_work();
+    let send = |bench: &mut Bench, spec: &FrameSpec| both(bench, &spec.build());
+    assert_eq!(send(&mut bench, &packet(0, 0, Opcode::SEND_FIRST, Some(header(0, 0, 0)))), [REDIRECT, DROP]);
+    // No header, half of one, one of another token, of another version.
+    let mut short = packet(1, 0, Opcode::SEND_ONLY, Some(header(1, 0, 0)));
+    short.payload.truncate(40);
+    let mut token = header(1, 0, 7);
+    token.token.0[3] ^= 1;
+    let mut version = packet(1, 0, Opcode::SEND_FIRST, Some(header(1, 0, 0)));
+    version.payload[4] = 9;
+    for spec in [
+        packet(1, 0, Opcode::SEND_FIRST, None),
+        packet(1, 0, Opcode::SEND_FIRST, Some(token)),
+        short,
+        version,
+    ] {
+        assert_eq!(send(&mut bench, &spec), [REDIRECT, DROP]);
+    }
+    assert_eq!(counted(&bench, Counter::InBandHeader), 4);
+    assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");
+    assert_eq!(bench.plane.first_packets().unwrap(), []);
+    // The same queue pair with other PSNs, whatever the ring thinks of those: beyond the credit, stale, within the window.
+    for jump in [5000, 0x80_0000, 0xff_ff00, 1] {
+        let mut again = packet(1, jump, Opcode::SEND_FIRST, Some(header(1, 0, 0)));
+        again.bth.psn &= 0xff_ffff;
+        assert_eq!(send(&mut bench, &again), [REDIRECT, DROP], "{jump}");
+        let noted = bench.plane.first_packets().unwrap();
+        assert_eq!(noted.len(), 1, "{jump}");
+        assert_eq!((noted[0].qpn, noted[0].psn), (qpn(1), again.bth.psn), "{jump}");
+    }
+    assert_eq!(counted(&bench, Counter::InBandFirst), 4);
+    assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");
+    // What comes behind a message's first packet has no header.
+    assert_eq!(send(&mut bench, &packet(0, 1, Opcode::SEND_LAST, None)), [REDIRECT, DROP]);
+    assert_eq!(counted(&bench, Counter::Fragments), 2);
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn what_the_box_sends_for_a_held_sum_begins_as_it_must() {
+    let mut bench = at_work();
+    // Rank 0 lacks nothing; what the others have lost holds the sum.
+    bench.aggregate(&packet(0, 0, Opcode::SEND_FIRST, Some(header(0, 0, 0))).build()).unwrap();
+    bench.aggregate(&packet(0, 1, Opcode::SEND_LAST, None).build()).unwrap();
+    let specs: Vec<_> =
+        (0..RANKS).map(|rank| packet(rank, 2, Opcode::SEND_FIRST, Some(header(rank, 1, 2)))).collect();
+    for spec in &specs {
+        bench.aggregate(&spec.build()).unwrap();
+    }
+    assert_eq!(counted(&bench, Counter::Held), 1);
+    let frame = specs[0].build();
+    let mut words = [0; 13];
+    for (word, bytes) in words.iter_mut().zip(frame.as_chunks().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    let saved = SavedHeader { words, len: 54, ip: 14, v6: 0, reserved: [0; 5] };
+    let duplicate = held::duplicate(&saved, LEN, Some(2)).unwrap();
+    assert_eq!(bench.aggregate(&duplicate).unwrap().action, DROP);
+    assert_eq!((counted(&bench, Counter::Duplicate), counted(&bench, Counter::InBandHeader)), (1, 0));
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_first_packet_with_another_ranks_address_is_spoofed_on_any_other_port() {
+    // The ranks of a job that is at work are behind another port than the one that packets come in by here.
+    let ring = in_band_ring();
+    let mac = |rank| Some([2, 0, 0, 0, 0, host(rank)]);
+    let flows: Vec<_> = (0..RANKS)
+        .map(|rank| netsum_aggregator::dataplane::FlowSpec {
+            ifindex: 4711,
+            src_mac: mac(rank),
+            ..flow(&ring, rank, false)
+        })
+        .collect();
+    let mut bench = Bench::with_flows(ring, flows).unwrap();
+    bench.plane.listen_in_band(&job()).unwrap();
+    let claim = first(header(1, 0, 0), 0x4711, 5);
+    for (ip, mac) in [(true, true), (true, false), (false, true)] {
+        let mut spec = claim.clone();
+        if !ip {
+            spec.src[3] = 77;
+        }
+        if !mac {
+            spec.macs.1[5] = 77;
+        }
+        assert_eq!(bench.run("ingress", &spec.build()).unwrap().action, DROP);
+    }
+    assert_eq!(counted(&bench, Counter::Spoofed), 3);
+    assert_eq!(bench.plane.first_packets().unwrap(), []);
+}

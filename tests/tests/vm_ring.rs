@@ -1,0 +1,212 @@
+//! Hosts that are not ours: kernels' Soft-RoCE (rdma_rxe) and an application over libibverbs, through the box.
+
+use std::time::Duration;
+
+use netsum_common::counters::{Counter, Kind};
+use netsum_lab::cluster::Cluster;
+use netsum_lab::faults::Faults;
+use netsum_lab::ring::{self, JOB, Operation, RankReport, RingSpec, Stranger};
+use netsum_lab::vm::image::Kernel;
+use netsum_lab::{Lab, LabSpec};
+
+/// Loss of the runs with loss, on every link and each way.
+const LOSS: f64 = 0.01;
+
+/// How long a ring may take: many times what is usual, because emulated machines are slow on busy ones.
+fn patience(spec: &RingSpec) -> Duration {
+    Duration::from_secs(60) + spec.messages * Duration::from_secs(2)
+}
+
+/// Counters that move when a packet was lost, came twice or too early.
+const TROUBLE: [&str; 4] = ["rcvd_seq_err", "out_of_seq_request", "duplicate_request", "completer_retry_err"];
+
+/// Runs a ring, every sum of which must be right.
+fn run(cluster: &Cluster, spec: &RingSpec) -> Vec<RankReport> {
+    let reports = ring::run(cluster, spec, patience(spec)).unwrap_or_else(|e| panic!("{spec:?}: {e:#}"));
+    for (rank, report) in reports.iter().enumerate() {
+        let outcome = (report.messages, report.wrong);
+        assert_eq!(outcome, (spec.messages.into(), 0), "messages and wrong lanes of rank {rank}, {spec:?}");
+    }
+    reports
+}
+
+/// Runs a ring without loss: no host may notice that there is a box.
+fn undisturbed(cluster: &Cluster, spec: &RingSpec) -> Vec<RankReport> {
+    let reports = run(cluster, spec);
+    for (rank, report) in reports.iter().enumerate() {
+        for name in TROUBLE {
+            assert_eq!(report.counter(name), 0, "{name} of rank {rank}: {report:?}");
+        }
+        assert_eq!(report.retransmitted, Some(0), "{report:?}");
+    }
+    if spec.summed {
+        let (packets, ranks) = (spec.packets(), spec.hosts.len() as u64);
+        for (name, expected) in [
+            ("fragments", ranks * packets),
+            ("released", packets),
+            ("results", ranks * packets),
+            ("replay", 0),
+            ("duplicate_request", 0),
+            ("stale", 0),
+        ] {
+            assert_eq!(cluster.counter(Some(JOB), name).unwrap(), expected, "{name}");
+        }
+        ring::forget(cluster).unwrap();
+    }
+    reports
+}
+
+/// Runs a ring while every link loses packets, each way; also the number of those.
+fn with_loss(cluster: &Cluster, spec: &RingSpec) -> (Vec<RankReport>, u64) {
+    let hosts = cluster.lab().hosts();
+    for host in hosts {
+        host.set_faults(Faults::loss(LOSS), Faults::loss(LOSS), 7 + host.number() as u32).unwrap();
+    }
+    // About 67 ms. It may go off while a neighbour is slow, which costs packets only.
+    let reports = run(cluster, &RingSpec { timeout: 14, ..spec.clone() });
+    let mut lost = 0;
+    for host in hosts {
+        let counts = host.cable().unwrap().counts().unwrap();
+        lost += counts.up.lost + counts.down.lost;
+        host.set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
+    }
+    if spec.summed {
+        ring::forget(cluster).unwrap();
+    }
+    (reports, lost)
+}
+
+/// What is run: a little, or by `cargo xtask soak --vm` all.
+struct Extent {
+    kernels: Vec<Kernel>,
+    messages: u32,
+    rings: Vec<(usize, u32, Operation)>,
+}
+
+impl Extent {
+    fn new() -> Self {
+        use Operation::{Send, Write};
+        let Ok(messages) = std::env::var("NETSUM_SOAK_MESSAGES") else {
+            return Self {
+                kernels: Kernel::ALL.into(),
+                messages: 10,
+                rings: vec![(3, 1024, Send), (4, 2048, Write)],
+            };
+        };
+        let kernels = std::env::var("NETSUM_SOAK_KERNELS").expect("both variables are set");
+        let all = [3, 4].into_iter().flat_map(|ranks| [1024, 2048].map(|mtu| (ranks, mtu)));
+        Self {
+            kernels: kernels.split(',').map(|kernel| kernel.parse().unwrap()).collect(),
+            messages: messages.parse().unwrap(),
+            rings: all
+                .flat_map(|(ranks, mtu)| [Send, Write].map(|operation| (ranks, mtu, operation)))
+                .collect(),
+        }
+    }
+}
+
+fn seconds(reports: &[RankReport]) -> f64 {
+    reports.iter().map(|report| report.micros).max().unwrap_or_default() as f64 / 1e6
+}
+
+fn retransmitted(reports: &[RankReport]) -> u64 {
+    reports.iter().filter_map(|report| report.retransmitted).sum()
+}
+
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn stock_hosts_get_every_sum_with_and_without_loss() {
+    let Extent { kernels, messages, rings } = Extent::new();
+    // If there are two kernels, neighbours have different ones.
+    let vms: Vec<Kernel> = kernels.iter().copied().cycle().take(4).collect();
+    let cluster = Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(4) }).unwrap();
+    println!(
+        "{messages} messages of 128 KiB from each rank, kernels {kernels:?}; with {:.0} % loss on every link, each way;\n\
+         `again`: data packets sent again, all ranks, with their share of those that had to be sent",
+        LOSS * 100.0
+    );
+    println!(
+        "ranks  mtu operation         lossless s | box: lost     s   again        | no box: lost     s   again"
+    );
+    for (ranks, mtu, operation) in rings {
+        let spec = RingSpec::new(ranks, mtu, operation, messages);
+        let direct = RingSpec { summed: false, ..spec.clone() };
+        let lossless = [&spec, &direct].map(|spec| seconds(&undisturbed(&cluster, spec)));
+        let lossy = [&spec, &direct].map(|spec| {
+            let (reports, lost) = with_loss(&cluster, spec);
+            assert!(lost > 0 && retransmitted(&reports) > 0, "this was to be with loss: {reports:?}");
+            let share = retransmitted(&reports) as f64 / (ranks as u64 * spec.packets()) as f64;
+            format!(
+                "{lost:>6} {:>7.1} {:>7} {:>5.1} %",
+                seconds(&reports),
+                retransmitted(&reports),
+                100.0 * share
+            )
+        });
+        println!(
+            "{ranks:>5} {mtu:>4} {:<9} {:>6.1}, no box {:>5.1} | {} | {}",
+            format!("{operation:?}"),
+            lossless[0],
+            lossless[1],
+            lossy[0],
+            lossy[1]
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn traffic_of_others_passes_untouched_beside_a_ring() {
+    let cluster = Cluster::start(LabSpec::vms(3, Kernel::V6_1)).unwrap();
+    let lab = cluster.lab();
+    let rounds = std::thread::scope(|scope| {
+        let others = scope.spawn(|| strangers(lab));
+        let mut rounds = 0;
+        while !others.is_finished() {
+            run(&cluster, &RingSpec::new(3, 1024, Operation::Send, 10));
+            ring::forget(&cluster).unwrap();
+            rounds += 1;
+        }
+        others.join().unwrap();
+        rounds
+    });
+    println!("beside {rounds} rings");
+    for counter in Counter::ALL.iter().filter(|counter| counter.kind() == Kind::Drop) {
+        assert_eq!(cluster.counter(None, counter.name()).unwrap(), 0, "{}", counter.name());
+    }
+    assert!(cluster.counter(None, "no_flow").unwrap() > 1000, "others have sent packets");
+}
+
+/// perftest and the examples of libibverbs, all at the same time.
+fn strangers(lab: &Lab) {
+    let perftest = ["-d", "rxe0", "-x", "1", "-F", "-n", "20", "-s", "65536"];
+    // `-c` looks at what has arrived.
+    let pingpong = ["-d", "rxe0", "-g", "1", "-n", "100"];
+    let programs = [
+        ("ib_send_bw", &perftest[..], &[][..]),
+        ("ib_write_bw", &perftest, &[]),
+        ("ib_read_bw", &perftest, &[]),
+        ("ibv_rc_pingpong", &pingpong, &["-c"]),
+        ("ibv_ud_pingpong", &pingpong, &["-s", "1000"]),
+    ];
+    let started: Vec<Stranger> = (18_600..)
+        .zip(programs)
+        .map(|(port, (name, arguments, more))| {
+            let (server, client) = (usize::from(port % 3), usize::from((port + 1) % 3));
+            let words = [&[name], arguments, more].concat();
+            Stranger::start(lab.host(server), lab.host(client), port, &words).unwrap()
+        })
+        .collect();
+    for stranger in started {
+        let what = stranger.what().to_owned();
+        let said = stranger.end(Duration::from_secs(120)).unwrap();
+        // "65536  20  peak  average  rate" of perftest; "100 iters in ..." of the others.
+        let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let done = words.into_iter().any(|words| match words[..] {
+            ["65536", "20", _, average, ..] => average.parse::<f64>().is_ok_and(|mib| mib > 0.0),
+            ["100", "iters", "in", ..] => true,
+            _ => false,
+        });
+        assert!(done, "{what}:\n{said}");
+    }
+}

@@ -1,0 +1,39 @@
+//! The project's own programs in C, which run in VMs only: compiled with the headers of the unpacked packages.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use netsum_lab::vm::image::PROGRAMS;
+
+use super::{cached, userland};
+use crate::paths;
+use crate::toolchain::output;
+
+/// Names, and sources in the folder `tests/verbs`.
+const SOURCES: [(&str, &str); 1] = [("verbs-ring", "ring.c")];
+
+const FLAGS: [&str; 7] =
+    ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wl,--allow-shlib-undefined"];
+
+/// Compiles them, unless they are there.
+pub fn prepare(folder: &Path) -> Result<()> {
+    let home = paths::root()?.join("tests/verbs");
+    let read = |(_, source): &(&str, &str)| {
+        let path = home.join(source);
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    };
+    let texts: Vec<String> = SOURCES.iter().map(read).collect::<Result<_>>()?;
+    let own = folder.join(PROGRAMS);
+    let unpacked = folder.join(userland::UNPACKED).join("usr");
+    cached(&own, &format!("{FLAGS:?}\n{}", texts.concat()), || {
+        for (name, source) in SOURCES {
+            let mut cc = Command::new("cc");
+            cc.args(FLAGS).arg("-o").arg(own.join(name)).arg("-isystem").arg(unpacked.join("include"));
+            cc.arg(home.join(source)).arg(unpacked.join("lib/x86_64-linux-gnu/libibverbs.so.1"));
+            output(&mut cc)?;
+        }
+        Ok(())
+    })
+}
