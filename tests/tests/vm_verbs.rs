@@ -65,7 +65,6 @@ fn sums(cluster: &Cluster) {
         reduce(cluster, &mut group, name, 100_000, "box");
         let counter = |counter| cluster.counter(Some(name), counter).unwrap();
         assert_eq!(counter("fragments"), 3 * counter("released"), "{name}");
-        assert_eq!(counter("duplicate_request"), 0, "{name}: nothing was lost");
     }
 }
 
@@ -96,7 +95,12 @@ fn slow_rank(cluster: &Cluster) {
     let mut group = ranks(cluster, &job, &[0, 1, 2]);
     let files = group.order_all_reduce_last_late("f32", 50_000, 2, Duration::from_secs(1)).unwrap();
     let outcomes = group.check_all_reduce("f32", 50_000, 2, &files).unwrap();
-    assert!(outcomes.iter().all(|o| o.mode == "box" && o.fall_backs == 0), "{}", group.log());
+    let stats = cluster.netsum(&["stats", "slow"]).unwrap();
+    assert!(
+        outcomes.iter().all(|o| o.mode == "box" && o.fall_backs == 0),
+        "{outcomes:?}\n{}{stats}",
+        group.log()
+    );
     let restarts: Vec<u64> = outcomes.iter().map(|o| o.restarts).collect();
     // Those that came in time.
     assert!(restarts[0] > 2 && restarts[1] > 2, "{restarts:?}");

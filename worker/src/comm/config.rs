@@ -44,8 +44,9 @@ pub enum Transport {
 
 /// How an RDMA adapter tries again what is not acknowledged; the same as `NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`.
 ///
-/// An adapter gives up after `count` + 1 time-outs in a row. Then the connection is started anew where it stood, so that a rank
-/// may be slow for as long as it lives. Who is dead is found by keep-alives.
+/// An adapter gives up after `count` + 1 time-outs in a row. Then the connection is started anew where it stood, with twice the
+/// time-out (up to sixteen times) until something is acknowledged, so that a rank may be slow for as long as it lives. Who is
+/// dead is found by keep-alives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdapterRetry {
     /// Time-out: 4.096 us x 2^timeout; 1 to 31. A packet that is lost at the end of a message is missed for so long, up to four

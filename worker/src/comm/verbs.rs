@@ -227,7 +227,9 @@ impl<A: Adapter> Verbs<A> {
     fn connect(&mut self, queue: usize) -> io::Result<()> {
         let q = &mut self.queues[queue];
         let flow = match &mut q.side {
-            Side::Send(messages) => Flow::Send { first_psn: messages.restart() },
+            Side::Send(messages) => {
+                Flow::Send { first_psn: messages.restart(), doublings: messages.doublings() }
+            }
             Side::Receive { first_psn, .. } => Flow::Receive { first_psn: *first_psn },
             Side::Closed => return Ok(()),
         };

@@ -30,10 +30,10 @@ pub(crate) struct Retry {
     pub count: u8,
 }
 
-/// One direction of a connection: a queue pair that only sends or only receives.
+/// One direction of a connection: a queue pair that only sends, with its time-out doubled so often, or only receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flow {
-    Send { first_psn: u32 },
+    Send { first_psn: u32, doublings: u8 },
     Receive { first_psn: u32 },
 }
 
@@ -492,10 +492,11 @@ impl Adapter for Device {
             | ibv::IBV_QP_MAX_DEST_RD_ATOMIC
             | ibv::IBV_QP_MIN_RNR_TIMER;
         pair.modify(&format!("cannot connect to {}", remote.ip), a, mask)?;
-        let Flow::Send { first_psn } = flow else { return Ok(()) };
+        let Flow::Send { first_psn, doublings } = flow else { return Ok(()) };
         let mut a = attributes(ibv::IBV_QPS_RTS);
         a.sq_psn = first_psn;
-        a.timeout = self.retry.timeout;
+        // Five bits.
+        a.timeout = (self.retry.timeout + doublings).min(31);
         a.retry_cnt = self.retry.count;
         a.rnr_retry = RNR_RETRY;
         a.max_rd_atomic = 1;

@@ -5,10 +5,16 @@
 //! nothing of it: it goes on expecting the same PSN. So the sending one is reset, is given the PSN of the oldest message that
 //! has not been acknowledged as its first, and gets the messages from there on again. What the receiver has of them already
 //! it takes for duplicates. That is go-back-N by a whole message, and nothing that a box or a receiver could tell from it.
+//!
+//! Each life that ends without an acknowledgement makes the next one's time-out twice as long, up to sixteen times: a time-out
+//! that is shorter than a round trip on a busy machine must not keep everything from getting through.
 
 use std::collections::VecDeque;
 
 use netsum_common::serial;
+
+/// Doublings of the time-out at the most.
+const MOST_DOUBLINGS: u8 = 4;
 
 /// A message in the queue.
 #[derive(Debug)]
@@ -30,6 +36,8 @@ pub(crate) struct SendQueue<B> {
     generation: u16,
     posted: VecDeque<Posted<B>>,
     waiting: VecDeque<(u64, B)>,
+    /// Lives that have ended since the last acknowledgement.
+    in_vain: u8,
     /// The queue pair takes nothing: all that is posted comes back in order, undone.
     stopped: bool,
 }
@@ -63,6 +71,7 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
             generation: 0,
             posted: VecDeque::new(),
             waiting: VecDeque::new(),
+            in_vain: 0,
             stopped: false,
         }
     }
@@ -97,6 +106,7 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
     /// A message has been acknowledged, and all before it.
     pub fn on_success(&mut self, ticket: Ticket) -> Outcome<B> {
         let Some(behind) = self.place(ticket).map(|at| at + 1) else { return Outcome::Nothing };
+        self.in_vain = 0;
         Outcome::Sent(self.posted.drain(..behind).map(|p| (p.id, p.message)).collect())
     }
 
@@ -105,7 +115,11 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         let Some(at) = self.place(ticket) else { return Outcome::Nothing };
         self.stopped = true;
         // The rest comes back behind it.
-        if at + 1 == self.posted.len() { Outcome::Stopped } else { Outcome::Nothing }
+        if at + 1 < self.posted.len() {
+            return Outcome::Nothing;
+        }
+        self.in_vain = (self.in_vain + 1).min(MOST_DOUBLINGS);
+        Outcome::Stopped
     }
 
     fn place(&self, ticket: Ticket) -> Option<usize> {
@@ -124,6 +138,11 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
             self.waiting.push_front((id, message));
         }
         self.next_psn
+    }
+
+    /// How often the time-out should be doubled.
+    pub fn doublings(&self) -> u8 {
+        self.in_vain
     }
 
     /// Whether the queue pair has none of the messages.
@@ -185,13 +204,26 @@ mod tests {
         // 0xff_fffe + 3 + 1: an empty message takes a packet.
         assert_eq!(q.restart(), 2);
         assert!(q.is_idle());
+        assert_eq!(q.doublings(), 1);
         assert_eq!(q.on_success(tickets[2]), Outcome::Nothing, "of an earlier life");
         assert_eq!(q.on_stop(tickets[3]), Outcome::Nothing, "of an earlier life");
         let again: Vec<(Ticket, usize)> = std::iter::from_fn(|| post(&mut q)).collect();
         assert_eq!(again.iter().map(|a| a.1).collect::<Vec<_>>(), [1024, 1025, 1]);
         assert_eq!(ids(q.on_success(again[2].0)), [2, 3, 4]);
+        assert_eq!(q.doublings(), 0);
         // 2 + 1 + 2 + 1
         assert_eq!(q.restart(), 6);
+    }
+
+    #[test]
+    fn lives_in_vain_become_longer_up_to_a_bound() {
+        let mut q = Queue::new(0, 1024, 1);
+        q.push(0, vec![0]);
+        for doublings in [1, 2, 3, 4, 4] {
+            let ticket = post(&mut q).unwrap().0;
+            assert_eq!(q.on_stop(ticket), Outcome::Stopped);
+            assert_eq!((q.restart(), q.doublings()), (0, doublings));
+        }
     }
 
     #[test]

@@ -122,7 +122,8 @@ fn nothing_is_sent_before_buffers_are_there_and_the_queue_is_never_too_full() {
     assert_eq!(v.adapter.sends, []);
     assert_eq!(v.adapter.receives, [(INTO, 1 << 48, 2048)]);
     v.start().unwrap();
-    let flows = [(OUT, Flow::Send { first_psn: 0xff_ffff }), (INTO, Flow::Receive { first_psn: 5 })];
+    let flows =
+        [(OUT, Flow::Send { first_psn: 0xff_ffff, doublings: 0 }), (INTO, Flow::Receive { first_psn: 5 })];
     assert_eq!(v.adapter.connected, flows);
     assert_eq!(v.adapter.sends.len(), 2);
     let first = v.adapter.sends[0].1;
@@ -149,7 +150,7 @@ fn a_queue_pair_that_gives_up_is_started_anew_where_it_stood() {
     assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0]);
     assert_eq!(v.adapter.resets, [OUT]);
     // Three packets after 0xff_ffff.
-    assert_eq!(v.adapter.connected.last(), Some(&(OUT, Flow::Send { first_psn: 2 })));
+    assert_eq!(v.adapter.connected.last(), Some(&(OUT, Flow::Send { first_psn: 2, doublings: 1 })));
     let again: Vec<u64> = v.adapter.sends[3..].iter().map(|s| s.1).collect();
     assert_eq!(again.len(), 2);
     assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0], "of its earlier life");
