@@ -10,6 +10,9 @@
 //! | [`comm`] | [`Communicator`]: all-reduce and barrier |
 //! | `control` | client of the box's daemon |
 //!
+//! A rank's packets go over an RDMA adapter, if one has its address, or else over a UDP socket: [`Transport`]. The feature `verbs`,
+//! on by default, is for the former; it loads libibverbs when an adapter is opened.
+//!
 //! ```no_run
 //! use netsum_worker::{Bootstrap, CommConfig, Communicator};
 //! let bootstrap = Bootstrap::Controller {

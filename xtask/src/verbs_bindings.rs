@@ -86,7 +86,7 @@ pub fn run() -> Result<()> {
         Command::new(bindgen)
             .arg(&header)
             .args(["--allowlist-function", &FUNCTIONS.join("|"), "--allowlist-type", TYPES])
-            .args(["--opaque-type", OPAQUE, "--blocklist-type", "pthread_.*"])
+            .args(["--opaque-type", OPAQUE, "--blocklist-type", "_*(pthread|atomic)_.*"])
             .args(["--raw-line", "use libc::{pthread_cond_t, pthread_mutex_t};"])
             .args(["--dynamic-loading", "Verbs", "--dynamic-link-require-all"])
             .args(["--rust-target", "1.85", "--rust-edition", "2024", "--formatter", "prettyplease"])

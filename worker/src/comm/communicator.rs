@@ -302,9 +302,14 @@ impl Core {
         let _ = self.connections.drive(Instant::now());
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.stop(match failure {
-                Some(error @ (Error::RankDied { .. } | Error::Mismatch(_) | Error::Protocol(_))) => {
-                    Err(error.to_string())
-                }
+                // Over the network the others may not have heard of it.
+                Some(
+                    error @ (Error::RankDied { .. }
+                    | Error::Mismatch(_)
+                    | Error::Protocol(_)
+                    | Error::Socket { .. }
+                    | Error::Adapter { .. }),
+                ) => Err(error.to_string()),
                 _ => Ok(()),
             });
         }

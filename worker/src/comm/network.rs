@@ -98,3 +98,35 @@ fn open_verbs(_: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Err
     let reason = "this program was built without the feature `verbs`".to_owned();
     Err(Error::Adapter { device: place.device, reason })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(transport: Choice, bootstrap: Bootstrap) -> Option<String> {
+        let config = CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
+        open(&config).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn an_adapter_that_is_not_there_is_an_error_where_it_is_asked_for() {
+        let peers = vec![[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
+        let listed = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+        let text = refused(Choice::Verbs, listed).unwrap();
+        assert!(text.contains("need a daemon"), "{text}");
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let text = refused(Choice::Verbs, daemon).unwrap();
+        assert!(text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"), "{text}");
+    }
+
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn an_adapter_that_libibverbs_cannot_open_is_named() {
+        let place = gid::Place { device: "nothing0".into(), port: 1, gid_index: 0 };
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
+        let text = open_verbs(&config, place).err().unwrap().to_string();
+        // The library may be there or not.
+        assert!(text.starts_with("adapter nothing0: ") && text.contains("ibverbs"), "{text}");
+    }
+}

@@ -101,7 +101,7 @@ impl Network for Opened {
         ranks: &[RankNumbers],
     ) -> Result<Box<dyn Connections>, Error> {
         let mut arena = Arena::new(self.device.register());
-        let Layouts { message, plain } = Layouts::of(shape);
+        let Needs { message, plain } = Needs::of(shape);
         let reserved = arena
             .reserve(message.0, message.1)
             // As many again to send from.
@@ -138,12 +138,12 @@ impl Network for Opened {
 }
 
 /// Sizes and numbers of buffers that a job needs.
-struct Layouts {
+struct Needs {
     message: (usize, usize),
     plain: (usize, usize),
 }
 
-impl Layouts {
+impl Needs {
     fn of(shape: &JobShape) -> Self {
         let (window, rings) = (shape.layout.window as usize, shape.layout.rings as usize);
         // What receives, and originals that are kept for two windows.

@@ -12,6 +12,8 @@ use crate::verbs::memory::tests::counting;
 struct Fake {
     /// Queue pair, work, length.
     sends: Vec<(usize, u64, usize)>,
+    /// Where the last message lay that was sent.
+    last: u64,
     receives: Vec<(usize, u64, usize)>,
     connected: Vec<(usize, Flow)>,
     resets: Vec<usize>,
@@ -29,6 +31,7 @@ impl Adapter for Fake {
             return Err(io::Error::other("no"));
         }
         self.sends.push((queue_pair, work, block.len()));
+        self.last = block.address();
         Ok(())
     }
     fn post_receive(&mut self, queue_pair: usize, work: u64, block: &Block) -> io::Result<()> {
@@ -69,6 +72,7 @@ const INTO: usize = 1;
 fn verbs(registered: &Arc<AtomicUsize>) -> Verbs<Fake> {
     let adapter = Fake {
         sends: Vec::new(),
+        last: 0,
         receives: Vec::new(),
         connected: Vec::new(),
         resets: Vec::new(),
@@ -202,6 +206,25 @@ fn an_adapter_that_refuses_ends_the_connection_with_its_words() {
     let buffer = message(&mut v, 1);
     v.send(Channel::RingOut(0), 0, buffer);
     assert_eq!(drive(&mut v), ["RingOut(0) failed: no"]);
+}
+
+#[test]
+fn messages_are_sent_and_received_where_they_are_built_and_read() {
+    let mut v = verbs(&Arc::default());
+    v.start().unwrap();
+    let buffer = message(&mut v, 3000);
+    let address = buffer.as_ptr() as u64;
+    v.send(Channel::RingOut(0), 0, buffer);
+    assert_eq!(v.adapter.last, address);
+    let buffer = v.buffer(4096);
+    let address = buffer.as_ptr();
+    v.receive_into(Channel::RingIn(0), buffer);
+    v.adapter.done.push_back(Completion { work: 1 << 48, result: Ok(5) });
+    assert!(Connections::drive(&mut v, Instant::now()).unwrap());
+    match Transport::poll(&mut v) {
+        Some(TransportEvent::Received { data, .. }) => assert_eq!((data.as_ptr(), data.len()), (address, 5)),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
