@@ -1,7 +1,7 @@
 //! Whose packet is it, and may it be added up?
 
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Address, Flow, FlowKey, StrangerKey, watch};
+use netsum_common::abi::{Address, Flow, FlowKey};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Frame, Reject};
 
@@ -129,16 +129,6 @@ pub fn reason(reject: Reject) -> Counter {
         Reject::Pad => Counter::BadPad,
         Reject::PayloadLength => Counter::BadPayloadLength,
     }
-}
-
-/// Notes a connection that the box does not know, while somebody looks for one.
-#[inline(always)]
-pub fn note_stranger(frame: &Frame, ifindex: u32) {
-    if maps::watched() & watch::STRANGERS == 0 {
-        return;
-    }
-    let key = StrangerKey { src_ip: frame.src_ip, dst_ip: frame.dst_ip, qpn: frame.bth.qpn, ifindex };
-    maps::count_stranger(&key);
 }
 
 /// Counts a refused packet and, at debug level, logs it.

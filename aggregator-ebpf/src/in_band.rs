@@ -1,12 +1,13 @@
 //! Jobs that are set up in band: the first packet of a connection tells the daemon whose it is.
 //!
-//! Nothing is decided here but that the packet has a job's token and is whole. It is noted and dropped, so that no message
-//! reaches its receiver unsummed: the receiver NAKs what comes behind it, or the sender's timer ends, and it comes again,
-//! until the daemon has registered the connections of all ranks.
+//! Nothing is decided here but that the packet has a job's token and is whole. It is noted and dropped, and so is all that
+//! comes on its connection, so that no message reaches its receiver unsummed. The sender's timer ends, and it comes again,
+//! until the daemon has registered the connections of all ranks. (Were the rest passed on, some receivers would NAK it each
+//! time that it comes, and the sender would send its window again and again for as long as ranks are missing.)
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, Token, ring_flags};
+use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, StrangerKey, Token, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{BTH_LEN, Bytes, Frame, ICRC_LEN, IPV4_LEN, IPV6_LEN, L3, UDP_LEN, ipv4_mapped};
@@ -21,6 +22,8 @@ const ANY: u64 = 0;
 const IF_NEW: u64 = 1;
 /// In a length: the packet is its message's last, too.
 const ONLY: u32 = 1 << 31;
+/// In place of a length: the packet is broken, and its connection does not wait.
+const BROKEN: u32 = u32::MAX;
 
 /// Whether the packet, of no registered flow, is one by which a connection joins a job: by its token, which `found` then
 /// says the ring of. Otherwise, what to count.
@@ -54,6 +57,8 @@ pub fn is_claim(ctx: &XdpContext, p: &Packet, found: &mut Found) -> bool {
         found.counter = Counter::Oversized;
     } else if looked & VERIFY != 0 && !is_intact(ctx, p, &found.frame, len) {
         found.counter = Counter::BadIcrc;
+        // What it names as its connection may be another one.
+        claim_note(ctx.ctx, place(&found.frame), BROKEN);
     } else {
         found.counter = Counter::InBandFirst;
         note(ctx, &found.frame, len);
@@ -124,9 +129,14 @@ fn is_intact(ctx: &XdpContext, p: &Packet, frame: &Frame, len: usize) -> bool {
 /// Tells the daemon.
 #[inline(always)]
 fn note(ctx: &XdpContext, frame: &Frame, len: usize) {
-    let v6 = (frame.l3 == L3::V6) as u32;
     let only = frame.bth.opcode.is_last() as u32;
-    claim_note(ctx.ctx, v6 << 16 | (frame.ip as u32) << 8 | frame.payload() as u32, only << 31 | len as u32);
+    claim_note(ctx.ctx, place(frame), only << 31 | len as u32);
+}
+
+/// Where IP header and payload of a packet are, and its IP version.
+#[inline(always)]
+fn place(frame: &Frame) -> u32 {
+    ((frame.l3 == L3::V6) as u32) << 16 | (frame.ip as u32) << 8 | frame.payload() as u32
 }
 
 /// Notes the first packet whose IP header, IP version and payload are at `place`, and whose payload's length is in `len`. A
@@ -159,25 +169,29 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     let header =
         [word(words, 0), word(words, 1), word(words, 2), word(words, 3), word(words, 4), word(words, 5)];
     let job = maps::in_band_job(&Token::from_words([header[1], header[2]]))?;
-    let claim = Claim {
-        header,
-        src_ip,
-        dst_ip,
-        qpn: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]),
-        psn: u32::from_be_bytes([0, bth[9], bth[10], bth[11]]),
-        len: len & !ONLY,
-        only: len >> 31,
-        src_mac,
-        reserved: [0; 2],
-    };
     let (ring, rank) = (header[3] as u32, (header[3] >> 32) as u32);
+    let ifindex = ctx.ingress_ifindex() as u32;
     let key = ClaimKey {
         job: job.job,
         ring: if ring < job.rings { ring } else { job.rings },
         rank: if rank < job.ranks { rank } else { job.ranks },
-        ifindex: ctx.ingress_ifindex() as u32,
+        ifindex,
     };
     let message = (header[4] >> 32) as u32;
+    let qpn = u32::from_be_bytes([0, bth[5], bth[6], bth[7]]);
+    let claim = Claim {
+        header,
+        connection: StrangerKey { src_ip, dst_ip, qpn, ifindex },
+        psn: u32::from_be_bytes([0, bth[9], bth[10], bth[11]]),
+        len: len & !ONLY,
+        src_mac,
+        only: (len >> 31) as u8,
+        reserved: 0,
+    };
+    if len == BROKEN {
+        maps::wait_no_longer(&claim.connection);
+        return Some(());
+    }
     maps::note_claim(&key, &claim, if message == 0 { ANY } else { IF_NEW });
     Some(())
 }

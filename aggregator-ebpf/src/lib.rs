@@ -26,7 +26,7 @@ pub mod payload;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::watch;
+use netsum_common::abi::{StrangerKey, watch};
 use netsum_common::counters::Counter;
 
 use classify::{Class, Found, classify, is_spoofed, refused};
@@ -42,14 +42,8 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             found.counter = Counter::Spoofed;
             refuse(ctx, &found)
         }
-        // What sets a job up in band is checked where its contributions are.
-        Class::Pass if is_first(&found) && in_band::is_of_job(ctx, &p, &mut found) => steer(found.ring),
-        Class::Pass => {
-            if found.stranger {
-                classify::note_stranger(&found.frame, ctx.ingress_ifindex() as u32);
-            }
-            pass(&found)
-        }
+        Class::Pass if found.stranger => stranger(ctx, &p, &mut found),
+        Class::Pass => pass(&found),
         Class::Refuse => refuse(ctx, &found),
         Class::Data => {
             // Whatever else is wrong is found on the ring's CPU, but hosts on other ports must not fill its queue.
@@ -67,6 +61,36 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             steer(found.ring)
         }
     }
+}
+
+/// On data that comes in by a port and is of no flow.
+#[inline(always)]
+fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
+    let watched = maps::watched();
+    if watched == 0 {
+        return pass(found);
+    }
+    let key = StrangerKey {
+        src_ip: found.frame.src_ip,
+        dst_ip: found.frame.dst_ip,
+        qpn: found.frame.bth.qpn,
+        ifindex: ctx.ingress_ifindex() as u32,
+    };
+    if found.first && watched & watch::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
+        // It is checked where contributions are. What comes right behind it must not overtake it.
+        maps::wait(&key, found.ring);
+        return steer(found.ring);
+    }
+    if watched & watch::FIRST_PACKETS != 0
+        && let Some(job) = maps::waits_for(&key)
+    {
+        (found.ring, found.counter) = (job, Counter::InBandWaits);
+        return refuse(ctx, found);
+    }
+    if watched & watch::STRANGERS != 0 {
+        maps::count_stranger(&key);
+    }
+    pass(found)
 }
 
 /// To the ring's CPU.
@@ -91,17 +115,18 @@ pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
-        Class::Pass if is_first(&found) && in_band::is_claim(ctx, &p, &mut found) => refuse(ctx, &found),
+        // A first packet that sets a job up, or of what was a flow when it was steered here.
+        Class::Pass
+            if found.first
+                && maps::watched() & watch::FIRST_PACKETS != 0
+                && in_band::is_claim(ctx, &p, &mut found) =>
+        {
+            refuse(ctx, &found)
+        }
         Class::Pass => pass(&found),
         Class::Refuse => refuse(ctx, &found),
         Class::Data => aggregate::contribution(ctx, &p, &found.frame, found.flow),
     }
-}
-
-/// Whether the packet may be one that sets a job up in band: data of no flow, while there is such a job.
-#[inline(always)]
-fn is_first(found: &Found) -> bool {
-    found.first && maps::watched() & watch::FIRST_PACKETS != 0
 }
 
 #[inline(always)]

@@ -54,6 +54,9 @@ static TOKENS: HashMap<Token, InBandJob, RINGS_LEN> = HashMap::new();
 #[btf_map]
 static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashMap::new();
 
+#[btf_map]
+static WAITING: LruHashMap<StrangerKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
+
 /// What of connections that the box does not know is looked at: bits of [`watch`].
 #[inline(always)]
 pub fn watched() -> u32 {
@@ -71,6 +74,25 @@ pub fn in_band_job(token: &Token) -> Option<&'static InBandJob> {
 #[inline(always)]
 pub fn note_claim(key: &ClaimKey, claim: &Claim, flags: u64) {
     let _ = CLAIMS.insert(key, claim, flags);
+}
+
+/// From now on, none of a connection's data passes.
+#[inline(always)]
+pub fn wait(key: &StrangerKey, job: u32) {
+    let _ = WAITING.insert(key, job, 0);
+}
+
+/// No connection shows up after all.
+#[inline(always)]
+pub fn wait_no_longer(key: &StrangerKey) {
+    let _ = WAITING.remove(key);
+}
+
+/// The job for which a connection waits.
+#[inline(always)]
+pub fn waits_for(key: &StrangerKey) -> Option<u32> {
+    // SAFETY: a map value that nobody changes.
+    WAITING.get_ptr(key).map(|job| unsafe { *job })
 }
 
 /// Adds one to a connection that the box does not know.

@@ -42,6 +42,8 @@ pub struct Config {
     pub state: PathBuf,
     /// How long sums may wait.
     pub patience: Patience,
+    /// Where Prometheus calls, on a loopback address; nowhere when `None`.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Where the ports come from.
@@ -107,6 +109,8 @@ struct File {
     watch: Watch,
     #[serde(default)]
     restart: Restart,
+    #[serde(default)]
+    metrics: Metrics,
 }
 
 #[derive(Deserialize)]
@@ -179,6 +183,18 @@ struct Restart {
 impl Default for Restart {
     fn default() -> Self {
         Self { pin: "/sys/fs/bpf/netsum".into(), state: "/run/netsum/state.json".into() }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Metrics {
+    listen: String,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { listen: "none".into() }
     }
 }
 
@@ -259,6 +275,16 @@ impl Config {
         if file.restart.state.file_name().is_none() {
             return refuse("restart.state", &file.restart.state, "a file like \"/run/netsum/state.json\"");
         }
+        let metrics = match file.metrics.listen.as_str() {
+            "none" => None,
+            address => match address.parse::<SocketAddr>() {
+                Ok(address) if address.ip().is_loopback() => Some(address),
+                _ => {
+                    let expected = "a loopback address and port like \"127.0.0.1:4792\", or \"none\"";
+                    return refuse("metrics.listen", &file.metrics.listen, expected);
+                }
+            },
+        };
         let Watch { hold_ms, stall_ms } = file.watch;
         if hold_ms == 0 {
             return refuse("watch.hold-ms", &hold_ms, "at least 1");
@@ -284,7 +310,27 @@ impl Config {
                 hold: Duration::from_millis(hold_ms),
                 stall: Duration::from_millis(stall_ms),
             },
+            metrics,
         })
+    }
+}
+
+impl Config {
+    /// The fields in which another configuration differs, and that a daemon looks at when it starts alone.
+    pub fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
+        let fields = [
+            ("cpus", self.cpus == other.cpus),
+            ("cpu-queue", self.cpu_queue == other.cpu_queue),
+            ("xdp", self.xdp == other.xdp),
+            ("listen.workers", self.workers == other.workers),
+            ("listen.tls", self.tls == other.tls),
+            ("listen.admin", self.admin == other.admin),
+            ("listen.admin-mode, listen.admin-group", self.admin_access == other.admin_access),
+            ("heartbeat.interval-ms", self.heartbeat == other.heartbeat),
+            ("restart", (&self.pin, &self.state) == (&other.pin, &other.state)),
+            ("metrics.listen", self.metrics == other.metrics),
+        ];
+        fields.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
     }
 }
 
@@ -300,6 +346,18 @@ mod tests {
     fn the_example_is_what_it_says_about_defaults() {
         let example = parse(include_str!("../netsum.example.toml")).unwrap();
         assert_eq!(example, parse("bridge = \"br0\"").unwrap());
+    }
+
+    #[test]
+    fn what_only_a_start_can_change_is_named() {
+        let old = parse("bridge = \"br0\"").unwrap();
+        let live = "bridge = \"br1\"\n[pool]\nmemory = \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
+        assert!(old.needs_restart(&parse(live).unwrap()).is_empty());
+        let start = "bridge = \"br0\"\nxdp = \"skb\"\n[listen]\nadmin-mode = \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
+        assert_eq!(
+            old.needs_restart(&parse(start).unwrap()),
+            ["xdp", "listen.admin-mode, listen.admin-group", "metrics.listen"]
+        );
     }
 
     #[test]
@@ -321,6 +379,10 @@ mod tests {
             (
                 "bridge = \"br0\"\n[listen]\nworkers = \"none\"\ntls = { cert = \"c\", key = \"k\" }",
                 "listen.tls",
+            ),
+            (
+                "bridge = \"br0\"\n[metrics]\nlisten = \"0.0.0.0:4792\"",
+                "metrics.listen = \"0.0.0.0:4792\": a loopback address",
             ),
             ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
             ("bridge = 7", "expected a string"),

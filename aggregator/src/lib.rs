@@ -2,6 +2,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
+//! | [`check`] | `netsum check`: a machine before the first start |
 //! | [`config`] | the configuration file |
 //! | [`core`] | the controller, a pure state machine |
 //! | [`daemon`] | what is around it: gRPC, netlink, clocks |
@@ -9,6 +10,7 @@
 //! | [`cli`] | the command line |
 //! | [`size`] | sizes in bytes as people write them |
 
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod core;

@@ -1,8 +1,10 @@
 //! `netsum`: the daemon of the box, and its administration.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use netsum_aggregator::cli::failure::{Failure, Kind, Result};
 use netsum_aggregator::cli::{self, Cli, Command};
 use netsum_aggregator::config::Config;
 use netsum_aggregator::daemon::run;
@@ -12,24 +14,40 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let daemon = matches!(cli.command, Command::Run { .. });
     let level = if daemon { "info" } else { "warn" };
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level)).init();
+    let mut logger = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level));
+    if cli.debug {
+        logger.filter_module("netsum_aggregator", log::LevelFilter::Debug);
+    }
+    logger.init();
     let result = match cli.command {
         Command::Run { ref config, reset } => match Config::read(config) {
-            Ok(config) => run::run(&config, reset),
-            Err(e) => Err(e.into()),
+            Ok(read) => run::run(config, &read, reset).map_err(Failure::from),
+            Err(e) => Err(Failure::from(anyhow::Error::from(e))),
         },
         _ => administer(cli),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("netsum: {error:#}");
-            ExitCode::FAILURE
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("netsum: {failure}");
+            }
+            ExitCode::from(failure.kind as u8)
         }
     }
 }
 
-fn administer(cli: Cli) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(cli::execute(cli, &mut std::io::stdout().lock()))
+fn administer(cli: Cli) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
+    // Colours where there is a terminal that shows them, and NO_COLOR is not set.
+    let mut out = anstream::stdout().lock();
+    let result = runtime.block_on(cli::execute(cli, &mut out)).and_then(|()| Ok(out.flush()?));
+    match result {
+        // `netsum ... | head` is no failure.
+        Err(e) if e.kind == Kind::Failed && e.is_broken_pipe() => Ok(()),
+        result => result,
+    }
 }

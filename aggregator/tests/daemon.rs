@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use common::{Daemon, join};
+use netsum_aggregator::cli::failure::Kind;
 use netsum_aggregator::cli::{Cli, execute};
 use netsum_aggregator::daemon::socket::{self, Access};
 use netsum_api::v1 as api;
@@ -36,6 +37,20 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
             .unwrap()
             .contains("slot 0: index 5  len 1024  partial  missing ranks 1")
     );
+    let rings = d.netsum("ring show").await.unwrap();
+    assert!(rings.starts_with("train ring 0: active  id 1  cpu 4  ranks 2  mtu 1024"), "{rings}");
+    let flows = d.netsum("flow show").await.unwrap();
+    assert!(
+        flows.contains("train ring 0 rank 1: port p1") && flows.contains("last psn 0x5 fragments"),
+        "{flows}"
+    );
+    let programs = d.netsum("prog show").await.unwrap();
+    assert!(
+        programs.contains("7: xdp  ingress") && programs.contains("attached to port p0, port p1"),
+        "{programs}"
+    );
+    let rates = d.netsum("stats --interval 20ms --count 2").await.unwrap();
+    assert_eq!(rates.lines().count(), 3, "titles and two intervals: {rates}");
     assert!(d.netsum("port show").await.unwrap().contains("p2"));
     let said = d.netsum("diagnose train --watch 300ms").await.unwrap();
     assert!(said.contains("* ring 0 rank 1: has sent nothing since PSN 0x5"), "{said}");
@@ -155,4 +170,84 @@ async fn a_diagnosis_names_the_ranks_that_have_not_joined() {
     let of = |i: usize| (said["findings"][i]["rank"].as_u64(), said["findings"][i]["what"].as_str());
     assert_eq!([of(0), of(1)], [(Some(0), Some("has not joined")), (Some(2), Some("has not joined"))]);
     waits.abort();
+}
+
+#[tokio::test]
+async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2").await.unwrap();
+    for (line, kind) in [
+        ("job create a --ranks two", Kind::Usage),
+        ("flow add train", Kind::Usage),
+        ("frobnicate", Kind::Usage),
+        ("stats --interval 0s", Kind::Usage),
+        ("job create train --ranks 2", Kind::Refused),
+        ("job create big --ranks 64 --window 64", Kind::Refused),
+        ("job create a --ranks 2 --icrc maybe", Kind::Refused),
+        ("diagnose train --watch 1h", Kind::Refused),
+        ("job show nobody", Kind::NotFound),
+        ("ring show nobody", Kind::NotFound),
+        ("stats --interval 1s nobody", Kind::NotFound),
+        ("port show eth9", Kind::NotFound),
+        ("prog show gone", Kind::NotFound),
+        ("batch file /nowhere/commands", Kind::Failed),
+    ] {
+        let (out, result) = d.netsum_both(line).await;
+        let failure = result.expect_err(line);
+        assert_eq!((failure.kind, out.as_str()), (kind, ""), "{line}: {failure}");
+        if kind == Kind::Usage {
+            continue;
+        }
+        // The same in JSON, on standard output.
+        let (out, result) = d.netsum_both(&format!("-j {line}")).await;
+        let said: serde_json::Value =
+            serde_json::from_str(&out).unwrap_or_else(|e| panic!("{line}: {e}: {out}"));
+        assert_eq!(said["error"].as_str(), Some(failure.message.as_str()), "{line}");
+        assert_eq!((said["exit"].as_u64(), result.unwrap_err().message.as_str()), (Some(kind as u64), ""));
+    }
+    let gone = Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
+    assert_eq!(execute(gone, &mut Vec::new()).await.unwrap_err().kind, Kind::NoDaemon);
+}
+
+#[tokio::test]
+async fn a_batch_goes_on_until_a_line_fails() {
+    let d = Daemon::start().await;
+    let file = d.folder.path().join("commands");
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    let line = format!("batch file {}", file.display());
+    write("# two jobs\njob create one --ranks 2 # a comment\n\njob create two --ranks 2\njob show\n");
+    let out = d.netsum(&line).await.unwrap();
+    assert!(
+        out.contains("\tmemory") && out.contains("\none: waiting") && out.contains("two: waiting"),
+        "{out}"
+    );
+    write("job del one\njob show one\njob del two\n");
+    let (_, result) = d.netsum_both(&line).await;
+    let failure = result.unwrap_err();
+    assert_eq!(failure.kind, Kind::NotFound);
+    assert!(failure.message.contains("commands:2: NAME `one`: no such job"), "{failure}");
+    assert!(d.netsum("job show two").await.is_ok(), "nothing behind the line that failed");
+    write("port show\njob delete two\njob show two\nport show\n");
+    let (out, result) = d.netsum_both(&format!("-j {line}")).await;
+    assert_eq!(result.unwrap_err().kind, Kind::NotFound);
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(said.as_array().unwrap().len(), 3, "{said}");
+    assert_eq!(
+        (&said[0]["command"], &said[0]["output"][2]["name"]),
+        (&serde_json::json!(["port", "show"]), &"p2".into())
+    );
+    assert_eq!((said[1].get("output"), &said[2]["error"]), (None, &"NAME `two`: no such job".into()));
+    for (text, expected) in [
+        ("job 'x", "commands:1: a quote is not closed"),
+        ("port show\njob shwo", "commands:2: unrecognized subcommand 'shwo'"),
+        ("batch file x", "a batch cannot be in a batch"),
+        ("run --config x", "`run` cannot be in a batch"),
+        ("stats --interval 1s", "`stats --interval` cannot be in a batch"),
+        ("-j port show", "unexpected argument '-j'"),
+    ] {
+        write(text);
+        let (_, result) = d.netsum_both(&line).await;
+        let failure = result.unwrap_err();
+        assert!(failure.kind == Kind::Usage && failure.message.contains(expected), "{text}: {failure}");
+    }
 }

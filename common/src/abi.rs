@@ -23,6 +23,8 @@ pub const MAX_SLOTS: u32 = 1 << 16;
 pub const MAX_STRANGERS: u32 = 1024;
 /// First packets of jobs set up in band that [`maps::CLAIMS`] holds; user space takes them out many times a second.
 pub const MAX_CLAIMS: u32 = 4096;
+/// Connections that [`maps::WAITING`] holds.
+pub const MAX_WAITING: u32 = 4096;
 /// Most CPUs that rings can be spread over.
 pub const MAX_CPUS: u32 = 256;
 /// Bytes of payload that are handled at once, without a look at the length.
@@ -61,14 +63,17 @@ pub mod maps {
     pub const TOKENS: &str = "TOKENS";
     /// Hash, [`super::ClaimKey`] to [`super::Claim`]; user space takes out what it has read.
     pub const CLAIMS: &str = "CLAIMS";
+    /// Hash that forgets the oldest, [`super::StrangerKey`] to the number of a job's first ring: connections that have shown
+    /// up in band. While they are not registered, none of their data passes.
+    pub const WAITING: &str = "WAITING";
     /// CPU map, one entry for each CPU that serves rings.
     pub const CPUS: &str = "CPUS";
     /// Per-CPU array, `ring * COUNTERS + counter` to u64.
     pub const COUNTERS: &str = "COUNTERS";
     /// All of them.
-    pub const ALL: [&str; 18] = [
+    pub const ALL: [&str; 19] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
-        WATCH, STRANGERS, TOKENS, CLAIMS, CPUS, COUNTERS,
+        WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS,
     ];
 }
 
@@ -243,22 +248,18 @@ pub struct ClaimKey {
 pub struct Claim {
     /// A [`crate::wire::JobHeader`], as it is in the packet.
     pub header: [u64; JOB_HEADER_LEN / 8],
-    /// The sender's address; IPv4 in mapped form.
-    pub src_ip: [u8; 16],
-    /// Destination address; IPv4 in mapped form.
-    pub dst_ip: [u8; 16],
-    /// Destination queue pair number.
-    pub qpn: u32,
+    /// Where it comes from and goes to.
+    pub connection: StrangerKey,
     /// The packet's PSN.
     pub psn: u32,
     /// Length of its payload in bytes.
     pub len: u32,
-    /// 1 where the packet is its message's last, too.
-    pub only: u32,
     /// The sender's MAC address (or its router's).
     pub src_mac: [u8; 6],
+    /// 1 where the packet is its message's last, too.
+    pub only: u8,
     /// Zero.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
 }
 
 /// Flags of a ring.

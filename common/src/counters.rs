@@ -120,6 +120,8 @@ counters! {
     Oversized "oversized" Drop,
     /// first packets by which a connection joins a job in band: noted, and their senders send them again
     InBandFirst "in_band_first" Drop,
+    /// data of connections that have joined a job in band, while those of other ranks have not
+    InBandWaits "in_band_waits" Drop,
     /// first packets of a message, of a job set up in band, that have no header or one of another place in the ring
     InBandHeader "in_band_header" Drop,
     /// steering to the ring's CPU failed

@@ -222,6 +222,7 @@ impl System {
                 qpn: number(u, &[16, 17, 18, 0xff_ffff])?,
                 psn: number(u, &[0, 5])?,
                 src_mac: String::new(),
+                seen: None,
             }),
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };

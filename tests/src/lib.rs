@@ -6,6 +6,7 @@
 //! | [`netns`] | programs and threads in one namespace |
 //! | [`janitor`] | removes it, however its owner ends |
 //! | [`faults`] | cables that lose, duplicate, reorder and corrupt packets |
+//! | [`app`] | an application that is set up in band |
 //! | [`attacker`] | a host that forges frames |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`data`] | what ranks reduce |
@@ -21,6 +22,7 @@
 //!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
+pub mod app;
 pub mod attacker;
 pub mod cluster;
 pub mod data;

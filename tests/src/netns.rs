@@ -100,7 +100,9 @@ impl Netns {
 pub fn output(command: &mut Command) -> Result<String> {
     let out = command.output().with_context(|| format!("cannot start {command:?}"))?;
     if !out.status.success() {
-        anyhow::bail!("{command:?}: {}: {}", out.status, String::from_utf8_lossy(&out.stderr).trim());
+        // `netsum -j` prints its error as JSON, where its result would be.
+        let said = if out.stderr.is_empty() { &out.stdout } else { &out.stderr };
+        anyhow::bail!("{command:?}: {}: {}", out.status, String::from_utf8_lossy(said).trim());
     }
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }

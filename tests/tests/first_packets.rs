@@ -5,7 +5,7 @@ use netsum_aggregator::dataplane::{DataPlane, FirstPacket, InBandSpec, RingSpec,
 use netsum_common::abi::SavedHeader;
 use netsum_common::counters::Counter;
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
-use netsum_common::wire::{InBandToken, JobHeader, Opcode};
+use netsum_common::wire::{Bth, InBandToken, JobHeader, Opcode};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, flow, host, qpn, ring};
 
@@ -66,10 +66,12 @@ fn counted(bench: &Bench, counter: Counter) -> u64 {
 #[test]
 #[ignore = "needs root and BPF"]
 fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
+    let mut bench = waiting();
     for v6 in [false, true] {
         for opcode in [0x00, 0x04, 0x05, 0x06, 0x0a, 0x0b].map(Opcode) {
             for vlan in [None, Some(7)] {
-                let mut bench = waiting();
+                bench.plane.listen_in_band(&job()).unwrap();
+                let before = [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
                 let mut spec = first(header(1, 0, 0), 0x4711, 0x12_3456);
                 (spec.bth.opcode, spec.vlan) = (opcode, vlan);
                 let spec = if v6 { spec.v6() } else { spec };
@@ -95,11 +97,28 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 };
                 assert_eq!(bench.plane.first_packets().unwrap(), [expected]);
                 assert_eq!(bench.plane.first_packets().unwrap(), []);
-                assert_eq!(counted(&bench, Counter::InBandFirst), 3);
-                // What comes behind it passes, and tells its receiver that something is missing.
+                // What comes behind it does not pass either; what comes on other connections does.
                 let mut middle = spec.clone();
                 middle.bth.opcode = Opcode::SEND_MIDDLE;
-                assert_eq!(both(&mut bench, &middle.build()), [PASS, PASS]);
+                let mut spoilt = spec.clone();
+                spoilt.payload[8] ^= 1;
+                for same in [&middle, &spoilt] {
+                    assert_eq!(bench.run("ingress", &same.build()).unwrap().action, DROP);
+                }
+                let after = [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
+                assert_eq!([after[0] - before[0], after[1] - before[1]], [3, 2]);
+                for other in [
+                    FrameSpec { bth: Bth { qpn: 0x4712, ..middle.bth }, ..middle.clone() },
+                    FrameSpec { bth: Bth { opcode: Opcode::ACK, ..middle.bth }, ..middle.clone() },
+                    FrameSpec { src: spec.dst.clone(), ..middle.clone() },
+                ] {
+                    assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
+                }
+                // Until the job has gone.
+                let another = InBandSpec { token: InBandToken([1; 16]), job: 2, ..job() };
+                bench.plane.listen_in_band(&another).unwrap();
+                bench.plane.ignore_in_band(job().token).unwrap();
+                assert_eq!(bench.run("ingress", &middle.build()).unwrap().action, PASS);
             }
         }
     }
@@ -171,6 +190,10 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
         }
     }
     assert_eq!(counted(&bench, Counter::BadIcrc), 6);
+    // Nor does it stop another connection that it seems to be of: the queue pair's last byte is number 49.
+    let mut other = right.clone();
+    (other.bth.qpn, other.bth.opcode) = (0x4710, Opcode::SEND_MIDDLE);
+    assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
     // Longer than a clone can be.
     let mut long = right.clone();
     long.payload.resize(2052, 0);

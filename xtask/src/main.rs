@@ -4,6 +4,7 @@ mod bench;
 mod build_ebpf;
 mod debian;
 mod demo;
+mod dist;
 mod fuzz;
 mod harness;
 mod lab;
@@ -53,6 +54,8 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     /// Runs the pure crates' tests under Miri and AddressSanitizer, where nightly has them.
     Sanitize,
+    /// Makes man pages and shell completions of the command line; with `--schema` the schemas of its JSON.
+    Dist(dist::DistArgs),
     /// Looks for inputs that break something, guided by coverage.
     Fuzz(fuzz::FuzzArgs),
 }
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Sanitize => sanitize::run(),
+        Command::Dist(args) => dist::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
     };
     match result {

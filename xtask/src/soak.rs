@@ -1,6 +1,9 @@
 //! `cargo xtask soak`: a long run under loss.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, bail};
+use netsum_lab::vm::image::Kernel;
 
 use crate::harness::test_programs;
 use crate::setup;
@@ -11,21 +14,44 @@ pub struct SoakArgs {
     /// Sums of fragments that the box releases before it is over.
     #[arg(long, default_value_t = 1_000_000)]
     fragments: u64,
+    /// Kernels' Soft-RoCE in virtual machines in place of netsum's own hosts: rings of 3 and 4, with and without the box and loss.
+    #[arg(long, conflicts_with = "fragments")]
+    vm: bool,
+    /// With --vm: messages that each rank sends in each ring.
+    #[arg(long, default_value_t = 1000, requires = "vm", value_parser = clap::value_parser!(u32).range(1..))]
+    messages: u32,
+    /// With --vm: the machines' kernel, 6.1 or 6.12; both in turn if not given.
+    #[arg(long, requires = "vm")]
+    kernel: Option<Kernel>,
 }
 
-/// Runs `cargo xtask soak`: a test of tests/tests/faults.rs, which is short otherwise.
+/// Runs `cargo xtask soak`: a test of the lab, which is short otherwise.
 ///
 /// # Errors
 /// If a sum is wrong, or anything else that the test checks.
 pub fn run(args: &SoakArgs) -> Result<()> {
-    setup::require_bpf()?;
+    if !args.vm {
+        setup::require_bpf()?;
+        let fragments = args.fragments.to_string();
+        return long("faults", "a_long_run_at_one_percent_loss", &[("NETSUM_SOAK_FRAGMENTS", fragments)]);
+    }
+    let kernels = args.kernel.map_or(Kernel::ALL.to_vec(), |kernel| vec![kernel]);
+    setup::require_vms(&kernels)?;
+    let names = kernels.iter().map(Kernel::to_string).collect::<Vec<_>>().join(",");
+    long(
+        "vm_ring",
+        "stock_hosts_get_every_sum_with_and_without_loss",
+        &[("NETSUM_SOAK_MESSAGES", args.messages.to_string()), ("NETSUM_SOAK_KERNELS", names)],
+    )
+}
+
+/// Runs one test of a program; the environment tells it to take its time.
+fn long(program: &str, test: &str, env: &[(&str, String)]) -> Result<()> {
     let programs = test_programs()?;
-    let program =
-        programs.iter().find(|p| p.needs_lab() && p.name == "faults").context("no test `faults`")?;
-    let status = program
-        .command(&["--include-ignored", "--nocapture"], Some("a_long_run_at_one_percent_loss"))
-        .env("NETSUM_SOAK_FRAGMENTS", args.fragments.to_string())
-        .status()?;
+    let found = programs.iter().find(|p| p.needs_lab() && p.name == program);
+    let found = found.with_context(|| format!("no test `{program}`"))?;
+    let mut command: Command = found.command(&["--include-ignored", "--nocapture"], Some(test));
+    let status = command.envs(env.iter().map(|(name, value)| (name, value))).status()?;
     if !status.success() {
         bail!("the run has failed: {status}");
     }

@@ -1,14 +1,17 @@
 //! The connection to the daemon.
 
+use std::error::Error as _;
+use std::io;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
 use hyper_util::rt::TokioIo;
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_client::AdminClient;
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Response, Status};
 use tower::service_fn;
+
+use super::failure::{Failure, Kind, Result};
 
 /// A connection to the daemon's administration socket.
 pub struct Client {
@@ -16,70 +19,130 @@ pub struct Client {
 }
 
 /// What the daemon said, without gRPC's own words.
-fn said(status: Status) -> anyhow::Error {
-    anyhow!("{}", status.message())
+fn said<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
+    answer.map(Response::into_inner).map_err(|status| {
+        let transport = status.source().is_some_and(|e| e.is::<tonic::transport::Error>());
+        let (kind, message) = match status.code() {
+            Code::NotFound => (Kind::NotFound, status.message().to_owned()),
+            Code::InvalidArgument
+            | Code::AlreadyExists
+            | Code::ResourceExhausted
+            | Code::FailedPrecondition
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::DeadlineExceeded => (Kind::Refused, status.message().to_owned()),
+            Code::Unimplemented => {
+                (Kind::Refused, "the daemon does not know that request: it is of an older version".into())
+            }
+            Code::Unavailable | Code::Unknown if transport => {
+                (Kind::NoDaemon, "the daemon has gone away before it answered".into())
+            }
+            _ => (Kind::Failed, status.message().to_owned()),
+        };
+        Failure::new(kind, message)
+    })
+}
+
+/// The I/O error that an error rests on.
+fn io_error<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
+    loop {
+        if let Some(io) = error.downcast_ref() {
+            return Some(io);
+        }
+        error = error.source()?;
+    }
 }
 
 impl Client {
     /// Connects.
     pub async fn connect(socket: &Path) -> Result<Self> {
+        log::debug!("connecting to {}", socket.display());
         let path = socket.to_owned();
         let connect = service_fn(move |_: Uri| {
             let path = path.clone();
-            async move { Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
+            async move { Ok::<_, io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
         });
         // The address is not used: the connector knows its way.
-        let channel = Endpoint::from_static("http://netsum")
-            .connect_with_connector(connect)
-            .await
-            .with_context(|| format!("no daemon at {}: is `netsum run` running?", socket.display()))?;
+        let channel = Endpoint::from_static("http://netsum").connect_with_connector(connect).await;
+        let channel = channel.map_err(|e| {
+            let (reason, forbidden) = match io_error(&e) {
+                Some(io) => (io.to_string(), io.kind() == io::ErrorKind::PermissionDenied),
+                None => (e.to_string(), false),
+            };
+            let socket = socket.display();
+            if forbidden {
+                Failure::new(Kind::Refused, format!("you may not use {socket}: {reason}"))
+            } else {
+                let message = format!("no daemon at {socket}: is `netsum run` running? ({reason})");
+                Failure::new(Kind::NoDaemon, message)
+            }
+        })?;
         Ok(Self { admin: AdminClient::new(channel) })
     }
 
     /// Creates a job.
     pub async fn create_job(&mut self, request: api::CreateJobRequest) -> Result<api::Job> {
-        Ok(self.admin.create_job(request).await.map_err(said)?.into_inner())
+        log::debug!("CreateJob {}", request.name);
+        said(self.admin.create_job(request).await)
     }
 
     /// All jobs.
     pub async fn list_jobs(&mut self) -> Result<Vec<api::Job>> {
-        Ok(self.admin.list_jobs(api::ListJobsRequest {}).await.map_err(said)?.into_inner().jobs)
+        log::debug!("ListJobs");
+        Ok(said(self.admin.list_jobs(api::ListJobsRequest {}).await)?.jobs)
     }
 
     /// A job, with its token if asked for.
     pub async fn show_job(&mut self, name: String, show_token: bool) -> Result<api::Job> {
-        Ok(self.admin.show_job(api::ShowJobRequest { name, show_token }).await.map_err(said)?.into_inner())
+        log::debug!("ShowJob {name}");
+        said(self.admin.show_job(api::ShowJobRequest { name, show_token }).await)
     }
 
     /// Deletes a job.
     pub async fn delete_job(&mut self, name: String) -> Result<()> {
-        self.admin.delete_job(api::DeleteJobRequest { name }).await.map_err(said)?;
-        Ok(())
+        log::debug!("DeleteJob {name}");
+        said(self.admin.delete_job(api::DeleteJobRequest { name }).await).map(drop)
     }
 
     /// Registers a flow; the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
-        let request = api::AddFlowRequest { job, flow: Some(flow) };
-        Ok(self.admin.add_flow(request).await.map_err(said)?.into_inner())
+        log::debug!("AddFlow {job} {flow:?}");
+        said(self.admin.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await)
     }
 
     /// All ports.
     pub async fn list_ports(&mut self) -> Result<Vec<api::Port>> {
-        Ok(self.admin.list_ports(api::ListPortsRequest {}).await.map_err(said)?.into_inner().ports)
+        log::debug!("ListPorts");
+        Ok(said(self.admin.list_ports(api::ListPortsRequest {}).await)?.ports)
     }
 
     /// Slots of a job that are in use.
     pub async fn show_slots(&mut self, job: String, ring: Option<u32>) -> Result<api::ShowSlotsReply> {
-        Ok(self.admin.show_slots(api::ShowSlotsRequest { job, ring }).await.map_err(said)?.into_inner())
+        log::debug!("ShowSlots {job}");
+        said(self.admin.show_slots(api::ShowSlotsRequest { job, ring }).await)
+    }
+
+    /// Rings of a job, or of all when `job` is empty.
+    pub async fn list_rings(&mut self, job: String) -> Result<Vec<api::Ring>> {
+        log::debug!("ListRings {job}");
+        Ok(said(self.admin.list_rings(api::ListRingsRequest { job }).await)?.rings)
+    }
+
+    /// The programs.
+    pub async fn list_programs(&mut self) -> Result<api::ListProgramsReply> {
+        log::debug!("ListPrograms");
+        said(self.admin.list_programs(api::ListProgramsRequest {}).await)
     }
 
     /// Why a job stands still.
     pub async fn diagnose(&mut self, job: String, watch_ms: u32) -> Result<api::Diagnosis> {
-        Ok(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms }).await.map_err(said)?.into_inner())
+        log::debug!("Diagnose {job} for {watch_ms} ms");
+        said(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms }).await)
     }
 
-    /// Counters.
-    pub async fn stats(&mut self, job: String) -> Result<Vec<api::Counter>> {
-        Ok(self.admin.stats(api::StatsRequest { job }).await.map_err(said)?.into_inner().counters)
+    /// Counters and load of a job, or of the whole box when `job` is empty.
+    pub async fn stats(&mut self, job: String) -> Result<api::StatsReply> {
+        log::debug!("Stats {job}");
+        said(self.admin.stats(api::StatsRequest { job }).await)
     }
 }

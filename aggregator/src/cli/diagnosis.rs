@@ -1,34 +1,143 @@
 //! `netsum diagnose`, as text and JSON.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
-use anyhow::Result;
 use netsum_api::v1 as api;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use super::print::{Format, state_name};
+use super::failure::Result;
+use super::layout::{BAD, FAIR, NAME};
+use super::print::Format;
+use super::view::State;
 
-fn rank_json(r: &api::RankDiagnosis) -> Value {
-    json!({
-        "rank": r.rank, "missing": r.missing, "port": r.port, "port_up": r.port_up, "expected": r.expected,
-        "expected_psn": r.expected_psn, "credit_used": r.credit_used, "packets": r.packets, "refused": r.refused,
-        "last_psn": r.last_psn, "last_outcome": r.last_outcome, "last_ms": r.last_ms,
-        "heartbeat_ms": r.heartbeat_ms,
-    })
+/// Why a job stands still.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Diagnosis {
+    /// The job.
+    pub job: String,
+    /// How it stands.
+    pub state: State,
+    /// Ranks.
+    pub ranks: u32,
+    /// Its rings, while it is active.
+    pub rings: Vec<Ring>,
+    /// What was found, the most likely first.
+    pub findings: Vec<Finding>,
+    /// Packets of the job that were dropped, by reason; those that are not zero.
+    pub drops: BTreeMap<String, u64>,
 }
 
-fn ring_json(r: &api::RingDiagnosis) -> Value {
-    json!({
-        "ring": r.ring, "low": r.low, "missing": r.missing, "waits_ms": r.waits_ms, "credit": r.credit,
-        "ranks": r.ranks.iter().map(rank_json).collect::<Vec<_>>(),
-    })
+/// A ring of the job.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Ring {
+    /// Ring of the job, from 0.
+    pub ring: u32,
+    /// The lowest index that has not been released.
+    pub low: u32,
+    /// Ranks that have not contributed to it.
+    pub missing: Vec<u32>,
+    /// Milliseconds that it has stood still with something pending; null when nothing is.
+    pub waits_ms: Option<u64>,
+    /// Fragments that a rank may send beyond `low`.
+    pub credit: u32,
+    /// Its ranks.
+    pub ranks: Vec<Rank>,
+}
+
+/// A rank of a ring.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Rank {
+    /// The rank.
+    pub rank: u32,
+    /// It has not contributed to the lowest unreleased index.
+    pub missing: bool,
+    /// Interface that its packets come in on.
+    pub port: String,
+    /// That is up.
+    pub port_up: bool,
+    /// Index behind its last contiguous fragment.
+    pub expected: u32,
+    /// PSN of that.
+    pub expected_psn: u32,
+    /// Fragments that it has sent beyond what has been released.
+    pub credit_used: u32,
+    /// Data packets that have come, modulo 2^32.
+    pub packets: u32,
+    /// Those of them that were refused.
+    pub refused: u32,
+    /// PSN of the last one; null before the first.
+    pub last_psn: Option<u32>,
+    /// The counter that says what became of it; empty before the first.
+    pub last_outcome: String,
+    /// Milliseconds since it came; null where that is not known.
+    pub last_ms: Option<u64>,
+    /// Milliseconds since its process was heard of; null for applications that are not netsum's.
+    pub heartbeat_ms: Option<u64>,
+}
+
+/// Something that was found.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Finding {
+    /// The ring that it is about.
+    pub ring: Option<u32>,
+    /// The rank that it is about.
+    pub rank: Option<u32>,
+    /// What.
+    pub what: String,
+    /// What to do next.
+    pub next: String,
+}
+
+impl From<api::RankDiagnosis> for Rank {
+    fn from(r: api::RankDiagnosis) -> Self {
+        Self {
+            rank: r.rank,
+            missing: r.missing,
+            port: r.port,
+            port_up: r.port_up,
+            expected: r.expected,
+            expected_psn: r.expected_psn,
+            credit_used: r.credit_used,
+            packets: r.packets,
+            refused: r.refused,
+            last_psn: r.last_psn,
+            last_outcome: r.last_outcome,
+            last_ms: r.last_ms,
+            heartbeat_ms: r.heartbeat_ms,
+        }
+    }
+}
+
+impl From<api::Diagnosis> for Diagnosis {
+    fn from(d: api::Diagnosis) -> Self {
+        let state = d.state().into();
+        let ring = |r: api::RingDiagnosis| Ring {
+            ring: r.ring,
+            low: r.low,
+            missing: r.missing,
+            waits_ms: r.waits_ms,
+            credit: r.credit,
+            ranks: r.ranks.into_iter().map(Rank::from).collect(),
+        };
+        let finding = |f: api::Finding| Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next };
+        Self {
+            job: d.job,
+            state,
+            ranks: d.ranks,
+            rings: d.rings.into_iter().map(ring).collect(),
+            findings: d.findings.into_iter().map(finding).collect(),
+            drops: d.drops.into_iter().map(|c| (c.name, c.value)).collect(),
+        }
+    }
 }
 
 fn ago(ms: u64) -> String {
     format!("{:.1} s ago", ms as f64 / 1000.0)
 }
 
-fn rank_line(out: &mut impl Write, r: &api::RankDiagnosis, credit: u32) -> Result<()> {
+fn rank_line(out: &mut impl Write, r: &Rank, credit: u32) -> Result<()> {
     let missing = if r.missing { "missing, " } else { "" };
     let up = if r.port_up { "up" } else { "down" };
     write!(
@@ -51,21 +160,12 @@ fn rank_line(out: &mut impl Write, r: &api::RankDiagnosis, credit: u32) -> Resul
 }
 
 /// Prints a diagnosis.
-pub fn diagnosis(out: &mut impl Write, format: Format, d: &api::Diagnosis) -> Result<()> {
-    let finding =
-        |f: &api::Finding| json!({ "ring": f.ring, "rank": f.rank, "what": f.what, "next": f.next });
-    let value = || {
-        json!({
-            "job": d.job, "state": state_name(d.state()), "ranks": d.ranks,
-            "rings": d.rings.iter().map(ring_json).collect::<Vec<_>>(),
-            "findings": d.findings.iter().map(finding).collect::<Vec<_>>(),
-            "drops": d.drops.iter().map(|c| (c.name.clone(), json!(c.value))).collect::<serde_json::Map<_, _>>(),
-        })
-    };
-    if format.json(out, value)? {
+pub fn diagnosis(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Result<()> {
+    let d = Diagnosis::from(d);
+    if format.json(out, &d)? {
         return Ok(());
     }
-    writeln!(out, "{}: {}  ranks {}", d.job, state_name(d.state()), d.ranks)?;
+    writeln!(out, "{NAME}{}:{NAME:#} {}  ranks {}", d.job, d.state.name(), d.ranks)?;
     for r in &d.rings {
         match r.waits_ms {
             Some(ms) => {
@@ -83,8 +183,8 @@ pub fn diagnosis(out: &mut impl Write, format: Format, d: &api::Diagnosis) -> Re
         r.ranks.iter().try_for_each(|rank| rank_line(out, rank, r.credit))?;
     }
     if !d.drops.is_empty() {
-        let drops: Vec<String> = d.drops.iter().map(|c| format!("{} {}", c.name, c.value)).collect();
-        writeln!(out, "dropped: {}", drops.join("  "))?;
+        let drops: Vec<String> = d.drops.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        writeln!(out, "{FAIR}dropped:{FAIR:#} {}", drops.join("  "))?;
     }
     for f in &d.findings {
         let place = match (f.ring, f.rank) {
@@ -93,7 +193,7 @@ pub fn diagnosis(out: &mut impl Write, format: Format, d: &api::Diagnosis) -> Re
             (Some(ring), None) => format!("ring {ring}: "),
             (None, None) => String::new(),
         };
-        writeln!(out, "* {place}{}", f.what)?;
+        writeln!(out, "{BAD}*{BAD:#} {place}{}", f.what)?;
         writeln!(out, "  next: {}", f.next)?;
     }
     Ok(())
@@ -148,9 +248,9 @@ mod tests {
     }
 
     fn text(format: Format) -> String {
-        let mut out = Vec::new();
-        diagnosis(&mut out, format, &example()).unwrap();
-        String::from_utf8(out).unwrap()
+        let mut out = anstream::StripStream::new(Vec::new());
+        diagnosis(&mut out, format, example()).unwrap();
+        String::from_utf8(out.into_inner()).unwrap()
     }
 
     #[test]

@@ -186,9 +186,7 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
             format!("compare with `netsum job show {} --show-token`", job.spec.name),
         ));
     }
-    // Of a rank that has shown up, all but the first packets pass.
-    let waits = |s: &&Stranger| job.claims().any(|(c, _)| (c.src, c.dst, c.qpn) == (s.src, s.dst, s.qpn));
-    findings.extend(strangers.iter().filter(|s| !waits(s)).map(|s| {
+    findings.extend(strangers.iter().map(|s| {
         Finding::of_job(
             format!(
                 "{} sends to queue pair {:#x} of {}, {} packets while it was watched: none of them a first packet with the job's header",

@@ -168,8 +168,9 @@ impl Controller {
         job.in_band.present = all;
         job.in_band.claims.clear();
         job.in_band.refused.clear();
-        // Rings start empty, whatever was in them.
-        let mut actions = job.restart();
+        // Rings start empty, whatever was in them. Without flows nothing was; to make them anew would take longer than the
+        // senders' timers.
+        let mut actions = if job.flows.is_empty() { Vec::new() } else { job.restart() };
         job.last_epoch += 1;
         job.flows = flows.clone();
         actions.extend(flows.into_iter().map(Action::AddFlow));

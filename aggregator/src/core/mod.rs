@@ -134,9 +134,41 @@ impl Controller {
         self.pool.used()
     }
 
+    /// Bytes for the rings of all jobs.
+    pub fn memory(&self) -> u64 {
+        self.pool.total()
+    }
+
     /// Sets the ports that there are.
     pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
         self.ports = ports;
+    }
+
+    /// Ports are gone, of which the controller still knows: jobs with flows there end with an error.
+    pub fn ports_gone(&mut self, gone: &[u32]) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let name =
+            |ifindex| self.ports.iter().find(|p| p.ifindex == ifindex).map_or("?", |p| p.name.as_str());
+        for job in self.jobs.values_mut() {
+            if let Some(flow) = job.flows.iter().find(|f| gone.contains(&f.ifindex)) {
+                let why = format!("rank {}: its port {} is gone", flow.rank, name(flow.ifindex));
+                actions.extend(job.fail(why));
+            }
+        }
+        actions
+    }
+
+    /// Changes the memory for the rings of all jobs.
+    ///
+    /// # Errors
+    /// If the jobs take more already.
+    pub fn set_memory(&mut self, memory: u64) -> Result<(), Refusal> {
+        self.pool.set_total(memory)
+    }
+
+    /// Changes how long a rank may be silent.
+    pub fn set_heartbeat_timeout(&mut self, timeout: Duration) {
+        self.heartbeat_timeout = timeout;
     }
 
     /// The ports.

@@ -42,6 +42,21 @@ impl Pool {
         Self { total, used: 0, rings: [false; MAX_RINGS as usize], load: vec![0; cpus.max(1) as usize] }
     }
 
+    /// Bytes in all.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Changes the bytes in all.
+    pub fn set_total(&mut self, total: u64) -> Result<(), Refusal> {
+        if total < self.used {
+            let (total, used) = (Size(total), Size(self.used));
+            return Err(Refusal::Exhausted(format!("pool.memory = {total}: the jobs take {used} already")));
+        }
+        self.total = total;
+        Ok(())
+    }
+
     /// Bytes taken.
     pub fn used(&self) -> u64 {
         self.used

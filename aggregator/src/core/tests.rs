@@ -483,3 +483,39 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
     let stolen = FlowSpec { qpn: 7, ifindex: 13, ..flow(0, 2) };
     assert!(matches!(c.add_flow("c", 0, stolen), Err(Refusal::Exists(_))));
 }
+
+#[test]
+fn a_port_that_goes_ends_the_jobs_that_have_flows_there_and_no_other() {
+    let mut c = controller();
+    for (name, first) in [("a", 0), ("b", 2)] {
+        c.create_job(spec(name, 2)).unwrap();
+        for rank in 0..2 {
+            let f = FlowSpec {
+                ifindex: 10 + first + rank,
+                src: IpAddr::from([10, 0, first as u8, rank as u8]),
+                dst: IpAddr::from([10, 0, first as u8, 1 - rank as u8]),
+                ..flow(rank, 2)
+            };
+            c.add_flow(name, 0, f).unwrap();
+        }
+    }
+    let actions = c.ports_gone(&[11]);
+    assert!(actions.iter().any(|a| matches!(a, Action::DeleteRing { ring: 1, .. })), "{actions:?}");
+    assert_eq!(c.job("a").unwrap().state, State::Failed("rank 1: its port p1 is gone".into()));
+    assert_eq!(c.job("b").unwrap().state, State::Active);
+    assert!(c.ports_gone(&[10, 11]).is_empty(), "a job ends once");
+}
+
+#[test]
+fn the_pool_shrinks_to_what_the_jobs_take_and_no_further() {
+    let mut c = controller();
+    c.create_job(spec("a", 2)).unwrap();
+    let used = c.memory_used();
+    let error = c.set_memory(used - 1).unwrap_err().to_string();
+    assert!(error.contains("the jobs take 318.0 KiB already"), "{error}");
+    assert_eq!(c.memory(), 64 << 20, "nothing has changed");
+    c.set_memory(used).unwrap();
+    assert!(matches!(c.create_job(spec("b", 2)), Err(Refusal::Exhausted(_))));
+    c.set_memory(2 * used).unwrap();
+    c.create_job(spec("b", 2)).unwrap();
+}

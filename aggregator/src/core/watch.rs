@@ -56,6 +56,17 @@ impl RingView {
         self.front().is_some() || (0..self.ranks.len()).any(sent_beyond)
     }
 
+    /// Fragments that a rank has sent beyond what has been released.
+    pub fn credit_used(&self, rank: usize, window: u32) -> u32 {
+        self.last_index(rank, window).map_or(0, |i| (serial::diff(i, self.state.low) + 1).max(0) as u32)
+    }
+
+    /// Slots with a sum that has not been released. Fragments beyond a gap of their rank are not counted.
+    pub fn slots_used(&self) -> u32 {
+        let ahead = |&e: &u32| serial::diff(e, self.state.low).max(0) as u32;
+        self.state.expected[..self.ranks.len()].iter().map(ahead).max().unwrap_or(0)
+    }
+
     /// Ranks that have not contributed to the lowest unreleased index.
     pub fn missing(&self) -> Vec<u32> {
         let contributors = self.front().map_or(0, |s| s.contributors);
@@ -111,6 +122,11 @@ impl Watch {
     /// Nothing seen yet.
     pub fn new(patience: Patience) -> Self {
         Self { patience, rings: BTreeMap::new() }
+    }
+
+    /// Changes how long something may wait.
+    pub fn set_patience(&mut self, patience: Patience) {
+        self.patience = patience;
     }
 
     /// Forgets rings other than these.

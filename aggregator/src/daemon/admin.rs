@@ -1,25 +1,29 @@
 //! The administration service.
 
 use std::net::IpAddr;
+use std::time::{Instant, SystemTime};
 
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_server::Admin;
+use netsum_common::abi;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::slot::Slot;
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
 use super::links::Netlink;
+use super::load::{counters, fragment_bytes, ring_load};
 use super::state::{Inner, Shared};
 use super::{job_message, mac_from_text, mac_text};
-use crate::core::{Job, JobSpec};
-use crate::dataplane::{FlowSeen, FlowSpec, count};
+use crate::core::{Job, JobSpec, State};
+use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
 
 /// Answers administration.
 #[derive(Clone)]
 pub struct AdminService {
     shared: Shared,
     netlink: Option<Netlink>,
+    started: Instant,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -27,7 +31,7 @@ type Answer<T> = Result<Response<T>, Status>;
 impl AdminService {
     /// A service; without netlink, ports have no counters.
     pub fn new(shared: Shared, netlink: Option<Netlink>) -> Self {
-        Self { shared, netlink }
+        Self { shared, netlink, started: Instant::now() }
     }
 
     /// A job, and its token only for those who ask for it.
@@ -36,9 +40,16 @@ impl AdminService {
         let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
         // The box may have learned what was not given.
         for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
-            if let Ok(FlowSeen { mac: Some(mac), .. }) = inner.plane.flow_seen(spec.key()) {
+            let Ok(seen) = inner.plane.flow_seen(spec.key()) else { continue };
+            if let Some(mac) = seen.mac {
                 flow.src_mac = mac_text(mac);
             }
+            flow.seen = Some(api::FlowSeen {
+                packets: seen.packets,
+                refused: seen.refused,
+                last_psn: seen.last_outcome.map(|_| seen.last_psn),
+                last_outcome: seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
+            });
         }
         message
     }
@@ -183,11 +194,10 @@ impl Admin for AdminService {
         for (index, spec) in
             job.rings.iter().enumerate().filter(|(i, _)| r.ring.is_none_or(|r| r as usize == *i))
         {
-            let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
             let state = inner.plane.ring_state(spec.id).map_err(internal)?;
             reply.rings.push(api::RingState {
                 ring: index as u32,
-                cpu: spec.cpu,
+                cpu: inner.plane.cpu_number(spec.cpu),
                 slots: spec.slots,
                 low: state.low,
                 expected: state.expected[..spec.ranks as usize].to_vec(),
@@ -204,12 +214,45 @@ impl Admin for AdminService {
     async fn stats(&self, request: Request<api::StatsRequest>) -> Answer<api::StatsReply> {
         let name = request.into_inner().job;
         let inner = self.shared.lock();
-        let rings: Vec<u32> = if name.is_empty() {
-            inner.controller.jobs().flat_map(|j| &j.rings).map(|r| r.id).chain([0]).collect()
+        let mut jobs = Vec::new();
+        if name.is_empty() {
+            for job in inner.controller.jobs() {
+                jobs.push(job_stats(&inner, job).map_err(internal)?);
+            }
+            let values = counters(&inner, [0]).map_err(internal)?;
+            jobs.push(api::JobStats { values, ..api::JobStats::default() });
         } else {
-            inner.controller.job(&name)?.rings.iter().map(|r| r.id).collect()
+            jobs.push(job_stats(&inner, inner.controller.job(&name)?).map_err(internal)?);
+        }
+        let mut totals = vec![0; Counter::ALL.len()];
+        for job in &jobs {
+            totals.iter_mut().zip(&job.values).for_each(|(total, value)| *total += value);
+        }
+        let time_ns = self.started.elapsed().as_nanos() as u64;
+        Ok(Response::new(api::StatsReply { counters: counter_messages(totals), time_ns, jobs }))
+    }
+
+    async fn list_rings(&self, request: Request<api::ListRingsRequest>) -> Answer<api::ListRingsReply> {
+        let name = request.into_inner().job;
+        let inner = self.shared.lock();
+        let jobs: Vec<&Job> = match name.as_str() {
+            "" => inner.controller.jobs().collect(),
+            name => vec![inner.controller.job(name)?],
         };
-        Ok(Response::new(api::StatsReply { counters: counter_messages(&inner, &rings)? }))
+        let mut rings = Vec::new();
+        for job in jobs {
+            for (number, ring) in job.rings.iter().enumerate() {
+                rings.push(ring_message(&inner, job, number as u32, ring).map_err(internal)?);
+            }
+        }
+        Ok(Response::new(api::ListRingsReply { rings }))
+    }
+
+    async fn list_programs(&self, _: Request<api::ListProgramsRequest>) -> Answer<api::ListProgramsReply> {
+        let inner = self.shared.lock();
+        let programs = inner.plane.programs().map_err(internal)?;
+        let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
+        Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION }))
     }
 
     async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> Answer<api::Diagnosis> {
@@ -218,26 +261,86 @@ impl Admin for AdminService {
     }
 }
 
-/// All counters, summed over rings.
-pub(super) fn counter_messages(inner: &Inner, rings: &[u32]) -> Result<Vec<api::Counter>, Status> {
-    let mut totals = vec![0u64; Counter::ALL.len()];
-    for &ring in rings {
-        let values = inner.plane.counters(ring).map_err(|e| Status::internal(format!("{e:#}")))?;
-        for (total, &c) in totals.iter_mut().zip(Counter::ALL) {
-            *total += count(&values, c);
-        }
-    }
+fn internal(error: anyhow::Error) -> Status {
+    Status::internal(format!("{error:#}"))
+}
+
+/// All counters with their values, which come in the order of the counters' numbers.
+pub(super) fn counter_messages(values: Vec<u64>) -> Vec<api::Counter> {
     let message = |(c, value): (&Counter, u64)| api::Counter {
         name: c.name().into(),
         value,
         kind: kind_name(c.kind()).into(),
         help: c.help().trim().into(),
     };
-    Ok(Counter::ALL.iter().zip(totals).map(message).collect())
+    Counter::ALL.iter().zip(values).map(message).collect()
+}
+
+fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
+    let mut stats = api::JobStats {
+        job: job.spec.name.clone(),
+        state: super::state_message(&job.state).into(),
+        values: counters(inner, job.rings.iter().map(|r| r.id))?,
+        fragment_bytes: fragment_bytes(job),
+        ..api::JobStats::default()
+    };
+    let mut of_rank = vec![0; job.spec.ranks as usize];
+    for ring in &job.rings {
+        let load = ring_load(inner, job, ring)?;
+        stats.slots += ring.slots;
+        stats.slots_used += load.slots_used;
+        stats.credit += ring.window;
+        of_rank.iter_mut().zip(load.credit_used).for_each(|(sum, used)| *sum += used);
+    }
+    stats.credit_used = of_rank.into_iter().max().unwrap_or(0);
+    Ok(stats)
+}
+
+fn ring_message(inner: &Inner, job: &Job, number: u32, ring: &RingSpec) -> anyhow::Result<api::Ring> {
+    let load = ring_load(inner, job, ring)?;
+    Ok(api::Ring {
+        job: job.spec.name.clone(),
+        ring: number,
+        id: ring.id,
+        cpu: inner.plane.cpu_number(ring.cpu),
+        active: job.state == State::Active,
+        ranks: ring.ranks,
+        mtu: ring.mtu,
+        memory: abi::ring_memory(ring.slots, ring.mtu, ring.ranks),
+        slots: ring.slots,
+        slots_used: load.slots_used,
+        low: load.low,
+        credit: ring.window,
+        credit_used: load.credit_used,
+        waits_ms: load.waits.map(|t| t.as_millis() as u64),
+    })
+}
+
+fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
+    let place = |a: &Attached| match a {
+        Attached::Port(ifindex) => format!("port {}", inner.controller.port_name(*ifindex)),
+        Attached::Cpu(cpu) => format!("cpu {cpu}"),
+        Attached::DeviceMap => "device map".into(),
+    };
+    let since_1970 = p.loaded_at.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok());
+    api::Program {
+        id: p.id,
+        name: p.name.into(),
+        kind: "xdp".into(),
+        tag: format!("{:016x}", p.tag),
+        loaded_at: since_1970.map_or(0, |t| t.as_secs()),
+        xlated_bytes: p.xlated_bytes,
+        jited_bytes: p.jited_bytes,
+        memory: p.memory,
+        verified_instructions: p.verified_instructions,
+        runs: p.runs.0,
+        run_ns: p.runs.1,
+        attached: p.attached.iter().map(place).collect(),
+    }
 }
 
 /// A kind of counter in the API.
-pub(super) fn kind_name(kind: Kind) -> &'static str {
+pub fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Work => "work",
         Kind::Pass => "pass",

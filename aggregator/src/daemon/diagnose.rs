@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::admin::counter_messages;
 use super::links::{Link, Netlink};
+use super::load::counters;
 use super::state::{Inner, Shared};
 use crate::core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use crate::core::watch::{Finding, RingView};
@@ -86,13 +87,13 @@ fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, u32, RingSpec)> 
 }
 
 /// A ring's flows in rank order.
-fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
+pub(super) fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
     let mut flows: Vec<FlowSpec> = job.flows.iter().filter(|f| f.ring == ring).cloned().collect();
     flows.sort_by_key(|f| f.rank);
     flows
 }
 
-fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
+pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
     let state = inner.plane.ring_state(ring.id)?;
     Ok(RingView {
         slot: inner.plane.slot(ring.id, state.low & (ring.slots - 1))?,
@@ -166,8 +167,7 @@ pub async fn answer(
     };
     let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
     let findings = diagnose(job, &rings, &strangers, wrong_tokens).into_iter();
-    let ids: Vec<u32> = job.rings.iter().map(|r| r.id).collect();
-    let drops = counter_messages(&inner, &ids)?;
+    let drops = counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
     let diagnosis = api::Diagnosis {
         job: request.job,
         state: super::state_message(&job.state).into(),
@@ -249,15 +249,13 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         let expected = ring.view.state.expected[rank as usize];
         // The data plane raises it only when the rank's next packet comes.
         let expected = if serial::before(expected, low) { low } else { expected };
-        let used =
-            ring.view.last_index(rank as usize, ring.spec.window).map_or(0, |i| serial::diff(i, low) + 1);
         api::RankDiagnosis {
             rank,
             port: r.port.name.clone(),
             port_up: r.port.up,
             expected,
             expected_psn: serial::add(r.flow.base_psn, expected),
-            credit_used: used.max(0) as u32,
+            credit_used: ring.view.credit_used(rank as usize, ring.spec.window),
             packets: r.seen.packets,
             refused: r.seen.refused,
             last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),

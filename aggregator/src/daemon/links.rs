@@ -81,6 +81,20 @@ impl Netlink {
         }
     }
 
+    /// Those of a bridge's ports, or of interfaces by name, that there are at the moment.
+    pub async fn present(&self, ports: &crate::config::Ports) -> Result<Vec<Link>> {
+        let links = self.links().await?;
+        let bridge = match ports {
+            crate::config::Ports::Bridge(name) => links.iter().find(|l| l.name == *name).map(|l| l.ifindex),
+            crate::config::Ports::List(_) => None,
+        };
+        let wanted = |l: &Link| match ports {
+            crate::config::Ports::Bridge(_) => bridge.is_some() && l.bridge == bridge,
+            crate::config::Ports::List(names) => names.contains(&l.name),
+        };
+        Ok(links.into_iter().filter(wanted).collect())
+    }
+
     /// The interface behind which the bridge has seen a MAC address. Waits a second for it to be seen.
     pub async fn port_of(&self, mac: [u8; 6]) -> Result<Option<u32>> {
         for _ in 0..20 {

@@ -11,8 +11,11 @@
 //! | [`socket`] | the administration socket: who may open it |
 //! | [`tls`] | TLS for workers |
 //! | [`privileges`] | the capabilities that the daemon keeps |
+//! | [`load`] | how full rings are, and what their jobs have counted |
+//! | [`metrics`] | the same for Prometheus, over HTTP |
 //! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
+//! | [`reload`] | SIGHUP, and ports that come and go |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
@@ -20,8 +23,11 @@ pub mod diagnose;
 pub mod doorman;
 pub mod in_band;
 pub mod links;
+pub mod load;
+pub mod metrics;
 pub mod persist;
 pub mod privileges;
+pub mod reload;
 pub mod run;
 pub mod socket;
 pub mod state;
@@ -94,6 +100,7 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         qpn: f.qpn,
         psn: f.base_psn,
         src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
+        seen: None,
     };
     let claim = |p: &FirstPacket| api::Flow {
         ring: p.header.ring,
@@ -104,6 +111,7 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         qpn: p.qpn,
         psn: p.psn,
         src_mac: mac_text(p.src_mac),
+        seen: None,
     };
     let spec = &job.spec;
     api::Job {

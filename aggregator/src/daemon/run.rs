@@ -1,6 +1,7 @@
 //! `netsum run`.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -18,25 +19,25 @@ use super::admin::AdminService;
 use super::doorman::{Doorman, Limits};
 use super::links::{Link, Netlink};
 use super::persist::{Begun, begin};
+use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{diagnose, in_band};
-use super::{privileges, tls};
+use super::{diagnose, in_band, metrics, privileges, tls};
 use crate::config::Config;
 use crate::core::{Controller, PortInfo};
 use crate::dataplane::bpf::Logger;
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
-/// `reset` drops what a daemon that was killed has left.
-pub fn run(config: &Config, reset: bool) -> Result<()> {
+/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what a daemon that was killed has left.
+pub fn run(path: &Path, config: &Config, reset: bool) -> Result<()> {
     // One thread, and all that takes privileges.
     let setup = Builder::new_current_thread().enable_all().build()?;
     let ready = setup.block_on(Ready::new(config, reset))?;
     drop(setup);
     privileges::give_up()?;
-    Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(config))
+    Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(path, config))
 }
 
 /// A daemon that has all it needs, but does not serve yet.
@@ -47,6 +48,7 @@ struct Ready {
     admin: std::os::unix::net::UnixListener,
     _file: SocketFile,
     workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
+    metrics: Option<std::net::TcpListener>,
 }
 
 impl Ready {
@@ -56,24 +58,22 @@ impl Ready {
         let admin = socket::listen(&config.admin, &config.admin_access)?;
         let _file = SocketFile(config.admin.clone());
         let workers = match config.workers {
-            Some(address) => {
-                let listener = TcpListener::bind(address).await;
-                let listener = listener
-                    .with_context(|| format!("listen.workers = \"{address}\": cannot listen"))?
-                    .into_std()?;
-                Some((listener, tls))
-            }
+            Some(address) => Some((listen("listen.workers", address).await?, tls)),
+            None => None,
+        };
+        let metrics = match config.metrics {
+            Some(address) => Some(listen("metrics.listen", address).await?),
             None => None,
         };
         let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
         let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
         controller.set_ports(links.iter().map(port_info).collect());
         let begun = begin(config, &cpus, &links, reset, controller)?;
-        Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers })
+        Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers, metrics })
     }
 
-    async fn run(self, config: &Config) -> Result<()> {
-        let Self { links, begun, cpus, admin, _file, workers } = self;
+    async fn run(self, path: &Path, config: &Config) -> Result<()> {
+        let Self { links, begun, cpus, admin, _file, workers, metrics } = self;
         let Begun { mut plane, controller, actions, store } = begun;
         let netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -101,8 +101,15 @@ impl Ready {
             }
             None => None,
         };
+        if let Some(listener) = metrics {
+            log::info!("metrics on http://{}/metrics", listener.local_addr()?);
+            let listener = TcpListener::from_std(listener)?;
+            tokio::spawn(metrics::serve(shared.clone(), Some(netlink.clone()), listener));
+        }
         let admin = UnixListener::from_std(admin)?;
 
+        let reloader = Reloader::new(path.to_owned(), config.clone(), shared.clone(), netlink.clone());
+        let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let ended = tokio::select! {
@@ -116,10 +123,11 @@ impl Ready {
                 Ok(())
             }
         };
+        reloader.abort();
         let mut inner = shared.lock();
-        for link in &links {
-            if let Err(e) = inner.plane.detach(link.ifindex) {
-                log::error!("port {}: {e:#}", link.name);
+        for port in inner.controller.ports().to_vec() {
+            if let Err(e) = inner.plane.detach(port.ifindex) {
+                log::error!("port {}: {e:#}", port.name);
             }
         }
         if let Err(e) = inner.plane.unpin() {
@@ -193,7 +201,12 @@ pub async fn serve(
     result.context("the control API")
 }
 
-fn port_info(link: &Link) -> PortInfo {
+async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    Ok(listener.with_context(|| format!("{field} = \"{address}\": cannot listen"))?.into_std()?)
+}
+
+pub(super) fn port_info(link: &Link) -> PortInfo {
     PortInfo { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu }
 }
 

@@ -20,7 +20,8 @@ use netsum_common::wire::{InBandToken, JobHeader};
 
 use super::pins::Pins;
 use super::{
-    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, XdpMode, held, mapped, unmapped,
+    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, XdpMode, facts, held,
+    mapped, unmapped,
 };
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
@@ -56,7 +57,7 @@ pub struct BpfDataPlane {
     pub(super) ebpf: Ebpf,
     logger: Option<Logger>,
     egress: ProgramFd,
-    cpus: Vec<u32>,
+    pub(super) cpus: Vec<u32>,
     pub(super) links: HashMap<u32, Attachment>,
     pub(super) pins: Option<Pins>,
     rings: HashMap<u32, RingMaps>,
@@ -505,6 +506,14 @@ impl DataPlane for BpfDataPlane {
         map.iter().map(|entry| Ok(entry?)).collect()
     }
 
+    fn cpu_number(&self, cpu: u32) -> u32 {
+        self.cpus.get(cpu as usize).copied().unwrap_or(cpu)
+    }
+
+    fn programs(&self) -> Result<Vec<ProgramFacts>> {
+        facts::programs(self)
+    }
+
     fn listen_in_band(&mut self, job: &InBandSpec) -> Result<()> {
         let value = InBandJob {
             job: job.job,
@@ -518,7 +527,14 @@ impl DataPlane for BpfDataPlane {
 
     fn ignore_in_band(&mut self, token: InBandToken) -> Result<()> {
         let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
+        let Some(job) = found(tokens.get(&Token::new(token), 0))? else { return Ok(()) };
         ignore_missing(tokens.remove(&Token::new(token)))?;
+        let mut waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
+        let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
+        for (connection, _) in all.iter().filter(|(_, number)| *number == job.job) {
+            ignore_missing(waiting.remove(connection))?;
+        }
+        let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         if tokens.keys().next().is_none() {
             self.watch(watch::FIRST_PACKETS, false)?;
         }
@@ -545,10 +561,10 @@ fn first_packet(key: &ClaimKey, claim: &Claim) -> Option<FirstPacket> {
         job: key.job,
         header: JobHeader::decode(header.first_chunk()?)?,
         ifindex: key.ifindex,
-        src: unmapped(claim.src_ip),
+        src: unmapped(claim.connection.src_ip),
         src_mac: claim.src_mac,
-        dst: unmapped(claim.dst_ip),
-        qpn: claim.qpn,
+        dst: unmapped(claim.connection.dst_ip),
+        qpn: claim.connection.qpn,
         psn: claim.psn,
         len: claim.len,
         only: claim.only != 0,

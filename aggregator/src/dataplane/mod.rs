@@ -3,11 +3,13 @@
 //! [`DataPlane`] is what the controller asks of it; `bpf` implements it with aya, tests with something simpler.
 
 pub mod bpf;
+mod facts;
 pub mod held;
 pub mod pins;
 mod takeover;
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::SystemTime;
 
 use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
@@ -168,6 +170,46 @@ pub trait DataPlane: Send {
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
     /// Takes out what has been noted of first packets since the last time.
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
+    /// The number of a CPU that serves rings, from its place in the configured list ([`RingSpec::cpu`]).
+    fn cpu_number(&self, cpu: u32) -> u32;
+    /// The programs as the kernel has them.
+    fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>>;
+}
+
+/// A loaded program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramFacts {
+    /// The kernel's number for it.
+    pub id: u32,
+    /// Its name, one of `netsum_common::abi::programs`.
+    pub name: &'static str,
+    /// What the kernel makes of its instructions.
+    pub tag: u64,
+    /// When it was loaded.
+    pub loaded_at: Option<SystemTime>,
+    /// Bytes as the kernel has it.
+    pub xlated_bytes: u32,
+    /// Bytes of machine code; 0 without JIT.
+    pub jited_bytes: u32,
+    /// Bytes of memory that it locks.
+    pub memory: u64,
+    /// Instructions that the verifier went through.
+    pub verified_instructions: u32,
+    /// How often it has run, and the nanoseconds that it took; 0 unless `kernel.bpf_stats_enabled` is set.
+    pub runs: (u64, u64),
+    /// Where its packets come from.
+    pub attached: Vec<Attached>,
+}
+
+/// Where a program's packets come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// A port, by its interface number.
+    Port(u32),
+    /// What is steered to a CPU.
+    Cpu(u32),
+    /// What is sent by a ring's device map.
+    DeviceMap,
 }
 
 /// What the data plane has seen of a flow.

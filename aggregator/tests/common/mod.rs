@@ -3,19 +3,21 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::Parser as _;
+use netsum_aggregator::cli::failure::{Failure, Kind};
 use netsum_aggregator::cli::{Cli, execute};
 use netsum_aggregator::core::watch::Patience;
 use netsum_aggregator::core::{Controller, PortInfo};
 use netsum_aggregator::daemon::doorman::Limits;
+use netsum_aggregator::daemon::metrics;
 use netsum_aggregator::daemon::run::{WorkerPort, serve};
 use netsum_aggregator::daemon::socket::{self, Access};
 use netsum_aggregator::daemon::state::Shared;
 use netsum_aggregator::daemon::worker::PortFinder;
 use netsum_aggregator::dataplane::{
-    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, XdpMode,
+    Attached, DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, XdpMode,
 };
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
@@ -117,6 +119,28 @@ impl DataPlane for Remembers {
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>> {
         Ok(std::mem::take(&mut self.0.lock().unwrap().first_packets))
     }
+    fn cpu_number(&self, cpu: u32) -> u32 {
+        4 + cpu
+    }
+    fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>> {
+        let program = |id: u32, name: &'static str, attached: Vec<Attached>| ProgramFacts {
+            id,
+            name,
+            tag: 0xabc,
+            loaded_at: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
+            xlated_bytes: 4096,
+            jited_bytes: 2048,
+            memory: 8192,
+            verified_instructions: 1234,
+            runs: (0, 0),
+            attached,
+        };
+        Ok(vec![
+            program(7, "ingress", vec![Attached::Port(10), Attached::Port(11)]),
+            program(8, "aggregate", vec![Attached::Cpu(4)]),
+            program(9, "egress", vec![Attached::DeviceMap]),
+        ])
+    }
 }
 
 pub struct Daemon {
@@ -124,6 +148,9 @@ pub struct Daemon {
     pub address: String,
     pub told: Arc<Mutex<Told>>,
     pub shared: Shared,
+    /// Where the metrics are.
+    pub metrics: std::net::SocketAddr,
+    metrics_task: tokio::task::JoinHandle<()>,
     task: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
 
@@ -147,18 +174,30 @@ impl Daemon {
         let address = format!("http://{}", tcp.local_addr().unwrap());
         let workers = WorkerPort { listener: tcp, tls, limits };
         let task = tokio::spawn(serve(shared.clone(), None, PortFinder::Fixed(10), admin, Some(workers)));
-        Self { folder, address, told, shared, task }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metrics = listener.local_addr().unwrap();
+        let metrics_task = tokio::spawn(metrics::serve(shared.clone(), None, listener));
+        Self { folder, address, told, shared, metrics, metrics_task, task }
     }
 
     /// Runs a command line; what it prints, or its error.
     pub async fn netsum(&self, line: &str) -> Result<String, String> {
+        let (out, result) = self.netsum_both(line).await;
+        result.map(|()| out).map_err(|e| e.message)
+    }
+
+    /// Runs a command line; what it prints, and whether it failed.
+    pub async fn netsum_both(&self, line: &str) -> (String, Result<(), Failure>) {
         let socket = self.folder.path().join("netsum.sock");
         let words =
             ["netsum", "--socket", socket.to_str().unwrap()].into_iter().chain(line.split_whitespace());
-        let cli = Cli::try_parse_from(words).map_err(|e| e.to_string())?;
-        let mut out = Vec::new();
-        execute(cli, &mut out).await.map_err(|e| format!("{e:#}"))?;
-        Ok(String::from_utf8(out).unwrap())
+        let cli = match Cli::try_parse_from(words) {
+            Ok(cli) => cli,
+            Err(e) => return (String::new(), Err(Failure::new(Kind::Usage, e.to_string()))),
+        };
+        let mut out = anstream::StripStream::new(Vec::new());
+        let result = execute(cli, &mut out).await;
+        (String::from_utf8(out.into_inner()).unwrap(), result)
     }
 
     pub async fn worker(&self) -> WorkerClient<Channel> {
@@ -169,6 +208,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.task.abort();
+        self.metrics_task.abort();
     }
 }
 

@@ -215,7 +215,7 @@ fn begin_in_band(
     index: u32,
 ) -> Result<()> {
     let kind = u.arbitrary::<u8>()?;
-    let right = kind & 0x0f != 0;
+    let right = kind & 0x07 != 0;
     if kind & 0x30 == 0 {
         spec.bth.qpn ^= 0x80;
     }
@@ -236,7 +236,7 @@ fn begin_in_band(
     let mut bytes = header.encode();
     if !right {
         // Lanes 0 and 1, the token, or the index.
-        let at = *u.choose(&[0usize, 4, 8, 23, 44])?;
+        let at = *u.choose(&[0usize, 4, 4, 8, 23, 44])?;
         bytes[at] ^= 1 << u.int_in_range(0..=7u8)?;
     }
     if let Some(beginning) = spec.payload.first_chunk_mut() {

@@ -52,6 +52,8 @@ pub struct Model {
     listening: Vec<InBandSpec>,
     /// First packets that the box should have noted, by job, ring and rank: all packets come in by one port.
     pub claims: BTreeMap<(u32, u32, u32), FirstPacket>,
+    /// Connections that wait, by source, destination and queue pair, and the job.
+    waiting: HashMap<([u8; 16], [u8; 16], u32), u32>,
     counters: HashMap<(u32, Counter), u64>,
 }
 
@@ -181,6 +183,15 @@ impl Model {
         }
     }
 
+    /// The job for which the connection of a packet of no flow waits.
+    fn waits_for(&self, packet: &[u8]) -> Option<u32> {
+        let (Ok(frame) | Err((_, Some(frame)))) = wire::parse(packet) else { return None };
+        let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
+        let stranger = self.flows.iter().all(|(k, _)| *k != key) && frame.bth.opcode.is_rc_data();
+        let connection = (frame.src_ip, frame.dst_ip, frame.bth.qpn);
+        self.waiting.get(&connection).copied().filter(|_| stranger && !self.listening.is_empty())
+    }
+
     fn job_of(&self, header: &[u8; JOB_HEADER_LEN]) -> Option<InBandSpec> {
         let token = JobHeader::decode(header)?.token;
         self.listening.iter().find(|job| job.token == token).copied()
@@ -210,16 +221,19 @@ impl Model {
 
     /// A packet comes in by a port.
     pub fn ingress(&mut self, packet: &[u8]) -> Verdict {
-        match self.look(packet).filter(|_| !self.is_spoofed(packet)) {
-            Some(Look::Count(counter)) => {
-                self.count(0, counter);
-                return Verdict::Pass;
-            }
-            Some(Look::Job(job, ..)) => {
-                self.count(job.job, Counter::Steered);
-                return Verdict::Redirect;
-            }
-            None => {}
+        let look = self.look(packet).filter(|_| !self.is_spoofed(packet));
+        if let Some(Look::Job(job, frame, _)) = look {
+            self.waiting.insert((frame.src_ip, frame.dst_ip, frame.bth.qpn), job.job);
+            self.count(job.job, Counter::Steered);
+            return Verdict::Redirect;
+        }
+        if let Some(job) = self.waits_for(packet).filter(|_| !self.is_spoofed(packet)) {
+            self.count(job, Counter::InBandWaits);
+            return Verdict::Drop;
+        }
+        if let Some(Look::Count(counter)) = look {
+            self.count(0, counter);
+            return Verdict::Pass;
         }
         let before = self.counters.clone();
         match self.classify(packet) {
@@ -261,6 +275,7 @@ impl Model {
             let counter = if len > MAX_MTU {
                 Counter::Oversized
             } else if job.verify_icrc && !is_intact(packet, &frame, len) {
+                self.waiting.remove(&(frame.src_ip, frame.dst_ip, frame.bth.qpn));
                 Counter::BadIcrc
             } else {
                 self.note(&job, packet, &frame, len);

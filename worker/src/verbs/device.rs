@@ -120,7 +120,7 @@ impl Context {
         // SAFETY: gives an array of `count` pointers, with NULL behind them, until it is freed.
         let list = unsafe { verbs.ibv_get_device_list(&raw mut count) };
         if list.is_null() {
-            return Err(last_error("no list of adapters"));
+            return Err(last_error("no list of adapters (is ib_uverbs loaded?)"));
         }
         let mut opened = None;
         for i in 0..usize::try_from(count).unwrap_or(0) {

@@ -1,0 +1,183 @@
+//! What a driver says of its interface: over generic netlink what XDP can do with it, over ethtool's ioctl who it is.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+
+/// `nlctrl` (include/uapi/linux/genetlink.h).
+const GENL_ID_CTRL: u16 = 0x10;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+/// The family `netdev` (include/uapi/linux/netdev.h, Linux 6.3).
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+const NLM_F_REQUEST: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const NLA_TYPE_MASK: u16 = 0x3fff;
+
+/// What XDP can do with an interface, as bits; `None` where the kernel does not know that question (before Linux 6.3).
+pub fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
+    let netlink =
+        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkGeneric)
+            .context("generic netlink")?;
+    setsockopt(&netlink, sockopt::ReceiveTimeout, &TimeVal::new(2, 0)).context("generic netlink")?;
+    let family = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, b"netdev\0");
+    let Some(answer) = ask(&netlink, &family)? else { return Ok(None) };
+    let Some(&[low, high]) = attribute(&answer, CTRL_ATTR_FAMILY_ID) else {
+        bail!("generic netlink: a family without a number")
+    };
+    let family = u16::from_ne_bytes([low, high]);
+    let device = request(family, NETDEV_CMD_DEV_GET, NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
+    let Some(answer) = ask(&netlink, &device)? else { return Ok(None) };
+    let features = attribute(&answer, NETDEV_A_DEV_XDP_FEATURES).and_then(|v| v.try_into().ok());
+    Ok(features.map(u64::from_ne_bytes))
+}
+
+/// A request with one attribute.
+fn request(family: u16, command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
+    let length = 20 + 4 + value.len();
+    let mut message = Vec::with_capacity(length + 3);
+    message.extend((length as u32).to_ne_bytes());
+    message.extend(family.to_ne_bytes());
+    message.extend(NLM_F_REQUEST.to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend([command, 1, 0, 0]);
+    message.extend((4 + value.len() as u16).to_ne_bytes());
+    message.extend(attribute.to_ne_bytes());
+    message.extend(value);
+    message.resize(length.next_multiple_of(4), 0);
+    message
+}
+
+/// The answer's attributes; `None` where there is no such thing.
+fn ask(netlink: &OwnedFd, request: &[u8]) -> Result<Option<Vec<u8>>> {
+    send(netlink.as_raw_fd(), request, MsgFlags::empty()).context("generic netlink")?;
+    let mut answer = vec![0; 16 << 10];
+    let length = recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty()).context("generic netlink")?;
+    answer.truncate(length);
+    attributes(&answer).context("generic netlink")
+}
+
+/// The attributes of a message; `None` where it says that there is no such thing.
+fn attributes(message: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    let short = || io::Error::other("an answer that is too short");
+    let kind = u16::from_ne_bytes(message.get(4..6).ok_or_else(short)?.try_into().map_err(|_| short())?);
+    if kind == NLMSG_ERROR {
+        let code = message.get(16..20).ok_or_else(short)?.try_into().map_err(|_| short())?;
+        return match -i32::from_ne_bytes(code) {
+            libc::ENOENT | libc::EOPNOTSUPP => Ok(None),
+            code => Err(io::Error::from_raw_os_error(code)),
+        };
+    }
+    Ok(Some(message.get(20..).ok_or_else(short)?.to_vec()))
+}
+
+/// An attribute's value.
+fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    while let Some((header, rest)) = attributes.split_first_chunk::<4>() {
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let kind = u16::from_ne_bytes([header[2], header[3]]) & NLA_TYPE_MASK;
+        let value = rest.get(..length.checked_sub(4)?)?;
+        if kind == wanted {
+            return Some(value);
+        }
+        attributes = rest.get(value.len().next_multiple_of(4)..).unwrap_or_default();
+    }
+    None
+}
+
+/// What ethtool's ioctl tells (include/uapi/linux/ethtool.h).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ethtool {
+    /// The driver; empty where it does not say.
+    pub driver: String,
+    /// It joins packets that it receives; `None` where it does not say.
+    pub lro: Option<bool>,
+    /// Receive queues in use; 0 where it does not say.
+    pub queues: u32,
+}
+
+const ETHTOOL_GDRVINFO: u32 = 0x3;
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETH_FLAG_LRO: u32 = 1 << 15;
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+
+/// Asks ethtool's questions; what a driver does not answer is left out.
+pub fn ethtool(name: &str) -> Result<Ethtool> {
+    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    // struct ethtool_drvinfo has 196 bytes, ethtool_channels 36, ethtool_value 8. Words, because they hold such.
+    let ask = |command: u32| -> Option<[u32; 64]> {
+        let mut data = [0u32; 64];
+        data[0] = command;
+        // SAFETY: an `ifreq` is all integers and pointers, for which zeros are a value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        if name.len() >= request.ifr_name.len() {
+            return None;
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
+        // SAFETY: the request and what it points to outlive the call; the kernel writes less than 256 bytes for these commands.
+        let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &mut request) };
+        (done == 0).then_some(data)
+    };
+    let driver = ask(ETHTOOL_GDRVINFO).map(|data| {
+        let bytes: Vec<u8> =
+            data[1..9].iter().flat_map(|w| w.to_ne_bytes()).take_while(|&b| b != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    // rx_count and combined_count.
+    let queues = ask(ETHTOOL_GCHANNELS).map_or(0, |data| data[5] + data[8]);
+    let lro = ask(ETHTOOL_GFLAGS).map(|data| data[1] & ETH_FLAG_LRO != 0);
+    Ok(Ethtool { driver: driver.unwrap_or_default(), lro, queues })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_found_behind_others_and_nonsense_is_not_followed() {
+        let message = request(7, 1, 2, b"netdev\0");
+        assert_eq!(message.len() % 4, 0);
+        let all = attributes(&message).unwrap().unwrap();
+        assert_eq!(attribute(&all, 2), Some(&b"netdev\0"[..]));
+        let mut two = all.clone();
+        two.extend([12, 0, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(attribute(&two, 3).map(<[u8]>::len), Some(8));
+        for broken in [&[0, 0, 9, 0][..], &[200, 0, 2, 0], &[3, 0], &[]] {
+            assert_eq!(attribute(broken, 2), None);
+        }
+        assert!(attributes(&[0; 5]).is_err());
+    }
+
+    #[test]
+    fn an_error_that_says_there_is_none_is_no_error() {
+        let error = |code: i32| {
+            let mut message = vec![0; 36];
+            message[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());
+            message[16..20].copy_from_slice(&(-code).to_ne_bytes());
+            message
+        };
+        assert!(attributes(&error(libc::ENOENT)).unwrap().is_none());
+        assert_eq!(attributes(&error(libc::EPERM)).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn the_loopback_answers_as_any_interface_does() {
+        assert_eq!(ethtool("lo").unwrap().lro, Some(false));
+        assert_eq!(ethtool("no-such-interface-at-all").unwrap(), Ethtool::default());
+        let ifindex = nix::net::if_::if_nametoindex("lo").unwrap();
+        // Nobody can redirect to the loopback's driver.
+        assert_eq!(xdp_features(ifindex).unwrap().unwrap_or(0) & 2, 0);
+    }
+}

@@ -1,0 +1,407 @@
+//! The grammar of the command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use super::failure::EXIT_STATUS;
+use crate::size::Size;
+
+const AFTER_HELP: &str = "\
+OBJECT := { job | ring | flow | slot | port | stats | prog }. `list` is `show`, an object alone is its `show`, and every word \
+can be cut short while it stays unique: `netsum j s`. `help` works behind every object.";
+
+/// Sums gradients inside the network: the daemon of the box, and its administration.
+#[derive(Parser, Debug)]
+#[command(
+    name = "netsum",
+    version,
+    infer_subcommands = true,
+    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE",
+    subcommand_value_name = "OBJECT",
+    subcommand_help_heading = "Objects, and other commands",
+    after_help = AFTER_HELP,
+    after_long_help = format!("{AFTER_HELP}\n\nExit status:\n  {}", EXIT_STATUS.replace('\n', "\n  "))
+)]
+pub struct Cli {
+    /// Print JSON; its schemas are in aggregator/schema.
+    #[arg(short = 'j', long, global = true)]
+    pub json: bool,
+    /// Print indented JSON.
+    #[arg(short = 'p', long, global = true)]
+    pub pretty: bool,
+    /// Say on standard error what is done.
+    #[arg(short = 'd', long, global = true)]
+    pub debug: bool,
+    /// The daemon's administration socket.
+    #[arg(long, global = true, env = "NETSUM_SOCKET", default_value = netsum_api::DEFAULT_SOCKET, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A line of a batch file: the command line without its options.
+#[derive(Parser, Debug)]
+#[command(name = "netsum", no_binary_name = true, infer_subcommands = true, disable_version_flag = true)]
+pub struct Line {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Objects, and the daemon itself.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Jobs: ranks that all-reduce together.
+    Job {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<JobCommand>,
+    },
+    /// Rings: a job's connections and slots that one CPU of the box serves.
+    Ring {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<RingCommand>,
+    },
+    /// Flows: one rank's connection to the next, as the box sees it.
+    Flow {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<FlowCommand>,
+    },
+    /// Slots: the box's buffers for fragments.
+    #[command(subcommand)]
+    Slot(SlotCommand),
+    /// Ports: interfaces towards hosts.
+    Port {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<PortCommand>,
+    },
+    /// Statistics: what the data plane has counted, or counts by the second.
+    #[command(args_conflicts_with_subcommands = true)]
+    Stats {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<StatsCommand>,
+        /// Without a command: show.
+        #[command(flatten)]
+        show: ShowStats,
+    },
+    /// Programs: what is loaded into the kernel.
+    Prog {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<ProgCommand>,
+    },
+    /// Why does a job stand still? Watches it for a moment, and says what to do next.
+    Diagnose {
+        /// The job.
+        job: String,
+        /// How long to watch, like 500ms or 2s.
+        #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
+        watch: Duration,
+    },
+    /// Is this machine fit for netsum? Looks at the kernel, the bridge and its ports, and says how to mend what is wrong.
+    Check {
+        /// The configuration that names the ports.
+        #[arg(long, value_name = "FILE", conflicts_with = "bridge")]
+        config: Option<PathBuf>,
+        /// A bridge, where there is no configuration yet.
+        #[arg(long, value_name = "NAME")]
+        bridge: Option<String>,
+    },
+    /// Many commands at once.
+    #[command(subcommand)]
+    Batch(BatchCommand),
+    /// Run the daemon.
+    Run {
+        /// Configuration file; see netsum.example.toml.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Drop what a daemon that was killed has left: its jobs end, and their hosts go on with an ordinary ring.
+        #[arg(long)]
+        reset: bool,
+    },
+}
+
+/// Commands for jobs.
+#[derive(Subcommand, Debug)]
+pub enum JobCommand {
+    /// Create a job and reserve its slots.
+    Create(CreateJob),
+    /// Show a job with its flows, or all.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: Option<String>,
+        /// Show the job's token too, which is a secret.
+        #[arg(long, requires = "name")]
+        show_token: bool,
+    },
+    /// Delete a job.
+    Delete {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: String,
+    },
+}
+
+/// `netsum job create`.
+#[derive(Args, Debug)]
+pub struct CreateJob {
+    /// Name of the job: a-z, 0-9, `.`, `_`, `-`.
+    pub name: String,
+    /// Ranks, 2 to 64.
+    #[arg(long, value_name = "N")]
+    pub ranks: u32,
+    /// Type of the numbers that the box adds.
+    #[arg(long, default_value = "i32")]
+    pub dtype: String,
+    /// Path MTU: 256, 512, 1024 or 2048 bytes.
+    #[arg(long, default_value_t = 1024, value_name = "BYTES")]
+    pub mtu: u32,
+    /// Largest message, like 64K.
+    #[arg(long, default_value = "64KiB", value_name = "BYTES")]
+    pub message_size: Size,
+    /// Messages that a rank may send without having their sums.
+    #[arg(long, default_value_t = 2, value_name = "W")]
+    pub window: u32,
+    /// Rings; each is served by one CPU of the box.
+    #[arg(long, default_value_t = 1, value_name = "R")]
+    pub rings: u32,
+    /// `verify` or `ignore` the ICRC of contributions.
+    #[arg(long, default_value = "verify")]
+    pub icrc: String,
+    /// Release results `in-order`, or `relaxed` for senders that retransmit selectively.
+    #[arg(long, default_value = "in-order")]
+    pub order: String,
+    /// Ranks show up by the first packets of their connections, which begin with a header: for applications that nobody can
+    /// register. Prints the token that the header has.
+    #[arg(long)]
+    pub in_band: bool,
+    /// What workers must know to join; made up when not given.
+    #[arg(long, default_value = "")]
+    pub token: String,
+}
+
+/// Commands for rings.
+#[derive(Subcommand, Debug)]
+pub enum RingCommand {
+    /// Show the rings of a job, or all: their CPU, and how full they are.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        job: Option<String>,
+    },
+}
+
+/// Commands for flows.
+#[derive(Subcommand, Debug)]
+pub enum FlowCommand {
+    /// Register rank K's connection to rank K+1.
+    Add(AddFlow),
+    /// Show the flows of a job, or all, and what has come on them.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        job: Option<String>,
+    },
+}
+
+/// `netsum flow add`.
+#[derive(Args, Debug)]
+pub struct AddFlow {
+    /// The job.
+    pub job: String,
+    /// Ring, from 0.
+    #[arg(long, value_parser = number, value_name = "R")]
+    pub ring: u32,
+    /// Sending rank, from 0.
+    #[arg(long, value_parser = number, value_name = "K")]
+    pub rank: u32,
+    /// Interface that its packets come in on.
+    #[arg(long, value_name = "IFNAME")]
+    pub port: String,
+    /// The sender's address.
+    #[arg(long, value_name = "IP")]
+    pub src: String,
+    /// The receiver's address.
+    #[arg(long, value_name = "IP")]
+    pub dst: String,
+    /// The receiver's queue pair number, decimal or 0x.
+    #[arg(long, value_parser = number)]
+    pub qpn: u32,
+    /// PSN of the first packet, decimal or 0x.
+    #[arg(long, value_parser = number)]
+    pub psn: u32,
+    /// The sender's MAC address; learned from the first verified packet when not given.
+    #[arg(long, default_value = "", value_name = "MAC")]
+    pub src_mac: String,
+}
+
+/// Commands for ports.
+#[derive(Subcommand, Debug)]
+pub enum PortCommand {
+    /// Show a port, or all.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The port.
+        #[arg(value_name = "IFNAME")]
+        port: Option<String>,
+    },
+}
+
+/// Commands for slots.
+#[derive(Subcommand, Debug)]
+pub enum SlotCommand {
+    /// Show the slots of a job that are in use.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        job: String,
+        /// Of one ring.
+        #[arg(long, value_parser = number, value_name = "R")]
+        ring: Option<u32>,
+    },
+}
+
+/// Commands for statistics.
+#[derive(Subcommand, Debug)]
+pub enum StatsCommand {
+    /// Show counters, or rates with `--interval`.
+    #[command(visible_alias = "list")]
+    Show(ShowStats),
+}
+
+/// `netsum stats`.
+#[derive(Args, Debug)]
+pub struct ShowStats {
+    /// Of one job; of the whole box without.
+    #[arg(value_name = "JOB", conflicts_with = "named")]
+    pub job: Option<String>,
+    /// The same, for jobs with the name of a command.
+    #[arg(long = "job", id = "named", value_name = "JOB")]
+    pub named: Option<String>,
+    /// Rates in place of counters, again and again after so long, like 1s or 500ms.
+    #[arg(long, short = 'i', value_parser = interval, value_name = "TIME")]
+    pub interval: Option<Duration>,
+    /// End after so many intervals.
+    #[arg(long, short = 'c', value_name = "N", requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+}
+
+/// Commands for programs.
+#[derive(Subcommand, Debug)]
+pub enum ProgCommand {
+    /// Show a program, or all.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The program.
+        #[arg(value_name = "NAME")]
+        program: Option<String>,
+    },
+}
+
+/// Where many commands come from.
+#[derive(Subcommand, Debug)]
+pub enum BatchCommand {
+    /// Carry out the commands of a file, one in a line, until one fails. `#` begins a comment.
+    File {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+    },
+}
+
+/// A number, decimal or hexadecimal.
+fn number(text: &str) -> Result<u32, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "a number is expected, decimal or 0x".into())
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    if (Duration::from_millis(10)..=Duration::from_secs(86_400)).contains(&time) {
+        Ok(time)
+    } else {
+        Err("10ms to 1day are possible".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parsed(line: &str) -> Command {
+        Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}")).command
+    }
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_are_decimal_or_hexadecimal() {
+        assert_eq!((number("17"), number("0x11")), (Ok(17), Ok(17)));
+        assert!(number("seventeen").is_err() && number("-1").is_err() && number("0xg").is_err());
+    }
+
+    #[test]
+    fn show_and_list_and_an_object_alone_and_prefixes_are_the_same() {
+        for line in ["netsum j s", "netsum job list", "netsum jo l", "netsum -j job show"] {
+            assert!(
+                matches!(parsed(line), Command::Job { command: Some(JobCommand::Show { name: None, .. }) }),
+                "{line}"
+            );
+        }
+        assert!(matches!(parsed("netsum job"), Command::Job { command: None }));
+        for line in ["netsum po s", "netsum port list", "netsum port show"] {
+            assert!(
+                matches!(parsed(line), Command::Port { command: Some(PortCommand::Show { port: None }) }),
+                "{line}"
+            );
+        }
+        for line in ["netsum ri l", "netsum pr s", "netsum f l app", "netsum sl s app", "netsum sta s app"] {
+            parsed(line);
+        }
+    }
+
+    #[test]
+    fn statistics_take_a_job_with_and_without_a_command() {
+        let job = |line: &str| match parsed(line) {
+            Command::Stats { command: Some(StatsCommand::Show(show)), .. }
+            | Command::Stats { command: None, show } => show.job.or(show.named),
+            other => panic!("{other:?}"),
+        };
+        for line in [
+            "netsum stats train",
+            "netsum stats show train",
+            "netsum stats --job train",
+            "netsum stats list --job train",
+            "netsum stats --interval 1s --job train --count 3",
+        ] {
+            assert_eq!(job(line).as_deref(), Some("train"), "{line}");
+        }
+        assert_eq!(job("netsum stats --job show").as_deref(), Some("show"));
+        for wrong in ["netsum stats --interval 0s", "netsum stats --count 3", "netsum stats a --job b"] {
+            assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_of_two_words_is_refused_with_both() {
+        let error = Cli::try_parse_from(["netsum", "s", "show"]).unwrap_err().to_string();
+        assert!(error.contains("slot") && error.contains("stats"), "{error}");
+    }
+}

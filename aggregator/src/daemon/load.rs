@@ -1,0 +1,57 @@
+//! How full rings are, and what their jobs have counted: for `netsum ring`, `netsum stats` and the metrics.
+
+use std::time::{Duration, Instant};
+
+use netsum_common::counters::Counter;
+
+use super::diagnose::{flows_of, view};
+use super::state::Inner;
+use crate::core::{Job, State};
+use crate::dataplane::{RingSpec, count};
+
+/// How full a ring is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RingLoad {
+    /// The lowest index that has not been released.
+    pub low: u32,
+    /// Slots with a sum that has not been released.
+    pub slots_used: u32,
+    /// Fragments that each rank has sent beyond what has been released.
+    pub credit_used: Vec<u32>,
+    /// For how long it has stood still with something pending.
+    pub waits: Option<Duration>,
+}
+
+/// Looks at a ring of a job. One that is not active is empty.
+pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<RingLoad> {
+    if job.state != State::Active {
+        return Ok(RingLoad { credit_used: vec![0; ring.ranks as usize], ..RingLoad::default() });
+    }
+    let view = view(inner, ring, &flows_of(job, ring.id))?;
+    let pending = view.is_pending(ring.window);
+    let waits = inner.watch.waiting_since(ring.id).filter(|_| pending);
+    Ok(RingLoad {
+        low: view.state.low,
+        slots_used: view.slots_used(),
+        credit_used: (0..view.ranks.len()).map(|rank| view.credit_used(rank, ring.window)).collect(),
+        waits: waits.map(|since| Instant::now().saturating_duration_since(since)),
+    })
+}
+
+/// All counters in the order of their numbers, summed over rings.
+pub fn counters(inner: &Inner, rings: impl IntoIterator<Item = u32>) -> anyhow::Result<Vec<u64>> {
+    let mut totals = vec![0; Counter::ALL.len()];
+    for ring in rings {
+        let values = inner.plane.counters(ring)?;
+        for (total, &c) in totals.iter_mut().zip(Counter::ALL) {
+            *total += count(&values, c);
+        }
+    }
+    Ok(totals)
+}
+
+/// Bytes of payload in a fragment of a full message, on average. The data plane counts fragments, and the last one of a
+/// message may be short.
+pub fn fragment_bytes(job: &Job) -> f64 {
+    f64::from(job.spec.message_size) / f64::from(job.spec.fragments())
+}

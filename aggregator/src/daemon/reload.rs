@@ -1,0 +1,125 @@
+//! What changes while the daemon runs: its configuration, when SIGHUP says so, and its ports, which come and go.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::signal::unix::Signal;
+
+use super::links::{Link, Netlink};
+use super::run::port_info;
+use super::state::Shared;
+use crate::config::Config;
+
+/// How often ports are looked for.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Looks after configuration and ports.
+pub struct Reloader {
+    path: PathBuf,
+    config: Config,
+    shared: Shared,
+    netlink: Netlink,
+    /// Interfaces that could not be taken, which has been said.
+    refused: HashSet<u32>,
+}
+
+impl Reloader {
+    /// A daemon runs with this configuration, which was read from a file.
+    pub fn new(path: PathBuf, config: Config, shared: Shared, netlink: Netlink) -> Self {
+        Self { path, config, shared, netlink, refused: HashSet::new() }
+    }
+
+    /// Goes on for as long as the daemon lives.
+    pub async fn keep(mut self, mut hangup: Signal) {
+        let mut tick = tokio::time::interval(INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = hangup.recv() => match self.reload().await {
+                    Ok(()) => log::info!("{}: read again", self.path.display()),
+                    Err(e) => log::error!("SIGHUP changes nothing: {e:#}"),
+                },
+                _ = tick.tick() => match self.netlink.present(&self.config.ports).await {
+                    Ok(links) => self.take(&links),
+                    Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
+                },
+            }
+        }
+    }
+
+    /// Reads the configuration again: all of it, or nothing.
+    async fn reload(&mut self) -> Result<()> {
+        let new = Config::read(&self.path)?;
+        let links = self.netlink.resolve(&new.ports).await?;
+        {
+            let mut inner = self.shared.lock();
+            for job in inner.controller.jobs() {
+                if let Some(flow) = job.flows.iter().find(|f| links.iter().all(|l| l.ifindex != f.ifindex)) {
+                    let port = inner.controller.port_name(flow.ifindex);
+                    bail!(
+                        "job {} has flows on port {port}, which is to go: delete the job first",
+                        job.spec.name
+                    );
+                }
+            }
+            inner.controller.set_memory(new.memory)?;
+            inner.controller.set_heartbeat_timeout(new.heartbeat_timeout);
+            inner.watch.set_patience(new.patience);
+        }
+        let waits = self.config.needs_restart(&new);
+        if !waits.is_empty() {
+            log::warn!("changes at the next start alone: {}", waits.join(", "));
+        }
+        let Config { ports, memory, heartbeat_timeout, patience, .. } = new;
+        self.config = Config { ports, memory, heartbeat_timeout, patience, ..self.config.clone() };
+        self.refused.clear();
+        self.take(&links);
+        Ok(())
+    }
+
+    /// Attaches to ports that are new, and lets go of those that are not there any more.
+    fn take(&mut self, links: &[Link]) {
+        let mut inner = self.shared.lock();
+        let known = inner.controller.ports().to_vec();
+        let is_known = |l: &Link| known.iter().any(|p| p.ifindex == l.ifindex);
+        let mut ports: Vec<_> = links.iter().filter(|l| is_known(l)).map(port_info).collect();
+        let gone: Vec<u32> =
+            known.iter().map(|p| p.ifindex).filter(|i| links.iter().all(|l| l.ifindex != *i)).collect();
+        self.refused.retain(|i| links.iter().any(|l| l.ifindex == *i));
+        for link in links.iter().filter(|l| !is_known(l)) {
+            let attached = match link.xdp {
+                Some(mode) => Err(anyhow::anyhow!("an XDP program of somebody else is attached ({mode})")),
+                None => inner.plane.attach(link.ifindex, self.config.xdp).context("cannot attach"),
+            };
+            match attached {
+                Ok(()) => {
+                    log::info!("port {} has come", link.name);
+                    ports.push(port_info(link));
+                }
+                Err(e) if self.refused.insert(link.ifindex) => log::error!("port {}: {e:#}", link.name),
+                Err(_) => {}
+            }
+        }
+        if !gone.is_empty() {
+            let actions = inner.controller.ports_gone(&gone);
+            if let Err(e) = inner.carry_out(None, actions) {
+                log::error!("{}", e.message());
+            }
+            for port in known.iter().filter(|p| gone.contains(&p.ifindex)) {
+                log::warn!("port {} is gone", port.name);
+                if let Err(e) = inner.plane.detach(port.ifindex) {
+                    log::error!("port {}: {e:#}", port.name);
+                }
+            }
+        }
+        if ports != known {
+            inner.controller.set_ports(ports);
+            // The next daemon is to know them.
+            if let Err(e) = inner.carry_out(None, Vec::new()) {
+                log::error!("{}", e.message());
+            }
+        }
+    }
+}
