@@ -9,7 +9,7 @@ use netsum_demo::data::Data;
 use netsum_demo::report::{Line, Trained};
 use netsum_demo::train::{Step, train};
 use netsum_demo::{LAYOUT, PATH_MTU};
-use netsum_worker::comm::{Bootstrap, CommConfig, Communicator, Mode};
+use netsum_worker::comm::{Bootstrap, CommConfig, Communicator, Mode, Transport};
 
 use crate::{Training, finish, say};
 
@@ -70,6 +70,8 @@ pub fn run(args: &RankArgs) -> Result<()> {
     let ranks = u32::try_from(config.ranks).context("--ranks")?;
     let mut communicator = Communicator::connect(CommConfig {
         timeout,
+        // In namespaces there is nothing else.
+        transport: Transport::Udp,
         ..CommConfig::new(args.rank, ranks, args.ip, args.bootstrap())
     })?;
     say(&Line::Connected)?;
@@ -96,7 +98,7 @@ pub fn run(args: &RankArgs) -> Result<()> {
         all_reduces,
         by_box,
         sums_verified: statistics.verified,
-        retransmissions: statistics.retransmissions,
+        retransmissions: statistics.traffic.unwrap_or_default().retransmissions,
         seconds,
         ..Trained::default()
     };

@@ -51,6 +51,8 @@ pub struct JobSpec {
     pub timeout: Duration,
     /// How long ranks wait for each other when they connect.
     pub connect_timeout: Duration,
+    /// How ranks with an RDMA adapter try again; see `netsum_worker::AdapterRetry`.
+    pub retry: (u8, u8),
 }
 
 impl JobSpec {
@@ -65,6 +67,7 @@ impl JobSpec {
             rings: 1,
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(20),
+            retry: (16, 7),
         }
     }
 
@@ -110,6 +113,8 @@ pub struct RankSpec {
     pub timeout_ms: u64,
     /// How long it waits for others when it connects, in milliseconds.
     pub connect_timeout_ms: u64,
+    /// How an RDMA adapter tries again.
+    pub retry: (u8, u8),
 }
 
 /// What `netsum-rank` is told to do.
@@ -124,8 +129,8 @@ pub enum Order {
         len: usize,
         /// Of the data.
         seed: u64,
-        /// File for the result's bytes.
-        out: PathBuf,
+        /// File for the result's bytes; without one, as in another machine, they are in the answer.
+        out: Option<PathBuf>,
         /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
         together: bool,
     },
@@ -143,6 +148,15 @@ pub enum Answer {
     Error(String),
 }
 
+impl Answer {
+    fn transport(self) -> String {
+        match self {
+            Self::Done(outcome) => outcome.transport,
+            Self::Error(_) => String::new(),
+        }
+    }
+}
+
 /// What an operation came to; see `netsum_worker::Report` and `netsum_worker::Statistics`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
@@ -150,7 +164,7 @@ pub struct Outcome {
     pub mode: String,
     /// Sums verified by their check lanes.
     pub verified: u64,
-    /// Packets sent again.
+    /// Packets sent again; 0 over an RDMA adapter, where nobody knows.
     pub retransmissions: u64,
     /// Time taken.
     pub micros: u64,
@@ -160,6 +174,12 @@ pub struct Outcome {
     pub wrong: u64,
     /// Packets that had met congestion, since the start.
     pub marked: u64,
+    /// Connections that an adapter gave up and that were started anew, since the start.
+    pub restarts: u64,
+    /// What carries the rank's packets.
+    pub transport: String,
+    /// The result's bytes in hexadecimal digits, if they were asked for.
+    pub result: Option<String>,
 }
 
 /// How a daemon is run, beyond the usual.
@@ -396,7 +416,7 @@ impl Cluster {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
         let (controller, token) = controller.unzip();
-        let (mut ranks, mut homes) = (Vec::new(), Vec::new());
+        let (mut ranks, mut homes, mut elsewhere) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, place) in places.iter().enumerate() {
             let spec = RankSpec {
                 rank: rank as u32,
@@ -412,12 +432,22 @@ impl Cluster {
                 rings: job.rings,
                 timeout_ms: job.timeout.as_millis() as u64,
                 connect_timeout_ms: job.connect_timeout.as_millis() as u64,
+                retry: job.retry,
             };
             ranks.push(Some(self.rank(place.0, &spec)?));
             homes.push((place.0, spec));
+            elsewhere.push(self.lab.host(place.0).vm().is_some());
         }
-        let mut group =
-            Group { job: job.clone(), ranks, homes, files: 0, together: false, folder: tempfile::tempdir()? };
+        let mut group = Group {
+            job: job.clone(),
+            ranks,
+            homes,
+            elsewhere,
+            files: 0,
+            together: false,
+            folder: tempfile::tempdir()?,
+            transports: Vec::new(),
+        };
         let answers = group.answers(PATIENCE)?;
         let mut errors = answers.iter().filter_map(|(rank, answer)| match answer {
             Answer::Done(_) => None,
@@ -426,6 +456,7 @@ impl Cluster {
         if errors.clone().next().is_some() {
             bail!("{}{}{}", errors.by_ref().collect::<String>(), group.log(), self.daemon_log());
         }
+        group.transports = answers.into_iter().map(|(_, answer)| answer.transport()).collect();
         Ok(group)
     }
 
@@ -457,9 +488,13 @@ pub struct Group {
     ranks: Vec<Option<Running>>,
     /// Each rank's host, and what it was started with.
     homes: Vec<(usize, RankSpec)>,
+    /// Which of them share no files with the test.
+    elsewhere: Vec<bool>,
     files: u32,
     together: bool,
     folder: TempDir,
+    /// What carries each rank's packets.
+    pub transports: Vec<String>,
 }
 
 impl Group {
@@ -495,15 +530,29 @@ impl Group {
 
     /// Tells all ranks to reduce made-up data, without waiting for them. The files for their results.
     pub fn order_all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<PathBuf>> {
+        self.order_all_reduce_last_late(dtype, len, seed, Duration::ZERO)
+    }
+
+    /// The same, but the last rank is told so much later.
+    pub fn order_all_reduce_last_late(
+        &mut self,
+        dtype: &str,
+        len: usize,
+        seed: u64,
+        late: Duration,
+    ) -> Result<Vec<PathBuf>> {
         self.files += 1;
-        let mut files = Vec::new();
+        let (mut files, last) = (Vec::new(), self.ranks.len() - 1);
         for (rank, running) in self.ranks.iter_mut().enumerate() {
+            if rank == last {
+                std::thread::sleep(late);
+            }
             let out = self.folder.path().join(format!("{}-{rank}", self.files));
             let order = Order::AllReduce {
                 dtype: dtype.into(),
                 len,
                 seed,
-                out: out.clone(),
+                out: (!self.elsewhere[rank]).then(|| out.clone()),
                 together: self.together,
             };
             if let Some(running) = running {
@@ -544,7 +593,12 @@ impl Group {
         let mut errors = Vec::new();
         for (rank, answer) in self.answers(2 * PATIENCE)? {
             match answer {
-                Answer::Done(outcome) => outcomes.push(outcome),
+                Answer::Done(mut outcome) => {
+                    if let Some(result) = outcome.result.take() {
+                        std::fs::write(&files[rank], from_hex(&result)?)?;
+                    }
+                    outcomes.push(outcome);
+                }
                 Answer::Error(error) => errors.push(format!("rank {rank}: {error}")),
             }
         }
@@ -572,6 +626,16 @@ impl Group {
     pub fn log(&self) -> String {
         self.ranks.iter().flatten().map(Running::stderr).collect()
     }
+}
+
+/// Bytes as hexadecimal digits, two for each.
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Result<Vec<u8>> {
+    let byte = |digits: &[u8; 2]| Ok(u8::from_str_radix(str::from_utf8(digits)?, 16)?);
+    text.as_bytes().as_chunks::<2>().0.iter().map(byte).collect()
 }
 
 /// The bytes of the right result.

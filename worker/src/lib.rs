@@ -5,9 +5,13 @@
 //! | --- | --- |
 //! | [`rc`] | the endpoint, without I/O |
 //! | [`udp`] | a socket under it |
+//! | `verbs` | RDMA adapters through libibverbs |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`comm`] | [`Communicator`]: all-reduce and barrier |
 //! | `control` | client of the box's daemon |
+//!
+//! A rank's packets go over an RDMA adapter, if one has its address, or else over a UDP socket: [`Transport`]. The feature `verbs`,
+//! on by default, is for the former; it loads libibverbs when an adapter is opened.
 //!
 //! ```no_run
 //! use netsum_worker::{Bootstrap, CommConfig, Communicator};
@@ -31,8 +35,12 @@ pub mod rc;
 #[doc(hidden)]
 pub mod sim;
 pub mod udp;
+mod verbs;
 
-pub use comm::{Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics, Tls};
+pub use comm::{
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics, Tls, Traffic,
+    Transport,
+};
 pub use numeric::element::{Dtype, Element};
 pub use numeric::layout::Layout;
 pub use numeric::reference::reference_sum;

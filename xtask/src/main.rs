@@ -19,6 +19,7 @@ mod test;
 #[cfg(test)]
 mod threats;
 mod toolchain;
+mod verbs_bindings;
 mod vm;
 
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Command {
     Test(test::TestArgs),
     /// Rebuilds the committed BPF objects; sets up what that takes.
     BuildEbpf,
+    /// Makes the committed bindings for libibverbs anew; sets up what that takes.
+    VerbsBindings,
     /// Network namespaces with hosts and a box, to play with.
     Lab(lab::LabArgs),
     /// A long run with loss on every link: a million fragments, and every sum compared.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Test(args) => test::run(&args),
         Command::BuildEbpf => build_ebpf::run(),
+        Command::VerbsBindings => verbs_bindings::run(),
         Command::Lab(args) => lab::run(args),
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(args),

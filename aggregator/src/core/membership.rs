@@ -38,6 +38,9 @@ pub struct RankAddress {
     pub rings: Vec<Connection>,
     /// Its connections past the box.
     pub plain: Connection,
+    /// Its packets' IPv4 identifications count up. The other ranks are told.
+    #[serde(default)]
+    pub any_ip_id: bool,
 }
 
 /// Ranks that have begun.

@@ -57,6 +57,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
             mac: [2, 0, 0, 0, 0, rank as u8],
             rings: vec![c(4)],
             plain: c(8),
+            any_ip_id: false,
         },
         ifindex: 10 + rank,
         mac: [2, 0, 0, 0, 0, rank as u8],

@@ -158,6 +158,7 @@ impl Worker for WorkerService {
                 .ok_or_else(|| invalid("mac", &a.mac, "six bytes in hex are needed"))?,
             rings: a.rings.into_iter().map(|c| connection(Some(c), "rings")).collect::<Result<_, _>>()?,
             plain: connection(a.plain, "plain")?,
+            any_ip_id: a.any_ip_id,
         };
         let (ifindex, mac) = self.place_of(rank, &address).await?;
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
@@ -194,6 +195,7 @@ impl Worker for WorkerService {
             mac: mac_text(a.mac),
             rings: a.rings.iter().map(connection_message).collect(),
             plain: Some(connection_message(&a.plain)),
+            any_ip_id: a.any_ip_id,
         });
         let ranks = ranks.collect();
         let heartbeat = self.shared.heartbeat.as_millis() as u32;

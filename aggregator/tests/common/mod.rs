@@ -221,6 +221,7 @@ pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
         mac: format!("02:00:00:00:00:0{}", rank + 1),
         rings: vec![c(2)],
         plain: Some(c(8)),
+        any_ip_id: false,
     };
     api::JoinRequest {
         job: "train".into(),

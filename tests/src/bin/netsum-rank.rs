@@ -4,9 +4,9 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use netsum_lab::cluster::{Answer, Order, Outcome, RankSpec};
+use netsum_lab::cluster::{Answer, Order, Outcome, RankSpec, to_hex};
 use netsum_lab::data;
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Element, Error, Report};
+use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Element, Error, Report};
 
 fn main() -> Result<()> {
     env_logger::init();
@@ -28,6 +28,7 @@ fn main() -> Result<()> {
     let mut config = CommConfig::new(spec.rank, spec.ranks, spec.ip, bootstrap);
     config.timeout = Duration::from_millis(spec.timeout_ms);
     config.connect_timeout = Duration::from_millis(spec.connect_timeout_ms);
+    config.retry = AdapterRetry { timeout: spec.retry.0, count: spec.retry.1 };
     let Some(mut communicator) = connect(&config)? else { return Ok(()) };
     for line in std::io::stdin().lock().lines() {
         match serde_json::from_str(&line?)? {
@@ -46,7 +47,8 @@ fn main() -> Result<()> {
 fn connect(config: &CommConfig) -> Result<Option<Communicator>> {
     Ok(match Communicator::connect(config.clone()) {
         Ok(communicator) => {
-            answer(&Answer::Done(Outcome::default()))?;
+            let transport = communicator.transport().to_owned();
+            answer(&Answer::Done(Outcome { transport, ..Outcome::default() }))?;
             Some(communicator)
         }
         Err(error) => {
@@ -66,23 +68,29 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
     let Order::AllReduce { dtype, len, seed, out, together } = order else {
         anyhow::bail!("not here: {order:?}")
     };
-    let (result, bytes) = match &**dtype {
+    let (reduced, bytes) = match &**dtype {
         "i32" => reduce(communicator, *together, data::ints(rank, *seed, *len), |x| x.to_le_bytes()),
         "f32" => reduce(communicator, *together, data::floats(rank, *seed, *len), |x| x.to_le_bytes()),
         other => anyhow::bail!("no data type {other}"),
     };
-    std::fs::write(out, bytes)?;
-    Ok(match result {
+    let result = match out {
+        Some(file) => std::fs::write(file, bytes).map(|()| None)?,
+        None => Some(to_hex(&bytes)),
+    };
+    Ok(match reduced {
         Ok(report) => {
             let statistics = communicator.statistics();
             Answer::Done(Outcome {
                 mode: report.mode.name().to_owned(),
                 verified: report.verified,
-                retransmissions: report.retransmissions,
+                retransmissions: report.retransmissions.unwrap_or(0),
                 micros: report.elapsed.as_micros() as u64,
                 fall_backs: statistics.fall_backs,
                 wrong: statistics.wrong,
-                marked: statistics.congestion_marks,
+                marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
+                restarts: statistics.restarts,
+                transport: communicator.transport().to_owned(),
+                result,
             })
         }
         Err(error) => Answer::Error(error.to_string()),

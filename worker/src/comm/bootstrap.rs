@@ -8,6 +8,7 @@ use netsum_api::v1::{self, JobState};
 use super::config::{Bootstrap, CommConfig, JobShape, static_connection};
 use super::error::Error;
 use super::links::{Numbers, RankNumbers};
+use super::network::Network;
 use crate::control::Control;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::interface::{self, Interface};
@@ -21,8 +22,8 @@ pub(crate) struct Membership {
     pub heartbeat: Option<Heartbeat>,
 }
 
-/// Finds the job, and the other ranks. The socket must be open already: others may send at once.
-pub(crate) fn bootstrap(config: &CommConfig) -> Result<Membership, Error> {
+/// Finds the job, and the other ranks, which are told what queue pairs this one has.
+pub(crate) fn bootstrap(config: &CommConfig, network: &mut dyn Network) -> Result<Membership, Error> {
     match &config.bootstrap {
         Bootstrap::Static { peers, mtu, message_size, window, rings } => {
             if peers.len() != config.ranks as usize {
@@ -44,10 +45,11 @@ pub(crate) fn bootstrap(config: &CommConfig) -> Result<Membership, Error> {
                 ip: *ip,
                 rings: (0..*rings).map(|ring| numbers(rank, Some(ring))).collect(),
                 plain: numbers(rank, None),
+                any_ip_id: false,
             });
             Ok(Membership { shape, ranks: ranks.collect(), heartbeat: None })
         }
-        Bootstrap::Controller { address, job, token } => join(config, address, job, token),
+        Bootstrap::Controller { address, job, token } => join(config, network, address, job, token),
     }
 }
 
@@ -67,7 +69,13 @@ fn check_mtu(ip: IpAddr, mtu: u32, interface: Option<&Interface>) -> Result<(), 
     }
 }
 
-fn join(config: &CommConfig, address: &str, job: &str, token: &str) -> Result<Membership, Error> {
+fn join(
+    config: &CommConfig,
+    network: &mut dyn Network,
+    address: &str,
+    job: &str,
+    token: &str,
+) -> Result<Membership, Error> {
     let mut control = Control::new(address, job, token, config.tls.as_ref())?;
     let described = control.describe(config.connect_timeout)?;
     if described.ranks != config.ranks {
@@ -84,13 +92,19 @@ fn join(config: &CommConfig, address: &str, job: &str, token: &str) -> Result<Me
         JobState::Active | JobState::Failed => described.epoch + 1,
         _ => described.epoch,
     };
-    let mut numbers = Fresh::new(config.rank);
+    let (rings, plain) = network.numbers(&shape)?;
+    let message = |n: &Numbers| v1::Connection {
+        receive_qpn: n.receive_qpn,
+        send_qpn: n.send_qpn,
+        first_psn: n.first_psn,
+    };
     let own = v1::RankAddress {
         rank: config.rank,
         ip: config.ip.to_string(),
         mac: interface.and_then(|i| i.mac).unwrap_or_default(),
-        rings: (0..layout.rings).map(|_| numbers.connection()).collect(),
-        plain: Some(numbers.connection()),
+        rings: rings.iter().map(message).collect(),
+        plain: Some(message(&plain)),
+        any_ip_id: network.any_ip_id(),
     };
     let reply = control.join(own, epoch, config.connect_timeout)?;
     let ranks = reply.ranks.iter().map(|r| rank_numbers(r, layout.rings)).collect::<Result<Vec<_>, _>>();
@@ -116,64 +130,32 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> 
     if r.rings.len() != rings as usize {
         return Err(format!("rank {} has {} rings of {rings}", r.rank, r.rings.len()));
     }
-    Ok(RankNumbers { ip, rings: r.rings.iter().map(numbers).collect(), plain: numbers(plain) })
-}
-
-/// Queue pair numbers and PSNs that nobody used a moment ago: late packets of an earlier run find no receiver.
-struct Fresh {
-    state: u64,
-    used: Vec<u32>,
-}
-
-impl Fresh {
-    fn new(rank: u32) -> Self {
-        use std::hash::{BuildHasher, Hasher, RandomState};
-        // RandomState is seeded by the system.
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u32(rank);
-        Self { state: hasher.finish(), used: Vec::new() }
-    }
-
-    fn number(&mut self) -> u32 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) as u32 & 0xff_ffff
-    }
-
-    /// Not 0 or 1, which are special, nor all ones, which means multicast.
-    fn qpn(&mut self) -> u32 {
-        loop {
-            let n = self.number();
-            if n > 1 && n < 0xff_ffff && !self.used.contains(&n) {
-                self.used.push(n);
-                return n;
-            }
-        }
-    }
-
-    fn connection(&mut self) -> v1::Connection {
-        v1::Connection { receive_qpn: self.qpn(), send_qpn: self.qpn(), first_psn: self.number() }
-    }
+    let rings = r.rings.iter().map(numbers).collect();
+    Ok(RankNumbers { ip, rings, plain: numbers(plain), any_ip_id: r.any_ip_id })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::network::Connections;
 
-    #[test]
-    fn fresh_numbers_are_unique_and_in_range() {
-        let mut fresh = Fresh::new(0);
-        for _ in 0..500 {
-            let c = fresh.connection();
-            assert!(c.receive_qpn > 1 && c.send_qpn > 1 && c.receive_qpn < 0xff_ffff);
-            assert!(c.first_psn < 1 << 24);
+    struct Unused;
+
+    impl Network for Unused {
+        fn numbers(&mut self, _: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
+            panic!("numbers follow from the list")
         }
-        let mut used = fresh.used.clone();
-        used.sort_unstable();
-        used.dedup();
-        assert_eq!(used.len(), 1000);
+        fn connect(
+            self: Box<Self>,
+            _: &JobShape,
+            _: u32,
+            _: &[RankNumbers],
+        ) -> Result<Box<dyn Connections>, Error> {
+            panic!("nobody connects")
+        }
+        fn any_ip_id(&self) -> bool {
+            false
+        }
     }
 
     #[test]
@@ -183,10 +165,12 @@ mod tests {
             let bootstrap = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
             CommConfig::new(rank, ranks, "127.0.0.1".parse().unwrap(), bootstrap)
         };
-        assert!(bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"])).is_ok());
-        let Err(Error::Config(e)) = bootstrap(&config(0, 2, &["127.0.0.1"])) else { panic!() };
+        assert!(bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused).is_ok());
+        let Err(Error::Config(e)) = bootstrap(&config(0, 2, &["127.0.0.1"]), &mut Unused) else { panic!() };
         assert!(e.contains("1 addresses for 2 ranks"), "{e}");
-        let Err(Error::Config(e)) = bootstrap(&config(1, 2, &["127.0.0.1", "127.0.0.2"])) else { panic!() };
+        let Err(Error::Config(e)) = bootstrap(&config(1, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused) else {
+            panic!()
+        };
         assert!(e.contains("127.0.0.2 for rank 1"), "{e}");
     }
     #[test]

@@ -3,7 +3,6 @@
 //! While the application is in a call, its thread drives. Between calls the *keeper* thread does: packets that others
 //! miss are sent again, keep-alives go out, and other ranks can fall back to the ring while this one computes.
 
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,13 +14,12 @@ use super::bootstrap::{Membership, bootstrap};
 use super::config::{CommConfig, JobShape, Mode, Report, Statistics};
 use super::engine::{Engine, Settings};
 use super::error::Error;
-use super::links::Links;
+use super::network::{self, Connections};
 use super::turns::Turns;
 use crate::control::heartbeat::Heartbeat;
 use crate::numeric::element::{Data, Element, Slice};
 use crate::numeric::layout::Layout;
-use crate::rc::{Endpoint, EndpointConfig};
-use crate::udp::{UdpDriver, wait_for};
+use crate::udp::wait_for;
 
 /// The longest that a driver waits without looking at the daemon's word.
 const LOOK_UP: Duration = Duration::from_millis(100);
@@ -34,6 +32,7 @@ const LINGER: Duration = Duration::from_secs(2);
 pub struct Communicator {
     rank: u32,
     shape: JobShape,
+    title: String,
     /// `None` for a single rank, which needs no network.
     shared: Option<Arc<Turns<Core>>>,
     keeper: Option<JoinHandle<()>>,
@@ -42,9 +41,7 @@ pub struct Communicator {
 
 struct Core {
     engine: Engine,
-    links: Links,
-    driver: UdpDriver,
-    ip: IpAddr,
+    connections: Box<dyn Connections>,
     heartbeat: Option<Heartbeat>,
 }
 
@@ -52,16 +49,14 @@ impl Core {
     /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until` where there were none.
     fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
         let until = until.min(self.engine.next_timeout());
-        let driven = self.driver.drive(&mut self.links.endpoint, until);
-        if let Err(e) = driven {
-            let error = Error::Socket { ip: self.ip, reason: e.to_string() };
-            self.engine.fail(&mut self.links, error.clone());
+        if let Err(error) = self.connections.drive(until) {
+            self.engine.fail(&mut *self.connections, error.clone());
             return Err(error);
         }
         if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
-            self.engine.fail(&mut self.links, Error::JobFailed { reason });
+            self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
-        self.engine.step(Instant::now(), &mut self.links, data);
+        self.engine.step(Instant::now(), &mut *self.connections, data);
         Ok(())
     }
 }
@@ -77,7 +72,7 @@ impl Core {
                 return Ok(());
             }
             if Instant::now() >= until {
-                self.engine.fail_to_meet(&mut self.links, &unreachable);
+                self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
             self.drive(Instant::now() + LOOK_UP, &mut Slice(&mut idle()))?;
@@ -97,7 +92,7 @@ impl Communicator {
     /// [`Error::Config`] with the argument that is wrong, [`Error::Socket`], [`Error::Controller`] (which names the ranks
     /// that are missing), [`Error::Unreachable`].
     pub fn connect(config: CommConfig) -> Result<Self, Error> {
-        let CommConfig { rank, ranks, ip, timeout, .. } = config;
+        let CommConfig { rank, ranks, timeout, .. } = config;
         if ranks == 0 || ranks > 64 {
             return Err(Error::Config(format!("ranks {ranks}: 1 to 64")));
         }
@@ -107,18 +102,30 @@ impl Communicator {
         if timeout < Duration::from_millis(100) {
             return Err(Error::Config(format!("timeout {timeout:?}: at least 100ms")));
         }
+        config.retry.check().map_err(Error::Config)?;
         if ranks == 1 {
             return Self::alone(&config);
         }
-        let driver = UdpDriver::bind(ip).map_err(|e| Error::Socket { ip, reason: e.to_string() })?;
+        let mut network = network::open(&config)?;
         let started = Instant::now();
-        let Membership { shape, ranks, heartbeat } = bootstrap(&config)?;
-        let endpoint = Endpoint::new(ip, EndpointConfig::default());
-        let capacity = driver.receive_capacity(shape.mtu as usize);
-        let mut links = Links::new(endpoint, &shape, rank, &ranks, capacity)
-            .map_err(|e| Error::Config(format!("connections: {e}")))?;
-        let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut links);
-        let mut core = Core { engine, links, driver, ip, heartbeat };
+        let Membership { shape, ranks, mut heartbeat } = bootstrap(&config, &mut *network)?;
+        let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
+            let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut *connections);
+            connections.start().map(|()| (engine, connections))
+        });
+        let (engine, connections) = match (connected, &mut heartbeat) {
+            (Ok(connected), _) => connected,
+            (Err(error), heartbeat) => {
+                // The others wait for this rank already.
+                if let Some(heartbeat) = heartbeat {
+                    heartbeat.stop(Err(error.to_string()));
+                }
+                return Err(error);
+            }
+        };
+        let title = connections.title();
+        log::info!("rank {rank}: over {title}");
+        let mut core = Core { engine, connections, heartbeat };
         let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;
         let unreachable = Error::Unreachable {
             rank: previous,
@@ -137,7 +144,7 @@ impl Communicator {
             .spawn(move || keep(&theirs))
             .map_err(|e| Error::Config(format!("cannot start a thread: {e}")))?;
         let alone = Statistics::default();
-        Ok(Self { rank, shape, shared: Some(shared), keeper: Some(keeper), alone })
+        Ok(Self { rank, shape, title, shared: Some(shared), keeper: Some(keeper), alone })
     }
 
     fn alone(config: &CommConfig) -> Result<Self, Error> {
@@ -149,7 +156,8 @@ impl Communicator {
         };
         let shape = JobShape { ranks: 1, mtu: 1024, layout };
         shape.check().map_err(Error::Config)?;
-        Ok(Self { rank: 0, shape, shared: None, keeper: None, alone: Statistics::default() })
+        let (title, alone) = ("nothing".to_owned(), Statistics::default());
+        Ok(Self { rank: 0, shape, title, shared: None, keeper: None, alone })
     }
 
     /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32, `f32` as
@@ -163,11 +171,11 @@ impl Communicator {
         let Some(shared) = &self.shared else { return self.all_reduce_alone(data, started) };
         let mut core = shared.take();
         let core = &mut *core;
-        let before = core.links.endpoint.stats().retransmissions;
+        let before = core.retransmissions();
         let outcome = (|| {
             let mut data = Slice(data);
-            core.engine.start(Instant::now(), &mut core.links, &data)?;
-            core.engine.step(Instant::now(), &mut core.links, &mut data);
+            core.engine.start(Instant::now(), &mut *core.connections, &data)?;
+            core.engine.step(Instant::now(), &mut *core.connections, &mut data);
             loop {
                 if let Some(outcome) = core.engine.finished() {
                     return outcome;
@@ -176,10 +184,10 @@ impl Communicator {
             }
         })();
         // Nothing that the engine has just decided waits for the keeper to wake up.
-        if core.driver.drive(&mut core.links.endpoint, Instant::now()).is_err() {
-            log::debug!("rank {}: the socket failed at the end of an operation", self.rank);
+        if let Err(e) = core.connections.drive(Instant::now()) {
+            log::debug!("rank {}: at the end of an operation: {e}", self.rank);
         }
-        let retransmissions = core.links.endpoint.stats().retransmissions - before;
+        let retransmissions = core.retransmissions().zip(before).map(|(after, before)| after - before);
         shared.give();
         let finished = outcome?;
         if let Some(range) = finished.non_finite {
@@ -205,7 +213,7 @@ impl Communicator {
         let sum = crate::reference_sum(&[&*data], &self.shape.layout);
         data.copy_from_slice(&sum);
         self.alone.all_reduces += 1;
-        Ok(Report { mode: Mode::Ring, verified: 0, elapsed: started.elapsed(), retransmissions: 0 })
+        Ok(Report { mode: Mode::Ring, verified: 0, elapsed: started.elapsed(), retransmissions: Some(0) })
     }
 
     /// Returns once all ranks have called it.
@@ -231,6 +239,11 @@ impl Communicator {
         self.shape.layout
     }
 
+    /// What carries this rank's packets: `UDP`, or an adapter with its port and its GID's index.
+    pub fn transport(&self) -> &str {
+        &self.title
+    }
+
     /// Who sums: the box, until the ranks find that none does.
     pub fn mode(&self) -> Mode {
         self.shared.as_ref().map_or(Mode::Ring, |s| s.core().engine.mode())
@@ -240,14 +253,9 @@ impl Communicator {
     pub fn statistics(&self) -> Statistics {
         let Some(shared) = &self.shared else { return self.alone };
         let core = shared.core();
-        let stats = core.links.endpoint.stats();
         Statistics {
-            bytes_sent: stats.sent_bytes,
-            bytes_received: stats.received_bytes,
-            packets_sent: stats.sent_packets,
-            packets_received: stats.received_packets,
-            retransmissions: stats.retransmissions,
-            congestion_marks: stats.ce_received,
+            restarts: core.connections.restarts(),
+            traffic: core.connections.traffic(),
             ..*core.engine.statistics()
         }
     }
@@ -275,24 +283,33 @@ impl Drop for Communicator {
 }
 
 impl Core {
+    fn retransmissions(&self) -> Option<u64> {
+        self.connections.traffic().map(|t| t.retransmissions)
+    }
+
     /// Says goodbye, and stays as long as somebody may need this rank.
     fn linger(&mut self) {
         let failure = self.engine.failure().cloned();
         let patient = Instant::now() + LINGER / 10;
         let until = Instant::now() + if failure.is_some() { LINGER / 4 } else { LINGER };
-        self.engine.leave(&mut self.links);
+        self.engine.leave(&mut *self.connections);
         while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
             if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle())).is_err() {
                 break;
             }
         }
         // Acknowledgements of what came last.
-        let _ = self.driver.drive(&mut self.links.endpoint, Instant::now());
+        let _ = self.connections.drive(Instant::now());
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.stop(match failure {
-                Some(error @ (Error::RankDied { .. } | Error::Mismatch(_) | Error::Protocol(_))) => {
-                    Err(error.to_string())
-                }
+                // Over the network the others may not have heard of it.
+                Some(
+                    error @ (Error::RankDied { .. }
+                    | Error::Mismatch(_)
+                    | Error::Protocol(_)
+                    | Error::Socket { .. }
+                    | Error::Adapter { .. }),
+                ) => Err(error.to_string()),
                 _ => Ok(()),
             });
         }
@@ -301,7 +318,7 @@ impl Core {
 
 /// Drives between calls. Holds the core only while there is something to do, never while it waits.
 fn keep(shared: &Turns<Core>) {
-    let Ok(fd) = shared.core().driver.as_fd().try_clone_to_owned() else {
+    let Ok(fd) = shared.core().connections.fd().try_clone_to_owned() else {
         log::warn!("no file descriptor is left: connections rest between operations");
         return;
     };
@@ -314,15 +331,14 @@ fn keep(shared: &Turns<Core>) {
             if core.drive(now, &mut Slice(&mut idle())).is_err() {
                 return;
             }
-            let sent = core.driver.drive(&mut core.links.endpoint, now);
-            if sent.is_err() {
-                return;
+            match core.connections.drive(now) {
+                Err(_) => return,
+                // What came is for the engine.
+                Ok(true) => continue,
+                Ok(false) => {}
             }
-            let next = core
-                .links
-                .endpoint
-                .next_timeout()
-                .map_or(core.engine.next_timeout(), |t| t.min(core.engine.next_timeout()));
+            let timeout = core.engine.next_timeout();
+            let next = core.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
             next.saturating_duration_since(Instant::now()).min(LOOK_UP)
         };
         if !wait.is_zero() && wait_for(fd.as_fd(), PollFlags::POLLIN, wait).is_err() {

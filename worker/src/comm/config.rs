@@ -14,8 +14,12 @@ pub struct CommConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub ranks: u32,
-    /// This rank's own address; ranks on one machine need different ones. UDP port 4791 must be free there.
+    /// This rank's own address; ranks on one machine need different ones. Over UDP, port 4791 must be free there.
     pub ip: IpAddr,
+    /// What carries this rank's packets. Ranks of a job may choose differently.
+    pub transport: Transport,
+    /// How an RDMA adapter tries again.
+    pub retry: AdapterRetry,
     /// Where the other ranks' addresses come from.
     pub bootstrap: Bootstrap,
     /// A rank that is silent for so long is dead.
@@ -24,6 +28,51 @@ pub struct CommConfig {
     pub connect_timeout: Duration,
     /// TLS to the daemon; in clear when `None`.
     pub tls: Option<Tls>,
+}
+
+/// What carries a rank's packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum Transport {
+    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one and a daemon to join by; else UDP.
+    #[default]
+    Auto,
+    /// The RC endpoint of this crate over a UDP socket.
+    Udp,
+    /// An RDMA adapter, a hardware NIC or the kernel's Soft-RoCE, through libibverbs. Needs the feature `verbs`.
+    Verbs,
+}
+
+/// How an RDMA adapter tries again what is not acknowledged; the same as `NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`.
+///
+/// An adapter gives up after `count` + 1 time-outs in a row. Then the connection is started anew where it stood, with twice the
+/// time-out (up to sixteen times) until something is acknowledged, so that a rank may be slow for as long as it lives. Who is
+/// dead is found by keep-alives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AdapterRetry {
+    /// Time-out: 4.096 us x 2^timeout; 1 to 31. A packet that is lost at the end of a message is missed for so long, up to four
+    /// times with some adapters. A sum that takes longer makes the adapter send what has not been acknowledged again.
+    pub timeout: u8,
+    /// Retries, 0 to 7; Soft-RoCE takes 7 for no limit.
+    pub count: u8,
+}
+
+impl Default for AdapterRetry {
+    /// 268 ms and 7 retries.
+    fn default() -> Self {
+        Self { timeout: 16, count: 7 }
+    }
+}
+
+impl AdapterRetry {
+    pub(crate) fn check(self) -> Result<(), String> {
+        if !(1..=31).contains(&self.timeout) {
+            return Err(format!("retry.timeout {}: 1 to 31", self.timeout));
+        }
+        if self.count > 7 {
+            return Err(format!("retry.count {}: 0 to 7", self.count));
+        }
+        Ok(())
+    }
 }
 
 /// Files for TLS to the daemon, in PEM form.
@@ -36,10 +85,11 @@ pub struct Tls {
 }
 
 impl CommConfig {
-    /// The usual times: a rank is dead after 10 s, and `connect` waits for 60 s.
+    /// The usual: an adapter where there is one, a rank is dead after 10 s, and `connect` waits for 60 s.
     pub fn new(rank: u32, ranks: u32, ip: IpAddr, bootstrap: Bootstrap) -> Self {
         let (timeout, connect_timeout) = (Duration::from_secs(10), Duration::from_secs(60));
-        Self { rank, ranks, ip, bootstrap, timeout, connect_timeout, tls: None }
+        let (transport, retry) = (Transport::default(), AdapterRetry::default());
+        Self { rank, ranks, ip, transport, retry, bootstrap, timeout, connect_timeout, tls: None }
     }
 }
 
@@ -150,8 +200,8 @@ pub struct Report {
     pub verified: u64,
     /// From the call to the last sum.
     pub elapsed: Duration,
-    /// Packets that this rank sent again meanwhile.
-    pub retransmissions: u64,
+    /// Packets that this rank sent again meanwhile; `None` where that is an adapter's business.
+    pub retransmissions: Option<u64>,
 }
 
 /// What a communicator has done since it was connected.
@@ -172,6 +222,16 @@ pub struct Statistics {
     pub box_bytes: u64,
     /// Payload bytes sent by the ranks' own ring.
     pub ring_bytes: u64,
+    /// How often an adapter has given a connection up, which was then started anew; see [`AdapterRetry`].
+    pub restarts: u64,
+    /// Packets; `None` over an adapter, which counts for itself: see `rdma statistic`.
+    pub traffic: Option<Traffic>,
+}
+
+/// Packets since the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Traffic {
     /// Bytes of all packets sent, without IP and UDP headers.
     pub bytes_sent: u64,
     /// Bytes of all packets received, without IP and UDP headers.

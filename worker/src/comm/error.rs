@@ -29,6 +29,14 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
+    /// The RDMA adapter cannot be used, or has failed.
+    #[error("adapter {device}: {reason}")]
+    Adapter {
+        /// Its name.
+        device: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// A neighbour did not answer when the connections were opened.
     #[error(
         "rank {rank} ({ip}) did not answer within {after:?}: is it running, and does UDP port 4791 get through?"

@@ -96,8 +96,21 @@ pub(crate) struct DataHeader {
 }
 
 /// Room that the largest control frame needs.
-pub(crate) fn control_room(ranks: u32, rings: u32) -> usize {
+fn control_room(ranks: u32, rings: u32) -> usize {
     64 + TEXT + (ranks as usize * 16).max(rings as usize * 8)
+}
+
+/// Room that the largest frame of a job needs: control, or a step of an ordinary ring.
+pub(crate) fn plain_room(shape: &JobShape) -> usize {
+    let lanes = shape.layout.message_size as usize / 4;
+    let step = DATA_HEADER + lanes.div_ceil(shape.ranks as usize) * 4;
+    step.max(control_room(shape.ranks, shape.layout.rings))
+}
+
+/// Buffers that wait for frames on a plain connection: 64, fewer where that would be more than 32 MiB. Who sends more at
+/// once is told to wait.
+pub(crate) fn plain_buffers(shape: &JobShape) -> usize {
+    ((32 << 20) / plain_room(shape)).clamp(8, 64)
 }
 
 impl Frame {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::buffer::Buffer;
 use super::config::JobShape;
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::rc::{Endpoint, Event, QpConfig, QpId, SetupError};
@@ -22,6 +23,8 @@ pub(crate) struct RankNumbers {
     pub ip: IpAddr,
     pub rings: Vec<Numbers>,
     pub plain: Numbers,
+    /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do.
+    pub any_ip_id: bool,
 }
 
 /// An endpoint with the queue pairs to both neighbours.
@@ -106,9 +109,9 @@ impl Links {
 }
 
 impl Transport for Links {
-    fn send(&mut self, channel: Channel, id: u64, data: Vec<u8>) {
+    fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         if let Some(qp) = self.qps.get(&channel) {
-            self.endpoint.post_send(*qp, id, data, None);
+            self.endpoint.post_send(*qp, id, data.into_vec(), None);
         }
     }
 
@@ -118,9 +121,9 @@ impl Transport for Links {
         }
     }
 
-    fn receive_into(&mut self, channel: Channel, buffer: Vec<u8>) {
+    fn receive_into(&mut self, channel: Channel, buffer: Buffer) {
         if let Some(qp) = self.qps.get(&channel) {
-            self.endpoint.post_receive(*qp, buffer);
+            self.endpoint.post_receive(*qp, buffer.into_vec());
         }
     }
 
@@ -130,15 +133,16 @@ impl Transport for Links {
             let (Event::Sent { qp, .. } | Event::Received { qp, .. } | Event::Failed { qp, .. }) = &event;
             let Some(channel) = self.channels.get(qp).copied() else { continue };
             return Some(match event {
-                Event::Sent { id, data, .. } => TransportEvent::Sent { channel, id, data },
-                Event::Received { data, .. } => TransportEvent::Received { channel, data },
+                Event::Sent { id, data, .. } => TransportEvent::Sent { channel, id, data: data.into() },
+                Event::Received { data, .. } => TransportEvent::Received { channel, data: data.into() },
                 Event::Failed { error, .. } => TransportEvent::Failed { channel, reason: error.to_string() },
             });
         }
     }
 
-    fn close(&mut self, channel: Channel) -> Vec<(u64, Vec<u8>)> {
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
         // The channel stays known: events that wait may still give back its messages.
-        self.qps.remove(&channel).map(|qp| self.endpoint.remove_qp(qp)).unwrap_or_default()
+        let messages = self.qps.remove(&channel).map(|qp| self.endpoint.remove_qp(qp));
+        messages.into_iter().flatten().map(|(id, data)| (id, data.into())).collect()
     }
 }

@@ -6,23 +6,32 @@
 //! | [`error`] | what can go wrong |
 //! | [`frame`] | what the ranks tell each other past the box |
 //! | [`transport`] | what the engine needs below itself |
+//! | [`buffer`] | memory of a message |
 //! | [`reduction`] | an ordinary ring all-reduce of one message |
 //! | [`engine`] | the collective as a state machine |
-//! | [`links`] | queue pairs under the engine |
+//! | [`network`] | what the connections run over |
+//! | [`udp`] | a socket: [`links`], the RC endpoint's queue pairs, and [`numbers`] for them |
+//! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |
-//! | [`communicator`] | all of it over a socket, driven by the caller or the keeper thread |
+//! | [`communicator`] | all of it, driven by the caller or the keeper thread |
 
 mod bootstrap;
+pub(crate) mod buffer;
 pub mod communicator;
 pub mod config;
 pub(crate) mod engine;
 pub mod error;
 pub(crate) mod frame;
 pub(crate) mod links;
+mod network;
+mod numbers;
 pub(crate) mod reduction;
 pub(crate) mod transport;
 pub(crate) mod turns;
+mod udp;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 /// The locks under [`turns`].
 mod sync {
@@ -30,5 +39,5 @@ mod sync {
 }
 
 pub use communicator::Communicator;
-pub use config::{Bootstrap, CommConfig, Mode, Report, Statistics, Tls};
+pub use config::{AdapterRetry, Bootstrap, CommConfig, Mode, Report, Statistics, Tls, Traffic, Transport};
 pub use error::Error;

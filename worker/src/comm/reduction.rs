@@ -6,13 +6,14 @@
 
 use std::ops::Range;
 
+use super::buffer::Buffer;
 use crate::numeric::reference::add_lanes;
 
 /// One message on its way around the ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Reduction {
     /// This rank's own lanes, turning into the sum; `None` until this rank takes part.
-    lanes: Option<Vec<u8>>,
+    lanes: Option<Buffer>,
     /// Steps received.
     received: u32,
     /// Steps that arrived before this rank took part.
@@ -56,7 +57,7 @@ impl Reduction {
     pub fn contribute(
         &mut self,
         place: Place,
-        lanes: Vec<u8>,
+        lanes: Buffer,
         mut send: impl FnMut(u32, &[u8]),
     ) -> Result<(), Misfit> {
         send(0, &lanes[place.sent(0, lanes.len())]);
@@ -105,7 +106,7 @@ impl Reduction {
     }
 
     /// The lanes.
-    pub fn into_lanes(self) -> Vec<u8> {
+    pub fn into_lanes(self) -> Buffer {
         self.lanes.unwrap_or_default()
     }
 }
@@ -133,7 +134,9 @@ mod tests {
                         let place = Place { rank: r as u32, ranks };
                         let next = (r + 1) % ranks as usize;
                         reductions[r]
-                            .contribute(place, own(r as u32), |s, l| queues[next].push_back((s, l.to_vec())))
+                            .contribute(place, own(r as u32).into(), |s, l| {
+                                queues[next].push_back((s, l.to_vec()))
+                            })
                             .unwrap();
                         // Everybody works off what has come.
                         while let Some(r) = (0..ranks as usize).find(|r| !queues[*r].is_empty()) {
@@ -147,7 +150,7 @@ mod tests {
                     }
                     for (r, reduction) in reductions.into_iter().enumerate() {
                         assert!(reduction.is_done(Place { rank: r as u32, ranks }), "{ranks} {lanes} {late}");
-                        assert_eq!(reduction.into_lanes(), sum, "rank {r} of {ranks}, {lanes} lanes");
+                        assert_eq!(*reduction.into_lanes(), *sum, "rank {r} of {ranks}, {lanes} lanes");
                     }
                 }
             }
@@ -158,7 +161,7 @@ mod tests {
     fn steps_that_do_not_fit_are_refused() {
         let place = Place { rank: 0, ranks: 3 };
         let mut r = Reduction::default();
-        r.contribute(place, vec![0; 24], |_, _| ()).unwrap();
+        r.contribute(place, vec![0; 24].into(), |_, _| ()).unwrap();
         assert_eq!(r.step(place, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
         assert_eq!(r.step(place, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
         assert_eq!(r.step(place, 0, &[0; 8], |_, _| ()), Ok(()));

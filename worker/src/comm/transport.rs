@@ -4,6 +4,8 @@
 
 use std::time::Instant;
 
+use super::buffer::Buffer;
+
 /// One connection, as its user sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) enum Channel {
@@ -21,24 +23,28 @@ pub(crate) enum Channel {
 #[derive(Debug)]
 pub(crate) enum TransportEvent {
     /// A message has been acknowledged; here is its buffer.
-    Sent { channel: Channel, id: u64, data: Vec<u8> },
+    Sent { channel: Channel, id: u64, data: Buffer },
     /// A message has arrived.
-    Received { channel: Channel, data: Vec<u8> },
+    Received { channel: Channel, data: Buffer },
     /// The connection is of no more use.
     Failed { channel: Channel, reason: String },
 }
 
 /// Reliable connections to the neighbours.
 pub(crate) trait Transport {
+    /// An empty buffer with room for so many bytes, which is best to send from and to receive into.
+    fn buffer(&mut self, room: usize) -> Buffer {
+        Buffer::heap(room)
+    }
     /// Sends a message.
-    fn send(&mut self, channel: Channel, id: u64, data: Vec<u8>);
+    fn send(&mut self, channel: Channel, id: u64, data: Buffer);
     /// A message that was sent, and all before it, should be acknowledged as soon as it arrives: all ranks have sent
     /// their part, or will at once.
     fn expect(&mut self, now: Instant, channel: Channel, id: u64);
-    /// Gives a buffer to receive into; its length is the room.
-    fn receive_into(&mut self, channel: Channel, buffer: Vec<u8>);
+    /// Gives a buffer to receive into.
+    fn receive_into(&mut self, channel: Channel, buffer: Buffer);
     /// What has happened, oldest first.
     fn poll(&mut self) -> Option<TransportEvent>;
     /// Closes a connection and gives back what it has not yet delivered, by id.
-    fn close(&mut self, channel: Channel) -> Vec<(u64, Vec<u8>)>;
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)>;
 }

@@ -152,6 +152,7 @@ impl Sim {
                 ip: *ip,
                 rings: (0..layout.rings).map(|_| numbers()).collect(),
                 plain: numbers(),
+                any_ip_id: false,
             })
             .collect();
         let start = Instant::now();

@@ -14,6 +14,7 @@ use netsum_common::serial;
 use netsum_common::wire::{Aeth, Bth, Nak, Opcode, ROCE_PORT, Syndrome};
 
 use super::stack::Stack;
+use crate::comm::buffer::Buffer;
 use crate::comm::config::JobShape;
 use crate::comm::links::{Numbers, RankNumbers};
 use crate::comm::transport::{Channel, Transport, TransportEvent};
@@ -277,7 +278,8 @@ impl Selective {
 }
 
 impl Transport for Selective {
-    fn send(&mut self, channel: Channel, id: u64, data: Vec<u8>) {
+    fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
+        let data = data.into_vec();
         if let Some(s) = self.sender(channel) {
             let packets = data.len().div_ceil(s.mtu).max(1) as u64;
             s.messages.push_back(Message { id, data, first: s.posted, packets });
@@ -294,7 +296,8 @@ impl Transport for Selective {
         }
     }
 
-    fn receive_into(&mut self, channel: Channel, mut buffer: Vec<u8>) {
+    fn receive_into(&mut self, channel: Channel, buffer: Buffer) {
+        let mut buffer = buffer.into_vec();
         buffer.clear();
         if let Some((_, r)) = self.receivers.iter_mut().find(|r| r.0 == channel) {
             r.buffers.push_back(buffer);
@@ -305,12 +308,12 @@ impl Transport for Selective {
         self.events.pop_front()
     }
 
-    fn close(&mut self, channel: Channel) -> Vec<(u64, Vec<u8>)> {
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
         self.by_qpn.retain(|_, (_, c)| *c != channel);
         self.receivers.retain(|r| r.0 != channel);
         let at = self.senders.iter().position(|s| s.0 == channel);
         let messages = at.map(|at| self.senders.remove(at).1.messages);
-        messages.into_iter().flatten().map(|m| (m.id, m.data)).collect()
+        messages.into_iter().flatten().map(|m| (m.id, m.data.into())).collect()
     }
 }
 
@@ -335,13 +338,14 @@ impl Stack for Selective {
                     self.stats.packet_seq_err += 1;
                     s.recover();
                 }
-                let sent = |(id, data)| TransportEvent::Sent { channel, id, data };
+                let sent =
+                    |(id, data): (u64, Vec<u8>)| TransportEvent::Sent { channel, id, data: data.into() };
                 self.events.extend(done.into_iter().map(sent));
             }
             (false, None) if from == self.previous && packet.bth.opcode.is_rc_data() => {
                 let Some((_, r)) = self.receivers.iter_mut().find(|r| r.0 == channel) else { return };
                 let messages = r.on_data(&packet.bth, packet.payload, &mut self.stats);
-                let received = |data| TransportEvent::Received { channel, data };
+                let received = |data: Vec<u8>| TransportEvent::Received { channel, data: data.into() };
                 self.events.extend(messages.into_iter().map(received));
             }
             _ => self.stats.discarded += 1,

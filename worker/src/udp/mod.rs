@@ -24,7 +24,8 @@ const RECEIVE_LEN: usize = 65_536;
 pub enum BindError {
     /// Another program has the port on this address.
     #[error(
-        "UDP port {ROCE_PORT} of {0} is in use by another RoCEv2 endpoint; each rank needs an address of its own"
+        "UDP port {ROCE_PORT} of {0} is in use by another RoCEv2 endpoint, perhaps the kernel's Soft-RoCE; each rank needs an \
+         address of its own"
     )]
     InUse(IpAddr),
     /// It says nothing without an interface, and no RoCEv2 header names one.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use netsum_worker::{Bootstrap, CommConfig, Tls};
+use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 
 #[derive(Parser)]
 #[command(
@@ -33,6 +33,17 @@ pub enum Type {
     I32,
     /// Single precision floats.
     F32,
+}
+
+/// What carries packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Carrier {
+    /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one; else UDP.
+    Auto,
+    /// netsum's own RoCE endpoint over a UDP socket.
+    Udp,
+    /// An RDMA adapter, hardware or Soft-RoCE, by libibverbs.
+    Verbs,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -103,6 +114,15 @@ pub struct Options {
     /// This rank's own address.
     #[arg(long, env = "NETSUM_IP")]
     pub ip: IpAddr,
+    /// What carries packets; ranks of a job may differ.
+    #[arg(long, env = "NETSUM_TRANSPORT", value_enum, default_value_t = Carrier::Auto)]
+    pub transport: Carrier,
+    /// Over an RDMA adapter: time-out without an acknowledgement, 4.096 us x 2^N; as NCCL_IB_TIMEOUT.
+    #[arg(long, env = "NETSUM_IB_TIMEOUT", value_name = "N", default_value_t = AdapterRetry::default().timeout)]
+    pub ib_timeout: u8,
+    /// Over an RDMA adapter: retries before the connection is started anew; as NCCL_IB_RETRY_CNT.
+    #[arg(long, env = "NETSUM_IB_RETRY_CNT", value_name = "N", default_value_t = AdapterRetry::default().count)]
+    pub ib_retry_cnt: u8,
     /// A rank that is silent for so many seconds is dead.
     #[arg(long, env = "NETSUM_TIMEOUT", default_value_t = 10.0)]
     pub timeout: f64,
@@ -141,7 +161,14 @@ impl Options {
             }
             _ => bail!("--controller, --job and --token are needed, or --peers"),
         };
+        let transport = match self.transport {
+            Carrier::Auto => Transport::Auto,
+            Carrier::Udp => Transport::Udp,
+            Carrier::Verbs => Transport::Verbs,
+        };
         Ok(CommConfig {
+            transport,
+            retry: AdapterRetry { timeout: self.ib_timeout, count: self.ib_retry_cnt },
             timeout: seconds("--timeout", self.timeout)?,
             connect_timeout: seconds("--connect-timeout", self.connect_timeout)?,
             tls: self

@@ -69,7 +69,7 @@ fn measure<T: Input>(
     input: &[T],
     buffer: &mut [T],
 ) -> Result<Row> {
-    let (mut elapsed, mut by_ring, mut retransmissions) = (Duration::ZERO, false, 0);
+    let (mut elapsed, mut by_ring, mut retransmissions) = (Duration::ZERO, false, Some(0));
     for i in 0..options.warmup + options.iters {
         // A sum of sums would not stay finite.
         buffer.copy_from_slice(input);
@@ -78,13 +78,18 @@ fn measure<T: Input>(
         if i >= options.warmup {
             elapsed += started.elapsed();
             by_ring |= report.mode == Mode::Ring;
-            retransmissions += report.retransmissions;
+            retransmissions = retransmissions.zip(report.retransmissions).map(|(all, these)| all + these);
         }
     }
     let wrong = if options.check { Some(data::wrong(buffer, comm.ranks(), &comm.layout())) } else { None };
     // All ranks' counts, so that one table tells all.
     let clip = |n: u64| i32::try_from(n).unwrap_or(i32::MAX / 64).min(i32::MAX / 64);
-    let mut counts = [clip(wrong.unwrap_or(0)), clip(retransmissions), i32::from(by_ring)];
+    let mut counts = [
+        clip(wrong.unwrap_or(0)),
+        clip(retransmissions.unwrap_or(0)),
+        i32::from(by_ring),
+        i32::from(retransmissions.is_none()),
+    ];
     comm.all_reduce(&mut counts)?;
     ensure!(counts.iter().all(|c| *c >= 0), "counts overflow");
     Ok(Row {
@@ -95,7 +100,7 @@ fn measure<T: Input>(
         ranks: comm.ranks(),
         wrong: wrong.map(|_| counts[0] as u64),
         mode: if counts[2] > 0 { Mode::Ring } else { Mode::Box },
-        retransmissions: counts[1] as u64,
+        retransmissions: (counts[3] == 0).then_some(counts[1] as u64),
     })
 }
 

@@ -20,8 +20,8 @@ pub struct Row {
     /// `None` when not checked.
     pub wrong: Option<u64>,
     pub mode: Mode,
-    /// Packets sent again, at all ranks in all measured all-reduces.
-    pub retransmissions: u64,
+    /// Packets sent again, at all ranks in all measured all-reduces; `None` where an adapter does that at any rank.
+    pub retransmissions: Option<u64>,
 }
 
 impl Row {
@@ -63,7 +63,7 @@ struct Json {
     busbw: f64,
     wrong: Option<u64>,
     by: &'static str,
-    retransmissions: u64,
+    retransmissions: Option<u64>,
 }
 
 /// Where rows go.
@@ -91,11 +91,12 @@ impl Table {
             if options.check { "checked bit by bit" } else { "not checked" }
         );
         println!(
-            "# messages of {} bytes, window {}, {} ring{}",
+            "# messages of {} bytes, window {}, {} ring{}; rank 0 over {}",
             layout.message_size,
             layout.window,
             layout.rings,
-            if layout.rings == 1 { "" } else { "s" }
+            if layout.rings == 1 { "" } else { "s" },
+            comm.transport()
         );
         println!("#\n#{}", HEAD[0]);
         println!("#{}", HEAD[1]);
@@ -141,7 +142,7 @@ fn text(row: &Row) -> String {
         row.busbw(),
         row.wrong.map_or("N/A".to_owned(), |w| w.to_string()),
         row.mode.name(),
-        row.retransmissions
+        row.retransmissions.map_or("N/A".to_owned(), |r| r.to_string())
     )
 }
 
@@ -159,7 +160,7 @@ mod tests {
             ranks: 4,
             wrong: Some(0),
             mode: Mode::Box,
-            retransmissions: 12,
+            retransmissions: Some(12),
         };
         let line = text(&row);
         assert_eq!(line.len(), HEAD[0].len() + 1, "{line}");

@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 
 pub(crate) use operation::Finished;
 
+use super::buffer::Buffer;
 use super::config::{JobShape, Mode, Statistics};
 use super::error::Error;
-use super::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, control_room};
+use super::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
 use super::reduction::{Place, Reduction};
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::numeric::element::Data;
@@ -63,7 +64,7 @@ enum Path {
 struct Kept {
     number: u64,
     /// `None` while the connection has it.
-    payload: Option<Vec<u8>>,
+    payload: Option<Buffer>,
 }
 
 /// One ring's messages, numbered over the connection's life.
@@ -116,12 +117,10 @@ pub(crate) struct Engine {
     all_started: Option<Instant>,
     plain_ids: u64,
     plain_outstanding: u64,
-    pool: Vec<Vec<u8>>,
+    pool: Vec<Buffer>,
     statistics: Statistics,
 }
 
-/// Buffers that wait for messages on a plain connection.
-const PLAIN_BUFFERS: usize = 64;
 /// Buffers kept for reuse.
 const POOL: usize = 64;
 
@@ -161,15 +160,13 @@ impl Engine {
         };
         for ring in 0..layout.rings {
             for _ in 0..layout.window + 2 {
-                let buffer = Vec::with_capacity(layout.message_size as usize);
+                let buffer = transport.buffer(layout.message_size as usize);
                 transport.receive_into(Channel::RingIn(ring), buffer);
             }
         }
-        for _ in 0..PLAIN_BUFFERS {
-            transport.receive_into(
-                Channel::PlainIn,
-                Vec::with_capacity(control_room(ranks, layout.rings).min(1024)),
-            );
+        for _ in 0..plain_buffers(&settings.shape) {
+            let buffer = transport.buffer(plain_room(&settings.shape));
+            transport.receive_into(Channel::PlainIn, buffer);
         }
         engine.tell(transport, &Frame::Hello { shape: settings.shape, rank: settings.rank });
         engine
@@ -258,10 +255,10 @@ impl Engine {
 
     /// Sends a frame to the next rank.
     fn tell(&mut self, t: &mut dyn Transport, frame: &Frame) {
-        self.send_plain(t, frame.encode());
+        self.send_plain(t, frame.encode().into());
     }
 
-    fn send_plain(&mut self, t: &mut dyn Transport, bytes: Vec<u8>) {
+    fn send_plain(&mut self, t: &mut dyn Transport, bytes: Buffer) {
         // Also to a rank that has left: it stays a while, to hear that nobody needs it.
         self.plain_ids += 1;
         self.plain_outstanding += 1;
@@ -285,15 +282,15 @@ impl Engine {
     }
 
     /// The connection no longer needs a message.
-    fn give_back(&mut self, ring: u32, number: u64, data: Vec<u8>) {
+    fn give_back(&mut self, ring: u32, number: u64, data: Buffer) {
         match self.rings[ring as usize].kept.iter_mut().find(|k| k.number == number) {
             Some(kept) => kept.payload = Some(data),
             None => self.recycle(data),
         }
     }
 
-    fn recycle(&mut self, buffer: Vec<u8>) {
-        if self.pool.len() < POOL {
+    fn recycle(&mut self, buffer: Buffer) {
+        if self.pool.len() < POOL && buffer.room() >= self.settings.shape.layout.message_size as usize {
             self.pool.push(buffer);
         }
     }

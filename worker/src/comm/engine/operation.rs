@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use netsum_common::lanes::{CHECK_LANES, Check, Finding, sums_of_bytes};
 
 use super::{Engine, Kept, Path};
+use crate::comm::buffer::Buffer;
 use crate::comm::config::Mode;
 use crate::comm::error::Error;
-use crate::comm::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
+use crate::comm::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason, plain_room};
 use crate::comm::reduction::{Misfit, Reduction};
 use crate::comm::transport::{Channel, Transport};
 use crate::numeric::element::{Data, Dtype};
@@ -164,7 +165,8 @@ impl Engine {
                 {
                     break;
                 }
-                let mut payload = self.pool.pop().unwrap_or_default();
+                let room = self.settings.shape.layout.message_size as usize;
+                let mut payload = self.pool.pop().unwrap_or_else(|| t.buffer(room));
                 self.build(&*data, ring, number, &message, &mut payload);
                 self.rings[ring as usize].next += 1;
                 if self.path == Path::Box {
@@ -196,9 +198,9 @@ impl Engine {
         }
     }
 
-    fn build(&self, data: &dyn Data, ring: u32, number: u64, message: &Message, out: &mut Vec<u8>) {
+    fn build(&self, data: &dyn Data, ring: u32, number: u64, message: &Message, out: &mut Buffer) {
         let Some(op) = &self.operation else { return };
-        out.resize(message.len(), 0);
+        out.resize(message.len());
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
         let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
         for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES)) {
@@ -314,12 +316,12 @@ impl Engine {
         data: &mut dyn Data,
         ring: u32,
         number: u64,
-        payload: Vec<u8>,
+        payload: Buffer,
     ) {
-        let mut out = Vec::new();
+        let (mut out, room) = (Vec::new(), plain_room(&self.settings.shape));
         let reduction = self.reductions.entry((ring, number)).or_default();
         let done = reduction.contribute(self.place, payload, |step, lanes| {
-            out.push(data_frame(ring, number, step, lanes));
+            out.push(data_frame(t.buffer(room), ring, number, step, lanes));
         });
         self.after_steps(now, t, data, ring, done, out);
     }
@@ -336,10 +338,10 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        let mut out = Vec::new();
+        let (mut out, room) = (Vec::new(), plain_room(&self.settings.shape));
         let reduction = self.reductions.entry((h.ring, h.number)).or_default();
         let done = reduction.step(self.place, h.step, lanes, |step, lanes| {
-            out.push(data_frame(h.ring, h.number, step, lanes));
+            out.push(data_frame(t.buffer(room), h.ring, h.number, step, lanes));
         });
         self.after_steps(now, t, data, h.ring, done, out);
     }
@@ -351,7 +353,7 @@ impl Engine {
         data: &mut dyn Data,
         ring: u32,
         done: Result<(), Misfit>,
-        out: Vec<Vec<u8>>,
+        out: Vec<Buffer>,
     ) {
         for frame in out {
             self.statistics.ring_bytes += (frame.len() - DATA_HEADER) as u64;
@@ -381,8 +383,8 @@ impl Engine {
     }
 }
 
-fn data_frame(ring: u32, number: u64, step: u32, lanes: &[u8]) -> Vec<u8> {
-    let mut frame = Frame::Data(DataHeader { ring, step, number }).encode();
+fn data_frame(mut frame: Buffer, ring: u32, number: u64, step: u32, lanes: &[u8]) -> Buffer {
+    frame.extend_from_slice(&Frame::Data(DataHeader { ring, step, number }).encode());
     frame.extend_from_slice(lanes);
     frame
 }

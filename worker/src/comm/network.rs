@@ -1,0 +1,133 @@
+//! What the engine's connections run over: a socket of ours, or an adapter.
+//!
+//! Queue pair numbers go to the other ranks before there are connections. An adapter chooses them itself. So a network is
+//! opened, tells its numbers, and is connected once those of all ranks are known.
+
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::Instant;
+
+use super::config::{Bootstrap, CommConfig, JobShape, Traffic, Transport as Choice};
+use super::error::Error;
+use super::links::{Numbers, RankNumbers};
+use super::transport::Transport;
+use super::udp::Udp;
+use crate::verbs::gid;
+
+/// A network without connections.
+pub(crate) trait Network {
+    /// Makes the queue pairs of a rank; its numbers for each ring, and for the plain connections.
+    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error>;
+    /// Connects them with the neighbours of `rank`.
+    fn connect(
+        self: Box<Self>,
+        shape: &JobShape,
+        rank: u32,
+        ranks: &[RankNumbers],
+    ) -> Result<Box<dyn Connections>, Error>;
+    /// Whether packets leave with IPv4 identifications that a socket cannot guess.
+    fn any_ip_id(&self) -> bool;
+}
+
+/// Connections that somebody has to drive.
+pub(crate) trait Connections: Transport + Send {
+    /// Opens them, once buffers are there to receive into. Before that nothing is sent.
+    fn start(&mut self) -> Result<(), Error>;
+    /// Receives what has arrived and sends what may be sent. Where that was nothing, waits for something to do, at most until
+    /// `until`. Whether there was anything.
+    fn drive(&mut self, until: Instant) -> Result<bool, Error>;
+    /// When to drive at the latest, if nothing arrives.
+    fn next_timeout(&self) -> Option<Instant>;
+    /// Readable when something has arrived.
+    fn fd(&self) -> BorrowedFd<'_>;
+    /// What has been counted, where it is this program that counts.
+    fn traffic(&self) -> Option<Traffic>;
+    /// How often an adapter has given a connection up, which was then started anew.
+    fn restarts(&self) -> u64;
+    /// What they run over, for people.
+    fn title(&self) -> String;
+}
+
+/// Opens what the configuration asks for.
+pub(crate) fn open(config: &CommConfig) -> Result<Box<dyn Network>, Error> {
+    let ip = config.ip;
+    let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
+    let place = match config.transport {
+        Choice::Udp => None,
+        Choice::Auto if listed => None,
+        Choice::Auto => gid::find(Path::new(gid::SYSFS), ip),
+        Choice::Verbs if listed => {
+            let text = "transport verbs: an adapter chooses its queue pair numbers itself, so that ranks need a daemon to tell \
+                        them to each other, and not a list of addresses";
+            return Err(Error::Config(text.to_owned()));
+        }
+        Choice::Verbs => match gid::find(Path::new(gid::SYSFS), ip) {
+            Some(place) => Some(place),
+            None => {
+                let text = format!(
+                    "transport verbs: no RDMA adapter has {ip} as a GID for RoCE v2; see `rdma link`"
+                );
+                return Err(Error::Config(text));
+            }
+        },
+    };
+    match place {
+        None => open_udp(ip),
+        Some(place) => match (open_verbs(config, place), config.transport) {
+            (Err(e), Choice::Auto) => {
+                log::warn!("rank {}: {e}; trying over UDP", config.rank);
+                open_udp(ip)
+            }
+            (opened, _) => opened,
+        },
+    }
+}
+
+fn open_udp(ip: IpAddr) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(Udp::bind(ip)?))
+}
+
+#[cfg(feature = "verbs")]
+fn open_verbs(config: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
+    super::verbs::open(config, place)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn open_verbs(_: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
+    let reason = "this program was built without the feature `verbs`".to_owned();
+    Err(Error::Adapter { device: place.device, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(transport: Choice, bootstrap: Bootstrap) -> Option<String> {
+        let config = CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
+        open(&config).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn an_adapter_that_is_not_there_is_an_error_where_it_is_asked_for() {
+        let peers = vec![[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
+        let listed = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+        let text = refused(Choice::Verbs, listed).unwrap();
+        assert!(text.contains("need a daemon"), "{text}");
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let text = refused(Choice::Verbs, daemon).unwrap();
+        assert!(text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"), "{text}");
+    }
+
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn an_adapter_that_libibverbs_cannot_open_is_named() {
+        let place = gid::Place { device: "nothing0".into(), port: 1, gid_index: 0 };
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
+        let text = open_verbs(&config, place).err().unwrap().to_string();
+        // The library and the kernel's part of it may be there or not.
+        let reasons = ["libibverbs", "ib_uverbs"];
+        assert!(text.starts_with("adapter nothing0: ") && reasons.iter().any(|r| text.contains(r)), "{text}");
+    }
+}

@@ -1,0 +1,466 @@
+//! Connections over an RDMA adapter: the engine's messages are built in, and received into, memory that the adapter reads and
+//! writes itself.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use nix::poll::PollFlags;
+
+use super::buffer::Buffer;
+use super::config::{CommConfig, JobShape, Traffic};
+use super::error::Error;
+use super::frame::{plain_buffers, plain_room};
+use super::links::{Numbers, RankNumbers};
+use super::network::{Connections, Network};
+use super::numbers::Fresh;
+use super::transport::{Channel, Transport, TransportEvent};
+use crate::udp::wait_for;
+use crate::verbs::device::{Adapter, Completion, Depths, Device, Flow, Remote, Retry, Trouble};
+use crate::verbs::gid::Place;
+use crate::verbs::memory::{Arena, Block};
+use crate::verbs::send_queue::{Outcome, SendQueue, Ticket};
+
+/// Frames on the plain connection that are given to the adapter at a time; the others wait here.
+const PLAIN_SENDS: usize = 64;
+/// Batches of completions after which the engine has its turn.
+const BATCHES: usize = 8;
+
+/// An adapter with the queue pairs of a rank, which are not connected yet.
+struct Opened {
+    device: Device,
+    name: String,
+    own: Vec<Pair>,
+}
+
+/// The queue pairs to the next and from the previous rank, of one ring or past the box.
+#[derive(Clone, Copy)]
+struct Pair {
+    out: Channel,
+    into: Channel,
+    first_psn: u32,
+    depths: Depths,
+}
+
+/// Opens the adapter that has the rank's address.
+pub(super) fn open(config: &CommConfig, place: Place) -> Result<Box<dyn Network>, Error> {
+    let name = place.device.clone();
+    let retry = Retry { timeout: config.retry.timeout, count: config.retry.count };
+    let device = Device::open(place, retry);
+    let device = device.map_err(|e| Error::Adapter { device: name.clone(), reason: e.to_string() })?;
+    Ok(Box::new(Opened { device, name, own: Vec::new() }))
+}
+
+impl Opened {
+    fn error(&self, e: &io::Error) -> Error {
+        Error::Adapter { device: self.name.clone(), reason: e.to_string() }
+    }
+}
+
+/// The connections of a job, the plain one first.
+fn pairs(shape: &JobShape, fresh: &mut Fresh) -> Vec<Pair> {
+    let window = shape.layout.window as usize;
+    let mut pair = |out, into, send, receive| Pair {
+        out,
+        into,
+        first_psn: fresh.psn(),
+        depths: Depths { send, receive },
+    };
+    let plain = pair(Channel::PlainOut, Channel::PlainIn, PLAIN_SENDS, plain_buffers(shape));
+    // A message may be acknowledged after its sum has come and the next has been sent in its place.
+    let rings = (0..shape.layout.rings)
+        .map(|i| pair(Channel::RingOut(i), Channel::RingIn(i), window * 2, window + 2));
+    std::iter::once(plain).chain(rings).collect()
+}
+
+impl Network for Opened {
+    fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
+        self.own = pairs(shape, &mut Fresh::new());
+        let depths: Vec<Depths> = self
+            .own
+            .iter()
+            .flat_map(|p| [Depths { receive: 0, ..p.depths }, Depths { send: 0, ..p.depths }])
+            .collect();
+        let made = self.device.make_queue_pairs(&depths, shape.mtu);
+        let qpns = made.map_err(|e| self.error(&e))?;
+        let numbers = qpns.as_chunks::<2>().0.iter().zip(&self.own).map(|(qpns, pair)| Numbers {
+            send_qpn: qpns[0],
+            receive_qpn: qpns[1],
+            first_psn: pair.first_psn,
+        });
+        let mut numbers: Vec<Numbers> = numbers.collect();
+        let plain = numbers.remove(0);
+        Ok((numbers, plain))
+    }
+
+    fn connect(
+        self: Box<Self>,
+        shape: &JobShape,
+        rank: u32,
+        ranks: &[RankNumbers],
+    ) -> Result<Box<dyn Connections>, Error> {
+        let mut arena = Arena::new(self.device.register());
+        let Needs { message, plain } = Needs::of(shape);
+        let reserved = arena
+            .reserve(message.0, message.1)
+            // As many again to send from.
+            .and_then(|()| arena.reserve(plain.0, plain.1 * 2));
+        reserved.map_err(|e| self.error(&e))?;
+        let (count, rank) = (ranks.len(), rank as usize);
+        let (next, previous) = (&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]);
+        let numbers_of = |r: &RankNumbers| -> Vec<Numbers> {
+            std::iter::once(r.plain).chain(r.rings.iter().copied()).collect()
+        };
+        let mut queues = Vec::new();
+        for ((pair, next_n), previous_n) in self.own.iter().zip(numbers_of(next)).zip(numbers_of(previous)) {
+            let messages = SendQueue::new(pair.first_psn, shape.mtu as usize, pair.depths.send);
+            queues.push(Queue {
+                channel: pair.out,
+                remote: Remote { ip: next.ip, qpn: next_n.receive_qpn },
+                side: Side::Send(messages),
+                failed: false,
+            });
+            queues.push(Queue {
+                channel: pair.into,
+                remote: Remote { ip: previous.ip, qpn: previous_n.send_qpn },
+                side: Side::Receive { first_psn: previous_n.first_psn, next: 0, posted: VecDeque::new() },
+                failed: false,
+            });
+        }
+        let title = self.device.title();
+        Ok(Box::new(Verbs::new(self.device, arena, queues, self.name, title)))
+    }
+
+    fn any_ip_id(&self) -> bool {
+        true
+    }
+}
+
+/// Sizes and numbers of buffers that a job needs.
+struct Needs {
+    message: (usize, usize),
+    plain: (usize, usize),
+}
+
+impl Needs {
+    fn of(shape: &JobShape) -> Self {
+        let (window, rings) = (shape.layout.window as usize, shape.layout.rings as usize);
+        // What receives, and originals that are kept for two windows.
+        let messages = rings * (window + 2 + window * 2);
+        Self {
+            message: (shape.layout.message_size as usize, messages),
+            plain: (plain_room(shape), plain_buffers(shape)),
+        }
+    }
+}
+
+/// One direction of a connection.
+struct Queue {
+    channel: Channel,
+    remote: Remote,
+    side: Side,
+    failed: bool,
+}
+
+enum Side {
+    Send(SendQueue<Buffer>),
+    Receive { first_psn: u32, next: u32, posted: VecDeque<(u32, Block)> },
+    Closed,
+}
+
+/// A rank's connections. A queue's place in `queues` is its queue pair's number.
+struct Verbs<A> {
+    // First, so that the adapter has let go of all blocks when they go.
+    adapter: A,
+    arena: Arena,
+    queues: Vec<Queue>,
+    by_channel: HashMap<Channel, usize>,
+    events: VecDeque<TransportEvent>,
+    completions: Vec<Completion>,
+    started: bool,
+    armed: bool,
+    restarts: u64,
+    device: String,
+    title: String,
+}
+
+/// Names what was posted: queue pair, generation of the queue pair, number.
+fn work(queue: usize, ticket: Ticket) -> u64 {
+    (queue as u64) << 48 | u64::from(ticket.generation) << 32 | u64::from(ticket.sequence)
+}
+
+fn ticket(work: u64) -> (usize, Ticket) {
+    ((work >> 48) as usize, Ticket { generation: (work >> 32) as u16, sequence: work as u32 })
+}
+
+impl<A: Adapter> Verbs<A> {
+    fn new(adapter: A, arena: Arena, queues: Vec<Queue>, device: String, title: String) -> Self {
+        let by_channel = queues.iter().enumerate().map(|(i, q)| (q.channel, i)).collect();
+        Self {
+            adapter,
+            arena,
+            queues,
+            by_channel,
+            events: VecDeque::new(),
+            completions: Vec::new(),
+            started: false,
+            armed: false,
+            restarts: 0,
+            device,
+            title,
+        }
+    }
+
+    fn error(&self, e: &io::Error) -> Error {
+        Error::Adapter { device: self.device.clone(), reason: e.to_string() }
+    }
+
+    fn fail(&mut self, queue: usize, reason: String) {
+        let q = &mut self.queues[queue];
+        if !q.failed {
+            q.failed = true;
+            self.events.push_back(TransportEvent::Failed { channel: q.channel, reason });
+        }
+    }
+
+    fn connect(&mut self, queue: usize) -> io::Result<()> {
+        let q = &mut self.queues[queue];
+        let flow = match &mut q.side {
+            Side::Send(messages) => {
+                Flow::Send { first_psn: messages.restart(), doublings: messages.doublings() }
+            }
+            Side::Receive { first_psn, .. } => Flow::Receive { first_psn: *first_psn },
+            Side::Closed => return Ok(()),
+        };
+        self.adapter.connect(queue, flow, q.remote)
+    }
+
+    /// Gives the adapter what it has room for.
+    fn post(&mut self, queue: usize) {
+        let q = &mut self.queues[queue];
+        let Side::Send(messages) = &mut q.side else { return };
+        if !self.started || q.failed {
+            return;
+        }
+        let mut problem = None;
+        while let Some((ticket, message)) = messages.post(|m| registered(&mut self.arena, m, &mut problem)) {
+            let Some(block) = message.block() else { continue };
+            if let Err(e) = self.adapter.post_send(queue, work(queue, ticket), block) {
+                self.fail(queue, e.to_string());
+                return;
+            }
+        }
+        // Otherwise memory comes back with what is on its way.
+        if let Some(reason) = problem
+            && messages.is_idle()
+        {
+            self.fail(queue, reason);
+        }
+    }
+
+    /// Takes in what the adapter has completed. Whether that was anything.
+    fn progress(&mut self) -> io::Result<bool> {
+        let mut any = false;
+        for _ in 0..BATCHES {
+            let mut completions = std::mem::take(&mut self.completions);
+            let more = self.adapter.poll(&mut completions)?;
+            any |= !completions.is_empty();
+            for completion in completions.drain(..) {
+                self.on_completion(completion);
+            }
+            self.completions = completions;
+            if !more {
+                break;
+            }
+        }
+        Ok(any)
+    }
+
+    fn on_completion(&mut self, Completion { work, result }: Completion) {
+        let (queue, ticket) = ticket(work);
+        let Some(q) = self.queues.get_mut(queue).filter(|q| !q.failed) else { return };
+        let channel = q.channel;
+        match (&mut q.side, result) {
+            (Side::Closed, _) => {}
+            (Side::Send(messages), Ok(_)) => {
+                if let Outcome::Sent(sent) = messages.on_success(ticket) {
+                    self.events.extend(sent.into_iter().map(|(id, data)| TransportEvent::Sent {
+                        channel,
+                        id,
+                        data,
+                    }));
+                    self.post(queue);
+                }
+            }
+            (Side::Send(messages), Err(Trouble::GaveUp | Trouble::Flushed)) => {
+                if let Outcome::Stopped = messages.on_stop(ticket) {
+                    self.start_anew(queue);
+                }
+            }
+            (Side::Receive { posted, .. }, Ok(len)) => {
+                // In the order in which they were posted.
+                let Some((_, mut block)) = posted.pop_front_if(|(number, _)| *number == ticket.sequence)
+                else {
+                    return self.fail(queue, "receives were completed out of order".to_owned());
+                };
+                block.set_len(len.min(block.room()));
+                self.events.push_back(TransportEvent::Received { channel, data: block.into() });
+            }
+            (_, Err(trouble)) => {
+                let reason = match trouble {
+                    Trouble::GaveUp => "no acknowledgement after all retries".to_owned(),
+                    Trouble::Flushed => "the queue pair has stopped".to_owned(),
+                    Trouble::Broken(text) => text,
+                };
+                self.fail(queue, format!("{}: {reason}", self.device));
+            }
+        }
+    }
+
+    /// Lets a queue pair that has given up begin where it stood.
+    fn start_anew(&mut self, queue: usize) {
+        log::debug!("{}: {:?} has given up, and is started anew", self.device, self.queues[queue].channel);
+        self.restarts += 1;
+        match self.adapter.reset(queue).and_then(|()| self.connect(queue)) {
+            Ok(()) => self.post(queue),
+            Err(e) => self.fail(queue, format!("cannot start the connection anew: {e}")),
+        }
+    }
+
+    fn wait(&mut self, until: Instant) -> io::Result<bool> {
+        if self.armed {
+            // The event may have come already, and would end the next wait at once.
+            self.adapter.disarm()?;
+            self.armed = false;
+        }
+        if !self.events.is_empty() || self.progress()? {
+            return Ok(true);
+        }
+        self.adapter.arm()?;
+        self.armed = true;
+        // What was completed before that gives no event.
+        if self.progress()? {
+            return Ok(true);
+        }
+        let wait = until.saturating_duration_since(Instant::now());
+        if wait.is_zero() {
+            return Ok(false);
+        }
+        wait_for(self.adapter.fd(), PollFlags::POLLIN, wait)?;
+        self.progress()
+    }
+}
+
+/// A message in registered memory. `problem` says why it cannot have any.
+fn registered(arena: &mut Arena, message: Buffer, problem: &mut Option<String>) -> Result<Buffer, Buffer> {
+    if message.block().is_some() {
+        return Ok(message);
+    }
+    match arena.block(message.len()) {
+        Ok(mut block) => {
+            block.set_len(message.len());
+            block.copy_from_slice(&message);
+            Ok(block.into())
+        }
+        Err(e) => {
+            *problem = Some(e.to_string());
+            Err(message)
+        }
+    }
+}
+
+impl<A: Adapter> Transport for Verbs<A> {
+    fn buffer(&mut self, room: usize) -> Buffer {
+        match self.arena.block(room) {
+            Ok(block) => block.into(),
+            Err(e) => {
+                log::debug!("{}: {e}", self.device);
+                Buffer::heap(room)
+            }
+        }
+    }
+
+    fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
+        let Some(queue) = self.by_channel.get(&channel).copied() else { return };
+        if let Side::Send(messages) = &mut self.queues[queue].side {
+            messages.push(id, data);
+            self.post(queue);
+        }
+    }
+
+    /// An adapter's time-outs are what they are.
+    fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
+
+    fn receive_into(&mut self, channel: Channel, buffer: Buffer) {
+        let Some(queue) = self.by_channel.get(&channel).copied() else { return };
+        let block = match buffer.into_block() {
+            Ok(block) => Ok(block),
+            Err(buffer) => self.arena.block(buffer.room()),
+        };
+        let Side::Receive { next, posted, .. } = &mut self.queues[queue].side else { return };
+        let done = block.and_then(|block| {
+            let number = *next;
+            *next = number.wrapping_add(1);
+            let ticket = Ticket { generation: 0, sequence: number };
+            self.adapter.post_receive(queue, work(queue, ticket), &block)?;
+            posted.push_back((number, block));
+            Ok(())
+        });
+        if let Err(e) = done {
+            self.fail(queue, e.to_string());
+        }
+    }
+
+    fn poll(&mut self) -> Option<TransportEvent> {
+        self.events.pop_front()
+    }
+
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
+        let Some(queue) = self.by_channel.remove(&channel) else { return Vec::new() };
+        // First, so that the adapter has let go of the blocks.
+        self.adapter.destroy(queue);
+        match std::mem::replace(&mut self.queues[queue].side, Side::Closed) {
+            Side::Send(messages) => messages.into_messages().collect(),
+            Side::Receive { .. } | Side::Closed => Vec::new(),
+        }
+    }
+}
+
+impl<A: Adapter> Connections for Verbs<A> {
+    fn start(&mut self) -> Result<(), Error> {
+        for queue in 0..self.queues.len() {
+            self.connect(queue).map_err(|e| self.error(&e))?;
+        }
+        self.started = true;
+        (0..self.queues.len()).for_each(|queue| self.post(queue));
+        Ok(())
+    }
+
+    fn drive(&mut self, until: Instant) -> Result<bool, Error> {
+        self.wait(until).map_err(|e| self.error(&e))
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.adapter.fd()
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        None
+    }
+
+    fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    fn title(&self) -> String {
+        self.title.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

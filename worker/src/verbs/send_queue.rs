@@ -1,0 +1,238 @@
+//! What has been given to a send queue, by PSN, so that a queue pair that has given up can be started anew where it stood.
+//!
+//! An adapter gives a connection up after `retry_cnt` time-outs in a row, eight at the most (IBTA 9.9.2.4.1). A sum waits for
+//! the slowest rank, which may take longer than that, and a link may be down for longer. The receiving queue pair knows
+//! nothing of it: it goes on expecting the same PSN. So the sending one is reset, is given the PSN of the oldest message that
+//! has not been acknowledged as its first, and gets the messages from there on again. What the receiver has of them already
+//! it takes for duplicates. That is go-back-N by a whole message, and nothing that a box or a receiver could tell from it.
+//!
+//! Each life that ends without an acknowledgement makes the next one's time-out twice as long, up to sixteen times: a time-out
+//! that is shorter than a round trip on a busy machine must not keep everything from getting through.
+
+use std::collections::VecDeque;
+
+use netsum_common::serial;
+
+/// Doublings of the time-out at the most.
+const MOST_DOUBLINGS: u8 = 4;
+
+/// A message in the queue.
+#[derive(Debug)]
+struct Posted<B> {
+    sequence: u32,
+    id: u64,
+    psn: u32,
+    message: B,
+}
+
+/// One send queue's messages, oldest first.
+#[derive(Debug)]
+pub(crate) struct SendQueue<B> {
+    mtu: usize,
+    depth: usize,
+    next_psn: u32,
+    next_sequence: u32,
+    /// Of the queue pair's lives; completions of an earlier one mean nothing.
+    generation: u16,
+    posted: VecDeque<Posted<B>>,
+    waiting: VecDeque<(u64, B)>,
+    /// Lives that have ended since the last acknowledgement.
+    in_vain: u8,
+    /// The queue pair takes nothing: all that is posted comes back in order, undone.
+    stopped: bool,
+}
+
+/// Names what was posted, for the completion: its generation, and its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ticket {
+    pub generation: u16,
+    pub sequence: u32,
+}
+
+/// What a completion came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome<B> {
+    /// Messages that have been acknowledged, oldest first.
+    Sent(Vec<(u64, B)>),
+    /// The queue pair has stopped, and has given back everything: [`SendQueue::restart`].
+    Stopped,
+    /// Nothing to do.
+    Nothing,
+}
+
+impl<B: AsRef<[u8]>> SendQueue<B> {
+    /// An empty queue that takes `depth` messages at a time.
+    pub fn new(first_psn: u32, mtu: usize, depth: usize) -> Self {
+        Self {
+            mtu,
+            depth,
+            next_psn: first_psn,
+            next_sequence: 0,
+            generation: 0,
+            posted: VecDeque::new(),
+            waiting: VecDeque::new(),
+            in_vain: 0,
+            stopped: false,
+        }
+    }
+
+    /// Takes a message.
+    pub fn push(&mut self, id: u64, message: B) {
+        self.waiting.push_back((id, message));
+    }
+
+    /// The next message to post, if there is room in the queue. `ready` makes it fit to be posted, or says that it has to wait.
+    pub fn post(&mut self, ready: impl FnOnce(B) -> Result<B, B>) -> Option<(Ticket, &B)> {
+        if self.stopped || self.posted.len() >= self.depth {
+            return None;
+        }
+        let (id, message) = self.waiting.pop_front()?;
+        let message = match ready(message) {
+            Ok(message) => message,
+            Err(message) => {
+                self.waiting.push_front((id, message));
+                return None;
+            }
+        };
+        let packets = message.as_ref().len().div_ceil(self.mtu).max(1);
+        let (sequence, psn) = (self.next_sequence, self.next_psn);
+        self.next_sequence = sequence.wrapping_add(1);
+        self.next_psn = serial::add(psn, packets as u32);
+        self.posted.push_back(Posted { sequence, id, psn, message });
+        let message = &self.posted.back()?.message;
+        Some((Ticket { generation: self.generation, sequence }, message))
+    }
+
+    /// A message has been acknowledged, and all before it.
+    pub fn on_success(&mut self, ticket: Ticket) -> Outcome<B> {
+        let Some(behind) = self.place(ticket).map(|at| at + 1) else { return Outcome::Nothing };
+        self.in_vain = 0;
+        Outcome::Sent(self.posted.drain(..behind).map(|p| (p.id, p.message)).collect())
+    }
+
+    /// A message comes back undone: the queue pair has stopped.
+    pub fn on_stop(&mut self, ticket: Ticket) -> Outcome<B> {
+        let Some(at) = self.place(ticket) else { return Outcome::Nothing };
+        self.stopped = true;
+        // The rest comes back behind it.
+        if at + 1 < self.posted.len() {
+            return Outcome::Nothing;
+        }
+        self.in_vain = (self.in_vain + 1).min(MOST_DOUBLINGS);
+        Outcome::Stopped
+    }
+
+    fn place(&self, ticket: Ticket) -> Option<usize> {
+        let current = ticket.generation == self.generation;
+        self.posted.iter().position(|p| current && p.sequence == ticket.sequence)
+    }
+
+    /// Begins a new life, with everything that has not been acknowledged still to be posted. The first PSN of it.
+    pub fn restart(&mut self) -> u32 {
+        self.generation = self.generation.wrapping_add(1);
+        self.stopped = false;
+        if let Some(oldest) = self.posted.front() {
+            self.next_psn = oldest.psn;
+        }
+        while let Some(Posted { id, message, .. }) = self.posted.pop_back() {
+            self.waiting.push_front((id, message));
+        }
+        self.next_psn
+    }
+
+    /// How often the time-out should be doubled.
+    pub fn doublings(&self) -> u8 {
+        self.in_vain
+    }
+
+    /// Whether the queue pair has none of the messages.
+    pub fn is_idle(&self) -> bool {
+        self.posted.is_empty()
+    }
+
+    /// All messages that have not been acknowledged, oldest first.
+    pub fn into_messages(self) -> impl Iterator<Item = (u64, B)> {
+        self.posted.into_iter().map(|p| (p.id, p.message)).chain(self.waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Queue = SendQueue<Vec<u8>>;
+
+    fn post(q: &mut Queue) -> Option<(Ticket, usize)> {
+        q.post(Ok).map(|(ticket, message)| (ticket, message.len()))
+    }
+
+    fn ids(outcome: Outcome<Vec<u8>>) -> Vec<u64> {
+        match outcome {
+            Outcome::Sent(messages) => messages.into_iter().map(|(id, _)| id).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_waits_and_order_is_kept() {
+        let mut q = Queue::new(0xff_fffe, 1024, 2);
+        (0..4).for_each(|id| q.push(id, vec![0; 1500]));
+        let first = post(&mut q).unwrap().0;
+        let second = post(&mut q).unwrap().0;
+        assert_eq!(post(&mut q), None);
+        assert_eq!(ids(q.on_success(first)), [0]);
+        assert!(post(&mut q).is_some());
+        assert_eq!(post(&mut q), None);
+        assert_eq!(q.on_success(first), Outcome::Nothing, "known already");
+        assert_eq!(ids(q.on_success(second)), [1]);
+        assert_eq!(q.into_messages().map(|(id, _)| id).collect::<Vec<_>>(), [2, 3]);
+    }
+
+    #[test]
+    fn a_new_life_begins_with_the_oldest_message_not_acknowledged() {
+        let mut q = Queue::new(0xff_fffe, 1024, 8);
+        // 3 packets, none, 1, 2.
+        for (id, len) in [(0, 2049), (1, 0), (2, 1024), (3, 1025)] {
+            q.push(id, vec![0; len]);
+        }
+        let tickets: Vec<Ticket> = std::iter::from_fn(|| post(&mut q)).map(|t| t.0).collect();
+        assert_eq!(ids(q.on_success(tickets[1])), [0, 1], "an acknowledgement covers those before it");
+        assert_eq!(q.on_stop(tickets[2]), Outcome::Nothing);
+        q.push(4, vec![1]);
+        assert_eq!(post(&mut q), None, "nothing is posted to a queue pair that has stopped");
+        assert_eq!(q.on_stop(tickets[3]), Outcome::Stopped);
+        // 0xff_fffe + 3 + 1: an empty message takes a packet.
+        assert_eq!(q.restart(), 2);
+        assert!(q.is_idle());
+        assert_eq!(q.doublings(), 1);
+        assert_eq!(q.on_success(tickets[2]), Outcome::Nothing, "of an earlier life");
+        assert_eq!(q.on_stop(tickets[3]), Outcome::Nothing, "of an earlier life");
+        let again: Vec<(Ticket, usize)> = std::iter::from_fn(|| post(&mut q)).collect();
+        assert_eq!(again.iter().map(|a| a.1).collect::<Vec<_>>(), [1024, 1025, 1]);
+        assert_eq!(ids(q.on_success(again[2].0)), [2, 3, 4]);
+        assert_eq!(q.doublings(), 0);
+        // 2 + 1 + 2 + 1
+        assert_eq!(q.restart(), 6);
+    }
+
+    #[test]
+    fn lives_in_vain_become_longer_up_to_a_bound() {
+        let mut q = Queue::new(0, 1024, 1);
+        q.push(0, vec![0]);
+        for doublings in [1, 2, 3, 4, 4] {
+            let ticket = post(&mut q).unwrap().0;
+            assert_eq!(q.on_stop(ticket), Outcome::Stopped);
+            assert_eq!((q.restart(), q.doublings()), (0, doublings));
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_not_ready_keeps_its_place() {
+        let mut q = Queue::new(0, 256, 8);
+        q.push(0, vec![1]);
+        q.push(1, vec![2]);
+        assert_eq!(q.post(Err).map(|p| p.0), None);
+        assert_eq!(q.post(|m| Ok([m, vec![9]].concat())).unwrap().1, &[1, 9]);
+        assert_eq!(post(&mut q).unwrap().1, 1);
+    }
+}
