@@ -62,7 +62,7 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
 
 /// The manual: a page for `netsum`, and one for each command under it, in section 8 as bpftool's are.
 pub fn man_pages() -> Result<Vec<(String, Vec<u8>)>> {
-    let mut top = Cli::command();
+    let mut top = without_help(Cli::command());
     // What `--help` says about exit codes has a section of its own here.
     let short = top.get_after_help().map(ToString::to_string).unwrap_or_default();
     top = top.after_long_help(short);
@@ -70,6 +70,11 @@ pub fn man_pages() -> Result<Vec<(String, Vec<u8>)>> {
     let mut pages = Vec::new();
     page(&top, "netsum", true, &mut pages)?;
     Ok(pages)
+}
+
+/// A command without `help`, of which there is no page.
+fn without_help(command: clap::Command) -> clap::Command {
+    command.disable_help_subcommand(true).mut_subcommands(without_help)
 }
 
 fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
@@ -107,7 +112,7 @@ fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String,
         roff.to_writer(&mut page)?;
     }
     pages.push((format!("{name}.8"), page));
-    for sub in command.get_subcommands().filter(|s| s.get_name() != "help") {
+    for sub in command.get_subcommands() {
         self::page(sub, &format!("{name}-{}", sub.get_name()), false, pages)?;
     }
     Ok(())
@@ -133,6 +138,13 @@ mod tests {
             text("netsum.8").contains(".SH \"EXIT STATUS\"")
                 && text("netsum.8").contains("no daemon answers")
         );
+        // No page refers to one that there is not.
+        for (name, page) in &pages {
+            let text = String::from_utf8_lossy(page).replace('\\', "");
+            for word in text.split_whitespace().filter_map(|w| w.strip_suffix("(8)")) {
+                assert!(pages.iter().any(|(n, _)| *n == format!("{word}.8")), "{name}: {word}");
+            }
+        }
         assert!(text("netsum-job-create.8").contains("Path MTU"));
     }
 

@@ -100,6 +100,8 @@ pub struct Ethtool {
     pub driver: String,
     /// It joins packets that it receives; `None` where it does not say.
     pub lro: Option<bool>,
+    /// It takes VLAN tags off frames that it receives; `None` where it does not say.
+    pub rx_vlan: Option<bool>,
     /// Receive queues in use; 0 where it does not say.
     pub queues: u32,
 }
@@ -107,6 +109,7 @@ pub struct Ethtool {
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
@@ -137,8 +140,9 @@ pub fn ethtool(name: &str) -> Result<Ethtool> {
     });
     // rx_count and combined_count.
     let queues = ask(ETHTOOL_GCHANNELS).map_or(0, |data| data[5] + data[8]);
-    let lro = ask(ETHTOOL_GFLAGS).map(|data| data[1] & ETH_FLAG_LRO != 0);
-    Ok(Ethtool { driver: driver.unwrap_or_default(), lro, queues })
+    let flags = ask(ETHTOOL_GFLAGS).map(|data| data[1]);
+    let [lro, rx_vlan] = [ETH_FLAG_LRO, ETH_FLAG_RXVLAN].map(|flag| flags.map(|flags| flags & flag != 0));
+    Ok(Ethtool { driver: driver.unwrap_or_default(), lro, rx_vlan, queues })
 }
 
 #[cfg(test)]

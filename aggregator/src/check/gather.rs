@@ -143,12 +143,14 @@ fn port(link: &Link, skb: bool) -> Result<PortFacts> {
     let said = device::ethtool(&link.name)?;
     Ok(PortFacts {
         name: link.name.clone(),
-        driver: said.driver,
+        driver: said.driver.clone(),
         up: link.up,
         mtu: link.mtu,
         xdp: link.xdp.is_some(),
         features: device::xdp_features(link.ifindex)?,
         lro: said.lro,
+        // Whether frames have their tags is decided at a veth's other end.
+        rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
         queues: said.queues,
         interrupts: interrupts(&link.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
         skb,

@@ -77,6 +77,8 @@ pub struct PortFacts {
     pub features: Option<u64>,
     /// The driver joins packets that it receives (large receive offload); `None` where it does not say.
     pub lro: Option<bool>,
+    /// The driver takes VLAN tags off frames that it receives; `None` where it does not say.
+    pub rx_vlan: Option<bool>,
     /// Receive queues in use; 0 where the driver does not say.
     pub queues: u32,
     /// The CPUs that serve its interrupts, by interrupt.
@@ -194,8 +196,8 @@ fn bridge(b: &BridgeFacts) -> Vec<Finding> {
     if b.vlan_filtering {
         all.push(warning(
             &subject,
-            "it filters VLANs, which the programs on its ports do not know",
-            "let all ports of a job be members of its VLAN, tagged alike",
+            "it filters VLANs; the programs on its ports sum a job's packets whatever their tags",
+            "let all ports of a job be members of its VLAN, tagged or not, and no address be in two VLANs",
         ));
     }
     if b.stp {
@@ -238,6 +240,10 @@ fn port(p: &PortFacts) -> Vec<Finding> {
     if p.lro == Some(true) {
         let mend = format!("ethtool -K {} lro off", p.name);
         all.push(error(&subject, "large receive offload joins packets before XDP sees them", &mend));
+    }
+    if p.rx_vlan == Some(true) {
+        let mend = format!("ethtool -K {} rxvlan off, if its hosts are in VLANs", p.name);
+        all.push(warning(&subject, "VLAN tags are taken off before XDP sees them", &mend));
     }
     let cpus: std::collections::BTreeSet<&String> = p.interrupts.iter().collect();
     if p.interrupts.len() > 1 && cpus.len() == 1 {
@@ -371,6 +377,7 @@ mod tests {
         one(of_port(|p| p.mtu = 1500), Warning, "path MTU 1024 at the most");
         one(of_port(|p| p.mtu = 300), Error, "too small for any job");
         one(of_port(|p| p.lro = Some(true)), Error, "ethtool -K eth1 lro off");
+        one(of_port(|p| p.rx_vlan = Some(true)), Warning, "ethtool -K eth1 rxvlan off");
         one(of_port(|p| p.features = Some(0)), Error, "mlx5_core has no native XDP");
         one(of_port(|p| p.features = None), Warning, "does not say whether mlx5_core has native XDP");
         one(of_port(|p| p.features = Some(3)), Warning, "redirects to it");
