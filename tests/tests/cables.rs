@@ -163,7 +163,8 @@ fn each_direction_suffers_on_its_own_and_other_traffic_does_not() {
     lab.host(1).set_faults(Faults::NONE, Faults::loss(1.0), 0).unwrap();
     assert_eq!(send(&lab, 50, false), Vec::<u32>::new());
     let counts = lab.host(1).cable().unwrap().counts().unwrap();
-    let down = WayCounts { seen: 50, lost: 50, ..WayCounts::default() };
+    // Without an n-th packet it watches for, it counts data.
+    let down = WayCounts { seen: 50, lost: 50, of_kind: 50, ..WayCounts::default() };
     assert_eq!(counts, CableCounts { down, ..CableCounts::default() });
     let counts = lab.host(0).cable().unwrap().counts().unwrap();
     assert_eq!((counts.up.seen, counts.up.faults(), counts.down.seen), (50, 0, 0));

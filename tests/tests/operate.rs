@@ -196,7 +196,8 @@ fn metrics_count_what_the_command_line_shows() {
     ] {
         assert_eq!(value(&after, sample), expected, "{sample}");
     }
-    for forbidden in ["slot=", "psn=", "qpn=", "token"] {
+    let job = cluster.netsum_json(&["job", "show", "train", "--show-token"]).unwrap();
+    for forbidden in ["slot=", "psn=", "qpn=", "token=", job["token"].as_str().unwrap()] {
         assert!(!after.contains(forbidden), "{forbidden}: {after}");
     }
 }

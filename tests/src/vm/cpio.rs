@@ -28,9 +28,11 @@ impl<W: Write> Cpio<W> {
 
     /// Adds a folder.
     pub fn directory(&mut self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.parents(path.as_ref())?;
-        if self.directories.insert(path.as_ref().to_owned()) {
-            self.entry(path.as_ref(), DIRECTORY | 0o755, &[])?;
+        let path = path.as_ref();
+        self.parents(path)?;
+        // One folder, with or without the slash in front.
+        if self.directories.insert(path.strip_prefix("/").unwrap_or(path).to_owned()) {
+            self.entry(path, DIRECTORY | 0o755, &[])?;
         }
         Ok(())
     }
