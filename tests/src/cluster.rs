@@ -1,10 +1,11 @@
 //! A whole netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use netsum_aggregator::dataplane::FlowSpec;
 use netsum_worker::{Layout, reference_sum};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,8 @@ pub struct JobSpec {
     pub rings: u32,
     /// After which silence a rank is dead.
     pub timeout: Duration,
+    /// How long ranks wait for each other when they connect.
+    pub connect_timeout: Duration,
 }
 
 impl JobSpec {
@@ -61,6 +64,7 @@ impl JobSpec {
             window: 8,
             rings: 1,
             timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(20),
         }
     }
 
@@ -104,6 +108,8 @@ pub struct RankSpec {
     pub rings: u32,
     /// After which silence a rank is dead, in milliseconds.
     pub timeout_ms: u64,
+    /// How long it waits for others when it connects, in milliseconds.
+    pub connect_timeout_ms: u64,
 }
 
 /// What `netsum-rank` is told to do.
@@ -123,6 +129,8 @@ pub enum Order {
         /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
         together: bool,
     },
+    /// Give the communicator up, and connect a new one to the same job.
+    Reconnect,
 }
 
 /// What `netsum-rank` answers.
@@ -150,6 +158,8 @@ pub struct Outcome {
     pub fall_backs: u64,
     /// Messages that were no right sum, since the start.
     pub wrong: u64,
+    /// Packets that had met congestion, since the start.
+    pub marked: u64,
 }
 
 /// How a daemon is run, beyond the usual.
@@ -171,6 +181,8 @@ pub struct Cluster {
     daemon: Option<Running>,
     /// Whether jobs outlive a daemon that is killed.
     pinned: bool,
+    /// Whether the daemon listens on the box's IPv6 address.
+    v6: bool,
     folder: TempDir,
     lab: Lab,
 }
@@ -186,12 +198,23 @@ impl Cluster {
     /// Builds a lab; its box is a plain bridge.
     pub fn without_daemon(spec: LabSpec) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
-        Ok(Self { daemon: None, pinned: false, folder, lab: Lab::new(spec)? })
+        Ok(Self { daemon: None, pinned: false, v6: false, folder, lab: Lab::new(spec)? })
     }
 
     /// From the next start on, the daemon's jobs outlive it when it is killed.
     pub fn pin(&mut self) {
         self.pinned = true;
+    }
+
+    /// From the next start on, the daemon listens for workers over IPv6.
+    pub fn listen_over_ipv6(&mut self) {
+        self.v6 = true;
+    }
+
+    /// Where the daemon listens for workers.
+    pub fn workers(&self) -> SocketAddr {
+        let box_ = self.lab.box_();
+        SocketAddr::new(if self.v6 { box_.ipv6() } else { box_.ip() }, WORKER_PORT)
     }
 
     /// Where the daemon pins what outlives it. The janitor removes it with the lab.
@@ -285,9 +308,9 @@ impl Cluster {
         let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
         let restart = format!("[restart]\npin = {pin:?}\nstate = {:?}\n", self.state_file());
         format!(
-            "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}:{WORKER_PORT}\"\n",
+            "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
             self.socket(),
-            self.lab.box_().ip()
+            self.workers()
         )
     }
 
@@ -329,15 +352,30 @@ impl Cluster {
         Ok(token.to_owned())
     }
 
+    /// Registers a flow by hand, as an administrator does.
+    pub fn add_flow(&self, job: &str, flow: &FlowSpec, port: &str) -> Result<String> {
+        let FlowSpec { ring, rank, base_psn, src, dst, qpn, src_mac, .. } = flow;
+        let numbers = [ring, rank, qpn, base_psn].map(u32::to_string);
+        let [ring, rank, qpn, psn] = numbers.each_ref().map(String::as_str);
+        let (src, dst) = (src.to_string(), dst.to_string());
+        let mac = src_mac.map(|mac| mac.map(|b| format!("{b:02x}")).join(":")).unwrap_or_default();
+        let mut arguments = vec!["flow", "add", job, "--ring", ring, "--rank", rank, "--port", port];
+        arguments.extend(["--src", &src, "--dst", &dst, "--qpn", qpn, "--psn", psn]);
+        if !mac.is_empty() {
+            arguments.extend(["--src-mac", &mac]);
+        }
+        self.netsum(&arguments)
+    }
+
     /// Starts the ranks of a job and waits until they are connected.
     pub fn ranks(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
-        let controller = format!("{}:{WORKER_PORT}", self.lab.box_().ip());
+        let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, false)
     }
 
     /// The same over IPv6.
     pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
-        let controller = format!("{}:{WORKER_PORT}", self.lab.box_().ip());
+        let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, true)
     }
 
@@ -358,7 +396,7 @@ impl Cluster {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
         let (controller, token) = controller.unzip();
-        let mut ranks = Vec::new();
+        let (mut ranks, mut homes) = (Vec::new(), Vec::new());
         for (rank, place) in places.iter().enumerate() {
             let spec = RankSpec {
                 rank: rank as u32,
@@ -373,13 +411,13 @@ impl Cluster {
                 window: job.window,
                 rings: job.rings,
                 timeout_ms: job.timeout.as_millis() as u64,
+                connect_timeout_ms: job.connect_timeout.as_millis() as u64,
             };
-            let mut command = self.lab.host(place.0).command(program("netsum-rank")?);
-            command.arg(serde_json::to_string(&spec)?).env("RUST_LOG", log_level());
-            ranks.push(Some(Running::start(&format!("{} rank {rank}", job.name), &mut command)?));
+            ranks.push(Some(self.rank(place.0, &spec)?));
+            homes.push((place.0, spec));
         }
         let mut group =
-            Group { job: job.clone(), ranks, files: 0, together: false, folder: tempfile::tempdir()? };
+            Group { job: job.clone(), ranks, homes, files: 0, together: false, folder: tempfile::tempdir()? };
         let answers = group.answers(PATIENCE)?;
         let mut errors = answers.iter().filter_map(|(rank, answer)| match answer {
             Answer::Done(_) => None,
@@ -389,6 +427,13 @@ impl Cluster {
             bail!("{}{}{}", errors.by_ref().collect::<String>(), group.log(), self.daemon_log());
         }
         Ok(group)
+    }
+
+    /// Starts a rank's process on a host.
+    fn rank(&self, host: usize, spec: &RankSpec) -> Result<Running> {
+        let mut command = self.lab.host(host).command(program("netsum-rank")?);
+        command.arg(serde_json::to_string(spec)?).env("RUST_LOG", log_level());
+        Running::start(&format!("{} rank {}", spec.job, spec.rank), &mut command)
     }
 
     /// A counter of the box, or of one job on it.
@@ -410,6 +455,8 @@ fn log_level() -> String {
 pub struct Group {
     job: JobSpec,
     ranks: Vec<Option<Running>>,
+    /// Each rank's host, and what it was started with.
+    homes: Vec<(usize, RankSpec)>,
     files: u32,
     together: bool,
     folder: TempDir,
@@ -425,6 +472,25 @@ impl Group {
     pub fn kill(&mut self, rank: usize) -> Result<()> {
         let victim = self.ranks[rank].take().context("that rank has gone already")?;
         victim.signal(Signal::SIGKILL)
+    }
+
+    /// Starts a killed rank again. It answers when all ranks have connected anew.
+    pub fn start_again(&mut self, cluster: &Cluster, rank: usize) -> Result<()> {
+        let (host, spec) = &self.homes[rank];
+        self.ranks[rank] = Some(cluster.rank(*host, spec)?);
+        Ok(())
+    }
+
+    /// Has a rank connect anew.
+    pub fn order_reconnect(&mut self, rank: usize) -> Result<()> {
+        let running = self.ranks[rank].as_mut().context("that rank has gone")?;
+        running.say(&serde_json::to_string(&Order::Reconnect)?)
+    }
+
+    /// The next answer of one rank.
+    pub fn answer(&mut self, rank: usize, timeout: Duration) -> Result<Answer> {
+        let line = self.ranks[rank].as_mut().context("that rank has gone")?.line(timeout)?;
+        serde_json::from_str(&line).with_context(|| line.clone())
     }
 
     /// Tells all ranks to reduce made-up data, without waiting for them. The files for their results.

@@ -204,7 +204,7 @@ mod tests {
             ranks: 0x0605,
             message: 0x0a09_0807,
             fragments: 0x0e0d_0c0b,
-            index: 0x1211_10,
+            index: 0x0012_1110,
         };
         let expected = [
             b"nsum".as_slice(),

@@ -27,17 +27,33 @@ fn main() -> Result<()> {
     };
     let mut config = CommConfig::new(spec.rank, spec.ranks, spec.ip, bootstrap);
     config.timeout = Duration::from_millis(spec.timeout_ms);
-    config.connect_timeout = Duration::from_secs(20);
-    let mut communicator = match Communicator::connect(config) {
-        Ok(communicator) => communicator,
-        Err(error) => return answer(&Answer::Error(error.to_string())),
-    };
-    answer(&Answer::Done(Outcome::default()))?;
+    config.connect_timeout = Duration::from_millis(spec.connect_timeout_ms);
+    let Some(mut communicator) = connect(&config)? else { return Ok(()) };
     for line in std::io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?)?;
-        answer(&obey(&mut communicator, spec.rank, &order)?)?;
+        match serde_json::from_str(&line?)? {
+            Order::Reconnect => {
+                drop(communicator);
+                let Some(another) = connect(&config)? else { return Ok(()) };
+                communicator = another;
+            }
+            order => answer(&obey(&mut communicator, spec.rank, &order)?)?,
+        }
     }
     Ok(())
+}
+
+/// Connects, and says how that went; `None` where it did not.
+fn connect(config: &CommConfig) -> Result<Option<Communicator>> {
+    Ok(match Communicator::connect(config.clone()) {
+        Ok(communicator) => {
+            answer(&Answer::Done(Outcome::default()))?;
+            Some(communicator)
+        }
+        Err(error) => {
+            answer(&Answer::Error(error.to_string()))?;
+            None
+        }
+    })
 }
 
 fn answer(answer: &Answer) -> Result<()> {
@@ -47,7 +63,9 @@ fn answer(answer: &Answer) -> Result<()> {
 }
 
 fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Answer> {
-    let Order::AllReduce { dtype, len, seed, out, together } = order;
+    let Order::AllReduce { dtype, len, seed, out, together } = order else {
+        anyhow::bail!("not here: {order:?}")
+    };
     let (result, bytes) = match &**dtype {
         "i32" => reduce(communicator, *together, data::ints(rank, *seed, *len), |x| x.to_le_bytes()),
         "f32" => reduce(communicator, *together, data::floats(rank, *seed, *len), |x| x.to_le_bytes()),
@@ -64,6 +82,7 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
                 micros: report.elapsed.as_micros() as u64,
                 fall_backs: statistics.fall_backs,
                 wrong: statistics.wrong,
+                marked: statistics.congestion_marks,
             })
         }
         Err(error) => Answer::Error(error.to_string()),

@@ -247,6 +247,7 @@ impl Communicator {
             packets_sent: stats.sent_packets,
             packets_received: stats.received_packets,
             retransmissions: stats.retransmissions,
+            congestion_marks: stats.ce_received,
             ..*core.engine.statistics()
         }
     }

@@ -182,6 +182,8 @@ pub struct Statistics {
     pub packets_received: u64,
     /// Packets sent again.
     pub retransmissions: u64,
+    /// Packets received that had met congestion on their way.
+    pub congestion_marks: u64,
 }
 
 /// Job properties that all ranks must agree on.
