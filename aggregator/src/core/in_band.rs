@@ -103,6 +103,7 @@ impl Controller {
     pub fn first_packet(&mut self, packet: FirstPacket, released: bool, now: Instant) -> Option<Answer> {
         let name = self.job_in_band(packet.job)?.spec.name.clone();
         let where_from = format!("{} behind {}", packet.src, self.port_name(packet.ifindex));
+        let mtu = self.check_mtu(&where_from, self.jobs[&name].spec.mtu, packet.ifindex);
         let job = self.jobs.get_mut(&name)?;
         let connection = (packet.key(), packet.psn);
         let known = |actions| Some(Answer { job: name.clone(), outcome: Outcome::Known, actions });
@@ -125,7 +126,7 @@ impl Controller {
             );
             return Some(job.refused(&name, why));
         }
-        if let Err(why) = job.fits(&packet) {
+        if let Err(why) = job.fits(&packet).and(mtu.map_err(|r| r.to_string())) {
             return Some(job.contradicted(&name, format!("{here}: {why}")));
         }
         if let Some(why) = job.is_elsewhere(&packet) {

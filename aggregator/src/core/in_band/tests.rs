@@ -310,6 +310,19 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
 }
 
 #[test]
+fn a_port_whose_mtu_has_become_too_small_is_named() {
+    let mut c = with_job();
+    c.set_mtus([(11, 1000)].into_iter());
+    let answer = outcome(&mut c, packet(1, 1));
+    assert!(
+        matches!(&answer, Outcome::Failed(why) if why.contains("port p1 has an MTU of 1000")),
+        "{answer:?}"
+    );
+    c.set_mtus([(11, 1500)].into_iter());
+    begin(&mut c, 1);
+}
+
+#[test]
 fn claims_of_connections_that_have_gone_are_forgotten() {
     let (mut c, start) = (with_job(), Instant::now());
     let at = |s| start + Duration::from_secs(s);
