@@ -2,7 +2,7 @@
 //! machines are its twin over the library's own endpoint, `udp-ring`.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -150,11 +150,7 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
     for rank in &mut ranks {
         rank.say("go")?;
     }
-    let mut reports = ranks
-        .iter_mut()
-        .map(|rank| report(&rank.line(patience)?))
-        .collect::<Result<Vec<RankReport>>>()
-        .with_context(|| stats(cluster, spec))?;
+    let mut reports = all_done(&mut ranks, patience).with_context(|| stats(cluster, spec))?;
     // All are done: nobody needs acknowledgements any more.
     for rank in ranks {
         rank.success(PATIENCE)?;
@@ -172,6 +168,22 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
             .map(|(after, before)| (after - before).saturating_sub(spec.packets()));
     }
     Ok(reports)
+}
+
+/// Waits for what each rank says at its end. When one fails, the others wait for it in vain.
+fn all_done(ranks: &mut [Running], patience: Duration) -> Result<Vec<RankReport>> {
+    let start = Instant::now();
+    let mut reports: Vec<Option<RankReport>> = vec![None; ranks.len()];
+    while reports.iter().any(Option::is_none) {
+        for (rank, done) in ranks.iter_mut().zip(&mut reports).filter(|(_, done)| done.is_none()) {
+            match rank.line(Duration::from_millis(100)) {
+                Ok(line) => *done = Some(report(&line)?),
+                Err(error) if !rank.is_running() || start.elapsed() > patience => return Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(reports.into_iter().flatten().collect())
 }
 
 /// Name of the ring's job; it stays until [`forget`], with its counters.
