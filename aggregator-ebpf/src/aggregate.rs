@@ -7,8 +7,8 @@ use netsum_common::abi::{
     CELL_LEN, Flow, HeaderWords, MAX_MTU, ReleaseTag, RingConfig, SavedHeader, ring_flags,
 };
 use netsum_common::counters::Counter;
-use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload};
-use netsum_common::wire::{Bytes, Frame, ICRC_LEN, L3, UDP_LEN};
+use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, Slot};
+use netsum_common::wire::{Bytes, ETH_LEN, Frame, ICRC_LEN, L3, UDP_LEN};
 use netsum_common::{icrc, serial};
 
 use crate::classify::{from_its_sender, reason, refused};
@@ -101,8 +101,13 @@ fn decide(
     if frame.ce {
         maps::count(ring_id, Counter::EcnMarked);
     }
-    if verdict.save_header && save_header(ctx, frame, ring_id, slot_no * ring.ranks + flow.rank).is_none() {
-        return internal(ring_id);
+    if verdict.save_header {
+        if save_header(ctx, frame, ring_id, slot_no * ring.ranks + flow.rank).is_none() {
+            return internal(ring_id);
+        }
+        if frame.ip != ETH_LEN {
+            slot.flags |= Slot::TAGGED;
+        }
     }
     let place = Place { ring: ring_id, slot: slot_no, mtu: ring.mtu };
     let at = frame.payload();

@@ -7,7 +7,7 @@ use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, SavedHeader}
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
-use netsum_common::wire::{Bytes, L3, MAX_HEADERS, UDP_LEN};
+use netsum_common::wire::{Bytes, ETH_LEN, ETHERTYPE_VLAN, L3, MAX_HEADERS, UDP_LEN, VLAN_LEN};
 
 use crate::packet::Packet;
 use crate::{maps, payload};
@@ -71,8 +71,46 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<u32> {
     let state = payload::headers_crc(ctx, l3, ip, extended)?;
     let icrc = !(icrc::shift(state, len & 0xffc) ^ slot.crc);
     p.store(header_len + len, icrc.to_le_bytes())?;
+    if slot.is(Slot::TAGGED) {
+        retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
+    }
     Some(tag.ring)
 }
+
+/// Gives a result the VLAN of its receiver's own packets, as a bridge does that translates between tagged and untagged ports: in
+/// the headers is the sender's. The priority stays the sender's where it has one. No tag is covered by the ICRC.
+#[inline(always)]
+fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
+    let mut p = Packet::new(ctx);
+    let sent = p.load::<4>(MACS)?;
+    let tagged = [sent[0], sent[1]] == ETHERTYPE_VLAN.to_be_bytes();
+    // SAFETY: a map value that the ring's CPU wrote, which is this one.
+    let (own_tagged, word) = unsafe { ((*own).ip != ETH_LEN as u8, (*own).words[1].to_ne_bytes()) };
+    let own_tag = [word[4], word[5], word[6], word[7]];
+    if tagged && own_tagged {
+        return p.store(ETH_LEN, [sent[2] & 0xf0 | own_tag[2] & 0x0f, own_tag[3]]);
+    }
+    if tagged {
+        let macs = p.load::<MACS>(0)?;
+        p.store(VLAN_LEN, macs)?;
+        // SAFETY: the context is valid; no packet pointer is used any more.
+        return if unsafe { bpf_xdp_adjust_head(ctx.ctx, VLAN_LEN as i32) } == 0 { Some(()) } else { None };
+    }
+    if own_tagged {
+        // SAFETY: the context is valid; packet pointers are read anew.
+        if unsafe { bpf_xdp_adjust_head(ctx.ctx, -(VLAN_LEN as i32)) } != 0 {
+            return None;
+        }
+        p = Packet::new(ctx);
+        let macs = p.load::<MACS>(VLAN_LEN)?;
+        p.store(0, macs)?;
+        p.store(MACS, own_tag)?;
+    }
+    Some(())
+}
+
+/// Length of both Ethernet addresses.
+const MACS: usize = 12;
 
 /// The rank that the next clone for this port is for.
 #[inline(always)]

@@ -1,6 +1,10 @@
-//! Programs for the lab's cables: they lose, duplicate, reorder and corrupt RoCEv2 packets, the same ones for the same seed.
+//! Programs for the lab's cables: they lose, duplicate, reorder, corrupt and mark RoCEv2 packets, the same ones for the same
+//! seed.
 //!
 //! Other packets pass: what the loss of an ARP or TCP packet costs is the kernel's business and would only make tests slow.
+//!
+//! A mark says that the packet has met congestion (RFC 3168), and only packets of senders that take part in ECN get one. A cable
+//! has no queue; it counts what would wait in one that is served at a given rate, and marks what comes behind more than so much.
 //!
 //! XDP cannot wait. A packet that is to come later is copied into the *stash*, and leaves with a later one: that one is
 //! broadcast to a device map with the same device twice, and the device map's program makes the second clone what was
@@ -10,7 +14,9 @@
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::btf_maps::{Array, DevMap};
-use aya_ebpf::helpers::{bpf_xdp_adjust_tail, bpf_xdp_get_buff_len, bpf_xdp_load_bytes, bpf_xdp_store_bytes};
+use aya_ebpf::helpers::{
+    bpf_ktime_get_ns, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len, bpf_xdp_load_bytes, bpf_xdp_store_bytes,
+};
 use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
 use netsum_common::wire::Opcode;
@@ -19,9 +25,9 @@ use netsum_common::wire::Opcode;
 const PORT: [u8; 2] = 4791u16.to_be_bytes();
 /// `BPF_F_BROADCAST`: to every device in the map.
 const BROADCAST: u64 = 1 << 3;
-/// Offset of the EtherType, and the bit of its first byte that marks a pair: 0x08 and 0x86 do not have it.
+/// Offset of the EtherType, and the bit of its first byte that marks a pair: 0x08, 0x86 and 0x81 do not have it.
 const ETHERTYPE: usize = 12;
-const PAIR: u8 = 0x01;
+const PAIR: u8 = 0x40;
 /// Packets that the stash of one way holds, and their most bytes.
 const STASH: u32 = 16;
 const ROOM: usize = 2432;
@@ -33,14 +39,17 @@ const LOSE: usize = 0;
 const DUPLICATE: usize = 1;
 const REORDER: usize = 2;
 const CORRUPT: usize = 3;
-const NOTHING: usize = 4;
+const MARK: usize = 4;
+const NOTHING: usize = 5;
+
+const SECOND: u64 = 1_000_000_000;
 
 /// What a way through the cable is to do. `netsum_lab::faults` has the same structure.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Settings {
     /// A packet suffers the first fault whose threshold is above its number's hash: shares times 2^32, added up.
-    thresholds: [u64; 4],
+    thresholds: [u64; 5],
     /// Chooses other packets.
     seed: u64,
     /// Kinds of packets among which the n-th is sought, as bits.
@@ -51,6 +60,10 @@ pub struct Settings {
     times: u64,
     /// What they suffer.
     what: u64,
+    /// Bytes per second that the bottleneck sends on; 0 for none.
+    rate: u64,
+    /// Bytes that may wait there; what comes behind more is marked.
+    depth: u64,
 }
 
 /// What a way has done. `netsum_lab::faults` has the same structure.
@@ -62,7 +75,9 @@ pub struct Counts {
     /// Those of `Settings::kinds`.
     matched: u64,
     /// Those that suffered each fault.
-    done: [u64; 4],
+    done: [u64; 5],
+    /// Those that were to be marked, and whose senders take no part in ECN.
+    spared: u64,
 }
 
 /// The stash of a way: a queue. Its packets are numbered from 0.
@@ -79,6 +94,9 @@ pub struct Queue {
     leaving: u64,
     /// The first clone of a pair has come there, and the second has not.
     half: u64,
+    /// Bytes that would wait in the bottleneck when the last packet had come, and when that was, in nanoseconds.
+    backlog: u64,
+    last: u64,
 }
 
 /// A stashed packet.
@@ -148,7 +166,7 @@ fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
     queue.clock += 1;
     let hash = mixed(counts.seen ^ settings.seed << 32);
     let mut fault = NOTHING;
-    let mut i = CORRUPT + 1;
+    let mut i = MARK + 1;
     while i > 0 {
         i -= 1;
         if hash >> 32 < settings.thresholds[i] {
@@ -160,6 +178,9 @@ fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
         if counts.matched >= settings.nth && counts.matched < settings.nth + settings.times {
             fault = settings.what as usize;
         }
+    }
+    if settings.rate > 0 && waits(ctx, settings, queue) && fault == NOTHING {
+        fault = MARK;
     }
 
     let more = mixed(hash);
@@ -183,10 +204,17 @@ fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
             corrupt(ctx, &roce, more)?;
             true
         }
+        MARK => {
+            if !mark(ctx, &roce)? {
+                counts.spared += 1;
+                fault = NOTHING;
+            }
+            true
+        }
         _ => true,
     };
     if fault < NOTHING {
-        counts.done[fault & 3] += 1;
+        counts.done[fault] += 1;
     }
     if !send {
         return Some(XDP_DROP);
@@ -267,6 +295,46 @@ fn leave(ctx: &XdpContext, way: u32) -> Option<u32> {
     Some(XDP_PASS)
 }
 
+/// Takes a packet into the bottleneck's queue; whether more than its depth waits there.
+#[inline(always)]
+fn waits(ctx: &XdpContext, settings: &Settings, queue: &mut Queue) -> bool {
+    // SAFETY: helpers without preconditions; the context is valid.
+    let (now, len) = unsafe { (bpf_ktime_get_ns(), bpf_xdp_get_buff_len(ctx.ctx)) };
+    let idle = now - queue.last;
+    // More than a second empties any queue, and would overflow the product.
+    let sent = if idle < SECOND { idle * settings.rate / SECOND } else { u64::MAX };
+    queue.last = now;
+    queue.backlog = queue.backlog.saturating_sub(sent) + len;
+    queue.backlog > settings.depth
+}
+
+/// Marks the packet: congestion experienced. False where its sender takes no part in ECN.
+#[inline(always)]
+fn mark(ctx: &XdpContext, roce: &Roce) -> Option<bool> {
+    let [first, second] = load::<2>(ctx, roce.ip)?;
+    if roce.v6 {
+        if second & 0x30 == 0 {
+            return Some(false);
+        }
+        store(ctx, roce.ip + 1, second | 0x30)?;
+        return Some(true);
+    }
+    if second & 3 == 0 {
+        return Some(false);
+    }
+    // RFC 1624, eqn. 3: HC' = ~(~HC + ~m + m').
+    let [high, low] = load::<2>(ctx, roce.ip + 10)?;
+    let old = u16::from_be_bytes([first, second]);
+    let mut sum = !u16::from_be_bytes([high, low]) as u32 + !old as u32 + (old | 3) as u32;
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    let [high, low] = (!(sum as u16)).to_be_bytes();
+    store(ctx, roce.ip + 1, second | 3)?;
+    store(ctx, roce.ip + 10, high)?;
+    store(ctx, roce.ip + 11, low)?;
+    Some(true)
+}
+
 /// Flips a bit anywhere behind the Ethernet header, which has a check of its own on every real link.
 #[inline(always)]
 fn corrupt(ctx: &XdpContext, roce: &Roce, random: u64) -> Option<()> {
@@ -293,30 +361,38 @@ fn corrupt(ctx: &XdpContext, roce: &Roce, random: u64) -> Option<()> {
 #[derive(Clone, Copy)]
 struct Roce {
     v6: bool,
-    /// Offset of the UDP header.
+    /// Offsets of the IP and UDP headers.
+    ip: usize,
     udp: usize,
     /// A bit of `netsum_lab::faults::Kind`.
     kind: u32,
 }
 
-/// UDP to port 4791 over IPv4 without options or over IPv6.
+/// UDP to port 4791 over IPv4 without options or over IPv6, behind one VLAN tag or none.
 #[inline(always)]
 fn roce(ctx: &XdpContext) -> Option<Roce> {
-    // Ethernet, IPv4 and UDP headers; no RoCEv2 packet is shorter.
-    let start = load::<42>(ctx, 0)?;
-    if start[12] == 0x08 && start[13] == 0x00 && start[23] == 17 {
-        (load::<2>(ctx, 36)? == PORT).then(|| Roce { v6: false, udp: 34, kind: kind(ctx, 42) })
-    } else if start[12] == 0x86 && start[13] == 0xdd && start[20] == 17 {
-        (load::<2>(ctx, 56)? == PORT).then(|| Roce { v6: true, udp: 54, kind: kind(ctx, 62) })
-    } else {
-        None
+    match load::<2>(ctx, ETHERTYPE)? {
+        [0x81, 0x00] => ip_packet(ctx, 18),
+        _ => ip_packet(ctx, 14),
     }
+}
+
+#[inline(always)]
+fn ip_packet(ctx: &XdpContext, ip: usize) -> Option<Roce> {
+    // IPv4 and UDP headers behind the EtherType; no RoCEv2 packet is shorter.
+    let start = load::<30>(ctx, ip - 2)?;
+    let (v6, udp) = match (start[0], start[1]) {
+        (0x08, 0x00) if start[2 + 9] == 17 => (false, ip + 20),
+        (0x86, 0xdd) if start[2 + 6] == 17 => (true, ip + 40),
+        _ => return None,
+    };
+    (load::<2>(ctx, udp + 2)? == PORT).then(|| Roce { v6, ip, udp, kind: kind(ctx, udp + 8) })
 }
 
 /// From the base transport header at an offset, and the syndrome behind it.
 #[inline(always)]
 fn kind(ctx: &XdpContext, bth: usize) -> u32 {
-    const OTHER: u32 = 1 << 6;
+    const OTHER: u32 = 1 << 7;
     let Some([opcode]) = load::<1>(ctx, bth) else { return OTHER };
     let opcode = Opcode(opcode);
     if opcode.is_rc_data() {
@@ -333,6 +409,8 @@ fn kind(ctx: &XdpContext, bth: usize) -> u32 {
             Some([syndrome]) if syndrome & 0x60 == 0x60 => 1 << 5,
             _ => OTHER,
         }
+    } else if opcode.0 == Opcode::CNP.0 {
+        1 << 6
     } else {
         OTHER
     }

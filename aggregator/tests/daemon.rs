@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::Parser as _;
@@ -9,7 +10,10 @@ use common::{Daemon, join};
 use netsum_aggregator::cli::failure::Kind;
 use netsum_aggregator::cli::{Cli, execute};
 use netsum_aggregator::daemon::socket::{self, Access};
+use netsum_aggregator::dataplane::FirstPacket;
 use netsum_api::v1 as api;
+use netsum_common::wire::{InBandToken, JobHeader};
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
@@ -89,6 +93,74 @@ async fn refusals_reach_the_command_line_in_plain_words() {
     let gone = Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
     let error = format!("{:#}", execute(gone, &mut Vec::new()).await.unwrap_err());
     assert!(error.contains("no daemon at /nowhere/netsum.sock: is `netsum run` running?"), "{error}");
+}
+
+/// The first packet of a rank of the job whose first ring is number 1.
+fn first_packet(rank: u32, change: fn(&mut FirstPacket)) -> FirstPacket {
+    let token = InBandToken([0; 16]); // The data plane has compared it.
+    let header = JobHeader { dtype: 1, token, ring: 0, rank, ranks: 2, message: 0, fragments: 1, index: 0 };
+    let ip = |rank: u32| IpAddr::from([10, 0, 0, rank as u8 + 1]);
+    let (src, dst) = (ip(rank), ip((rank + 1) % 2));
+    let src_mac = [2, 0, 0, 0, 0, rank as u8 + 1];
+    let (ifindex, qpn, psn) = (10 + rank, 0x20 + rank, 5);
+    let mut packet =
+        FirstPacket { job: 1, header, ifindex, src, src_mac, dst, qpn, psn, len: 512, only: true };
+    change(&mut packet);
+    packet
+}
+
+#[tokio::test]
+async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
+    let d = Daemon::start().await;
+    let made = d.netsum("job create train --ranks 2 --mtu 1024 --in-band --token sesame").await.unwrap();
+    assert!(made.contains("token in band ") && made.contains("token sesame"), "{made}");
+    let in_band = made.split("token in band ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    assert_eq!(in_band.len(), 32, "{made}");
+    assert_eq!(d.told.lock().unwrap().listening.len(), 1);
+    for line in ["job show train", "-j job show train", "job list", "-j job list", "-j flow list train"] {
+        let shown = d.netsum(line).await.unwrap();
+        assert!(!shown.contains("sesame") && !shown.contains(&in_band), "{line}: {shown}");
+    }
+    let shown = d.netsum("job show train --show-token").await.unwrap();
+    assert!(shown.contains(&in_band), "{shown}");
+    // Nobody can be registered or join in another way.
+    let flow = "flow add train --ring 0 --rank 0 --src 10.0.0.1 --dst 10.0.0.2 --psn 1 --qpn 1 --port p0";
+    assert!(d.netsum(flow).await.unwrap_err().contains("in band"));
+    let error = d.worker().await.join(join(0, "sesame", 1000)).await.unwrap_err();
+    assert!(error.message().contains("is set up in band, ranks cannot join"), "{error}");
+
+    let show = async |so: fn(&Value) -> bool| {
+        for _ in 0..500 {
+            let shown: Value = serde_json::from_str(&d.netsum("-j job show train").await.unwrap()).unwrap();
+            if so(&shown) {
+                return shown;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{}", d.netsum("-p job show train").await.unwrap());
+    };
+    let note = |packet| d.told.lock().unwrap().first_packets.push(packet);
+    note(first_packet(1, |_| ()));
+    let shown = show(|j| j["in_band"]["claims"][0]["rank"] == 1).await;
+    assert_eq!(shown["in_band"]["unclaimed"], json!([{ "ring": 0, "rank": 0 }]), "{shown:#}");
+    let said = d.netsum("diagnose train --watch 10ms").await.unwrap();
+    assert!(said.contains("* ring 0 rank 0: has not shown up"), "{said}");
+    note(first_packet(1, |p| p.ifindex = 12));
+    let shown = show(|j| j["in_band"]["refusals"][0].is_string()).await;
+    assert_eq!(shown["state"], "waiting", "{shown:#}");
+    note(first_packet(0, |p| p.header.ranks = 7));
+    let shown = show(|j| j["state"] == "failed").await;
+    assert!(
+        shown["error"].as_str().unwrap().contains("says that there are 7 ranks, the job has 2"),
+        "{shown:#}"
+    );
+    note(first_packet(0, |_| ()));
+    let shown = show(|j| j["state"] == "active").await;
+    assert_eq!((&shown["epoch"], shown["flows"].as_array().unwrap().len()), (&1.into(), 2), "{shown:#}");
+    assert_eq!(d.told.lock().unwrap().active.len(), 1);
+    d.netsum("job delete train").await.unwrap();
+    let told = d.told.lock().unwrap();
+    assert!(told.listening.is_empty() && told.flows.is_empty());
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;

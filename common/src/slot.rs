@@ -41,6 +41,8 @@ impl Slot {
     pub const RELEASED: u32 = 4;
     /// A contribution carried the congestion experienced mark.
     pub const CE: u32 = 8;
+    /// A saved header has a VLAN tag. Set by those who save headers.
+    pub const TAGGED: u32 = 16;
 
     /// Whether a flag is set.
     #[inline(always)]

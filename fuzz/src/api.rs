@@ -285,6 +285,7 @@ impl System {
                 any_ip_id: a.any_ip_id,
             },
             ifindex: 10,
+            mac,
             epoch: r.epoch,
             deadline: self.now + Duration::from_millis(r.timeout_ms.into()),
             waiter: self.waiters,
@@ -381,6 +382,12 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 let name = name(u)?;
                 let Some(r) = message(u, api::DeleteJobRequest { name })? else { continue };
                 let answer = s.controller.delete_job(&r.name);
+                s.answered(answer);
+            }
+            10 if u.ratio(1u8, 4u8)? => {
+                let name = name(u)?;
+                let Some(r) = message(u, api::RestartJobRequest { name })? else { continue };
+                let answer = s.controller.restart_job(&r.name);
                 s.answered(answer);
             }
             10 => {

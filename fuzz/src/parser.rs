@@ -2,8 +2,10 @@
 
 use arbitrary::{Result, Unstructured};
 use netsum_common::icrc;
+use netsum_common::lanes::Finding;
+use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{
-    self, Aeth, BTH_LEN, Bth, Bytes, Frame, L3, Opcode, Reject, Reth, parse, parse_into,
+    self, Aeth, BTH_LEN, Bth, Bytes, Frame, JobHeader, L3, Opcode, Reject, Reth, parse, parse_into,
 };
 use netsum_lab::frames::FrameSpec;
 
@@ -145,6 +147,14 @@ fn headers(b: &[u8]) {
     }
     if let Some(aeth) = b.load::<4>(0) {
         assert_eq!(Aeth::decode(&aeth).encode(), aeth);
+    }
+    if let Some(mut header) = b.load::<JOB_HEADER_LEN>(0) {
+        header[..5].copy_from_slice(&JobHeader::EMPTY.encode()[..5]);
+        let decoded = JobHeader::decode(&header).expect("magic and version are right");
+        assert_eq!(decoded.encode(), header);
+        if decoded.ranks > 1 {
+            assert_eq!(decoded.examine(&decoded.summed()), Finding::Sum);
+        }
     }
 }
 

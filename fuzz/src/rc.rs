@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
-use netsum_common::wire::{Aeth, Bth, Opcode, Reth, Syndrome};
+use netsum_common::wire::{Aeth, Bth, Opcode, ROCE_PORT, Reth, Syndrome};
 use netsum_worker::rc::packet::{Extended, Verifier, encode};
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, QpConfig, QpId};
 
@@ -57,7 +57,7 @@ impl System {
         let max_inflight = u.int_in_range(1..=16)?;
         let any_ip_id: bool = u.arbitrary()?;
         let ends = [0, 1].map(|i| {
-            let mut endpoint = Endpoint::new(ips[i], EndpointConfig { any_ip_id });
+            let mut endpoint = Endpoint::new(ips[i], EndpointConfig { any_ip_id, cnp_interval: None });
             let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psns[i], psns[1 - i], MTU);
             c.opcode = operation;
             c.max_inflight = max_inflight;
@@ -93,7 +93,10 @@ impl System {
             let segment = t.segment_size.unwrap_or(t.len);
             let mut verifier = Verifier::new(t.to, false);
             for datagram in buf.chunks(segment) {
-                assert!(verifier.decode(self.ends[from].ip, datagram).is_ok(), "a segment that is no packet");
+                assert!(
+                    verifier.decode((self.ends[from].ip, ROCE_PORT).into(), datagram).is_ok(),
+                    "a segment that is no packet"
+                );
                 self.wire.push((1 - from, datagram.to_vec()));
             }
         }
@@ -102,7 +105,7 @@ impl System {
 
     fn deliver(&mut self, at: usize) {
         let (to, datagram) = self.wire[at].clone();
-        let from = self.ends[1 - to].ip;
+        let from = (self.ends[1 - to].ip, ROCE_PORT).into();
         self.ends[to].endpoint.receive(self.now, from, false, &datagram);
         self.events(to);
     }

@@ -1,10 +1,11 @@
 //! A whole netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use netsum_aggregator::dataplane::FlowSpec;
 use netsum_worker::{Layout, reference_sum};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,8 @@ pub struct JobSpec {
     pub timeout: Duration,
     /// How ranks with an RDMA adapter try again; see `netsum_worker::AdapterRetry`.
     pub retry: (u8, u8),
+    /// How long ranks wait for each other when they connect.
+    pub connect_timeout: Duration,
 }
 
 impl JobSpec {
@@ -64,6 +67,7 @@ impl JobSpec {
             rings: 1,
             timeout: Duration::from_secs(10),
             retry: (16, 7),
+            connect_timeout: Duration::from_secs(20),
         }
     }
 
@@ -109,6 +113,8 @@ pub struct RankSpec {
     pub timeout_ms: u64,
     /// How an RDMA adapter tries again.
     pub retry: (u8, u8),
+    /// How long it waits for others when it connects, in milliseconds.
+    pub connect_timeout_ms: u64,
 }
 
 /// What `netsum-rank` is told to do.
@@ -128,6 +134,8 @@ pub enum Order {
         /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
         together: bool,
     },
+    /// Give the communicator up, and connect a new one to the same job.
+    Reconnect,
 }
 
 /// What `netsum-rank` answers.
@@ -170,6 +178,8 @@ pub struct Outcome {
     pub transport: String,
     /// The result's bytes in hexadecimal digits, if they were asked for.
     pub result: Option<String>,
+    /// Packets that had met congestion, since the start.
+    pub marked: u64,
 }
 
 /// How a daemon is run, beyond the usual.
@@ -191,6 +201,8 @@ pub struct Cluster {
     daemon: Option<Running>,
     /// Whether jobs outlive a daemon that is killed.
     pinned: bool,
+    /// Whether the daemon listens on the box's IPv6 address.
+    v6: bool,
     folder: TempDir,
     lab: Lab,
 }
@@ -206,12 +218,23 @@ impl Cluster {
     /// Builds a lab; its box is a plain bridge.
     pub fn without_daemon(spec: LabSpec) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
-        Ok(Self { daemon: None, pinned: false, folder, lab: Lab::new(spec)? })
+        Ok(Self { daemon: None, pinned: false, v6: false, folder, lab: Lab::new(spec)? })
     }
 
     /// From the next start on, the daemon's jobs outlive it when it is killed.
     pub fn pin(&mut self) {
         self.pinned = true;
+    }
+
+    /// From the next start on, the daemon listens for workers over IPv6.
+    pub fn listen_over_ipv6(&mut self) {
+        self.v6 = true;
+    }
+
+    /// Where the daemon listens for workers.
+    pub fn workers(&self) -> SocketAddr {
+        let box_ = self.lab.box_();
+        SocketAddr::new(if self.v6 { box_.ipv6() } else { box_.ip() }, WORKER_PORT)
     }
 
     /// Where the daemon pins what outlives it. The janitor removes it with the lab.
@@ -305,9 +328,9 @@ impl Cluster {
         let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
         let restart = format!("[restart]\npin = {pin:?}\nstate = {:?}\n", self.state_file());
         format!(
-            "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}:{WORKER_PORT}\"\n",
+            "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
             self.socket(),
-            self.lab.box_().ip()
+            self.workers()
         )
     }
 
@@ -349,15 +372,30 @@ impl Cluster {
         Ok(token.to_owned())
     }
 
+    /// Registers a flow by hand, as an administrator does.
+    pub fn add_flow(&self, job: &str, flow: &FlowSpec, port: &str) -> Result<String> {
+        let FlowSpec { ring, rank, base_psn, src, dst, qpn, src_mac, .. } = flow;
+        let numbers = [ring, rank, qpn, base_psn].map(u32::to_string);
+        let [ring, rank, qpn, psn] = numbers.each_ref().map(String::as_str);
+        let (src, dst) = (src.to_string(), dst.to_string());
+        let mac = src_mac.map(|mac| mac.map(|b| format!("{b:02x}")).join(":")).unwrap_or_default();
+        let mut arguments = vec!["flow", "add", job, "--ring", ring, "--rank", rank, "--port", port];
+        arguments.extend(["--src", &src, "--dst", &dst, "--qpn", qpn, "--psn", psn]);
+        if !mac.is_empty() {
+            arguments.extend(["--src-mac", &mac]);
+        }
+        self.netsum(&arguments)
+    }
+
     /// Starts the ranks of a job and waits until they are connected.
     pub fn ranks(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
-        let controller = format!("{}:{WORKER_PORT}", self.lab.box_().ip());
+        let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, false)
     }
 
     /// The same over IPv6.
     pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
-        let controller = format!("{}:{WORKER_PORT}", self.lab.box_().ip());
+        let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, true)
     }
 
@@ -378,7 +416,7 @@ impl Cluster {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
         let (controller, token) = controller.unzip();
-        let (mut ranks, mut elsewhere) = (Vec::new(), Vec::new());
+        let (mut ranks, mut homes) = (Vec::new(), Vec::new());
         for (rank, place) in places.iter().enumerate() {
             let spec = RankSpec {
                 rank: rank as u32,
@@ -393,17 +431,17 @@ impl Cluster {
                 window: job.window,
                 rings: job.rings,
                 timeout_ms: job.timeout.as_millis() as u64,
+                connect_timeout_ms: job.connect_timeout.as_millis() as u64,
                 retry: job.retry,
             };
-            let mut command = self.lab.host(place.0).command(program("netsum-rank")?);
-            command.arg(serde_json::to_string(&spec)?).env("RUST_LOG", log_level());
-            ranks.push(Some(Running::start(&format!("{} rank {rank}", job.name), &mut command)?));
-            elsewhere.push(self.lab.host(place.0).vm().is_some());
+            ranks.push(Some(self.rank(place.0, &spec)?));
+            homes.push((place.0, spec));
         }
         let mut group = Group {
             job: job.clone(),
             ranks,
-            elsewhere,
+            elsewhere: places.iter().map(|place| self.lab.host(place.0).vm().is_some()).collect(),
+            homes,
             files: 0,
             together: false,
             folder: tempfile::tempdir()?,
@@ -419,6 +457,13 @@ impl Cluster {
         }
         group.transports = answers.into_iter().map(|(_, answer)| answer.transport()).collect();
         Ok(group)
+    }
+
+    /// Starts a rank's process on a host.
+    fn rank(&self, host: usize, spec: &RankSpec) -> Result<Running> {
+        let mut command = self.lab.host(host).command(program("netsum-rank")?);
+        command.arg(serde_json::to_string(spec)?).env("RUST_LOG", log_level());
+        Running::start(&format!("{} rank {}", spec.job, spec.rank), &mut command)
     }
 
     /// A counter of the box, or of one job on it.
@@ -442,6 +487,8 @@ pub struct Group {
     ranks: Vec<Option<Running>>,
     /// Which of them share no files with the test.
     elsewhere: Vec<bool>,
+    /// Each rank's host, and what it was started with.
+    homes: Vec<(usize, RankSpec)>,
     files: u32,
     together: bool,
     folder: TempDir,
@@ -459,6 +506,25 @@ impl Group {
     pub fn kill(&mut self, rank: usize) -> Result<()> {
         let victim = self.ranks[rank].take().context("that rank has gone already")?;
         victim.signal(Signal::SIGKILL)
+    }
+
+    /// Starts a killed rank again. It answers when all ranks have connected anew.
+    pub fn start_again(&mut self, cluster: &Cluster, rank: usize) -> Result<()> {
+        let (host, spec) = &self.homes[rank];
+        self.ranks[rank] = Some(cluster.rank(*host, spec)?);
+        Ok(())
+    }
+
+    /// Has a rank connect anew.
+    pub fn order_reconnect(&mut self, rank: usize) -> Result<()> {
+        let running = self.ranks[rank].as_mut().context("that rank has gone")?;
+        running.say(&serde_json::to_string(&Order::Reconnect)?)
+    }
+
+    /// The next answer of one rank.
+    pub fn answer(&mut self, rank: usize, timeout: Duration) -> Result<Answer> {
+        let line = self.ranks[rank].as_mut().context("that rank has gone")?.line(timeout)?;
+        serde_json::from_str(&line).with_context(|| line.clone())
     }
 
     /// Tells all ranks to reduce made-up data, without waiting for them. The files for their results.

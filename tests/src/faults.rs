@@ -1,4 +1,4 @@
-//! Cables that lose, duplicate, reorder and corrupt packets.
+//! Cables that lose, duplicate, reorder, corrupt and mark packets.
 //!
 //! A cable is a two-port bridge in a namespace of its own, between a host and its port. Both of its ends run an XDP program that
 //! meddles with what comes in: so both directions can suffer, packet by packet. On the host itself the way up could not: an
@@ -27,10 +27,12 @@ pub enum Fault {
     Reorder,
     /// A bit behind the Ethernet header is flipped.
     Corrupt,
+    /// It is marked: congestion experienced. Only if its sender takes part in ECN.
+    Mark,
 }
 
 impl Fault {
-    /// All, in the order of their numbers.
+    /// All that do harm, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Loss, Self::Duplicate, Self::Reorder, Self::Corrupt];
 }
 
@@ -51,6 +53,18 @@ pub enum Kind {
     Ack = 1 << 4,
     /// A NAK, but no "receiver not ready".
     Nak = 1 << 5,
+    /// A congestion notification.
+    Cnp = 1 << 6,
+}
+
+/// Where packets are sent on more slowly than they may come. They do not really wait; what would, behind `depth` bytes or more,
+/// is marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bottleneck {
+    /// Bytes per second.
+    pub rate: u64,
+    /// Bytes.
+    pub depth: u64,
 }
 
 /// All kinds of data packets.
@@ -80,13 +94,25 @@ pub struct Faults {
     pub reorder: f64,
     /// Share with a flipped bit.
     pub corrupt: f64,
+    /// Share that is marked.
+    pub mark: f64,
+    /// Besides, what comes behind too much at a bottleneck is marked.
+    pub bottleneck: Option<Bottleneck>,
     /// Besides, certain packets.
     pub nth: Option<Nth>,
 }
 
 impl Faults {
     /// Nothing happens.
-    pub const NONE: Self = Self { loss: 0.0, duplicate: 0.0, reorder: 0.0, corrupt: 0.0, nth: None };
+    pub const NONE: Self = Self {
+        loss: 0.0,
+        duplicate: 0.0,
+        reorder: 0.0,
+        corrupt: 0.0,
+        mark: 0.0,
+        bottleneck: None,
+        nth: None,
+    };
 
     /// A share of the packets is lost.
     pub const fn loss(rate: f64) -> Self {
@@ -100,6 +126,7 @@ impl Faults {
             Fault::Duplicate => Self { duplicate: rate, ..Self::NONE },
             Fault::Reorder => Self { reorder: rate, ..Self::NONE },
             Fault::Corrupt => Self { corrupt: rate, ..Self::NONE },
+            Fault::Mark => Self { mark: rate, ..Self::NONE },
         }
     }
 
@@ -122,10 +149,16 @@ pub struct WayCounts {
     pub reordered: u64,
     /// Those with a flipped bit.
     pub corrupted: u64,
+    /// Those that were marked.
+    pub marked: u64,
+    /// Those that were to be marked, and whose senders take no part in ECN.
+    pub spared: u64,
+    /// Those of the kind that [`Faults::nth`] looks for.
+    pub of_kind: u64,
 }
 
 impl WayCounts {
-    /// All faults.
+    /// All faults that do harm.
     pub fn faults(&self) -> u64 {
         self.lost + self.duplicated + self.reordered + self.corrupted
     }
@@ -137,6 +170,7 @@ impl WayCounts {
             Fault::Duplicate => self.duplicated,
             Fault::Reorder => self.reordered,
             Fault::Corrupt => self.corrupted,
+            Fault::Mark => self.marked,
         }
     }
 }
@@ -154,12 +188,14 @@ pub struct CableCounts {
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Settings {
-    thresholds: [u64; 4],
+    thresholds: [u64; 5],
     seed: u64,
     kinds: u64,
     nth: u64,
     times: u64,
     what: u64,
+    rate: u64,
+    depth: u64,
 }
 
 // SAFETY: integers without padding; every bit pattern is a value.
@@ -171,7 +207,8 @@ unsafe impl aya::Pod for Settings {}
 struct Counts {
     seen: u64,
     matched: u64,
-    done: [u64; 4],
+    done: [u64; 5],
+    spared: u64,
 }
 
 // SAFETY: integers without padding; every bit pattern is a value.
@@ -217,8 +254,8 @@ impl Cable {
     pub fn set(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
         for (faults, way) in [(up, 0u32), (down, 1)] {
             let mut sum = 0.0;
-            let mut thresholds = [0; 4];
-            let rates = [faults.loss, faults.duplicate, faults.reorder, faults.corrupt];
+            let mut thresholds = [0; 5];
+            let rates = [faults.loss, faults.duplicate, faults.reorder, faults.corrupt, faults.mark];
             for (rate, threshold) in rates.into_iter().zip(&mut thresholds) {
                 ensure!((0.0..=1.0).contains(&rate), "a share of {rate} is not possible: 0 to 1");
                 sum += rate;
@@ -236,7 +273,9 @@ impl Cable {
             };
             let [kinds, nth, times, what] = [kinds, nth, times, what as u32].map(u64::from);
             self.array("COUNTS", |counts| Ok(counts.set(way, Counts::default(), 0)?))?;
-            let settings = Settings { thresholds, seed, kinds, nth, times, what };
+            let Bottleneck { rate, depth } = faults.bottleneck.unwrap_or(Bottleneck { rate: 0, depth: 0 });
+            ensure!(rate <= 1 << 33, "a rate of {rate} bytes per second is not possible: at most 2^33");
+            let settings = Settings { thresholds, seed, kinds, nth, times, what, rate, depth };
             self.array("SETTINGS", |all| Ok(all.set(way, settings, 0)?))?;
         }
         Ok(())
@@ -253,9 +292,10 @@ impl Cable {
     /// What it has done since [`Cable::set`].
     pub fn counts(&self) -> Result<CableCounts> {
         let way = |way: u32| -> Result<WayCounts> {
-            let Counts { seen, done, .. } = self.array("COUNTS", |counts| Ok(counts.get(&way, 0)?))?;
-            let [lost, duplicated, reordered, corrupted] = done;
-            Ok(WayCounts { seen, lost, duplicated, reordered, corrupted })
+            let Counts { seen, matched: of_kind, done, spared } =
+                self.array("COUNTS", |counts| Ok(counts.get(&way, 0)?))?;
+            let [lost, duplicated, reordered, corrupted, marked] = done;
+            Ok(WayCounts { seen, lost, duplicated, reordered, corrupted, marked, spared, of_kind })
         };
         Ok(CableCounts { up: way(0)?, down: way(1)? })
     }

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::faults::{Cable, Faults};
 use crate::janitor::{self, Janitor};
 use crate::netns::{self, Netns};
+use crate::topology::{self, Vlan};
 use crate::vm::image::Kernel;
 use crate::vm::{Vm, VmSpec};
 
@@ -37,6 +38,10 @@ pub struct LabSpec {
     pub ips_per_host: usize,
     /// Put a cable between each host and its port that can lose packets, and more.
     pub cables: bool,
+    /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
+    pub tagged: Vec<usize>,
+    /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
+    pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
     pub vms: Vec<Kernel>,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
@@ -45,7 +50,17 @@ pub struct LabSpec {
 
 impl Default for LabSpec {
     fn default() -> Self {
-        Self { hosts: 2, mtu: 1500, ipv6: false, ips_per_host: 1, cables: false, vms: Vec::new(), name: None }
+        Self {
+            hosts: 2,
+            mtu: 1500,
+            ipv6: false,
+            ips_per_host: 1,
+            cables: false,
+            tagged: Vec::new(),
+            routed: 0,
+            vms: Vec::new(),
+            name: None,
+        }
     }
 }
 
@@ -68,6 +83,7 @@ pub struct Lab {
     prefix: String,
     box_: BoxNode,
     hosts: Vec<Host>,
+    _vlan: Option<Vlan>,
     // The last field: dropped, and the namespaces with it, after all that lives in them.
     janitor: Janitor,
 }
@@ -83,6 +99,7 @@ pub struct BoxNode {
 pub struct Host {
     netns: Netns,
     number: usize,
+    routed: bool,
     cable: Option<Cable>,
     vm: Option<Vm>,
 }
@@ -127,12 +144,12 @@ impl Host {
 
     /// The host's `k`-th IPv4 address.
     pub fn ip(&self, k: usize) -> IpAddr {
-        host_ip(self.number, k)
+        host_ip(self.routed, self.number, k)
     }
 
     /// The host's `k`-th IPv6 address; only in a lab with IPv6.
     pub fn ipv6(&self, k: usize) -> IpAddr {
-        host_ipv6(self.number, k)
+        host_ipv6(self.routed, self.number, k)
     }
 
     /// The MAC address of its interface.
@@ -180,7 +197,12 @@ impl Host {
     }
 }
 
-fn mac(host: usize) -> String {
+/// Second byte of IPv4 addresses and fourth word of IPv6 addresses, at the bridge or behind the router.
+pub(crate) fn network(routed: bool) -> u8 {
+    if routed { 100 } else { 0 }
+}
+
+pub(crate) fn mac(host: usize) -> String {
     format!("02:00:00:00:00:{:02x}", host + 1)
 }
 
@@ -199,6 +221,7 @@ impl Lab {
         );
         ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
+        ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
             Some(name) => name.clone(),
@@ -216,14 +239,16 @@ impl Lab {
             .into_iter()
             .map(Some)
             .chain(std::iter::repeat_with(|| None))
-            .take(spec.hosts)
+            .take(spec.hosts + spec.routed)
             .enumerate()
             .map(|(i, vm)| {
-                let cable = if spec.cables { Some(Cable::new(&netns("wire")?, i)?) } else { None };
-                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, cable, vm })
+                let routed = i >= spec.hosts;
+                let cable = if spec.cables && !routed { Some(Cable::new(&netns("wire")?, i)?) } else { None };
+                Ok(Host { netns: netns(&format!("h{i}"))?, number: i, routed, cable, vm })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { spec, prefix, box_, hosts, janitor })
+        let _vlan = if spec.tagged.is_empty() { None } else { Some(Vlan::new(&spec, &prefix)?) };
+        Ok(Self { spec, prefix, box_, hosts, _vlan, janitor })
     }
 
     /// What it was built from.
@@ -278,7 +303,7 @@ fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
             lab: &box_,
             mac: mac(i),
             mtu: spec.mtu,
-            addresses: addresses(spec, i),
+            addresses: addresses(spec, i, false),
         })
     };
     let mut vms = spec.vms.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
@@ -292,21 +317,21 @@ fn tap(spec: &LabSpec, host: usize) -> String {
 }
 
 /// A host's addresses, with the lengths of their prefixes.
-fn addresses(spec: &LabSpec, host: usize) -> Vec<(IpAddr, u8)> {
+fn addresses(spec: &LabSpec, host: usize, routed: bool) -> Vec<(IpAddr, u8)> {
     let of = |k: usize| {
-        let v6 = spec.ipv6.then(|| (host_ipv6(host, k), 64));
-        std::iter::once((host_ip(host, k), 16)).chain(v6)
+        let v6 = spec.ipv6.then(|| (host_ipv6(routed, host, k), 64));
+        std::iter::once((host_ip(routed, host, k), 16)).chain(v6)
     };
     (0..spec.ips_per_host).flat_map(of).collect()
 }
 
-/// The `k`-th IPv4 address of a host.
-pub fn host_ip(host: usize, k: usize) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(10, 0, k as u8, host as u8 + 1))
+/// The `k`-th IPv4 address of a host, at the bridge or behind the router.
+pub fn host_ip(routed: bool, host: usize, k: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, network(routed), k as u8, host as u8 + 1))
 }
 
-fn host_ipv6(host: usize, k: usize) -> IpAddr {
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, k as u16, host as u16 + 1))
+fn host_ipv6(routed: bool, host: usize, k: usize) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, network(routed).into(), 0, 0, k as u16, host as u16 + 1))
 }
 
 /// Creates namespaces, links and addresses.
@@ -317,7 +342,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     if spec.cables {
         namespaces += &format!("netns add {prefix}-wire\n");
     }
-    for i in hosts.clone() {
+    for i in 0..spec.hosts + spec.routed {
         namespaces += &format!("netns add {prefix}-h{i}\n");
     }
     ip_batch(None, &namespaces)?;
@@ -343,7 +368,8 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         box_ += &format!("link set port{i} master br0\n{}", up(&format!("port{i}")));
     }
-    box_ += &format!("{}address add 10.0.0.254/16 dev br0\n", up("br0"));
+    box_ += &up("br0");
+    box_ += "address add 10.0.0.254/16 dev br0\n";
     if spec.ipv6 {
         box_ += "address add fd00::fe/64 dev br0 nodad\n";
     }
@@ -352,11 +378,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     for i in hosts {
         let (is_vm, host_node) = (i < spec.vms.len(), format!("h{i}"));
         if !is_vm {
-            let mut host = String::from("link set lo up\n") + &up("eth0");
-            for (ip, len) in addresses(spec, i) {
-                let nodad = if ip.is_ipv6() { " nodad" } else { "" };
-                host += &format!("address add {ip}/{len} dev eth0{nodad}\n");
-            }
+            let host = String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, i, false);
             ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         }
         // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
@@ -380,10 +402,24 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
                 // A redirect forgets that a checksum has still to be computed: it is there from the start.
                 ethtool.args(["tx", "off"]);
             }
+            if !spec.tagged.is_empty() {
+                // A wire has tags in the frames; a veth may have them beside the frames, where no XDP program sees them.
+                ethtool.args(["txvlan", "off"]);
+            }
             netns::output(&mut ethtool)?;
         }
     }
-    Ok(())
+    if spec.routed > 0 { topology::route(spec, prefix) } else { Ok(()) }
+}
+
+/// The lines that give a host its addresses.
+pub(crate) fn address_lines(spec: &LabSpec, host: usize, routed: bool) -> String {
+    let mut lines = String::new();
+    for (ip, len) in addresses(spec, host, routed) {
+        let nodad = if ip.is_ipv6() { " nodad" } else { "" };
+        lines += &format!("address add {ip}/{len} dev eth0{nodad}\n");
+    }
+    lines
 }
 
 /// The lines that make a host's link: a veth pair up to the host's `eth0`, or a tap for QEMU.
@@ -399,17 +435,17 @@ fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
 }
 
 /// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another namespace.
-fn veth(here: &str, there: &str, mtu: u32, namespace: &str) -> String {
+pub(crate) fn veth(here: &str, there: &str, mtu: u32, namespace: &str) -> String {
     format!("link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {namespace}\n")
 }
 
 /// The lines that start an interface; without link-local addresses, because that is less noise on the wire.
-fn up(interface: &str) -> String {
+pub(crate) fn up(interface: &str) -> String {
     format!("link set {interface} addrgenmode none\nlink set {interface} up\n")
 }
 
 /// Runs lines of `ip` commands in a namespace, or in ours.
-fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
+pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     let mut ip = Command::new("ip");
     if let Some(namespace) = namespace {
         ip.args(["-n", namespace]);

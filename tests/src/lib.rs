@@ -5,8 +5,9 @@
 //! | [`lab`] | builds it |
 //! | [`netns`] | programs and threads in one namespace |
 //! | [`janitor`] | removes it, however its owner ends |
-//! | [`faults`] | cables that lose, duplicate, reorder and corrupt packets |
+//! | [`faults`] | cables that lose, duplicate, reorder, corrupt and mark packets |
 //! | [`app`] | an application that is set up in band |
+//! | [`application`] | a ring of reliable connections that knows nothing of netsum |
 //! | [`attacker`] | a host that forges frames |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`data`] | what ranks reduce |
@@ -17,12 +18,14 @@
 //! | [`process`] | programs that tests start |
 //! | [`ring`] | an application over libibverbs, on virtual machines |
 //! | [`tap`] | a host that is nothing but frames |
+//! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
 //! | [`vm`] | hosts that are virtual machines |
 //!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
 pub mod app;
+pub mod application;
 pub mod attacker;
 pub mod cluster;
 pub mod data;
@@ -37,6 +40,7 @@ pub mod process;
 pub mod programs;
 pub mod ring;
 pub mod tap;
+pub mod topology;
 pub mod traffic;
 pub mod vm;
 

@@ -1,4 +1,5 @@
-//! The ring of `tests/verbs/ring.c` on virtual machines: an application over libibverbs that knows nothing of netsum.
+//! The ring of `tests/verbs/ring.c`: an application over libibverbs that knows nothing of netsum. Ranks on hosts that are no virtual
+//! machines are its twin over the library's own endpoint, `udp-ring`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,27 +7,49 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::Host;
-use crate::cluster::{Cluster, PATIENCE};
+use crate::cluster::{Cluster, program};
 use crate::process::Running;
+
+/// How long anything in a virtual machine may take that should be quick.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// With what the ranks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// SEND.
     Send,
+    /// SEND with immediate.
+    SendImmediate,
     /// RDMA WRITE with immediate.
     Write,
+    /// RDMA WRITE, and a SEND of nothing that tells the receiver.
+    PlainWrite,
+    /// RDMA READ, which the library's own endpoint refuses.
+    Read,
+}
+
+impl Operation {
+    /// As the programs call it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::SendImmediate => "send-imm",
+            Self::Write => "write",
+            Self::PlainWrite => "plain-write",
+            Self::Read => "read",
+        }
+    }
 }
 
 /// A ring.
 #[derive(Clone, Debug)]
 pub struct RingSpec {
-    /// The virtual machine that rank r runs on.
+    /// The host that rank r runs on.
     pub hosts: Vec<usize>,
     /// Path MTU in bytes.
     pub mtu: u32,
-    /// Message size in bytes.
-    pub message_size: u32,
+    /// Message sizes in bytes, in turn. One alone where the box sums.
+    pub sizes: Vec<u32>,
     /// Messages that each rank sends.
     pub messages: u32,
     /// With what.
@@ -44,12 +67,14 @@ impl RingSpec {
     /// Rank r on host r, 128 KiB messages through the box, and a timer that does not go off on a busy machine.
     pub fn new(ranks: usize, mtu: u32, operation: Operation, messages: u32) -> Self {
         let hosts = (0..ranks).collect();
-        Self { hosts, mtu, message_size: 128 << 10, messages, operation, timeout: 20, summed: true }
+        Self { hosts, mtu, sizes: vec![128 << 10], messages, operation, timeout: 20, summed: true }
     }
 
     /// Packets that each rank has to send.
     pub fn packets(&self) -> u64 {
-        u64::from(self.messages) * u64::from(self.message_size.div_ceil(self.mtu))
+        let sizes = self.sizes.iter().cycle().take(self.messages as usize);
+        let data: u64 = sizes.map(|size| u64::from(size.div_ceil(self.mtu).max(1))).sum();
+        data + if self.operation == Operation::PlainWrite { self.messages.into() } else { 0 }
     }
 }
 
@@ -62,7 +87,7 @@ pub struct RankReport {
     pub wrong: u64,
     /// How long it took, in microseconds.
     pub micros: u64,
-    /// Counters of the host's device that have moved, and by how much.
+    /// Counters of the host's device, or of the library's endpoint, that have moved, and by how much.
     pub counters: BTreeMap<String, u64>,
     /// Data packets that came from the host, beyond those that it had to send; only in a lab with cables.
     pub retransmitted: Option<u64>,
@@ -83,14 +108,20 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
     let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
     let before = hosts.iter().map(|host| hw_counters(host)).collect::<Result<Vec<_>>>()?;
     let sent_before = hosts.iter().map(|host| data_packets(host)).collect::<Result<Vec<_>>>()?;
+    let sizes = spec.sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut ranks = Vec::new();
     for (rank, host) in hosts.iter().enumerate() {
-        let mut command = host.command("verbs-ring");
+        let mut command = match host.vm() {
+            Some(_) => host.command("verbs-ring"),
+            None => host.command(program("udp-ring")?),
+        };
+        if host.vm().is_none() {
+            command.args(["--ip", &host.ip(0).to_string()]);
+        }
         for (name, value) in [
             ("--rank", rank as u32),
             ("--ranks", hosts.len() as u32),
             ("--mtu", spec.mtu),
-            ("--size", spec.message_size),
             ("--messages", spec.messages),
             ("--window", RingSpec::WINDOW),
             ("--timeout", spec.timeout.into()),
@@ -98,7 +129,7 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
         ] {
             command.arg(name).arg(value.to_string());
         }
-        command.args(["--op", if spec.operation == Operation::Write { "write" } else { "send" }]);
+        command.args(["--size", &sizes, "--op", spec.operation.word()]);
         command.args(["--expect", if spec.summed { "sum" } else { "neighbour" }]);
         ranks.push(Running::start(&format!("rank {rank} of the ring"), &mut command)?);
     }
@@ -134,7 +165,8 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
             let before = before[i].get(&name).copied().unwrap_or_default();
             (name, count.wrapping_sub(before))
         });
-        report.counters = moved.filter(|(_, count)| *count > 0).collect();
+        report.counters.extend(moved);
+        report.counters.retain(|_, count| *count > 0);
         report.retransmitted = data_packets(hosts[i])?
             .zip(sent_before[i])
             .map(|(after, before)| (after - before).saturating_sub(spec.packets()));
@@ -155,7 +187,7 @@ fn register(cluster: &Cluster, spec: &RingSpec, ends: &[Ends]) -> Result<()> {
     cluster.netsum(
         &[
             &["job", "create", JOB, "--dtype", "i32", "--ranks", &text(ends.len() as u32)][..],
-            &["--mtu", &text(spec.mtu), "--message-size", &text(spec.message_size)],
+            &["--mtu", &text(spec.mtu), "--message-size", &text(spec.sizes[0])],
             &["--window", &text(RingSpec::WINDOW)],
         ]
         .concat(),
@@ -212,7 +244,12 @@ fn report(line: &str) -> Result<RankReport> {
     };
     ensure!(line.starts_with("done "), "a rank says `{line}`");
     let (messages, wrong, micros) = (value("messages")?, value("wrong")?, value("micros")?);
-    Ok(RankReport { messages, wrong, micros, ..RankReport::default() })
+    let counter = |word: &str| {
+        let (name, count) = word.split_once('=')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    let counters = line.split(' ').filter_map(counter).collect();
+    Ok(RankReport { messages, wrong, micros, counters, ..RankReport::default() })
 }
 
 fn stats(cluster: &Cluster, spec: &RingSpec) -> String {
@@ -223,8 +260,11 @@ fn stats(cluster: &Cluster, spec: &RingSpec) -> String {
     or_error(cluster.netsum(&["diagnose", JOB])) + &or_error(cluster.netsum(&["stats", JOB]))
 }
 
-/// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c).
+/// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c); other hosts have none.
 pub fn hw_counters(host: &Host) -> Result<BTreeMap<String, u64>> {
+    if host.vm().is_none() {
+        return Ok(BTreeMap::new());
+    }
     let script = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *";
     let text = Running::start("hw_counters", host.command("sh").args(["-c", script]))?.success(PATIENCE)?;
     let counter = |line: &str| {
@@ -293,7 +333,7 @@ mod tests {
         assert_eq!((ends.gid.as_str(), ends.qpn.as_str(), ends.psn.as_str()), ("0a01", "17", "11600857"));
         assert!(Ends::parse("here 1 2").is_err());
         let done = report("done messages=20 wrong=1 first_wrong=3 micros=77").unwrap();
-        assert_eq!((done.messages, done.wrong, done.micros), (20, 1, 77));
+        assert_eq!((done.messages, done.wrong, done.micros, done.counter("first_wrong")), (20, 1, 77, 3));
         assert!(report("done messages=20").is_err());
         assert!(report("ready").is_err());
     }

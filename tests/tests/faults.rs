@@ -113,7 +113,7 @@ fn assert_plausible(before: &Counters, after: &Counters, ranks: u32, what: &str)
 fn rate(fault: Fault) -> f64 {
     match fault {
         Fault::Loss | Fault::Corrupt | Fault::Reorder => 0.02,
-        Fault::Duplicate => 0.05,
+        Fault::Duplicate | Fault::Mark => 0.05,
     }
 }
 
@@ -157,6 +157,7 @@ fn matrix(ranks: u32) {
                     Fault::Loss | Fault::Reorder => grown("out_of_sequence"),
                     Fault::Duplicate => grown("duplicate_request") + grown("replay") + grown("stale"),
                     Fault::Corrupt => grown("rx_icrc_encapsulated"),
+                    Fault::Mark => grown("np_ecn_marked_roce_packets"),
                 };
                 assert!(seen > 0, "{what}: the box has seen nothing of it: {}", after.0);
             }

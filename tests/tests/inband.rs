@@ -137,7 +137,7 @@ fn set_up_and_sums_survive_faults_of_all_kinds_everywhere() {
     let hosts = Hosts::of(cluster.lab());
     let app = App::create(&cluster, 3).unwrap();
     for host in cluster.lab().hosts() {
-        let faults = Faults { loss: 0.02, duplicate: 0.01, reorder: 0.01, corrupt: 0.005, nth: None };
+        let faults = Faults { loss: 0.02, duplicate: 0.01, reorder: 0.01, corrupt: 0.005, ..Faults::NONE };
         host.set_faults(faults, faults, host.number() as u32 + 1).unwrap();
     }
     assert_sums(&app.run_all(&hosts, Connections::new(1), 60).unwrap(), 60);
@@ -159,11 +159,9 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
         Connections { psn: 0x70_0000, ..first },
         Connections { psn: 0x80_1000, qpn: 0x7777 },
     ];
-    let mut epoch = 0;
-    for c in [&[first][..], &again].concat() {
+    for (c, epoch) in [&[first][..], &again].concat().into_iter().zip(1..) {
         // Stopped in the middle: messages 20 and 21 of all ranks are in slots, in part.
         let stop = AtomicBool::new(false);
-        epoch += 1;
         std::thread::scope(|scope| {
             let ranks = scope.spawn(|| app.run_some(&hosts, c, &[0, 1, 2], 100_000, &stop));
             wait_for(&cluster, "the epoch", |job| job["epoch"] == epoch && job["state"] == "active");
@@ -246,7 +244,8 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         );
         let text = cluster.netsum(&["job", "show", "app"]).unwrap();
         assert!(text.contains("not yet shown up in band: rank 1 of ring 0"), "{text}");
-        assert!(text.contains("waits in band: ring 0 rank 2: port port2  src 10.0.0.3"), "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("waits in band: ring 0 rank 2: port port2 src 10.0.0.3"), "{text}");
         let said = said("200ms");
         assert!(said.contains("rank 1: has not shown up") && !said.contains("rank 0:"), "{said}");
         assert!(!said.contains("none of them a first packet"), "{said}");
@@ -286,7 +285,8 @@ fn first_packet(app: &App, c: Connections, rank: u32, change: fn(&mut JobHeader)
 fn contradictions_fail_the_job_with_the_reason_until_they_are_mended() {
     let cluster = cluster(2, false);
     let hosts = Hosts::of(cluster.lab());
-    let wrong: [(fn(&mut JobHeader), &str); 4] = [
+    type Change = fn(&mut JobHeader);
+    let wrong: [(Change, &str); 4] = [
         (|h| h.ranks = 3, "says that there are 3 ranks, the job has 2"),
         (|h| h.dtype = 2, "sends data type 2, the job's is i32"),
         (|h| h.fragments = 20, "says that its message has 20 packets, the job's messages"),
@@ -431,7 +431,7 @@ fn a_flood_of_first_packets_keeps_no_job_from_its_sums() {
     assert!(cluster.counter(Some("other"), "in_band_first").unwrap() > 500);
     assert!(cluster.counter(None, "in_band_wrong_token").unwrap() > 500);
     let lines = cluster.daemon_log().lines().count();
-    assert!(lines < 2000, "the log has {lines} lines");
+    assert!(lines < 1000, "the log has {lines} lines");
 }
 
 #[test]

@@ -282,7 +282,7 @@ fn ports_come_and_go_and_the_configuration_is_read_again_while_a_job_is_at_work(
     let train = JobSpec::new("train", 2);
     let token = cluster.create_job(&train).unwrap();
     let mut group = cluster.ranks(&train, &token, &one_on_each_host(2)).unwrap();
-    let mut sums = |group: &mut Group| {
+    let sums = |group: &mut Group| {
         for outcome in group.all_reduce("i32", 50_000, 1).unwrap() {
             assert_eq!((outcome.mode.as_str(), outcome.fall_backs), ("box", 0), "{outcome:?}");
         }

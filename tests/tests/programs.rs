@@ -19,10 +19,14 @@ fn fragment(rank: u32, ranks: u32, index: u32, payload: Vec<u8>) -> FrameSpec {
     FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload)
 }
 
-/// What egress should make of a rank's saved headers and a sum.
-fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool) -> Vec<u8> {
+/// What egress should make of a rank's saved headers and a sum, for a receiver with a VLAN tag or none.
+fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool, vlan: Option<u16>) -> Vec<u8> {
     let tos = if ce && source.tos & 3 != 0 { source.tos | 3 } else { source.tos };
-    FrameSpec { payload, id: 0, udp_checksum: 0, tos, ..source.clone() }.build()
+    let vlan = match (source.vlan, vlan) {
+        (Some(sent), Some(own)) => Some(sent & 0xf000 | own & 0xfff),
+        (_, own) => own,
+    };
+    FrameSpec { payload, id: 0, udp_checksum: 0, tos, vlan, ..source.clone() }.build()
 }
 
 /// All ranks contribute; checks every verdict, the sum, and what each rank is sent.
@@ -44,7 +48,8 @@ fn all_reduce(bench: &mut Bench, specs: &[FrameSpec], ce: bool) {
             let source = &specs[(receiver + last) % specs.len()];
             let result = bench.egress(&out.packet).unwrap();
             assert_eq!(result.action, PASS, "to rank {receiver}: {:?}", bench.counters().unwrap());
-            assert_eq!(result.packet, expected(source, total.clone(), ce), "to rank {receiver}");
+            let vlan = specs[receiver].vlan;
+            assert_eq!(result.packet, expected(source, total.clone(), ce, vlan), "to rank {receiver}");
         }
     }
 }
@@ -121,6 +126,33 @@ fn ranks_with_different_headers_get_their_own() {
 
 #[test]
 #[ignore = "needs root and BPF"]
+fn results_are_in_the_vlan_of_their_receivers_own_packets() {
+    let mut bench = Bench::new(ring(3, 2048, 64), false).unwrap();
+    // Every neighbour and itself: no tag, a tag with and without priority, another VLAN, a priority alone.
+    let tags = [None, Some(5), Some(0x6005), Some(0x2007), Some(0x6000)];
+    for v6 in [false, true] {
+        let ring = ring(3, 2048, 256);
+        let flows: Vec<_> = (0..3).map(|r| flow(&ring, r, v6)).collect();
+        bench.restart(ring, &flows).unwrap();
+        let pairs = tags.iter().flat_map(|a| tags.iter().map(move |b| (*a, *b)));
+        for (index, (a, b)) in pairs.enumerate() {
+            let vlans = [a, b, tags[index % tags.len()]];
+            for (half, len) in [4, 2048].into_iter().enumerate() {
+                let specs: Vec<_> = (0..3)
+                    .map(|rank| {
+                        let s = fragment(rank, 3, (2 * index + half) as u32, lanes(rank, len / 4));
+                        let s = FrameSpec { vlan: vlans[rank as usize], ..s };
+                        if v6 { s.v6() } else { s }
+                    })
+                    .collect();
+                all_reduce(&mut bench, &specs, false);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
 fn congestion_marks_are_carried_over() {
     let mut bench = Bench::new(ring(3, 1024, 64), false).unwrap();
     let mut specs: Vec<_> = (0..3).map(|rank| fragment(rank, 3, 0, lanes(rank, 256))).collect();
@@ -164,7 +196,7 @@ fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
     assert_eq!(out.action, REDIRECT);
     assert_eq!(tag(&out.packet).rank, 1, "a replay goes to the next rank alone");
     let result = bench.egress(&out.packet).unwrap();
-    assert_eq!(result.packet, expected(&again, total, false), "with the retransmission's own headers");
+    assert_eq!(result.packet, expected(&again, total, false, None), "with the retransmission's own headers");
     let counters = bench.counters().unwrap();
     for c in [
         (Counter::Fragments, 2),
@@ -295,7 +327,7 @@ fn icrc_is_not_verified_where_the_job_says_so() {
     let total = sum(&[lanes(0, 64), lanes(1, 64)]);
     assert_eq!(
         bench.egress(&out.packet).unwrap().packet,
-        expected(&fragment(1, 2, 0, vec![]), total, false),
+        expected(&fragment(1, 2, 0, vec![]), total, false, None),
         "what leaves is right all the same"
     );
 }

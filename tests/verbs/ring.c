@@ -6,6 +6,10 @@
  * ranks sums, each receives the sum over all ranks (--expect sum), else what its neighbour sent (--expect neighbour). Every
  * lane of every message is checked.
  *
+ * Messages are SENDs, or RDMA WRITEs whose receiver is told by their immediate data or, if they have none (--op plain-write), by
+ * an empty SEND behind them. Of several sizes (--size 4,1024) each message has the next. With --op read a rank asks for what it
+ * would have sent.
+ *
  * Whoever launches the ranks speaks with them in lines:
  *
  *   > here GID QPN PSN RKEY ADDRESS QPN PSN      of the pair that receives, and of the one that sends
@@ -30,13 +34,19 @@
 #include <string.h>
 #include <time.h>
 
+enum op { SEND, SEND_IMM, WRITE, PLAIN_WRITE, READ };
+
 static struct {
     const char *device;
     int gid_index, port;
-    uint32_t rank, ranks, mtu, size, messages, window, timeout, seed;
-    bool write, sum;
+    uint32_t rank, ranks, mtu, size[16], sizes, messages, window, timeout, seed;
+    enum op op;
+    bool sum;
     int patience; /* seconds without a message after which it gives up */
-} opt = { NULL, 1, 1, 0, 2, 1024, 128 << 10, 100, 2, 16, 1, false, true, 60 };
+} opt = {
+    .gid_index = 1, .port = 1, .ranks = 2, .mtu = 1024, .size = { 128 << 10 }, .sizes = 1, .messages = 100, .window = 2,
+    .timeout = 16, .seed = 1, .sum = true, .patience = 60,
+};
 
 static _Noreturn void die(const char *format, ...)
 {
@@ -62,7 +72,7 @@ static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
 static struct ibv_qp *from, *to; /* the last rank, the next */
 static struct ibv_mr *in_mr, *out_mr;
-static uint32_t *in, *out;
+static uint8_t *in, *out;
 static struct end next;
 
 /* Slots for messages that arrive. A rank that sends message m has received m - window, which its neighbour had sent, who had
@@ -72,9 +82,19 @@ static uint32_t slots(void)
     return opt.ranks * opt.window;
 }
 
-static uint32_t lanes(void)
+/* Bytes of a message. */
+static uint32_t size(uint32_t message)
 {
-    return opt.size / 4;
+    return opt.size[message % opt.sizes];
+}
+
+/* Bytes from one slot to the next: the largest message, in whole lanes. */
+static uint32_t stride(void)
+{
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < opt.sizes; i++)
+        largest = opt.size[i] > largest ? opt.size[i] : largest;
+    return (largest + 3) & ~3u;
 }
 
 /* Lane i of rank r's message m. */
@@ -133,7 +153,7 @@ static struct ibv_qp *queue_pair(struct ibv_pd *pd)
     struct ibv_qp_init_attr init = {
         .send_cq = cq,
         .recv_cq = cq,
-        .cap = { .max_send_wr = opt.window + 1, .max_recv_wr = slots() + 1, .max_send_sge = 1, .max_recv_sge = 1 },
+        .cap = { .max_send_wr = 2 * opt.window + 1, .max_recv_wr = slots() + 1, .max_send_sge = 1, .max_recv_sge = 1 },
         .qp_type = IBV_QPT_RC,
     };
     struct ibv_qp *qp = ibv_create_qp(pd, &init);
@@ -177,28 +197,39 @@ static void connect_pair(struct ibv_qp *qp, uint32_t psn, const struct end *peer
 static void post_receive(uint32_t message)
 {
     struct ibv_sge sge = {
-        .addr = (uintptr_t)in + (uint64_t)(message % slots()) * opt.size, .length = opt.size, .lkey = in_mr->lkey,
+        .addr = (uintptr_t)in + (uint64_t)(message % slots()) * stride(), .length = stride(), .lkey = in_mr->lkey,
     };
-    /* Data of an RDMA WRITE goes to the address in it; only its immediate takes a receive. */
-    struct ibv_recv_wr wr = { .wr_id = message, .sg_list = &sge, .num_sge = opt.write ? 0 : 1 }, *bad;
+    /* Data of an RDMA WRITE goes to the address in it; only its immediate, or the SEND behind it, takes a receive. */
+    bool send = opt.op == SEND || opt.op == SEND_IMM;
+    struct ibv_recv_wr wr = { .wr_id = message, .sg_list = &sge, .num_sge = send ? 1 : 0 }, *bad;
     if ((errno = ibv_post_recv(from, &wr, &bad)))
         die("cannot post a receive");
 }
 
 static void post_send(uint32_t message)
 {
-    uint32_t *buffer = out + (uint64_t)(message % opt.window) * lanes();
-    for (uint32_t i = 0; i < lanes(); i++)
-        buffer[i] = htole32(lane(opt.rank, message, i));
-    struct ibv_sge sge = { .addr = (uintptr_t)buffer, .length = opt.size, .lkey = out_mr->lkey };
+    static const enum ibv_wr_opcode opcodes[] = {
+        IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
+    };
+    uint8_t *buffer = out + (uint64_t)(message % opt.window) * stride();
+    for (uint32_t i = 0; 4 * i < stride(); i++) {
+        uint32_t x = htole32(lane(opt.rank, message, i));
+        memcpy(buffer + 4 * i, &x, 4);
+    }
+    struct ibv_sge sge = { .addr = (uintptr_t)buffer, .length = size(message), .lkey = out_mr->lkey };
     struct ibv_send_wr wr = {
-        .wr_id = message, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
-    }, *bad;
-    if (opt.write) {
-        wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-        wr.imm_data = htonl(message);
+        .wr_id = message, .sg_list = &sge, .num_sge = 1, .opcode = opcodes[opt.op], .send_flags = IBV_SEND_SIGNALED,
+        .imm_data = htonl(message),
+    }, told = wr, *bad;
+    if (opt.op == WRITE || opt.op == PLAIN_WRITE || opt.op == READ) {
         wr.wr.rdma.rkey = next.rkey;
-        wr.wr.rdma.remote_addr = next.address + (uint64_t)(message % slots()) * opt.size;
+        wr.wr.rdma.remote_addr = next.address + (uint64_t)(message % slots()) * stride();
+    }
+    if (opt.op == PLAIN_WRITE) {
+        told.opcode = IBV_WR_SEND;
+        told.num_sge = 0;
+        wr.send_flags = 0;
+        wr.next = &told;
     }
     if ((errno = ibv_post_send(to, &wr, &bad)))
         die("cannot post a send");
@@ -207,16 +238,18 @@ static void post_send(uint32_t message)
 /* Lanes of a message that are not what they should be. */
 static uint32_t wrong_lanes(uint32_t message)
 {
-    const uint32_t *buffer = in + (uint64_t)(message % slots()) * lanes();
+    const uint8_t *buffer = in + (uint64_t)(message % slots()) * stride();
     uint32_t wrong = 0, last = (opt.rank + opt.ranks - 1) % opt.ranks;
-    for (uint32_t i = 0; i < lanes(); i++) {
+    for (uint32_t i = 0; 4 * i < size(message); i++) {
         uint32_t expected = 0;
         if (opt.sum)
             for (uint32_t r = 0; r < opt.ranks; r++)
                 expected += lane(r, message, i);
         else
             expected = lane(last, message, i);
-        wrong += le32toh(buffer[i]) != expected;
+        uint32_t rest = size(message) - 4 * i;
+        expected = htole32(expected);
+        wrong += memcmp(buffer + 4 * i, &expected, rest < 4 ? rest : 4) != 0;
     }
     return wrong;
 }
@@ -267,7 +300,10 @@ static void run(void)
             sent++;
             continue;
         }
-        if (opt.write ? ntohl(wc.imm_data) != received : wc.byte_len != opt.size)
+        bool immediate = opt.op == SEND_IMM || opt.op == WRITE;
+        uint32_t bytes = opt.op == PLAIN_WRITE ? 0 : size(received);
+        if (wc.byte_len != bytes || immediate != !!(wc.wc_flags & IBV_WC_WITH_IMM) ||
+            (immediate && ntohl(wc.imm_data) != received))
             die("message %" PRIu32 " has %" PRIu32 " bytes and immediate %" PRIu32, received, wc.byte_len,
                 ntohl(wc.imm_data));
         uint32_t lanes = wrong_lanes(received);
@@ -297,6 +333,16 @@ static union ibv_gid parse_gid(const char *text)
     return gid;
 }
 
+/* One of some words; its place. */
+static int word(const char *text, int count, const char *const *words)
+{
+    for (int i = 0; i < count; i++)
+        if (!strcmp(text, words[i]))
+            return i;
+    errno = 0;
+    die("not known: %s", text);
+}
+
 static uint32_t number(const char *text)
 {
     char *end;
@@ -318,6 +364,8 @@ static void options(int argc, char **argv)
         { "op", 1, NULL, 'o' },       { "expect", 1, NULL, 'e' }, { "seed", 1, NULL, 'S' },
         { "patience", 1, NULL, 'p' }, { NULL, 0, NULL, 0 },
     };
+    static const char *const ops[] = { "send", "send-imm", "write", "plain-write", "read" };
+    static const char *const expectations[] = { "sum", "neighbour" };
     int c;
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (c) {
@@ -326,18 +374,26 @@ static void options(int argc, char **argv)
         case 'd': opt.device = optarg; break;
         case 'g': opt.gid_index = number(optarg); break;
         case 'm': opt.mtu = number(optarg); break;
-        case 's': opt.size = number(optarg); break;
+        case 's':
+            opt.sizes = 0;
+            for (char *size = strtok(optarg, ","); size && opt.sizes < 16; size = strtok(NULL, ","))
+                opt.size[opt.sizes++] = number(size);
+            break;
         case 'M': opt.messages = number(optarg); break;
         case 'w': opt.window = number(optarg); break;
         case 't': opt.timeout = number(optarg); break;
-        case 'o': opt.write = !strcmp(optarg, "write"); break;
-        case 'e': opt.sum = !strcmp(optarg, "sum"); break;
+        case 'o': opt.op = word(optarg, 5, ops); break;
+        case 'e': opt.sum = !word(optarg, 2, expectations); break;
         case 'S': opt.seed = number(optarg); break;
         case 'p': opt.patience = number(optarg); break;
         default: exit(2);
         }
     }
-    if (optind < argc || opt.rank >= opt.ranks || !opt.window || !opt.size || opt.size % 4 || opt.timeout > 31)
+    errno = 0;
+    bool lanes = true;
+    for (uint32_t i = 0; i < opt.sizes; i++)
+        lanes &= opt.size[i] % 4 == 0;
+    if (optind < argc || opt.rank >= opt.ranks || !opt.window || !stride() || (opt.sum && !lanes) || opt.timeout > 31)
         die("impossible arguments");
 }
 
@@ -351,12 +407,12 @@ int main(int argc, char **argv)
     if (!pd || !channel || ibv_query_gid(context, opt.port, opt.gid_index, &gid))
         die("cannot set up");
     cq = ibv_create_cq(context, slots() + opt.window + 2, NULL, channel, 0);
-    in = calloc(slots(), opt.size);
-    out = calloc(opt.window, opt.size);
+    in = calloc(slots(), stride());
+    out = calloc(opt.window, stride());
     if (!cq || !in || !out)
         die("no memory");
-    in_mr = ibv_reg_mr(pd, in, (size_t)slots() * opt.size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-    out_mr = ibv_reg_mr(pd, out, (size_t)opt.window * opt.size, 0);
+    in_mr = ibv_reg_mr(pd, in, (size_t)slots() * stride(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    out_mr = ibv_reg_mr(pd, out, (size_t)opt.window * stride(), IBV_ACCESS_LOCAL_WRITE);
     if (!in_mr || !out_mr)
         die("cannot register memory");
     from = queue_pair(pd);

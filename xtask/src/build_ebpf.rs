@@ -9,10 +9,11 @@ use crate::paths;
 use crate::toolchain::{Toolchain, nightly, output};
 
 /// Programs of aggregator-ebpf, and where their objects are committed.
-pub const OBJECTS: [(&str, &str); 3] = [
+pub const OBJECTS: [(&str, &str); 4] = [
     ("netsum", "aggregator/src/dataplane/netsum.bpf.o"),
     ("bench", "tests/src/bench.bpf.o"),
     ("faults", "tests/src/faults.bpf.o"),
+    ("vlan", "tests/src/vlan.bpf.o"),
 ];
 
 /// Runs `cargo xtask build-ebpf`.

@@ -162,7 +162,7 @@ fn exec(host: &str, command: &[String]) -> Result<()> {
         // A VM's namespace is empty.
         Some(number) if netns.ifindex(Host::INTERFACE).is_err() => {
             let box_ = Netns::open(&format!("{STANDING}-box"))?;
-            vm::command_at(&box_, lab::host_ip(number, 0), &command[0])
+            vm::command_at(&box_, lab::host_ip(false, number, 0), &command[0])
         }
         _ => netns.free_command(&command[0]),
     };

@@ -143,6 +143,12 @@ pub enum JobCommand {
         #[arg(long, requires = "name")]
         show_token: bool,
     },
+    /// Empty a job's rings and forget its flows: its application connects anew, with other PSNs.
+    Restart {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: String,
+    },
     /// Delete a job.
     Delete {
         /// The job.

@@ -104,6 +104,12 @@ impl Client {
         said(self.admin.delete_job(api::DeleteJobRequest { name }).await).map(drop)
     }
 
+    /// Empties a job's rings and forgets its flows.
+    pub async fn restart_job(&mut self, name: String) -> Result<api::Job> {
+        log::debug!("RestartJob {name}");
+        said(self.admin.restart_job(api::RestartJobRequest { name }).await)
+    }
+
     /// Registers a flow; the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
         log::debug!("AddFlow {job} {flow:?}");

@@ -76,6 +76,9 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
         Command::Job { command: Some(JobCommand::Show { name: Some(name), show_token }) } => {
             print::job(out, format, client.show_job(name, show_token).await?)
         }
+        Command::Job { command: Some(JobCommand::Restart { name }) } => {
+            print::added(out, format, client.restart_job(name).await?)
+        }
         Command::Job { command: Some(JobCommand::Delete { name }) } => client.delete_job(name).await,
         Command::Ring { command } => {
             let job = command.and_then(|RingCommand::Show { job }| job);

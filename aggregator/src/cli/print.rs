@@ -429,6 +429,32 @@ mod tests {
         insta::assert_snapshot!(text(|o| job(o, Format::Pretty, example())));
     }
 
+    fn waits_in_band() -> api::Job {
+        let job = example();
+        api::Job {
+            state: api::JobState::Waiting.into(),
+            claims: job.flows,
+            flows: Vec::new(),
+            in_band: true,
+            in_band_token: "00112233445566778899aabbccddeeff".into(),
+            unclaimed: vec![api::Place { ring: 0, rank: 0 }],
+            refusals: vec![
+                "rank 1 of ring 0, 10.0.0.9 behind p3: 10.0.0.2 waits as this rank already".into(),
+            ],
+            ..example()
+        }
+    }
+
+    #[test]
+    fn a_job_that_waits_in_band_as_text() {
+        insta::assert_snapshot!(text(|o| job(o, Format::Text, waits_in_band())));
+    }
+
+    #[test]
+    fn a_job_that_waits_in_band_as_json() {
+        insta::assert_snapshot!(text(|o| job(o, Format::Pretty, waits_in_band())));
+    }
+
     #[test]
     fn jobs_as_text() {
         let failed = api::Job {

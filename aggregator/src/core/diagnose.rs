@@ -265,7 +265,16 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
         );
     }
     if seen.packets == 0 {
-        return nothing_came(rank, stranger_of(rank, strangers));
+        let (what, mut next) = nothing_came(rank, stranger_of(rank, strangers));
+        let neighbour = &ring.ranks[(flow.rank as usize + 1) % ring.ranks.len()].flow;
+        if neighbour.ifindex == flow.ifindex {
+            next = format!(
+                "rank {} is behind {}, too: what they send each other does not come by the box; number the ranks so that neighbours are \
+                 behind different ports",
+                neighbour.rank, port.name
+            );
+        }
+        return (what, next);
     }
     let low = ring.view.state.low;
     let psn = serial::add(flow.base_psn, low);
@@ -373,7 +382,7 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
                 "its first packets have other PSNs (last {:#x}) than registered ({:#x} and on)",
                 seen.last_psn, flow.base_psn
             ),
-            "register the flow again with the first PSN of the connection".into(),
+            "`netsum job restart`, and register the flows again with the first PSNs of the connections".into(),
         ),
         Counter::CreditViolation => (
             format!("sends beyond its credit: index {index}, and {low} to {} are open",

@@ -120,7 +120,7 @@ impl Controller {
                 return known(Vec::new());
             }
             let why = format!(
-                "{here}: is at message {} already: it began before the job was there and must connect again",
+                "{here}: is at message {} already, and its first was never seen: it must connect again",
                 packet.header.message
             );
             return Some(job.refused(&name, why));

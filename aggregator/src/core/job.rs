@@ -152,6 +152,15 @@ impl Job {
         (0..self.spec.ranks).filter_map(port).collect()
     }
 
+    /// Neighbours in a ring that are behind one port: what they send each other may never come by the box.
+    pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
+        let next = |f: &FlowSpec| (f.rank + 1) % self.spec.ranks;
+        self.flows.iter().find_map(|f| {
+            let is_next = |o: &&FlowSpec| o.ring == f.ring && o.rank == next(f) && o.ifindex == f.ifindex;
+            Some((f, self.flows.iter().find(is_next)?))
+        })
+    }
+
     pub(super) fn activate_if_complete(&mut self) -> Vec<Action> {
         if self.flows.len() < self.rings.len() * self.spec.ranks as usize {
             return Vec::new();
@@ -183,18 +192,24 @@ impl Job {
 
     /// Ends the job with an error; it can be joined again.
     pub(super) fn fail(&mut self, reason: String) -> Vec<Action> {
-        self.epoch = None;
         let mut actions = self.dismiss_waiters(&Refusal::NotNow(reason.clone()));
-        self.state = State::Failed(reason);
-        actions.extend(self.restart());
+        actions.extend(self.end_epoch(reason));
         actions
+    }
+
+    /// Ends what is under way with an error. Ranks that wait for the next epoch already, as one that was started again at once, are
+    /// none of its.
+    pub(super) fn end_epoch(&mut self, reason: String) -> Vec<Action> {
+        self.epoch = None;
+        self.state = State::Failed(reason);
+        self.restart()
     }
 
     pub(super) fn tick(&mut self, now: Instant, heartbeat_timeout: Duration) -> Vec<Action> {
         self.forget_old_claims(now);
         let mut actions = self.late_joins(now);
         if let Some(reason) = self.silent_rank(now, heartbeat_timeout) {
-            actions.extend(self.fail(reason));
+            actions.extend(self.end_epoch(reason));
         }
         actions
     }

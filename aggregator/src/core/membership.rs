@@ -32,7 +32,7 @@ pub struct RankAddress {
     pub rank: u32,
     /// Its address.
     pub ip: IpAddr,
-    /// Its MAC address as the box sees it.
+    /// Its interface's MAC address.
     pub mac: [u8; 6],
     /// Its connections, by ring.
     pub rings: Vec<Connection>,
@@ -64,6 +64,7 @@ pub(super) struct Forming {
 struct Waiting {
     address: RankAddress,
     ifindex: u32,
+    mac: [u8; 6],
     waiter: u64,
     deadline: Instant,
 }
@@ -79,6 +80,8 @@ pub struct Join {
     pub address: RankAddress,
     /// The port behind which it is.
     pub ifindex: u32,
+    /// The MAC address of its packets there: its own, or its router's.
+    pub mac: [u8; 6],
     /// The epoch that it knows of; 0 for none.
     pub epoch: u32,
     /// When it gives up.
@@ -127,8 +130,8 @@ impl Controller {
             let result = Err(Refusal::NotNow(format!("rank {rank} asked again")));
             actions.push(Action::Reply { waiter: before.waiter, result });
         }
-        let Join { address, ifindex, waiter, deadline, .. } = join;
-        forming.ranks.insert(rank, Waiting { address, ifindex, waiter, deadline });
+        let Join { address, ifindex, mac, waiter, deadline, .. } = join;
+        forming.ranks.insert(rank, Waiting { address, ifindex, mac, waiter, deadline });
         if forming.ranks.len() == job.spec.ranks as usize {
             actions.extend(self.begin(&join.job, now));
         }
@@ -145,6 +148,7 @@ impl Controller {
                 job.spec.ranks - 1
             )));
         }
+        self.check_mtu(&format!("rank {}", a.rank), job.spec.mtu, join.ifindex)?;
         if a.rings.len() != job.rings.len() {
             return Err(Refusal::Invalid(format!(
                 "rank {}: connections for {} rings, the job has {}",
@@ -190,7 +194,7 @@ impl Controller {
                     src: w.address.ip,
                     dst: next.address.ip,
                     qpn: next.address.rings[r].receive_qpn,
-                    src_mac: Some(w.address.mac),
+                    src_mac: Some(w.mac),
                 });
             }
         }
@@ -297,7 +301,7 @@ impl Controller {
         if job.epoch.as_ref().is_none_or(|e| e.number != epoch) {
             return Ok(Vec::new());
         }
-        Ok(job.fail(format!("rank {rank} gave up: {reason}")))
+        Ok(job.end_epoch(format!("rank {rank} gave up: {reason}")))
     }
 }
 

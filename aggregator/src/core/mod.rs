@@ -111,7 +111,8 @@ pub struct PortInfo {
     pub mtu: u32,
 }
 
-/// Room that a path MTU needs beside itself on a link: IPv6, UDP, BTH, RETH, immediate data, ICRC, and a tag.
+/// Room that a path MTU needs beside itself in a link's MTU: IPv6, UDP, BTH, RETH, immediate data, ICRC. A VLAN tag does not count
+/// (`xdp_ok_fwd_dev` in include/linux/filter.h).
 pub const HEADROOM: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 
 /// The controller's state.
@@ -171,6 +172,26 @@ impl Controller {
         self.heartbeat_timeout = timeout;
     }
 
+    /// Takes note of the MTUs that interfaces have by now.
+    pub fn set_mtus(&mut self, mtus: impl Iterator<Item = (u32, u32)>) {
+        for (ifindex, mtu) in mtus {
+            self.ports.iter_mut().filter(|p| p.ifindex == ifindex).for_each(|p| p.mtu = mtu);
+        }
+    }
+
+    /// That packets of a path MTU fit a port, which `who` wants to use.
+    fn check_mtu(&self, who: &str, mtu: u32, ifindex: u32) -> Result<(), Refusal> {
+        let needed = mtu + HEADROOM;
+        match self.ports.iter().find(|p| p.ifindex == ifindex && p.mtu < needed) {
+            Some(port) => Err(Refusal::Invalid(format!(
+                "{who}: port {} has an MTU of {}; for a path MTU of {mtu} and {HEADROOM} bytes of headers at least {needed} is \
+                 needed",
+                port.name, port.mtu
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// The ports.
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
@@ -210,16 +231,8 @@ impl Controller {
         if self.jobs.contains_key(&spec.name) {
             return Err(Refusal::Exists(format!("NAME `{}`: there is such a job already", spec.name)));
         }
-        if let Some(port) = self.ports.iter().find(|p| p.mtu < spec.mtu + HEADROOM) {
-            return Err(Refusal::Invalid(format!(
-                "--mtu {}: port {} has an MTU of {}, and {} bytes of headers come on top: at least {} is needed",
-                spec.mtu,
-                port.name,
-                port.mtu,
-                HEADROOM,
-                spec.mtu + HEADROOM
-            )));
-        }
+        let who = format!("--mtu {}", spec.mtu);
+        self.ports.iter().try_for_each(|port| self.check_mtu(&who, spec.mtu, port.ifindex))?;
         let twin = self.jobs.values().find(|j| j.spec.in_band && j.spec.token == spec.token);
         if let Some(job) = twin.filter(|_| spec.in_band) {
             return Err(Refusal::Exists(format!(
@@ -244,6 +257,24 @@ impl Controller {
         actions.extend(job.teardown());
         self.pool.give_back(&job.spec, job.slots, &job.rings);
         Ok(actions)
+    }
+
+    /// Empties a job's rings and forgets its flows: for an application whose flows were added by hand and that connects anew.
+    pub fn restart_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
+        let job = self.job_mut(name)?;
+        if job.epoch.is_some() || job.has_waiters() {
+            return Err(Refusal::NotNow(format!(
+                "job `{name}`: its ranks join by themselves, and begin anew when all have joined again"
+            )));
+        }
+        if job.spec.in_band {
+            return Err(Refusal::NotNow(format!(
+                "job `{name}`: it is set up in band, and begins anew when all ranks have connected again"
+            )));
+        }
+        job.state = State::Waiting;
+        job.last_epoch += 1;
+        Ok(job.restart())
     }
 
     /// Registers a flow by hand.
@@ -287,6 +318,7 @@ impl Controller {
                 flow.rank
             )));
         }
+        self.check_mtu(&format!("--rank {}", flow.rank), job.spec.mtu, flow.ifindex)?;
         self.check_key(&flow)?;
         let mut all = self.job(name)?.flows.clone();
         all.push(flow.clone());

@@ -60,6 +60,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
             any_ip_id: false,
         },
         ifindex: 10 + rank,
+        mac: [2, 0, 0, 0, 0, rank as u8],
         epoch,
         deadline: now + Duration::from_secs(5),
         waiter,
@@ -202,6 +203,101 @@ fn a_silent_rank_fails_its_job_by_name_and_the_job_can_be_joined_again() {
     assert!(why.contains("rank 1: no heartbeat for 1500 ms"), "{why}");
     c.join(join("a", 0, 1, 3, now), now).unwrap();
     assert_eq!(replies(&c.join(join("a", 1, 1, 4, now), now).unwrap()), [(3, true), (4, true)]);
+}
+
+#[test]
+fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
+    for silent in [false, true] {
+        let (mut c, now) = (controller(), Instant::now());
+        c.create_job(spec("a", 2)).unwrap();
+        c.join(join("a", 0, 0, 1, now), now).unwrap();
+        c.join(join("a", 1, 0, 2, now), now).unwrap();
+        // Rank 1 dies and is started again at once; rank 0 finds out later, or the controller does.
+        assert_eq!(c.join(join("a", 1, 2, 3, now), now).unwrap(), []);
+        let actions = if silent {
+            c.tick(now + Duration::from_millis(1500))
+        } else {
+            c.abort("a", "t", 0, 1, "rank 1 is dead").unwrap()
+        };
+        assert!(matches!(actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]), "{actions:?}");
+        assert!(matches!(c.job("a").unwrap().state, State::Failed(_)));
+        let actions = c.join(join("a", 0, 2, 4, now), now).unwrap();
+        assert_eq!(replies(&actions), [(4, true), (3, true)]);
+        assert_eq!(c.job("a").unwrap().state, State::Active);
+        // What the first epoch's ranks still say changes nothing.
+        assert_eq!(c.abort("a", "t", 0, 1, "late").unwrap(), []);
+        assert_eq!(c.leave("a", "t", 0, 1).unwrap(), []);
+        assert_eq!(c.job("a").unwrap().state, State::Active);
+    }
+}
+
+#[test]
+fn an_application_that_connects_anew_finds_empty_rings() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("hand", 2)).unwrap();
+    (0..2).for_each(|rank| drop(c.add_flow("hand", 0, flow(rank, 2)).unwrap()));
+    let actions = c.restart_job("hand").unwrap();
+    assert!(
+        matches!(&actions[..], [Action::DeleteRing { flows, .. }, Action::CreateRing(_)] if flows.len() == 2),
+        "{actions:?}"
+    );
+    assert_eq!(c.job("hand").unwrap().state, State::Waiting);
+    // The same queue pairs with other PSNs.
+    for rank in 0..2 {
+        c.add_flow("hand", 0, FlowSpec { base_psn: 0x80_0000, ..flow(rank, 2) }).unwrap();
+    }
+    assert_eq!(c.job("hand").unwrap().state, State::Active);
+    // Not where ranks join; and not a job that there is not.
+    c.create_job(spec("a", 2)).unwrap();
+    c.join(join("a", 0, 0, 1, now), now).unwrap();
+    assert!(matches!(c.restart_job("a"), Err(Refusal::NotNow(why)) if why.contains("join by themselves")));
+    assert!(matches!(c.restart_job("b"), Err(Refusal::NotFound(_))));
+}
+
+#[test]
+fn ranks_behind_a_router_have_its_mac_address_in_common() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 4)).unwrap();
+    let router = [2, 0, 0, 0, 1, 0];
+    for rank in 0..4 {
+        let mut j = join("a", rank, 0, rank.into(), now);
+        if rank % 2 == 0 {
+            (j.mac, j.ifindex) = (router, 10);
+        }
+        c.join(j, now).unwrap();
+    }
+    let job = c.job("a").unwrap();
+    assert_eq!(job.state, State::Active);
+    let macs: Vec<_> = job.flows.iter().map(|f| (f.ifindex, f.src_mac.unwrap())).collect();
+    let own = |rank: u8| (10 + u32::from(rank), [2, 0, 0, 0, 0, rank]);
+    assert_eq!(macs, [(10, router), own(1), (10, router), own(3)]);
+    // The router's address is taken, for other ports.
+    c.create_job(spec("b", 2)).unwrap();
+    c.join(join("b", 0, 1, 9, now), now).unwrap();
+    let mut second = join("b", 1, 1, 10, now);
+    second.mac = router;
+    let actions = c.join(second, now).unwrap();
+    assert_eq!(replies(&actions), [(9, false), (10, false)]);
+}
+
+#[test]
+fn a_port_whose_mtu_has_become_too_small_is_refused_by_name() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    c.create_job(spec("b", 2)).unwrap();
+    c.set_mtus([(11, 1024 + HEADROOM - 1), (99, 1)].into_iter());
+    let refused = |what: Result<Vec<Action>, Refusal>, who: &str| {
+        let Err(Refusal::Invalid(why)) = what else { panic!("{what:?}") };
+        assert!(why.starts_with(who) && why.contains("port p1 has an MTU of 1107"), "{why}");
+        assert!(why.contains("at least 1108 is needed"), "{why}");
+    };
+    refused(c.create_job(spec("c", 2)), "--mtu 1024: ");
+    refused(c.add_flow("a", 0, flow(1, 2)), "--rank 1: ");
+    refused(c.join(join("b", 1, 0, 1, now), now), "rank 1: ");
+    // On other ports life goes on.
+    c.add_flow("a", 0, flow(0, 2)).unwrap();
+    c.set_mtus([(11, 1024 + HEADROOM)].into_iter());
+    c.add_flow("a", 0, flow(1, 2)).unwrap();
 }
 
 #[test]
@@ -452,7 +548,7 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
         for rank in 0..2 {
             let mut j = join("b", rank, 0, 10 + u64::from(rank), now);
             j.address.ip = IpAddr::from([10, 9, 0, rank as u8 + 1]);
-            j.address.mac = [2, 0, 0, 0, 9, rank as u8];
+            j.mac = [2, 0, 0, 0, 9, rank as u8];
             j.ifindex = 12 + rank;
             if rank == 1 {
                 change(&mut j);
@@ -466,7 +562,7 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
     };
     c.create_job(spec("b", 2)).unwrap();
     for change in [(|j: &mut Join| j.address.ip = IpAddr::from([10, 0, 0, 1])) as fn(&mut Join), |j| {
-        j.address.mac = [2, 0, 0, 0, 0, 0]
+        j.mac = [2, 0, 0, 0, 0, 0]
     }] {
         let actions = claim(&mut c, &change);
         assert!(

@@ -34,6 +34,15 @@ impl AdminService {
         Self { shared, netlink, started: Instant::now() }
     }
 
+    /// Takes note of the MTUs that the ports have by now.
+    async fn look_at_ports(&self) -> Result<(), Status> {
+        if let Some(netlink) = &self.netlink {
+            let links = netlink.links().await.map_err(|e| Status::internal(format!("{e:#}")))?;
+            self.shared.lock().controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+        }
+        Ok(())
+    }
+
     /// A job, and its token only for those who ask for it.
     fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
@@ -89,6 +98,7 @@ impl Admin for AdminService {
             in_band: r.in_band,
             token: if r.token.is_empty() { token()? } else { r.token }.into(),
         };
+        self.look_at_ports().await?;
         let mut inner = self.shared.lock();
         let actions = inner.controller.create_job(spec)?;
         if let Err(error) = inner.carry_out(None, actions) {
@@ -107,6 +117,15 @@ impl Admin for AdminService {
         inner.carry_out(None, actions)?;
         log::info!("job {name} deleted");
         Ok(Response::new(api::DeleteJobReply {}))
+    }
+
+    async fn restart_job(&self, request: Request<api::RestartJobRequest>) -> Answer<api::Job> {
+        let name = request.into_inner().name;
+        let mut inner = self.shared.lock();
+        let actions = inner.controller.restart_job(&name)?;
+        inner.carry_out(Some(&name), actions)?;
+        log::info!("job {name} restarted: its rings are empty and wait for flows");
+        Ok(Response::new(self.job(&inner, inner.controller.job(&name)?, false)))
     }
 
     async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
@@ -133,6 +152,7 @@ impl Admin for AdminService {
                 ))
             })?),
         };
+        self.look_at_ports().await?;
         let mut inner = self.shared.lock();
         let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
             let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();

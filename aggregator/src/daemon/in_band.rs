@@ -16,12 +16,43 @@ const INTERVAL: Duration = Duration::from_millis(10);
 pub async fn keep_listening(shared: Shared) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut lines = Lines::new(Instant::now());
     loop {
         tick.tick().await;
         let mut inner = shared.lock();
         if inner.controller.listens_in_band() {
-            listen(&mut inner, Instant::now());
+            listen(&mut inner, &mut lines, Instant::now());
         }
+    }
+}
+
+/// Lines that may still be logged: who has a token can make up as many first packets as there are numbers.
+struct Lines {
+    left: u32,
+    since: Instant,
+}
+
+impl Lines {
+    /// So many in a period; enough for the ranks of a large job.
+    const MOST: u32 = 200;
+    const PERIOD: Duration = Duration::from_secs(10);
+
+    fn new(now: Instant) -> Self {
+        Self { left: Self::MOST, since: now }
+    }
+
+    /// How to log one more line.
+    fn level(&mut self, level: log::Level, now: Instant) -> log::Level {
+        if now - self.since >= Self::PERIOD {
+            *self = Self::new(now);
+        }
+        match self.left {
+            0 => return log::Level::Debug,
+            1 => log::warn!("too many first packets to log them all; there is more at level debug"),
+            _ => {}
+        }
+        self.left -= 1;
+        level
     }
 }
 
@@ -35,7 +66,7 @@ fn has_released(inner: &Inner, job: &Job) -> bool {
     job.state == State::Active && !job.rings.iter().all(|ring| untouched(ring).unwrap_or(false))
 }
 
-fn listen(inner: &mut Inner, now: Instant) {
+fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
     let packets = match inner.plane.first_packets() {
         Ok(packets) => packets,
         Err(e) => return log::error!("first packets cannot be read: {e:#}"),
@@ -53,17 +84,40 @@ fn listen(inner: &mut Inner, now: Instant) {
         let released = inner.controller.job_in_band(packet.job).is_some_and(|job| has_released(inner, job));
         let Some(answer) = inner.controller.first_packet(packet, released, now) else { continue };
         let job = &answer.job;
-        match &answer.outcome {
-            Outcome::Known => {}
-            Outcome::Waits => log::info!("job {job}: {what}"),
-            Outcome::Refused(why) => log::warn!("job {job}: refused in band: {why}"),
-            Outcome::Failed(why) => log::warn!("job {job}: cannot be set up in band: {why}"),
-            Outcome::Began(epoch) => log::info!("job {job}: {what}; all are there, epoch {epoch} begins"),
+        let (level, line) = match &answer.outcome {
+            Outcome::Known => (None, String::new()),
+            Outcome::Waits => (Some(log::Level::Info), what),
+            Outcome::Refused(why) => (Some(log::Level::Warn), format!("refused in band: {why}")),
+            Outcome::Failed(why) => (Some(log::Level::Warn), format!("cannot be set up in band: {why}")),
+            Outcome::Began(epoch) => {
+                (Some(log::Level::Info), format!("{what}; all are there, epoch {epoch} begins"))
+            }
+        };
+        if let Some(level) = level {
+            log::log!(lines.level(level, now), "job {job}: {line}");
         }
         if !answer.actions.is_empty()
             && let Err(e) = inner.carry_out(Some(job), answer.actions)
         {
             log::error!("job {job}: {}", e.message());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use log::Level;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_rationed() {
+        let start = Instant::now();
+        let mut lines = Lines::new(start);
+        for _ in 0..Lines::MOST {
+            assert_eq!(lines.level(Level::Warn, start), Level::Warn);
+        }
+        assert_eq!(lines.level(Level::Warn, start + Lines::PERIOD / 2), Level::Debug);
+        assert_eq!(lines.level(Level::Info, start + Lines::PERIOD), Level::Info);
     }
 }

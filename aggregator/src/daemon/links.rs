@@ -1,5 +1,6 @@
 //! Interfaces, bridge ports and the bridge's forwarding table, over netlink.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{
     InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
 };
-use rtnetlink::packet_route::neighbour::NeighbourAttribute;
+use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 
 use futures::TryStreamExt as _;
 use tokio::sync::Mutex;
@@ -95,27 +97,108 @@ impl Netlink {
         Ok(links.into_iter().filter(wanted).collect())
     }
 
-    /// The interface behind which the bridge has seen a MAC address. Waits a second for it to be seen.
-    pub async fn port_of(&self, mac: [u8; 6]) -> Result<Option<u32>> {
-        for _ in 0..20 {
-            let mut get = self.handle.neighbours().get();
-            get.message_mut().header.family = AddressFamily::Bridge;
-            let one_list = self.one_list.lock().await;
-            let entries: Vec<_> =
-                get.execute().try_collect().await.context("the bridge's forwarding table")?;
-            drop(one_list);
-            let found = entries.iter().find(|e| {
-                e.attributes
-                    .iter()
-                    .any(|a| matches!(a, NeighbourAttribute::LinkLayerAddress(m) if m[..] == mac))
-            });
-            if let Some(entry) = found {
-                return Ok(Some(entry.header.ifindex));
+    /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it has not, that of the router
+    /// by which this machine reaches its IP address. Waits a second for either to be seen.
+    pub async fn place_of(&self, mac: [u8; 6], ip: IpAddr) -> Result<Found> {
+        let mut router = None;
+        for attempt in 0..20 {
+            let table =
+                self.neighbours(AddressFamily::Bridge).await.context("the bridge's forwarding table")?;
+            let behind =
+                |mac: [u8; 6]| table.iter().find(|e| mac_of(e) == Some(mac)).map(|e| e.header.ifindex);
+            if let Some(ifindex) = behind(mac) {
+                return Ok(Found::Place { ifindex, mac });
+            }
+            // A host's own packets come first: a network that this machine has no address in may seem to be behind its router.
+            if attempt >= 4 {
+                router = self.router_to(ip).await?;
+                match router {
+                    Some((_, Some(mac))) => {
+                        if let Some(ifindex) = behind(mac) {
+                            return Ok(Found::Place { ifindex, mac });
+                        }
+                    }
+                    Some((_, None)) => ask_for_router(ip),
+                    None => {}
+                }
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok(None)
+        Ok(Found::Nothing { router: router.map(|(ip, _)| ip) })
     }
+
+    /// Entries of a neighbour table.
+    async fn neighbours(&self, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {
+        let _one_list = self.one_list.lock().await;
+        Ok(self.handle.neighbours().get().set_address_family(family).execute().try_collect().await?)
+    }
+
+    /// The router by which this machine reaches an address, and its MAC address if that is known. `None` where there is none
+    /// between them, or no way at all.
+    async fn router_to(&self, ip: IpAddr) -> Result<Option<(IpAddr, Option<[u8; 6]>)>> {
+        let mut question = RouteMessage::default();
+        (question.header.address_family, question.header.destination_prefix_length) = match ip {
+            IpAddr::V4(_) => (AddressFamily::Inet, 32),
+            IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+        };
+        question.attributes.push(RouteAttribute::Destination(ip.into()));
+        let answer: Vec<RouteMessage> = match self.handle.route().get(question).execute().try_collect().await
+        {
+            Ok(answer) => answer,
+            Err(rtnetlink::Error::NetlinkError(_)) => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("the route to {ip}")),
+        };
+        let attributes = answer.iter().flat_map(|route| &route.attributes);
+        let Some(router) = attributes.into_iter().find_map(|a| match a {
+            RouteAttribute::Gateway(RouteAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
+            RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
+            RouteAttribute::Via(RouteVia::Inet6(ip)) => Some(IpAddr::V6(*ip)),
+            _ => None,
+        }) else {
+            return Ok(None);
+        };
+        let family = if router.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let address = match router {
+            IpAddr::V4(ip) => NeighbourAddress::Inet(ip),
+            IpAddr::V6(ip) => NeighbourAddress::Inet6(ip),
+        };
+        let table = self.neighbours(family).await.context("the neighbour table")?;
+        let is_its = |e: &&NeighbourMessage| {
+            e.attributes.iter().any(|a| matches!(a, NeighbourAttribute::Destination(d) if *d == address))
+        };
+        Ok(Some((router, table.iter().filter(is_its).find_map(mac_of))))
+    }
+}
+
+/// What [`Netlink::place_of`] has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The host's packets come from here.
+    Place {
+        /// An interface.
+        ifindex: u32,
+        /// Their MAC address: the host's own, or its router's.
+        mac: [u8; 6],
+    },
+    /// Not a packet of its own has been seen, nor one of its router's.
+    Nothing {
+        /// The router by which this machine would reach it.
+        router: Option<IpAddr>,
+    },
+}
+
+/// Has the kernel find out its router's MAC address, as any packet to an address behind it does. This one is empty, for the discard
+/// service (RFC 863). Who cannot be reached is found out by the caller.
+fn ask_for_router(ip: IpAddr) {
+    let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let _ = UdpSocket::bind((any, 0)).and_then(|socket| socket.send_to(&[], (ip, 9)));
+}
+
+fn mac_of(entry: &NeighbourMessage) -> Option<[u8; 6]> {
+    entry.attributes.iter().find_map(|a| match a {
+        NeighbourAttribute::LinkLayerAddress(mac) => mac[..].try_into().ok(),
+        _ => None,
+    })
 }
 
 fn link(message: &LinkMessage) -> Link {

@@ -12,9 +12,9 @@ use super::links::Link;
 use crate::config::Config;
 use crate::core::saved::{Saved, SavedJob};
 use crate::core::{Action, Controller};
-use crate::dataplane::DataPlane as _;
 use crate::dataplane::bpf::{BpfDataPlane, LoadOptions};
 use crate::dataplane::pins::{Found, Pins};
+use crate::dataplane::{DataPlane as _, XdpMode};
 
 /// The state file. It holds the jobs' tokens and is readable by its owner alone.
 #[derive(Debug)]
@@ -177,6 +177,10 @@ fn refuse_strangers(links: &[Link], pinned: &[u32]) -> Result<()> {
     Ok(())
 }
 
+/// Packets of this MTU fit a page of 4 KiB with the headroom and the administration that every driver leaves for XDP. Some manage
+/// larger ones.
+const ONE_PAGE_MTU: u32 = 3400;
+
 /// Attaches to all ports but `done`. Ports in `busy` have just been detached, which the kernel carries out a moment after
 /// the link's last descriptor is closed: there it tries for a second.
 fn attach(
@@ -194,7 +198,13 @@ fn attach(
             });
             is_busy && busy.contains(&link.ifindex) && start.elapsed() < Duration::from_secs(1)
         };
-        let hint = "; xdp = \"skb\" works with every driver, slowly";
+        let mut hint = String::from("; xdp = \"skb\" works with every driver, slowly");
+        if config.xdp == XdpMode::Native && link.mtu > ONE_PAGE_MTU {
+            hint += &format!(
+                "; in native mode a packet has to fit a page, and the port has an MTU of {}: {ONE_PAGE_MTU} always fits",
+                link.mtu
+            );
+        }
         loop {
             match plane.attach(link.ifindex, config.xdp) {
                 Ok(()) => break,

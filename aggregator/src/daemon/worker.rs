@@ -7,11 +7,11 @@ use netsum_api::v1::worker_server::Worker;
 use tonic::{Request, Response, Status};
 
 use super::doorman::Peer;
-use super::links::Netlink;
+use super::links::{Found, Netlink};
 use super::state::Shared;
 use super::{job_message, mac_from_text, mac_text};
 use crate::core::membership::Join;
-use crate::core::{Connection, RankAddress};
+use crate::core::{Action, Connection, Controller, Job, RankAddress};
 
 /// Longest time that a rank may wait for others.
 const MAX_JOIN: Duration = Duration::from_secs(3600);
@@ -22,10 +22,10 @@ const MAX_TOKEN: usize = 1024;
 /// Characters of a rank's reason to give up that the others are told.
 const MAX_REASON: usize = 300;
 
-/// Finds the port behind a MAC address.
+/// Finds the port behind which a rank is.
 #[derive(Clone)]
 pub enum PortFinder {
-    /// In the bridge's forwarding table.
+    /// In the bridge's forwarding table and, for ranks behind routers, in the box's routes.
     Bridge(Netlink),
     /// Always the same; for tests.
     Fixed(u32),
@@ -65,29 +65,41 @@ impl WorkerService {
         Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
     }
 
-    async fn port_of(&self, rank: u32, address: &RankAddress) -> Result<u32, Status> {
-        match &self.ports {
-            PortFinder::Fixed(ifindex) => Ok(*ifindex),
-            PortFinder::Bridge(netlink) => {
-                let found = netlink.port_of(address.mac).await;
-                let ifindex = found.map_err(|e| Status::internal(format!("{e:#}")))?.ok_or_else(|| {
-                    Status::failed_precondition(format!(
-                        "rank {rank}: the bridge has not seen MAC address {} of {} on any port",
-                        mac_text(address.mac),
-                        address.ip
-                    ))
-                })?;
-                let inner = self.shared.lock();
-                if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
-                    Ok(ifindex)
-                } else {
-                    Err(Status::failed_precondition(format!(
-                        "rank {rank}: MAC address {} of {} is behind interface {ifindex}, which is none of netsum's ports",
-                        mac_text(address.mac),
-                        address.ip
-                    )))
-                }
+    /// The port behind which a rank is, and the MAC address that its packets have there.
+    async fn place_of(&self, rank: u32, address: &RankAddress) -> Result<(u32, [u8; 6]), Status> {
+        let netlink = match &self.ports {
+            PortFinder::Fixed(ifindex) => return Ok((*ifindex, address.mac)),
+            PortFinder::Bridge(netlink) => netlink,
+        };
+        let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
+        let found = netlink.place_of(address.mac, address.ip).await.map_err(internal)?;
+        let links = netlink.links().await.map_err(internal)?;
+        let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
+        let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
+        let (ifindex, mac) = match found {
+            Found::Place { ifindex, mac } => (ifindex, mac),
+            Found::Nothing { router: None } => {
+                return refused(format!(
+                    "the bridge has not seen {of} on any port; a rank behind a router is found by the box's route to it"
+                ));
             }
+            Found::Nothing { router: Some(router) } => {
+                return refused(format!(
+                    "the bridge has not seen {of} on any port, nor that of {router}, the box's router on the way there"
+                ));
+            }
+        };
+        let mut inner = self.shared.lock();
+        inner.controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+        if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
+            Ok((ifindex, mac))
+        } else {
+            let of = if mac == address.mac {
+                of
+            } else {
+                format!("{}, the router of {},", mac_text(mac), address.ip)
+            };
+            refused(format!("{of} is behind interface {ifindex}, which is none of netsum's ports"))
         }
     }
 }
@@ -99,6 +111,18 @@ fn connection(c: Option<api::Connection>, what: &str) -> Result<Connection, Stat
 
 fn connection_message(c: &Connection) -> api::Connection {
     api::Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
+}
+
+/// Says so where ranks can hardly reach each other by the box.
+fn warn_of_neighbours(controller: &Controller, job: &str) {
+    if let Some((rank, next)) = controller.job(job).ok().and_then(Job::neighbours_behind_one_port) {
+        log::warn!(
+            "job {job}: ranks {} and {} are neighbours behind port {}: what they send each other may never come by the box",
+            rank.rank,
+            next.rank,
+            controller.port_name(rank.ifindex)
+        );
+    }
 }
 
 /// A request, and who sent it.
@@ -136,14 +160,15 @@ impl Worker for WorkerService {
             plain: connection(a.plain, "plain")?,
             any_ip_id: a.any_ip_id,
         };
-        let ifindex = self.port_of(rank, &address).await?;
+        let (ifindex, mac) = self.place_of(rank, &address).await?;
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let receiver = {
             let mut inner = self.shared.lock();
             let (waiter, receiver) = inner.waiter();
             let now = Instant::now();
             let (job, token) = (r.job.clone(), r.token.as_str().into());
-            let join = Join { job, token, address, ifindex, epoch: r.epoch, deadline: now + wait, waiter };
+            let (epoch, deadline) = (r.epoch, now + wait);
+            let join = Join { job, token, address, ifindex, mac, epoch, deadline, waiter };
             let actions = match inner.controller.join(join, now) {
                 Ok(actions) => actions,
                 Err(refusal) => {
@@ -151,7 +176,11 @@ impl Worker for WorkerService {
                     return Err(refusal.into());
                 }
             };
+            let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
             inner.carry_out(Some(&r.job), actions)?;
+            if begins {
+                warn_of_neighbours(&inner.controller, &r.job);
+            }
             receiver
         };
         let epoch = receiver.await.map_err(|_| Status::unavailable("the daemon is stopping"))??;

@@ -1,27 +1,8 @@
 //! The header that a message's first packet begins with where a job is set up in band.
 //!
-//! NetReduce (arXiv 2009.09736; ASPLOS 2023) customises the first packet of a message alone: it carries a header behind the
-//! transport headers, and a connection look-up table gives it back for the packets that follow, by their queue pair and
-//! PSN. That, and that the header tells job, rank, message and length, is the paper's. Its bytes are not published in a
-//! form that could be followed; these are netsum's own:
-//!
-//! | bytes | lane | field | in the sum over N ranks |
-//! | --- | --- | --- | --- |
-//! | 0-3 | 0 | magic, `nsum` | N times |
-//! | 4 | 1 | version, 1 | N times |
-//! | 5 | 1 | data type, 1 for i32 | N times |
-//! | 6-7 | 1 | zero | N times |
-//! | 8-23 | 2-5 | the job's token, as [`InBandToken`] | N times |
-//! | 24-27 | 6 | ring of the job, from 0 | N times |
-//! | 28-31 | 7 | rank, from 0 | N (N - 1) / 2 |
-//! | 32-35 | 8 | ranks, N | N times |
-//! | 36-39 | 9 | number of the message on this connection, from 0 | N times |
-//! | 40-43 | 10 | packets of this message | N times |
-//! | 44-47 | 11 | packets of all messages before it on this connection, modulo 2^24 | N times |
-//!
-//! The fields are little-endian lanes, because the box adds them up like all others. So who receives a message can tell by
-//! the header whether a box has summed it over all ranks, [`JobHeader::examine`]; headers that were put back in their place
-//! would say nothing. Lane 11 says where a packet belongs in its ring without a look at any other.
+//! Its bytes, and what of it is NetReduce's, are in ARCHITECTURE.md, "Set-up in band". The fields are little-endian lanes,
+//! because the box adds them up like all others. So who receives a message can tell by the header whether a box has summed it
+//! over all ranks, [`JobHeader::examine`]; headers that were put back in their place would say nothing.
 
 use core::fmt;
 
@@ -223,7 +204,7 @@ mod tests {
             ranks: 0x0605,
             message: 0x0a09_0807,
             fragments: 0x0e0d_0c0b,
-            index: 0x1211_10,
+            index: 0x0012_1110,
         };
         let expected = [
             b"nsum".as_slice(),

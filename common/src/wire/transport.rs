@@ -43,6 +43,12 @@ impl Opcode {
         self.0 <= 0x0b
     }
 
+    /// Asks the responder of a reliable connection for something (IBTA table 38), be it data or not.
+    #[inline(always)]
+    pub const fn is_rc_request(self) -> bool {
+        matches!(self.0, 0x00..=0x0c | 0x13 | 0x14 | 0x16 | 0x17)
+    }
+
     /// Defined for reliable connections (IBTA table 38), or a CNP.
     #[inline(always)]
     pub const fn is_known(self) -> bool {

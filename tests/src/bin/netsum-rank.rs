@@ -27,19 +27,35 @@ fn main() -> Result<()> {
     };
     let mut config = CommConfig::new(spec.rank, spec.ranks, spec.ip, bootstrap);
     config.timeout = Duration::from_millis(spec.timeout_ms);
-    config.connect_timeout = Duration::from_secs(20);
+    config.connect_timeout = Duration::from_millis(spec.connect_timeout_ms);
     config.retry = AdapterRetry { timeout: spec.retry.0, count: spec.retry.1 };
-    let mut communicator = match Communicator::connect(config) {
-        Ok(communicator) => communicator,
-        Err(error) => return answer(&Answer::Error(error.to_string())),
-    };
-    let transport = communicator.transport().to_owned();
-    answer(&Answer::Done(Outcome { transport, ..Outcome::default() }))?;
+    let Some(mut communicator) = connect(&config)? else { return Ok(()) };
     for line in std::io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?)?;
-        answer(&obey(&mut communicator, spec.rank, &order)?)?;
+        match serde_json::from_str(&line?)? {
+            Order::Reconnect => {
+                drop(communicator);
+                let Some(another) = connect(&config)? else { return Ok(()) };
+                communicator = another;
+            }
+            order => answer(&obey(&mut communicator, spec.rank, &order)?)?,
+        }
     }
     Ok(())
+}
+
+/// Connects, and says how that went; `None` where it did not.
+fn connect(config: &CommConfig) -> Result<Option<Communicator>> {
+    Ok(match Communicator::connect(config.clone()) {
+        Ok(communicator) => {
+            let transport = communicator.transport().to_owned();
+            answer(&Answer::Done(Outcome { transport, ..Outcome::default() }))?;
+            Some(communicator)
+        }
+        Err(error) => {
+            answer(&Answer::Error(error.to_string()))?;
+            None
+        }
+    })
 }
 
 fn answer(answer: &Answer) -> Result<()> {
@@ -49,7 +65,9 @@ fn answer(answer: &Answer) -> Result<()> {
 }
 
 fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Answer> {
-    let Order::AllReduce { dtype, len, seed, out, together } = order;
+    let Order::AllReduce { dtype, len, seed, out, together } = order else {
+        anyhow::bail!("not here: {order:?}")
+    };
     let (reduced, bytes) = match &**dtype {
         "i32" => reduce(communicator, *together, data::ints(rank, *seed, *len), |x| x.to_le_bytes()),
         "f32" => reduce(communicator, *together, data::floats(rank, *seed, *len), |x| x.to_le_bytes()),
@@ -69,6 +87,7 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
                 micros: report.elapsed.as_micros() as u64,
                 fall_backs: statistics.fall_backs,
                 wrong: statistics.wrong,
+                marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
                 restarts: statistics.restarts,
                 transport: communicator.transport().to_owned(),
                 result,

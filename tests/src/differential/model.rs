@@ -366,6 +366,9 @@ impl Model {
         if verdict.save_header {
             ring.saved[s * config.ranks as usize + rank as usize] =
                 Saved { bytes: packet[..at].to_vec(), ip: frame.ip, v6: frame.l3 == L3::V6 };
+            if frame.ip == wire::ETH_LEN + wire::VLAN_LEN {
+                ring.slots[s].flags |= Slot::TAGGED;
+            }
         }
         match verdict.payload {
             Payload::Leave => {}
@@ -482,6 +485,20 @@ impl Model {
         let icrc_at = saved.bytes.len() + ring.slots[s].len as usize;
         let icrc = right_icrc(&frame, l3, ip, icrc_at);
         frame[icrc_at..][..ICRC_LEN].copy_from_slice(&icrc.to_le_bytes());
+        // The VLAN is that of the receiver's own packets, the priority the sender's.
+        let own = &ring.saved[s * ranks as usize + to as usize];
+        let tag = |bytes: &[u8]| (u16_at(bytes, 12) == wire::ETHERTYPE_VLAN).then(|| u16_at(bytes, 14));
+        match (tag(&saved.bytes), tag(&own.bytes)) {
+            (None, None) => {}
+            (Some(sent), Some(own)) => {
+                frame[14..16].copy_from_slice(&(sent & 0xf000 | own & 0x0fff).to_be_bytes());
+            }
+            (Some(_), None) => drop(frame.drain(12..16)),
+            (None, Some(own)) => {
+                let tag = [wire::ETHERTYPE_VLAN.to_be_bytes(), own.to_be_bytes()].concat();
+                frame.splice(12..12, tag);
+            }
+        }
         Some(frame)
     }
 }

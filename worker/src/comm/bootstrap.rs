@@ -9,8 +9,9 @@ use super::config::{Bootstrap, CommConfig, JobShape, static_connection};
 use super::error::Error;
 use super::links::{Numbers, RankNumbers};
 use super::network::Network;
+use crate::control::Control;
 use crate::control::heartbeat::Heartbeat;
-use crate::control::{Control, interface};
+use crate::control::interface::{self, Interface};
 use crate::numeric::layout::Layout;
 
 /// A job that this rank is a member of.
@@ -35,6 +36,7 @@ pub(crate) fn bootstrap(config: &CommConfig, network: &mut dyn Network) -> Resul
             let layout = Layout { message_size: *message_size, window: *window, rings: *rings };
             let shape = JobShape { ranks: config.ranks, mtu: *mtu, layout };
             shape.check().map_err(Error::Config)?;
+            check_mtu(config.ip, *mtu, interface::that_holds(config.ip).as_ref())?;
             let numbers = |rank: usize, ring| {
                 let c = static_connection(rank as u32, ring);
                 Numbers { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
@@ -55,6 +57,18 @@ fn wrong<T>(text: String) -> Result<T, Error> {
     Err(Error::Config(text))
 }
 
+/// That packets of a path MTU can leave by an interface: before anybody waits for this rank.
+fn check_mtu(ip: IpAddr, mtu: u32, interface: Option<&Interface>) -> Result<(), Error> {
+    // IP, UDP, BTH and ICRC, around SENDs without immediate data.
+    let needed = mtu + if ip.is_ipv4() { 20 } else { 40 } + 8 + 12 + 4;
+    match interface {
+        Some(Interface { name, mtu: Some(has), .. }) if *has < needed => wrong(format!(
+            "mtu {mtu}: interface {name}, which has {ip}, has an MTU of {has}; at least {needed} is needed for a path MTU of {mtu}"
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn join(
     config: &CommConfig,
     network: &mut dyn Network,
@@ -71,6 +85,8 @@ fn join(
         Layout { message_size: described.message_size, window: described.window, rings: described.rings };
     let shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
+    let interface = interface::that_holds(config.ip);
+    check_mtu(config.ip, shape.mtu, interface.as_ref())?;
     // Ranks of an earlier run may still be registered; a new epoch begins anew.
     let epoch = match described.state() {
         JobState::Active | JobState::Failed => described.epoch + 1,
@@ -85,7 +101,7 @@ fn join(
     let own = v1::RankAddress {
         rank: config.rank,
         ip: config.ip.to_string(),
-        mac: interface::mac_of(config.ip).unwrap_or_default(),
+        mac: interface.and_then(|i| i.mac).unwrap_or_default(),
         rings: rings.iter().map(message).collect(),
         plain: Some(message(&plain)),
         any_ip_id: network.any_ip_id(),
@@ -156,5 +172,21 @@ mod tests {
             panic!()
         };
         assert!(e.contains("127.0.0.2 for rank 1"), "{e}");
+    }
+    #[test]
+    fn an_interface_must_hold_the_path_mtu_and_its_headers() {
+        let interface = |mtu| Interface { name: "eth0".into(), mac: None, mtu };
+        let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
+        for (ip, least) in [(v4, 1024 + 44), (v6, 1024 + 64)] {
+            assert!(check_mtu(ip, 1024, Some(&interface(Some(least)))).is_ok());
+            let Err(Error::Config(e)) = check_mtu(ip, 1024, Some(&interface(Some(least - 1)))) else {
+                panic!()
+            };
+            assert!(
+                e.starts_with("mtu 1024: interface eth0") && e.contains(&format!("at least {least}")),
+                "{e}"
+            );
+        }
+        assert!(check_mtu(v4, 4096, None).is_ok() && check_mtu(v4, 4096, Some(&interface(None))).is_ok());
     }
 }

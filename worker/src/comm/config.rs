@@ -242,6 +242,8 @@ pub struct Traffic {
     pub packets_received: u64,
     /// Packets sent again.
     pub retransmissions: u64,
+    /// Packets received that had met congestion on their way.
+    pub congestion_marks: u64,
 }
 
 /// Job properties that all ranks must agree on.

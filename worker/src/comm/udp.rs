@@ -110,6 +110,7 @@ impl Connections for UdpConnections {
             packets_sent: stats.sent_packets,
             packets_received: stats.received_packets,
             retransmissions: stats.retransmissions,
+            congestion_marks: stats.ce_received,
         })
     }
 

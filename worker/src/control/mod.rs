@@ -3,7 +3,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`heartbeat`] | the thread that tells the daemon that this rank lives |
-//! | [`interface`] | the MAC address of the interface that holds an address |
+//! | [`interface`] | the interface that holds an address |
 //! | [`tls`] | TLS, and what is wrong when it fails |
 
 pub(crate) mod heartbeat;

@@ -1,7 +1,7 @@
 //! The queue pairs of one address, and who may send next.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use netsum_common::serial;
@@ -10,7 +10,7 @@ use netsum_common::wire::{Bth, Opcode, Syndrome};
 use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
 use super::requester::{Effect, Requester};
 use super::responder::{Arrival, Responder};
-use super::{EndpointConfig, Event, QpConfig, QpError, QpId, SetupError, Transmit};
+use super::{EndpointConfig, Event, Operation, QpConfig, QpError, QpId, SetupError, Transmit};
 
 /// Most datagrams in one transmission, where the driver allows as many; the kernel's `UDP_MAX_SEGMENTS` is 64 or more
 /// (include/linux/udp.h).
@@ -49,6 +49,10 @@ pub struct Stats {
     pub discarded: u64,
     /// Messages for which no buffer was posted.
     pub not_ready: u64,
+    /// Requests that this endpoint does not carry out: READ, atomics, SEND with invalidate.
+    pub unsupported: u64,
+    /// Congestion notifications sent.
+    pub cnp_sent: u64,
     /// Congestion notifications received.
     pub cnp_received: u64,
     /// Packets received with the congestion experienced mark.
@@ -63,6 +67,9 @@ struct Qp {
     remote_qpn: u32,
     requester: Requester,
     responder: Responder,
+    /// A congestion notification is due, and when the last one was sent.
+    congested: bool,
+    notified: Option<Instant>,
     failed: bool,
 }
 
@@ -71,6 +78,7 @@ struct Qp {
 pub struct Endpoint {
     local: IpAddr,
     verifier: Verifier,
+    cnp_interval: Option<Duration>,
     qps: Vec<Qp>,
     by_qpn: HashMap<u32, usize>,
     next_id: u32,
@@ -86,6 +94,7 @@ impl Endpoint {
         Self {
             local,
             verifier: Verifier::new(local, config.any_ip_id),
+            cnp_interval: config.cnp_interval,
             qps: Vec::new(),
             by_qpn: HashMap::new(),
             next_id: 0,
@@ -127,6 +136,8 @@ impl Endpoint {
             remote_qpn: c.remote_qpn,
             requester: Requester::new(&c),
             responder: Responder::new(c.recv_psn, c.mtu),
+            congested: false,
+            notified: None,
             failed: false,
         });
         Ok(id)
@@ -148,7 +159,22 @@ impl Endpoint {
     /// Queues a message. On a queue pair that is gone or has failed nothing happens.
     pub fn post_send(&mut self, id: QpId, message: u64, data: Vec<u8>, immediate: Option<u32>) {
         if let Some(qp) = self.qp(id).filter(|q| !q.failed) {
-            qp.requester.post(message, data, immediate);
+            qp.requester.post(message, data, None, immediate);
+        }
+    }
+
+    /// Queues an RDMA WRITE to an address of the other side's, whatever the queue pair's own operation is. Its receiver takes note
+    /// of one with immediate data only.
+    pub fn post_write(
+        &mut self,
+        id: QpId,
+        message: u64,
+        data: Vec<u8>,
+        (address, rkey): (u64, u32),
+        immediate: Option<u32>,
+    ) {
+        if let Some(qp) = self.qp(id).filter(|q| !q.failed) {
+            qp.requester.post(message, data, Some(Operation::Write { address, rkey }), immediate);
         }
     }
 
@@ -172,8 +198,8 @@ impl Endpoint {
         self.qp(id).map_or(0, |q| q.requester.outstanding())
     }
 
-    /// Takes in a datagram's UDP payload.
-    pub fn receive(&mut self, now: Instant, from: IpAddr, ce: bool, datagram: &[u8]) {
+    /// Takes in a datagram's UDP payload. `from` is its sender's address and port, which the ICRC covers.
+    pub fn receive(&mut self, now: Instant, from: SocketAddr, ce: bool, datagram: &[u8]) {
         self.stats.received_packets += 1;
         self.stats.received_bytes += datagram.len() as u64;
         self.stats.ce_received += ce as u64;
@@ -189,7 +215,7 @@ impl Endpoint {
             }
         };
         let qp = self.by_qpn.get(&packet.bth.qpn).and_then(|i| self.qps.get_mut(*i));
-        let Some(qp) = qp.filter(|q| q.remote == from && !q.failed) else {
+        let Some(qp) = qp.filter(|q| q.remote == from.ip() && !q.failed) else {
             self.stats.discarded += 1;
             return;
         };
@@ -218,6 +244,10 @@ impl Endpoint {
                 self.events.push_back(Event::Failed { qp: id, error });
             }
         } else if packet.bth.opcode.is_rc_data() {
+            if ce && let Some(interval) = self.cnp_interval {
+                let lately = |t: Instant| now.saturating_duration_since(t) < interval;
+                qp.congested |= !qp.notified.is_some_and(lately);
+            }
             match qp.responder.on_data(&packet) {
                 Arrival::Taken(None) => {}
                 Arrival::Taken(Some((data, immediate))) => {
@@ -233,6 +263,9 @@ impl Endpoint {
                     self.events.push_back(Event::Failed { qp: qp.id, error: QpError::InvalidRequest });
                 }
             }
+        } else if packet.bth.opcode.is_rc_request() {
+            self.stats.unsupported += 1;
+            qp.responder.refuse(packet.bth.psn);
         } else if packet.bth.opcode == Opcode::CNP {
             self.stats.cnp_received += 1;
         } else {
@@ -240,10 +273,18 @@ impl Endpoint {
         }
     }
 
-    /// The next datagrams to send, in `buf`. Acknowledgements go first, then queue pairs take turns.
+    /// The next datagrams to send, in `buf`. Congestion notifications and acknowledgements go first, then queue pairs take
+    /// turns.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         buf.clear();
         for qp in &mut self.qps {
+            if std::mem::take(&mut qp.congested) {
+                qp.notified = Some(now);
+                packet::encode_cnp(buf, self.local, qp.remote, qp.remote_qpn);
+                self.stats.cnp_sent += 1;
+                self.stats.sent_bytes += buf.len() as u64;
+                return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
+            }
             if let Some((psn, aeth)) = qp.responder.poll() {
                 let ext = Extended { aeth: Some(aeth), ..Extended::default() };
                 let bth = Bth::new(Opcode::ACK, qp.remote_qpn, psn);

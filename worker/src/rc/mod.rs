@@ -99,6 +99,9 @@ impl QpConfig {
 pub struct EndpointConfig {
     /// Accept any IPv4 identification, as kernel and hardware senders choose it. Leaves 16 bits of the ICRC as a check.
     pub any_ip_id: bool,
+    /// Notify senders of marked packets, each queue pair's at most this often (IBTA A17.9: the notification point of DCQCN, where
+    /// 50 us are usual). Never when `None`. The sending half here counts notifications, and does not slow down.
+    pub cnp_interval: Option<Duration>,
 }
 
 /// Names a queue pair of an endpoint.

@@ -1,10 +1,10 @@
 //! Datagrams of the RC transport, as a UDP socket sends and receives them: from the BTH to the ICRC.
 //!
-//! The ICRC also covers the IP and UDP headers, which a socket does not show. All of it is known but the IPv4
+//! The ICRC also covers the IP and UDP headers, which a socket does not show but for the addresses and ports. All of it is known but the IPv4
 //! identification: Linux sends 0 on an unconnected socket with "don't fragment", and 0, 1, 2, ... within one segmented
 //! send. On the way in the identification shows as a syndrome, because a CRC is linear; see [`Verifier`].
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use netsum_common::icrc;
 use netsum_common::wire::{
@@ -15,9 +15,9 @@ use netsum_common::wire::{
 pub const OVERHEAD: usize = BTH_LEN + ICRC_LEN;
 
 /// ICRC state behind the IP and UDP headers and the BTH of a datagram.
-fn headers_state(src: IpAddr, dst: IpAddr, id: u16, datagram_len: usize, bth: &[u8; BTH_LEN]) -> u32 {
+fn headers_state(src: SocketAddr, dst: IpAddr, id: u16, datagram_len: usize, bth: &[u8; BTH_LEN]) -> u32 {
     let udp_len = (UDP_LEN + datagram_len) as u16;
-    let state = match (src, dst) {
+    let state = match (src.ip(), dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let mut ip = [0; 20];
             ip[0] = 0x45;
@@ -49,7 +49,7 @@ fn headers_state(src: IpAddr, dst: IpAddr, id: u16, datagram_len: usize, bth: &[
         }
     };
     let mut udp = [0xff; 8]; // the checksum stays ones
-    udp[..2].copy_from_slice(&ROCE_PORT.to_be_bytes());
+    udp[..2].copy_from_slice(&src.port().to_be_bytes());
     udp[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
     udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
     let mut bth = *bth;
@@ -58,7 +58,7 @@ fn headers_state(src: IpAddr, dst: IpAddr, id: u16, datagram_len: usize, bth: &[
 }
 
 /// The ICRC of a datagram without its last four bytes.
-fn datagram_icrc(src: IpAddr, dst: IpAddr, id: u16, body: &[u8]) -> Option<u32> {
+fn datagram_icrc(src: SocketAddr, dst: IpAddr, id: u16, body: &[u8]) -> Option<u32> {
     let (bth, rest) = body.split_first_chunk::<BTH_LEN>()?;
     let state = headers_state(src, dst, id, body.len() + ICRC_LEN, bth);
     let mut crc = crc32fast::Hasher::new_with_initial(!state);
@@ -77,7 +77,8 @@ pub struct Extended {
     pub aeth: Option<Aeth>,
 }
 
-/// Appends a datagram to a buffer. `id` is the IPv4 identification that it will be sent with.
+/// Appends a datagram to a buffer, padded as its BTH says. `id` is the IPv4 identification that it will be sent with, from port
+/// 4791.
 pub fn encode(
     buf: &mut Vec<u8>,
     src: IpAddr,
@@ -99,8 +100,17 @@ pub fn encode(
         buf.extend_from_slice(&immediate.to_be_bytes());
     }
     buf.extend_from_slice(payload);
-    let icrc = datagram_icrc(src, dst, id, &buf[start..]).expect("a datagram has a BTH");
+    buf.resize(buf.len() + bth.pad as usize, 0);
+    let icrc =
+        datagram_icrc(SocketAddr::new(src, ROCE_PORT), dst, id, &buf[start..]).expect("a datagram has a BTH");
     buf.extend_from_slice(&icrc.to_le_bytes());
+}
+
+/// Appends a congestion notification packet for a queue pair (IBTA A17.9.3).
+pub fn encode_cnp(buf: &mut Vec<u8>, src: IpAddr, dst: IpAddr, qpn: u32) {
+    const BECN: u8 = 0x40;
+    let bth = Bth { ecn: BECN, ..Bth::new(Opcode::CNP, qpn, 0) };
+    encode(buf, src, dst, 0, &bth, &Extended::default(), &[0; 16]);
 }
 
 /// A datagram that has arrived.
@@ -154,7 +164,7 @@ impl Verifier {
     }
 
     /// Reads and verifies a datagram.
-    pub fn decode<'a>(&mut self, from: IpAddr, datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+    pub fn decode<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
         let (body, icrc) = datagram.split_last_chunk::<ICRC_LEN>().ok_or(Malformed::Header)?;
         let (head, mut rest) = body.split_first_chunk::<BTH_LEN>().ok_or(Malformed::Header)?;
         let bth = Bth::decode(head);
@@ -255,8 +265,8 @@ mod tests {
 
     const GOLDEN: &str = include_str!("../../../common/tests/roce_frames.txt");
 
-    /// Frames of a kernel's rdma_rxe: addresses and UDP payload.
-    fn golden() -> Vec<(IpAddr, IpAddr, Vec<u8>)> {
+    /// Frames of a kernel's rdma_rxe: where from, where to, and UDP payload.
+    fn golden() -> Vec<(SocketAddr, IpAddr, Vec<u8>)> {
         let mut frames = Vec::new();
         for word in GOLDEN.split_whitespace().filter(|w| w.len() > 100) {
             let bytes: Vec<u8> = (0..word.len() / 2)
@@ -264,7 +274,9 @@ mod tests {
                 .collect();
             let f = wire::parse(bytes.as_slice()).unwrap();
             let ip = |b: [u8; 16]| std::net::Ipv6Addr::from(b).to_canonical();
-            frames.push((ip(f.src_ip), ip(f.dst_ip), bytes[f.bth_offset()..].to_vec()));
+            let port = u16::from_be_bytes([bytes[f.udp()], bytes[f.udp() + 1]]);
+            let src = SocketAddr::new(ip(f.src_ip), port);
+            frames.push((src, ip(f.dst_ip), bytes[f.bth_offset()..].to_vec()));
         }
         frames
     }
@@ -274,32 +286,32 @@ mod tests {
         let frames = golden();
         assert!(frames.len() >= 13);
         for (src, dst, datagram) in frames {
-            // rdma_rxe's source port is not ours: put ours in its place by recomputing the ICRC the long way.
-            let mut v = Verifier::new(dst, true);
-            let body = &datagram[..datagram.len() - 4];
-            let icrc = datagram_icrc(src, dst, 0x7146, body).unwrap();
-            let signed = [body, &icrc.to_le_bytes()].concat();
+            let any = Verifier::new(dst, true).decode(src, &datagram);
+            assert!(any.is_ok(), "any identification");
             if src.is_ipv4() {
-                assert!(v.decode(src, &signed).is_ok(), "any identification");
-                let mut strict = Verifier::new(dst, false);
-                assert_eq!(strict.decode(src, &signed).unwrap_err(), Malformed::Icrc);
+                let strict = Verifier::new(dst, false).decode(src, &datagram);
+                assert_eq!(strict.unwrap_err(), Malformed::Icrc);
             }
+            let other_port = SocketAddr::new(src.ip(), src.port() ^ 1);
+            let other_port = Verifier::new(dst, false).decode(other_port, &datagram);
+            assert_eq!(other_port.unwrap_err(), Malformed::Icrc, "the source port is covered");
         }
     }
 
     #[test]
     fn segments_of_one_send_are_accepted_and_flipped_bits_are_not() {
         let (src, dst) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let from = SocketAddr::new(src, ROCE_PORT);
         let payload: Vec<u8> = (0..1024u32).map(|i| i as u8).collect();
         let bth = Bth::new(Opcode::SEND_MIDDLE, 77, 0xff_ffff);
         let mut v = Verifier::new(dst, false);
         for id in [0, 1, 2, 63, 127] {
             let mut buf = Vec::new();
             encode(&mut buf, src, dst, id, &bth, &Extended::default(), &payload);
-            assert_eq!(v.decode(src, &buf).unwrap().payload, payload);
+            assert_eq!(v.decode(from, &buf).unwrap().payload, payload);
             for bit in (0..buf.len() * 8).step_by(37).filter(|b| b / 8 != 4) {
                 buf[bit / 8] ^= 1 << (bit % 8);
-                assert!(v.decode(src, &buf).is_err(), "bit {bit}");
+                assert!(v.decode(from, &buf).is_err(), "bit {bit}");
                 buf[bit / 8] ^= 1 << (bit % 8);
             }
         }
@@ -312,6 +324,29 @@ mod tests {
         let mut buf = Vec::new();
         let ext = Extended { aeth: Some(aeth), ..Extended::default() };
         encode(&mut buf, src, dst, 0, &Bth::new(Opcode::ACK, 1, 2), &ext, &[]);
-        assert_eq!(Verifier::new(dst, false).decode(src, &buf).unwrap().aeth, Some(aeth));
+        let from = SocketAddr::new(src, ROCE_PORT);
+        assert_eq!(Verifier::new(dst, false).decode(from, &buf).unwrap().aeth, Some(aeth));
+    }
+    #[test]
+    fn payloads_of_any_length_are_padded_to_whole_words() {
+        let (src, dst): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        for len in 0..9 {
+            let payload = vec![0xab; len];
+            let bth = Bth { pad: (len.wrapping_neg() & 3) as u8, ..Bth::new(Opcode::SEND_ONLY, 7, 9) };
+            let mut buf = Vec::new();
+            encode(&mut buf, src, dst, 0, &bth, &Extended::default(), &payload);
+            assert_eq!(buf.len() % 4, 0);
+            let mut v = Verifier::new(dst, false);
+            assert_eq!(v.decode(SocketAddr::new(src, ROCE_PORT), &buf).unwrap().payload, payload);
+        }
+    }
+
+    #[test]
+    fn a_congestion_notification_is_what_the_standard_says() {
+        let (src, dst): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let mut buf = Vec::new();
+        encode_cnp(&mut buf, src, dst, 0x1_2345);
+        assert_eq!(buf[..28], [&[0x81, 0, 0xff, 0xff, 0x40, 1, 0x23, 0x45][..], &[0; 20]].concat());
+        assert!(Verifier::new(dst, false).decode(SocketAddr::new(src, ROCE_PORT), &buf).is_ok());
     }
 }

@@ -27,6 +27,7 @@ const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 struct Message {
     id: u64,
     data: Vec<u8>,
+    operation: Operation,
     immediate: Option<u32>,
     first: u64,
     packets: u64,
@@ -170,10 +171,11 @@ impl Requester {
         }
     }
 
-    /// Queues a message.
-    pub fn post(&mut self, id: u64, data: Vec<u8>, immediate: Option<u32>) {
+    /// Queues a message. Without an operation it takes the queue pair's own.
+    pub fn post(&mut self, id: u64, data: Vec<u8>, operation: Option<Operation>, immediate: Option<u32>) {
+        let operation = operation.unwrap_or(self.operation);
         let packets = data.len().div_ceil(self.mtu).max(1) as u64;
-        self.messages.push_back(Message { id, data, immediate, first: self.posted, packets });
+        self.messages.push_back(Message { id, data, operation, immediate, first: self.posted, packets });
         self.posted += packets;
     }
 
@@ -209,9 +211,9 @@ impl Requester {
         let Some(m) = self.messages.get(i) else { return 0 };
         let (first, last) = (self.next == m.first, self.next + 1 == m.first + m.packets);
         let at = (self.next - m.first) as usize * self.mtu;
-        let write = matches!(self.operation, Operation::Write { .. });
+        let write = matches!(m.operation, Operation::Write { .. });
         let opcode = Opcode::data(write, first, last, m.immediate.is_some());
-        OVERHEAD + opcode.extended_len() + self.mtu.min(m.data.len() - at)
+        OVERHEAD + opcode.extended_len() + self.mtu.min(m.data.len() - at).next_multiple_of(4)
     }
 
     /// The next packet, if one may be sent.
@@ -228,10 +230,11 @@ impl Requester {
         let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
         let at = (n - m.first) as usize * self.mtu;
         let payload = &m.data[at..m.data.len().min(at + self.mtu)];
-        let write = matches!(self.operation, Operation::Write { .. });
+        let write = matches!(m.operation, Operation::Write { .. });
         let mut bth = Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn, psn);
+        bth.pad = (payload.len().wrapping_neg() & 3) as u8;
         bth.ack_request = last || window_end || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
-        let reth = match self.operation {
+        let reth = match m.operation {
             Operation::Write { address, rkey } if first => {
                 Some(Reth { address, rkey, length: m.data.len() as u32 })
             }

@@ -129,6 +129,16 @@ impl Responder {
         Arrival::Taken(self.partial.take().map(|message| (message, p.immediate)))
     }
 
+    /// Refuses a request that is none of data, when its turn comes: the sender is told, and not left to try for ever.
+    pub fn refuse(&mut self, psn: u32) {
+        if psn == self.expected {
+            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
+        } else if serial::diff(psn, self.expected) > 0 && self.nak_sent_for.is_none() {
+            self.nak_sent_for = Some(psn);
+            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::SequenceError)));
+        }
+    }
+
     fn acknowledge(&mut self) {
         // A NAK acknowledges all that an ACK would.
         if self.pending.is_none() {

@@ -4,6 +4,8 @@ use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use netsum_common::wire::{ROCE_PORT, Syndrome};
+
 use super::*;
 
 /// A small generator (splitmix64), so that a seed replays.
@@ -81,7 +83,7 @@ impl Pair {
         self.now = self.now.max(next);
         while self.wire.peek().is_some_and(|p| p.0.0 <= self.now) {
             let std::cmp::Reverse((_, _, to, datagram)) = self.wire.pop().unwrap();
-            self.ends[to].receive(self.now, self.ips[1 - to], false, &datagram);
+            self.ends[to].receive(self.now, (self.ips[1 - to], ROCE_PORT).into(), false, &datagram);
         }
         self.ends.iter_mut().for_each(|e| e.handle_timeout(self.now));
         true
@@ -232,12 +234,16 @@ fn sent_now(pair: &mut Pair, end: usize) -> Vec<(u32, bool)> {
 
 /// An acknowledgement of all up to a PSN arrives at end 0.
 fn acknowledge(pair: &mut Pair, psn: u32) {
-    use netsum_common::wire::{Aeth, Bth, Opcode, Syndrome};
-    let aeth = Some(Aeth { syndrome: Syndrome::Ack(0x1f), msn: 0 });
+    acknowledge_with(pair, psn, Syndrome::Ack(0x1f));
+}
+
+fn acknowledge_with(pair: &mut Pair, psn: u32, syndrome: Syndrome) {
+    use netsum_common::wire::{Aeth, Bth, Opcode};
+    let aeth = Some(Aeth { syndrome, msn: 0 });
     let ext = packet::Extended { aeth, ..Default::default() };
     let mut datagram = Vec::new();
     packet::encode(&mut datagram, pair.ips[1], pair.ips[0], 0, &Bth::new(Opcode::ACK, 10, psn), &ext, &[]);
-    pair.ends[0].receive(pair.now, pair.ips[1], false, &datagram);
+    pair.ends[0].receive(pair.now, (pair.ips[1], ROCE_PORT).into(), false, &datagram);
 }
 
 #[test]
@@ -342,7 +348,7 @@ fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
         let bth = Bth::new(Opcode::SEND_MIDDLE, 11, 100 + ahead + GAP_PSN_AHEAD);
         let mut datagram = Vec::new();
         packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &Default::default(), &[0; 256]);
-        pair.ends[1].receive(pair.now, pair.ips[0], false, &datagram);
+        pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &datagram);
         let mut buf = Vec::new();
         assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_some(), "a NAK");
         let psn = Bth::decode(buf[..12].try_into().unwrap()).psn;
@@ -364,7 +370,7 @@ fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
         let bth = Bth { ack_request: true, ..Bth::new(opcode, 11, psn) };
         let mut datagram = Vec::new();
         packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &Default::default(), &[0; 256]);
-        pair.ends[1].receive(pair.now, pair.ips[0], false, &datagram);
+        pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &datagram);
     }
     let mut buf = Vec::new();
     assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_some(), "a NAK");
@@ -379,14 +385,14 @@ fn strangers_and_nonsense_are_discarded() {
     let mut rng = Rng(4);
     for len in 0..200 {
         let junk: Vec<u8> = (0..len).map(|_| rng.next() as u8).collect();
-        pair.ends[0].receive(pair.now, pair.ips[1], false, &junk);
+        pair.ends[0].receive(pair.now, (pair.ips[1], ROCE_PORT).into(), false, &junk);
     }
     assert_eq!(pair.ends[0].poll_event(), None);
     pair.ends[1].post_send(pair.qps[1], 0, vec![1; 100], None);
     let mut buf = Vec::new();
     pair.ends[1].poll_transmit(pair.now, &mut buf);
     let before = pair.ends[0].stats().rx_icrc_encapsulated;
-    pair.ends[0].receive(pair.now, "10.0.0.3".parse().unwrap(), false, &buf);
+    pair.ends[0].receive(pair.now, "10.0.0.3:4791".parse().unwrap(), false, &buf);
     assert_eq!(
         pair.ends[0].stats().rx_icrc_encapsulated,
         before + 1,
@@ -408,10 +414,101 @@ fn every_segment_is_a_packet_also_where_the_last_one_is_the_longest() {
         let mut verifier = packet::Verifier::new(ips[1], false);
         while let Some(t) = end.poll_transmit(now, &mut buf) {
             for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
-                verifier.decode(ips[0], datagram).unwrap();
+                verifier.decode((ips[0], ROCE_PORT).into(), datagram).unwrap();
                 packets += 1;
             }
         }
         assert_eq!(packets, 4);
+    }
+}
+
+#[test]
+fn senders_are_notified_of_congestion_but_not_too_often() {
+    let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
+    let interval = Duration::from_micros(50);
+    let config = EndpointConfig { cnp_interval: Some(interval), ..EndpointConfig::default() };
+    let mut ends = [0, 1].map(|i| Endpoint::new(ips[i], config.clone()));
+    let qps = [0, 1]
+        .map(|i| ends[i].add_qp(QpConfig::new(10 + i as u32, ips[1 - i], 11 - i as u32, 0, 0, 256)).unwrap());
+    ends[0].post_send(qps[0], 0, vec![1; 256 * 40], None);
+    ends[1].post_receive(qps[1], Vec::new());
+    let (mut now, mut buf, mut data) = (Instant::now(), Vec::new(), Vec::new());
+    while let Some(t) = ends[0].poll_transmit(now, &mut buf) {
+        data.extend(buf.chunks(t.segment_size.unwrap_or(t.len)).map(<[u8]>::to_vec));
+    }
+    assert_eq!(data.len(), 40);
+    // Twenty marked packets, ten microseconds apart, then as many without a mark.
+    for (n, datagram) in data.iter().enumerate() {
+        ends[1].receive(now, (ips[0], ROCE_PORT).into(), n < 20, datagram);
+        while ends[1].poll_transmit(now, &mut buf).is_some() {
+            ends[0].receive(now, (ips[1], ROCE_PORT).into(), true, &buf);
+        }
+        now += Duration::from_micros(10);
+    }
+    assert_eq!((ends[1].stats().ce_received, ends[1].stats().cnp_sent), (20, 4));
+    assert_eq!(ends[0].stats().cnp_received, 4);
+    assert_eq!(ends[0].stats().cnp_sent, 0, "neither notifications nor acknowledgements are notified of");
+    assert!(matches!(ends[0].poll_event(), Some(Event::Sent { .. })));
+}
+
+#[test]
+fn messages_of_any_length_arrive() {
+    for write in [false, true] {
+        let mut pair = Pair::new(6, Faults { loss: 50, ..Faults::default() }, |c| {
+            if write {
+                c.opcode = Operation::Write { address: 64, rkey: 1 };
+            }
+        });
+        for len in [0, 1, 2, 3, 5, 255, 256, 257, 511, 1023, 1025] {
+            for immediate in [None, Some(len as u32)] {
+                let message: Vec<u8> = (0..len).map(|i| i as u8 ^ 0x5a).collect();
+                pair.ends[1].post_receive(pair.qps[1], Vec::new());
+                pair.ends[0].post_send(pair.qps[0], 1, message.clone(), immediate);
+                let mut got = None;
+                while got.is_none() {
+                    assert!(pair.step(), "{len} bytes: nothing happens any more");
+                    while let Some(event) = pair.ends[1].poll_event() {
+                        let Event::Received { data, immediate, .. } = event else { panic!("{event:?}") };
+                        got = Some((data, immediate));
+                    }
+                }
+                assert_eq!(got, Some((message, immediate)), "{len} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_that_nobody_carries_out_are_refused_in_their_turn() {
+    use netsum_common::wire::{Bth, Nak, Opcode};
+    // READ, compare and swap, fetch and add, SENDs with invalidate.
+    for opcode in [0x0c, 0x13, 0x14, 0x16, 0x17] {
+        let mut pair = Pair::new(8, Faults::default(), |_| ());
+        pair.ends[1].post_receive(pair.qps[1], Vec::new());
+        pair.ends[0].post_send(pair.qps[0], 0, vec![1; 100], None);
+        let mut data = Vec::new();
+        pair.ends[0].poll_transmit(pair.now, &mut data).unwrap();
+        let first = Bth::decode(data[..12].try_into().unwrap()).psn;
+        // What end 1 answers when a request with this PSN arrives.
+        let request = |pair: &mut Pair, psn: u32| {
+            let bth = Bth::new(Opcode(opcode), 11, psn & 0xff_ffff);
+            let (mut datagram, ext) = (Vec::new(), packet::Extended::default());
+            packet::encode(&mut datagram, pair.ips[0], pair.ips[1], 0, &bth, &ext, &[0; 28]);
+            pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &datagram);
+            let mut answer = Vec::new();
+            pair.ends[1].poll_transmit(pair.now, &mut answer)?;
+            Some((Bth::decode(answer[..12].try_into().unwrap()).psn, answer[12]))
+        };
+        assert_eq!(request(&mut pair, first + 1), Some((first, 0x60)), "past a gap");
+        assert_eq!(request(&mut pair, first + 1), None, "once");
+        pair.ends[1].receive(pair.now, (pair.ips[0], ROCE_PORT).into(), false, &data);
+        pair.ends[1].poll_transmit(pair.now, &mut data).unwrap();
+        assert_eq!(request(&mut pair, first), None, "a duplicate of what cannot have been carried out");
+        assert_eq!(request(&mut pair, first + 1), Some(((first + 1) & 0xff_ffff, 0x61)));
+        assert_eq!(pair.ends[1].stats().unsupported, 4);
+        // Whoever asks is told.
+        acknowledge_with(&mut pair, first + 1, Syndrome::Nak(Nak::InvalidRequest));
+        let failed = Event::Failed { qp: pair.qps[0], error: QpError::Refused(Nak::InvalidRequest) };
+        assert!(std::iter::from_fn(|| pair.ends[0].poll_event()).any(|event| event == failed));
     }
 }

@@ -8,7 +8,7 @@ use netsum_common::serial;
 use netsum_common::slot::{
     Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, advance_low, on_fragment,
 };
-use netsum_common::wire::Bth;
+use netsum_common::wire::{Bth, ROCE_PORT};
 
 use crate::comm::config::JobShape;
 use crate::comm::links::RankNumbers;
@@ -119,7 +119,9 @@ impl Aggregator {
         datagram: &[u8],
         out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>,
     ) -> bool {
-        let Some(Ok(packet)) = self.verifiers.get_mut(&dst).map(|v| v.decode(src, datagram)) else {
+        let Some(Ok(packet)) =
+            self.verifiers.get_mut(&dst).map(|v| v.decode((src, ROCE_PORT).into(), datagram))
+        else {
             return false;
         };
         let Some(flow) = self.flows.get(&(dst, packet.bth.qpn)) else { return false };

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netsum_common::serial;
-use netsum_common::wire::{Aeth, Bth, Nak, Opcode, Syndrome};
+use netsum_common::wire::{Aeth, Bth, Nak, Opcode, ROCE_PORT, Syndrome};
 
 use super::stack::Stack;
 use crate::comm::buffer::Buffer;
@@ -319,7 +319,7 @@ impl Transport for Selective {
 
 impl Stack for Selective {
     fn receive(&mut self, now: Instant, from: IpAddr, datagram: &[u8]) {
-        let Ok(packet) = self.verifier.decode(from, datagram) else {
+        let Ok(packet) = self.verifier.decode((from, ROCE_PORT).into(), datagram) else {
             self.stats.rx_icrc_encapsulated += 1;
             return;
         };

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
+use netsum_common::wire::ROCE_PORT;
+
 use crate::comm::links::Links;
 use crate::comm::transport::Transport;
 use crate::rc::{Stats, Transmit};
@@ -18,7 +20,7 @@ pub(super) trait Stack: Transport {
 
 impl Stack for Links {
     fn receive(&mut self, now: Instant, from: IpAddr, datagram: &[u8]) {
-        self.endpoint.receive(now, from, false, datagram);
+        self.endpoint.receive(now, (from, ROCE_PORT).into(), false, datagram);
     }
 
     fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {

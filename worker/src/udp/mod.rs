@@ -28,6 +28,9 @@ pub enum BindError {
          address of its own"
     )]
     InUse(IpAddr),
+    /// It says nothing without an interface, and no RoCEv2 header names one.
+    #[error("{0} is a link-local address; a global or unique local one is needed")]
+    LinkLocal(IpAddr),
     /// This machine does not have the address.
     #[error("{0} is not an address of this machine")]
     NoSuchAddress(IpAddr),
@@ -74,6 +77,9 @@ impl UdpDriver {
                 receive_buffer,
             })
         };
+        if matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+            return Err(BindError::LinkLocal(local));
+        }
         open().map_err(|e| match e.kind() {
             io::ErrorKind::AddrInUse => BindError::InUse(local),
             io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress(local),
@@ -142,7 +148,7 @@ impl UdpDriver {
             for (meta, buffer) in self.meta.iter().zip(&self.receive).take(count) {
                 let ce = meta.ecn == Some(EcnCodepoint::Ce);
                 for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
-                    endpoint.receive(now, meta.addr.ip(), ce, datagram);
+                    endpoint.receive(now, meta.addr, ce, datagram);
                 }
             }
             any |= count > 0;

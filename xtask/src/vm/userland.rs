@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use netsum_lab::vm::cpio::Cpio;
 use netsum_lab::vm::image::USERLAND;
 use object::elf::FileHeader64;
@@ -44,6 +44,9 @@ const PACKAGES: [&str; 25] = [
     "zstd",
 ];
 
+/// The release of Debian that they are of, Debian 12.
+const RELEASE: &str = "bookworm";
+
 /// Programs that VMs have, in /usr/bin.
 const PROGRAMS: [&str; 15] = [
     "ib_read_bw",
@@ -81,11 +84,16 @@ pub const UNPACKED: &str = "unpacked";
 /// Makes the archive, unless it is there.
 pub fn prepare(folder: &Path) -> Result<()> {
     let release = debian::codename()?;
+    // What is compiled here runs there, with the packages' C library; and package names change with releases.
+    ensure!(
+        release == RELEASE,
+        "they are made of the packages of Debian {RELEASE}, and this machine is {release}"
+    );
     let own = folder.join(UNPACKED);
-    let key = format!("1 {release} {PACKAGES:?} {PROGRAMS:?} {LIBRARIES:?}");
+    let key = format!("1 {RELEASE} {PACKAGES:?} {PROGRAMS:?} {LIBRARIES:?}");
     cached(&own, &key, || {
-        let archive = Archive::open(&folder.join("apt"), &[&release])?;
-        println!("fetching {} packages of Debian {release} for VMs: about 10 MB", PACKAGES.len());
+        let archive = Archive::open(&folder.join("apt"), &[RELEASE])?;
+        println!("fetching {} packages of Debian {RELEASE} for VMs: about 10 MB", PACKAGES.len());
         for package in archive.download(&PACKAGES)? {
             debian::unpack(&package, &own)?;
         }

@@ -1,0 +1,48 @@
+//! Programs for the lab's VLAN, at the tc hooks of an interface (Linux 6.6): frames on one side of it bear the VLAN's tag, those on
+//! the other side none. So a host in a VLAN can be had, and a bridge that translates between tagged and untagged ports, from
+//! kernels that have neither VLAN devices nor VLAN filtering.
+#![no_std]
+#![no_main]
+
+use aya_ebpf::bindings::{TC_ACT_OK, TC_ACT_SHOT};
+use aya_ebpf::helpers::{bpf_skb_vlan_pop, bpf_skb_vlan_push};
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+use netsum_common::wire::ETHERTYPE_VLAN;
+
+/// Number of the VLAN. `netsum_lab::lab` has the same.
+const VLAN: u16 = 5;
+
+/// Gives every frame the VLAN's tag.
+#[classifier]
+pub fn tag(ctx: TcContext) -> i32 {
+    // SAFETY: the context is valid.
+    match unsafe { bpf_skb_vlan_push(ctx.skb.skb, ETHERTYPE_VLAN.to_be(), VLAN) } {
+        0 => TC_ACT_OK as i32,
+        _ => TC_ACT_SHOT as i32,
+    }
+}
+
+/// Takes the VLAN's tag off every frame; others are not for here.
+#[classifier]
+pub fn untag(ctx: TcContext) -> i32 {
+    // SAFETY: the context is valid.
+    let (present, tci) = unsafe { ((*ctx.skb.skb).vlan_present, (*ctx.skb.skb).vlan_tci) };
+    if present == 0 || tci & 0xfff != u32::from(VLAN) {
+        return TC_ACT_SHOT as i32;
+    }
+    // SAFETY: the context is valid.
+    match unsafe { bpf_skb_vlan_pop(ctx.skb.skb) } {
+        0 => TC_ACT_OK as i32,
+        _ => TC_ACT_SHOT as i32,
+    }
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,229 @@
+//! Congestion marks of one host's uplink reach every receiver's results, and congestion notifications pass the box. What hosts make
+//! of them is their own business.
+
+use std::time::Duration;
+
+use netsum_aggregator::dataplane::bpf::BpfDataPlane;
+use netsum_aggregator::dataplane::{DataPlane, count};
+use netsum_common::counters::Counter;
+use netsum_common::wire::{self, Bth, Opcode};
+use netsum_lab::application::{self, Home, Load};
+use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
+use netsum_lab::faults::{Bottleneck, CableCounts, Fault, Faults, Kind, Nth};
+use netsum_lab::frames::{FrameSpec, lanes, sum};
+use netsum_lab::tap::Tap;
+use netsum_lab::{Host, Lab, LabSpec};
+use netsum_worker::rc::Stats;
+
+const SECOND: Duration = Duration::from_secs(1);
+const RANKS: u32 = 3;
+const PLACES: [usize; 3] = [0, 1, 2];
+/// BECN, in the byte of the BTH that the ICRC does not cover.
+const BECN: u8 = 0x40;
+
+fn lab() -> Lab {
+    Lab::new(LabSpec { mtu: 2300, ipv6: true, cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap()
+}
+
+/// A ring of connections through cables. None of them loses anything.
+struct Ring {
+    stats: Vec<Stats>,
+    cables: Vec<CableCounts>,
+    counters: Vec<u64>,
+}
+
+impl Ring {
+    fn run(lab: &Lab, plane: &BpfDataPlane, load: Load, v6: bool) -> Self {
+        let homes: Vec<Home<'_>> =
+            lab.hosts().iter().map(|h| -> Home<'_> { (h, if v6 { h.ipv6(0) } else { h.ip(0) }) }).collect();
+        let stats = application::run(load, &homes).unwrap();
+        let all = plane.counters(1).unwrap();
+        let named: Vec<_> =
+            Counter::ALL.iter().map(|&c| (c.name(), count(&all, c))).filter(|(_, n)| *n > 0).collect();
+        assert!(stats.iter().all(|s| s.retransmissions == 0 && s.naks_sent == 0), "{stats:?}\n{named:?}");
+        let cables = lab.hosts().iter().map(|h| h.cable().unwrap().counts().unwrap()).collect();
+        Self { stats, cables, counters: plane.counters(1).unwrap() }
+    }
+
+    fn new(uplink: Faults, load: Load, v6: bool) -> Self {
+        let lab = lab();
+        lab.host(0).set_faults(uplink, Faults::NONE, 5).unwrap();
+        let plane = application::register(&lab, &load, &PLACES, v6).unwrap();
+        Self::run(&lab, &plane, load, v6)
+    }
+
+    /// Contributions that came to the box with a mark.
+    fn marked(&self) -> u64 {
+        count(&self.counters, Counter::EcnMarked)
+    }
+}
+
+/// Every receiver gets exactly the marks of host 0's uplink: in the results those of its data, and rank 2, which host 0
+/// acknowledges to, those of its acknowledgements.
+fn assert_carried_over(ring: &Ring) {
+    let all = ring.cables[0].up.marked;
+    let received: Vec<u64> = ring.stats.iter().map(|s| s.ce_received).collect();
+    assert_eq!(received, [ring.marked(), ring.marked(), all], "{:?}", ring.cables);
+    assert_eq!(ring.cables.iter().map(|c| c.up.spared).sum::<u64>(), 0, "all take part in ECN");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn marks_of_one_uplink_reach_every_receiver_and_no_other_packet() {
+    for (v6, mtu) in [(false, 1024), (true, 2048)] {
+        let load = Load { mtu, ..Load::new(RANKS) };
+        let ring = Ring::new(Faults::NONE, load, v6);
+        assert_eq!(ring.marked() + ring.stats.iter().map(|s| s.ce_received).sum::<u64>(), 0, "no marks");
+
+        let some = Nth { kind: Kind::Middle, n: 100, times: 25, what: Fault::Mark };
+        let ring = Ring::new(Faults { nth: Some(some), ..Faults::NONE }, load, v6);
+        assert_eq!(ring.marked(), 25);
+        assert_carried_over(&ring);
+
+        let ring = Ring::new(Faults::of(Fault::Mark, 0.05), load, v6);
+        let share = ring.marked() as f64 / load.fragments() as f64;
+        assert!((0.03..0.07).contains(&share), "{share}");
+        assert_carried_over(&ring);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_bottleneck_marks_what_comes_behind_its_depth() {
+    let bottleneck = |rate| Faults { bottleneck: Some(Bottleneck { rate, depth: 16 << 10 }), ..Faults::NONE };
+    // The application sends 64 KiB at a time: at 20 MB/s the end of a message comes behind more than 16 KiB.
+    let load = Load::new(RANKS);
+    let ring = Ring::new(bottleneck(20_000_000), load, false);
+    let share = ring.marked() as f64 / load.fragments() as f64;
+    println!("{:.1} % of the packets met congestion", share * 100.0);
+    assert!(share > 0.1, "{share}");
+    assert_carried_over(&ring);
+    // 8 GB/s is more than a host here can send.
+    let ring = Ring::new(bottleneck(8_000_000_000), load, false);
+    assert_eq!(ring.marked(), 0);
+    assert_carried_over(&ring);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn receivers_notify_their_senders_through_the_box() {
+    let lab = lab();
+    let load = Load { cnp_interval: Some(Duration::from_micros(50)), ..Load::new(RANKS) };
+    let counted = Nth { kind: Kind::Cnp, n: 1, times: 0, what: Fault::Mark };
+    let cnps = Faults { nth: Some(counted), ..Faults::NONE };
+    for host in lab.hosts() {
+        let mark = if host.number() == 0 { 0.05 } else { 0.0 };
+        host.set_faults(Faults { mark, ..cnps }, cnps, 6).unwrap();
+    }
+    let plane = application::register(&lab, &load, &PLACES, false).unwrap();
+    let ring = Ring::run(&lab, &plane, load, false);
+    for rank in 0..RANKS as usize {
+        let sender = (rank + 2) % 3;
+        let (sent, received) = (ring.stats[rank].cnp_sent, ring.stats[sender].cnp_received);
+        println!("rank {rank} got {} marks and sent {sent} notifications", ring.stats[rank].ce_received);
+        assert!(sent > 0 && sent <= ring.stats[rank].ce_received);
+        assert_eq!(received, sent, "of rank {rank} at rank {sender}");
+        let (up, down) = (ring.cables[rank].up.of_kind, ring.cables[sender].down.of_kind);
+        assert_eq!((up, down), (sent, sent), "rank {rank}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn who_takes_no_part_in_ecn_is_never_marked() {
+    for (v6, vlan) in [(false, None), (true, None), (false, Some(0x6005)), (true, Some(0x6005))] {
+        let lab = lab();
+        for host in lab.hosts() {
+            host.set_faults(Faults::of(Fault::Mark, 1.0), Faults::NONE, 7).unwrap();
+        }
+        let load = Load { mtu: 256, message_size: 256, window: 4, first_psn: 77, ..Load::new(RANKS) };
+        let _plane = application::register(&lab, &load, &PLACES, v6).unwrap();
+        let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
+        // ECT(0), none, ECT(1); each with a differentiated service of its own.
+        let tos = |rank: u32| [0x68 | 2, 0x28, 0x48 | 1][rank as usize];
+        let fragment = |rank: u32, index: u32| {
+            let (from, to) = (rank as u8 + 1, ((rank + 1) % RANKS) as u8 + 1);
+            let qpn = application::receive_qpn((rank + 1) % RANKS);
+            let spec = FrameSpec::send(from, to, qpn, load.psn(rank) + index, lanes(rank + index * 7, 64));
+            let spec = FrameSpec { tos: tos(rank), vlan, ..spec };
+            if v6 { spec.v6() } else { spec }
+        };
+        for index in 0..20 {
+            for rank in 0..RANKS {
+                taps[rank as usize].send(&fragment(rank, index).build()).unwrap();
+            }
+            let all: Vec<_> = (0..RANKS).map(|rank| fragment(rank, index).payload).collect();
+            for rank in 0..RANKS {
+                let sender = (rank + RANKS - 1) % RANKS;
+                let got = taps[rank as usize].receive(SECOND, |f| wire::parse(f).is_ok()).unwrap();
+                let tos = if tos(sender) & 3 == 0 { tos(sender) } else { tos(sender) | 3 };
+                let source = fragment(sender, index);
+                let expected = FrameSpec { payload: sum(&all), id: 0, udp_checksum: 0, tos, ..source };
+                assert_eq!(got, expected.build(), "v6 {v6}, VLAN {vlan:?}, index {index}, rank {rank}");
+            }
+        }
+        let counts: Vec<_> = lab
+            .hosts()
+            .iter()
+            .map(|h| h.cable().unwrap().counts().unwrap().up)
+            .map(|up| (up.marked, up.spared))
+            .collect();
+        assert_eq!(counts, [(20, 0), (0, 20), (20, 0)]);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn marks_and_notifications_beside_a_job_at_work() {
+    let cluster = Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+    let lab = cluster.lab();
+    let job = JobSpec::new("marked", RANKS);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
+    let before = group.all_reduce("i32", 100_000, 0).unwrap();
+    assert!(before.iter().all(|o| o.mode == "box" && o.marked == 0), "{before:?}");
+    let uplink = Bottleneck { rate: 20_000_000, depth: 16 << 10 };
+    lab.host(1).set_faults(Faults { bottleneck: Some(uplink), ..Faults::NONE }, Faults::NONE, 0).unwrap();
+
+    // Notifications from rank 1 to rank 0: for a connection of nobody's, and for one that is a flow of the job, as where a
+    // queue pair both sends and receives.
+    let flows = cluster.netsum_json(&["flow", "list", &job.name]).unwrap();
+    let to_0 = flows.as_array().unwrap().iter().find(|f| f["dst"] == "10.0.0.1").unwrap();
+    let flow = to_0["qpn"].as_u64().unwrap() as u32;
+    let notification = |n: u32| {
+        let qpn = if n.is_multiple_of(2) { flow } else { 0x1234 };
+        let mut spec = FrameSpec::send(2, 1, qpn, n, vec![0; 16]);
+        (spec.tos, spec.id, spec.udp_checksum) = (0xc0, n as u16, 0x4321);
+        spec.bth = Bth { ecn: BECN, ..Bth::new(Opcode::CNP, qpn, n) };
+        spec.build()
+    };
+    let [from, to] = [1, 0].map(|host| Tap::open(lab.host(host), Host::INTERFACE).unwrap());
+    let outcomes = std::thread::scope(|s| {
+        let notifications = s.spawn(|| {
+            let is_cnp = |f: &[u8]| wire::parse(f).is_ok_and(|f| f.bth.opcode == Opcode::CNP);
+            for n in 0..500 {
+                from.send(&notification(n)).unwrap();
+                assert_eq!(to.receive(5 * SECOND, is_cnp).unwrap(), notification(n), "notification {n}");
+            }
+        });
+        let mut outcomes = Vec::new();
+        for seed in 1.. {
+            outcomes = group.all_reduce("i32", 200_000, seed).unwrap();
+            if seed > 2 && notifications.is_finished() {
+                break;
+            }
+        }
+        notifications.join().unwrap();
+        outcomes
+    });
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("box", 0, 0), "rank {rank}");
+        assert!(outcome.marked > 100, "rank {rank}: {outcome:?}");
+    }
+    let marked = cluster.counter(Some(&job.name), "np_ecn_marked_roce_packets").unwrap();
+    println!(
+        "{marked} contributions were marked; the ranks got {:?}",
+        outcomes.iter().map(|o| o.marked).collect::<Vec<_>>()
+    );
+    assert!(marked > 100);
+}

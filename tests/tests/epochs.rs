@@ -1,0 +1,192 @@
+//! Connections that begin anew in mid-job, while packets of the old ones still arrive: nothing of before is mixed in.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use netsum_lab::application::{self, Home, Load};
+use netsum_lab::attacker::Seen;
+use netsum_lab::cluster::{Answer, Cluster, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::faults::{Fault, Faults};
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::tap::Tap;
+use netsum_lab::{Host, LabSpec};
+
+const RANKS: u32 = 3;
+
+/// Sends frames from their hosts' ports again and again while `work` runs; how many.
+fn meanwhile<R: Send>(
+    cluster: &Cluster,
+    frames: &[Vec<Vec<u8>>],
+    work: impl FnOnce() -> R + Send,
+) -> (R, u64) {
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let taps: Vec<Tap> =
+        (0..frames.len()).map(|h| Tap::open(cluster.lab().host(h), Host::INTERFACE).unwrap()).collect();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let longest = frames.iter().map(Vec::len).max().unwrap_or(0);
+            while !stop.load(Ordering::Relaxed) {
+                for i in 0..longest {
+                    for (tap, frames) in taps.iter().zip(frames) {
+                        if let Some(frame) = frames.get(i) {
+                            tap.send(frame).unwrap();
+                            sent.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    // Time for others on a machine with few cores.
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        stop.store(true, Ordering::Relaxed);
+        match result {
+            Ok(result) => (result, sent.load(Ordering::Relaxed)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_rank_that_dies_in_mid_job_and_comes_again() {
+    let cluster = Cluster::start(LabSpec { cables: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+    let lab = cluster.lab();
+    let job = JobSpec { timeout: Duration::from_secs(2), ..JobSpec::new("mortal", RANKS) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
+    // What the first epoch's connections carry: results have the headers of the rank before.
+    let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
+    let mut old: Vec<Vec<Vec<u8>>> = std::thread::scope(|s| {
+        let watchers: Vec<_> = taps.iter().map(|tap| s.spawn(|| Seen::watch(tap).frames)).collect();
+        group.all_reduce("i32", 300_000, 0).unwrap();
+        watchers.into_iter().map(|w| w.join().unwrap()).collect()
+    });
+    old.rotate_left(1);
+    assert!(old.iter().all(|frames| frames.len() > 100), "too little was seen");
+    // From now on some packets come late: those that wait in a cable when all is over come in the next epoch.
+    for host in lab.hosts() {
+        let late = Faults::of(Fault::Reorder, 0.02);
+        host.set_faults(late, late, host.number() as u32).unwrap();
+    }
+
+    group.order_all_reduce("i32", 20_000_000, 1).unwrap();
+    let begun = cluster.counter(Some("mortal"), "released").unwrap() + 500;
+    let start = Instant::now();
+    while cluster.counter(Some("mortal"), "released").unwrap() < begun {
+        assert!(start.elapsed() < PATIENCE, "nothing is summed");
+    }
+    group.kill(1).unwrap();
+    // It is there again before the others know that it was gone.
+    group.start_again(&cluster, 1).unwrap();
+    for rank in [0, 2] {
+        let Answer::Error(error) = group.answer(rank, PATIENCE).unwrap() else {
+            panic!("rank {rank}: no error")
+        };
+        assert!(error.contains("rank 1"), "rank {rank}: {error}");
+        group.order_reconnect(rank).unwrap();
+    }
+    for rank in 0..RANKS as usize {
+        let answer = group.answer(rank, PATIENCE).unwrap();
+        assert!(matches!(answer, Answer::Done(_)), "rank {rank}: {answer:?}\n{}", cluster.daemon_log());
+    }
+    let shown = cluster.netsum_json(&["job", "show", "mortal"]).unwrap();
+    assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &2.into()), "{shown}");
+
+    let no_flow = || cluster.counter(None, "no_flow").unwrap();
+    let before = no_flow();
+    let (outcomes, sent) = meanwhile(&cluster, &old, || {
+        let mut outcomes = Vec::new();
+        let start = Instant::now();
+        for seed in 2.. {
+            let dtype = if seed % 2 == 0 { "i32" } else { "f32" };
+            outcomes = group.all_reduce(dtype, 300_000, seed).unwrap();
+            if seed > 4 && start.elapsed() > Duration::from_secs(1) {
+                break;
+            }
+        }
+        outcomes
+    });
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_eq!(
+            (&*outcome.mode, outcome.wrong, outcome.fall_backs),
+            ("box", 0, 0),
+            "rank {rank}: {outcome:?}"
+        );
+    }
+    let strangers = no_flow() - before;
+    println!("{sent} packets of the first epoch came late, {strangers} packets belonged to no flow");
+    assert!(sent > 1000 && strangers >= sent * 9 / 10, "{sent} sent, {strangers} without a flow");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
+    let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
+    let lab = cluster.lab();
+    let first = Load { first_psn: 0x1000, leave_after: Some(20), ..Load::new(RANKS) };
+    let job =
+        JobSpec { message_size: first.message_size, window: first.window, ..JobSpec::new("anew", RANKS) };
+    cluster.create_job(&job).unwrap();
+    let homes: Vec<Home<'_>> = lab.hosts().iter().map(|h| -> Home<'_> { (h, h.ip(0)) }).collect();
+    let register = |load: Load| {
+        for rank in 0..RANKS {
+            let next = (rank + 1) % RANKS;
+            let flow = load.flow(0, rank, 0, homes[rank as usize].1, homes[next as usize].1);
+            cluster.add_flow("anew", &flow, &lab.box_().port(rank as usize)).unwrap();
+        }
+    };
+    register(first);
+    application::run(first, &homes).unwrap();
+    // Contributions of rank 0 alone, to slots that are free: half of a sum that nobody will ever finish.
+    let low =
+        cluster.netsum_json(&["slot", "show", "anew"]).unwrap()["rings"][0]["low"].as_u64().unwrap() as u32;
+    let packet = |rank: u32, psn: u32, seed: u32| {
+        let to = (rank + 1) % RANKS;
+        let spec = FrameSpec::send(
+            rank as u8 + 1,
+            to as u8 + 1,
+            application::receive_qpn(to),
+            psn,
+            lanes(seed, 256),
+        );
+        FrameSpec { id: 0, ..spec }.build()
+    };
+    let tap = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
+    for index in low..low + 64 {
+        tap.send(&packet(0, first.psn(0) + index, 0xbad)).unwrap();
+    }
+    let partial = || {
+        let shown = cluster.netsum_json(&["slot", "show", "anew"]).unwrap();
+        shown["slots"].as_array().unwrap().iter().filter(|s| s["state"] == "partial").count()
+    };
+    let start = Instant::now();
+    while partial() < 32 {
+        assert!(start.elapsed() < PATIENCE, "{} partial slots", partial());
+    }
+
+    let flow = first.flow(0, 0, 0, homes[0].1, homes[1].1);
+    let refused = cluster.add_flow("anew", &flow, "port0").unwrap_err();
+    assert!(refused.to_string().contains("has its flow in ring 0 already"), "{refused}");
+    let said = cluster.netsum(&["job", "restart", "anew"]).unwrap();
+    assert_eq!(said, "anew: waiting  flows 0/3\n");
+    assert_eq!(partial(), 0);
+    let second = Load { first_psn: 0x80_0000, leave_after: None, ..first };
+    register(second);
+    // What the first connections sent comes again, for the same queue pairs.
+    let old: Vec<Vec<Vec<u8>>> = (0..RANKS)
+        .map(|rank| {
+            (0..22 * 64).step_by(7).map(|index| packet(rank, first.psn(rank) + index, index)).collect()
+        })
+        .collect();
+    let late = || ["credit_violation", "stale"].map(|name| cluster.counter(Some("anew"), name).unwrap());
+    let before = late();
+    // Who waits for a sum while packets of before keep the hosts busy may have to ask again.
+    let second = Load { ack_timeout: Duration::from_millis(200), ..second };
+    let (stats, sent) = meanwhile(&cluster, &old, || application::run(second, &homes).unwrap());
+    let released = cluster.counter(Some("anew"), "released").unwrap();
+    println!("{sent} packets of the first connections came late: {before:?} to {:?}", late());
+    assert!(sent > 100 && late().iter().sum::<u64>() > before.iter().sum::<u64>());
+    assert_eq!(stats.len(), RANKS as usize);
+    assert!(released >= second.fragments());
+}

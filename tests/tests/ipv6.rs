@@ -1,0 +1,84 @@
+//! IPv6 alone, and the addresses that kernel hosts have by themselves.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+use netsum_common::wire;
+use netsum_lab::application::{self, Load};
+use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
+use netsum_lab::frames::{FrameSpec, lanes, sum};
+use netsum_lab::netns::{Netns, output};
+use netsum_lab::tap::Tap;
+use netsum_lab::{Host, LabSpec};
+
+const RANKS: u32 = 3;
+
+fn without_ipv4(netns: &Netns, interface: &str) {
+    output(netns.command("ip").args(["-4", "address", "flush", "dev", interface])).unwrap();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_network_without_ipv4() {
+    let spec = LabSpec { mtu: 2300, ipv6: true, ..LabSpec::hosts(RANKS as usize) };
+    let mut cluster = Cluster::without_daemon(spec).unwrap();
+    without_ipv4(cluster.lab().box_(), "br0");
+    cluster.lab().hosts().iter().for_each(|host| without_ipv4(host, Host::INTERFACE));
+    cluster.listen_over_ipv6();
+    cluster.start_daemon().unwrap();
+    let job = JobSpec { mtu: 2048, ..JobSpec::new("six", RANKS) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks_v6(&job, &token, &one_on_each_host(RANKS)).unwrap();
+    for dtype in ["i32", "f32"] {
+        for outcome in group.all_reduce(dtype, 100_000, 6).unwrap() {
+            assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("box", 0, 0), "{outcome:?}");
+        }
+    }
+    let flows = cluster.netsum_json(&["flow", "list", "six"]).unwrap();
+    assert_eq!((&flows[0]["src"], &flows[0]["dst"]), (&"fd00::1".into(), &"fd00::2".into()));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn link_local_addresses_are_summed_like_others() {
+    // A kernel's GID 0. netsum's own ranks do not take one.
+    let cluster = Cluster::start(LabSpec { ipv6: true, ..LabSpec::hosts(RANKS as usize) }).unwrap();
+    let lab = cluster.lab();
+    let load = Load { message_size: 1024, window: 8, ..Load::new(RANKS) };
+    let job = JobSpec { message_size: 1024, ..JobSpec::new("local", RANKS) };
+    cluster.create_job(&job).unwrap();
+    // From the MAC address (RFC 4291, appendix A).
+    let gid = |rank: u32| Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, rank as u16 + 1);
+    let next = |rank: u32| (rank + 1) % RANKS;
+    for rank in 0..RANKS {
+        let flow = load.flow(0, rank, 0, IpAddr::V6(gid(rank)), IpAddr::V6(gid(next(rank))));
+        cluster.add_flow("local", &flow, &lab.box_().port(rank as usize)).unwrap();
+    }
+    let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
+    let fragment = |rank: u32, index: u32| {
+        let qpn = application::receive_qpn(next(rank));
+        let psn = (load.psn(rank) + index) & 0xff_ffff;
+        let spec =
+            FrameSpec::send(rank as u8 + 1, next(rank) as u8 + 1, qpn, psn, lanes(rank + index, 256)).v6();
+        let (src, dst) = (gid(rank).octets().to_vec(), gid(next(rank)).octets().to_vec());
+        FrameSpec { src, dst, ..spec }
+    };
+    for index in 0..300 {
+        (0..RANKS).for_each(|rank| taps[rank as usize].send(&fragment(rank, index).build()).unwrap());
+        let all: Vec<_> = (0..RANKS).map(|rank| fragment(rank, index).payload).collect();
+        for rank in 0..RANKS {
+            let got =
+                taps[rank as usize].receive(Duration::from_secs(5), |f| wire::parse(f).is_ok()).unwrap();
+            let source = fragment((rank + RANKS - 1) % RANKS, index);
+            let expected = FrameSpec { payload: sum(&all), udp_checksum: 0, ..source };
+            assert_eq!(got, expected.build(), "index {index}, rank {rank}");
+        }
+    }
+    // netsum's own ranks say what they need instead.
+    let peers = (0..2).map(|rank| IpAddr::V6(gid(rank))).collect();
+    let bootstrap =
+        netsum_worker::Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+    let config = netsum_worker::CommConfig::new(0, 2, IpAddr::V6(gid(0)), bootstrap);
+    let error = netsum_worker::Communicator::connect(config).unwrap_err().to_string();
+    assert!(error.contains("link-local address; a global or unique local one is needed"), "{error}");
+}

@@ -1,0 +1,58 @@
+//! The library's own endpoint among kernels' hosts: in one ring with them through the box, as sender and receiver; and connected to
+//! them without the box, in all that it can do.
+
+use netsum_lab::cluster::Cluster;
+use netsum_lab::ring::{self, Operation, RingSpec};
+
+use super::{patience, undisturbed, with_loss};
+
+/// Virtual machines, one with each kernel, and hosts that are none.
+const VMS: [usize; 2] = [0, 1];
+const NAMESPACES: [usize; 2] = [4, 5];
+
+/// Rings where each kind of host sends to each.
+pub fn rings(cluster: &Cluster) {
+    let [a, b] = VMS;
+    let [c, d] = NAMESPACES;
+    for (hosts, mtu, operation) in
+        [(vec![a, c, b, d], 1024, Operation::Send), (vec![a, b, c, d], 2048, Operation::Write)]
+    {
+        let spec = RingSpec { hosts, ..RingSpec::new(4, mtu, operation, 5) };
+        undisturbed(cluster, &spec);
+        let (_, lost) = with_loss(cluster, &spec);
+        println!(
+            "mixed ring of hosts {:?}, {mtu}, {operation:?}: every sum is right, also with {lost} packets lost",
+            spec.hosts
+        );
+    }
+}
+
+/// A kernel's host and the library's endpoint send to each other past the box: each size, path MTU and operation, in both
+/// directions at the same time.
+pub fn pairs(cluster: &Cluster) {
+    use Operation::{PlainWrite, Send, SendImmediate, Write};
+    for (vm, mtu) in VMS.into_iter().cycle().zip([256, 1024, 2048]) {
+        for operation in [Send, SendImmediate, Write, PlainWrite] {
+            // Nothing, less than a word, one packet nearly and just and not quite, and many.
+            let sizes = vec![0, 1, 6, mtu - 1, mtu, mtu + 1, 3 * mtu, 40_000];
+            let hosts = vec![vm, NAMESPACES[0]];
+            let messages = sizes.len() as u32;
+            let spec = RingSpec { hosts, sizes, summed: false, ..RingSpec::new(2, mtu, operation, messages) };
+            undisturbed(cluster, &spec);
+            if mtu == 1024 {
+                // Enough packets that some are lost.
+                let (reports, lost) = with_loss(cluster, &RingSpec { messages: 4 * messages, ..spec });
+                let again: Vec<_> =
+                    reports.iter().map(|report| report.retransmitted.unwrap_or_default()).collect();
+                println!(
+                    "{operation:?} between a kernel and the endpoint: {lost} packets lost, sent again: {again:?}"
+                );
+            }
+        }
+    }
+    // What it does not do, it refuses: a kernel that asks is told, and does not ask for ever.
+    let hosts = vec![VMS[0], NAMESPACES[0]];
+    let spec = RingSpec { hosts, summed: false, ..RingSpec::new(2, 1024, Operation::Read, 1) };
+    let error = format!("{:#}", ring::run(cluster, &spec, patience(&spec)).unwrap_err());
+    assert!(error.contains("rank 0: sending 0: remote invalid request error"), "{error}");
+}

@@ -1,0 +1,73 @@
+//! Path MTUs that do not fit: refused with the reason, before anybody waits for a sum.
+
+use netsum_lab::LabSpec;
+use netsum_lab::application::Load;
+use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
+use netsum_lab::netns::{Netns, output};
+
+fn set_mtu(netns: &Netns, interface: &str, mtu: u32) {
+    let mut ip = netns.command("ip");
+    output(ip.args(["link", "set", interface, "mtu", &mtu.to_string()])).unwrap();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn what_the_box_cannot_broadcast_or_a_port_not_carry_is_refused_at_once() {
+    let cluster = Cluster::start(LabSpec { mtu: 2300, ..LabSpec::hosts(3) }).unwrap();
+    let lab = cluster.lab();
+    let create = |mtu: u32| cluster.create_job(&JobSpec { mtu, ..JobSpec::new(&format!("mtu-{mtu}"), 3) });
+    let refused = |result: anyhow::Result<String>, parts: &[&str]| {
+        let error = format!("{:#}", result.expect_err("not refused"));
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    refused(create(4096), &["--mtu 4096", "one page", "2048 is the largest"]);
+    refused(create(1500), &["--mtu 1500", "256, 512, 1024 or 2048"]);
+    create(2048).unwrap();
+    set_mtu(lab.box_(), "port1", 1107);
+    // Ports are looked at when it matters, not only when the daemon started.
+    refused(create(1024), &["--mtu 1024", "port port1 has an MTU of 1107", "at least 1108 is needed"]);
+    create(512).unwrap();
+
+    let load = Load::new(3);
+    let add = |rank: u32| {
+        let ip = |rank: u32| lab.host(rank as usize % 3).ip(0);
+        let flow = load.flow(0, rank, 0, ip(rank), ip(rank + 1));
+        cluster.add_flow("mtu-2048", &flow, &lab.box_().port(rank as usize))
+    };
+    add(0).unwrap();
+    refused(add(1), &["--rank 1", "port port1 has an MTU of 1107", "at least 2132 is needed"]);
+    set_mtu(lab.box_(), "port1", 2132);
+    add(1).unwrap();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
+    for (at_the_host, expected) in [
+        (false, &["rank 1: port port1 has an MTU of 1000", "at least 1108 is needed"][..]),
+        (true, &["mtu 1024: interface eth0, which has 10.0.0.2, has an MTU of 1000", "at least 1068"]),
+    ] {
+        let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+        let job = JobSpec::new("small", 2);
+        let token = cluster.create_job(&job).unwrap();
+        let port = cluster.lab().box_().port(1);
+        if at_the_host {
+            set_mtu(cluster.lab().host(1), "eth0", 1000);
+        } else {
+            set_mtu(cluster.lab().box_(), &port, 1000);
+        }
+        let mut impatient = job.clone();
+        impatient.connect_timeout = std::time::Duration::from_secs(2);
+        let error = format!("{:#}", cluster.ranks(&impatient, &token, &one_on_each_host(2)).unwrap_err());
+        assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+        // The other one is told who is missing.
+        assert!(error.contains("missing: 1"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_port_whose_packets_do_not_fit_a_page_is_refused_when_the_daemon_starts() {
+    let error = Cluster::start(LabSpec { mtu: 9000, ..LabSpec::hosts(2) }).unwrap_err().to_string();
+    assert!(error.contains("port port0: cannot attach") && error.contains("has an MTU of 9000"), "{error}");
+}

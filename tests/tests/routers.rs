@@ -1,0 +1,199 @@
+//! Ranks behind a router: their packets have its MAC address, and so have results for them.
+
+use std::time::Duration;
+
+use netsum_common::wire;
+use netsum_lab::application::{self, Home, Load};
+use netsum_lab::cluster::{Cluster, JobSpec, Outcome, Place};
+use netsum_lab::faults::Faults;
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::tap::Tap;
+use netsum_lab::{Host, LabSpec};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Host 0 is the router, 1 and 2 are at the bridge like it, 3 is a stranger there, 4 and 5 are behind the router.
+const STRANGER: usize = 3;
+const PLACES: [Place; 4] = [(4, 0), (1, 0), (5, 0), (2, 0)];
+const ROUTER: &str = "02:00:00:00:00:01";
+
+fn cluster(cables: bool) -> Cluster {
+    let spec = LabSpec { mtu: 2300, ipv6: true, routed: 2, cables, ..LabSpec::hosts(4) };
+    Cluster::start(spec).unwrap()
+}
+
+fn assert_box(outcomes: &[Outcome], what: &str) {
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_eq!(outcome.mode, "box", "{what}, rank {rank}: {outcome:?}");
+        assert_eq!((outcome.wrong, outcome.fall_backs), (0, 0), "{what}, rank {rank}: {outcome:?}");
+    }
+}
+
+/// MAC addresses and TTL of the results that a host gets meanwhile.
+fn results(host: &Host, expected: usize, work: impl FnOnce() + Send) -> Vec<([u8; 6], [u8; 6], u8)> {
+    let tap = Tap::open(host, Host::INTERFACE).unwrap();
+    std::thread::scope(|s| {
+        let work = s.spawn(work);
+        let mut seen = Vec::new();
+        while seen.len() < expected {
+            let is_data = |f: &[u8]| wire::parse(f).is_ok_and(|f| f.bth.opcode.is_rc_data());
+            let frame = tap.receive(30 * SECOND, is_data).unwrap();
+            let parsed = wire::parse(&frame[..]).unwrap();
+            let ttl = frame[parsed.ip + if parsed.l3 == wire::L3::V4 { 8 } else { 7 }];
+            seen.push((frame[..6].try_into().unwrap(), parsed.src_mac, ttl));
+        }
+        work.join().unwrap();
+        seen
+    })
+}
+
+fn mac(host: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, host + 1]
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn two_hosts_behind_one_router_join_a_job() {
+    for v6 in [false, true] {
+        let cluster = cluster(false);
+        let lab = cluster.lab();
+        let job = JobSpec { mtu: 2048, ..JobSpec::new("routed", 4) };
+        let token = cluster.create_job(&job).unwrap();
+        let group =
+            if v6 { cluster.ranks_v6(&job, &token, &PLACES) } else { cluster.ranks(&job, &token, &PLACES) };
+        let mut group = group.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+        for dtype in ["i32", "f32"] {
+            assert_box(&group.all_reduce(dtype, 200_000, 4).unwrap(), dtype);
+        }
+        // The box knows the ranks behind the router by its address, and the others by their own.
+        let flows = cluster.netsum_json(&["flow", "list", "routed"]).unwrap();
+        let flows: Vec<_> = flows.as_array().unwrap().iter().collect();
+        let bound: Vec<_> =
+            flows.iter().map(|f| (f["port"].as_str().unwrap(), f["src_mac"].as_str().unwrap())).collect();
+        let own = |host: usize| lab.host(host).mac();
+        let expected = [("port0", ROUTER), ("port1", &*own(1)), ("port0", ROUTER), ("port2", &*own(2))];
+        assert_eq!(bound, expected);
+
+        // Results as the hosts get them: rank 1's come with the headers of rank 0, once routed, and rank 2's with those of rank
+        // 1, which the router behind the box makes its own.
+        let mut order = || assert_box(&group.all_reduce("i32", 50_000, 5).unwrap(), "watched");
+        let at_the_bridge = results(lab.host(1), 50, &mut order);
+        assert!(at_the_bridge.iter().all(|seen| *seen == (mac(1), mac(0), 63)), "{at_the_bridge:?}");
+        let behind = results(lab.host(5), 50, &mut order);
+        assert!(behind.iter().all(|(to, _, ttl)| (*to, *ttl) == (mac(5), 63)), "{behind:?}");
+        assert!(behind.iter().all(|(_, from, _)| *from != mac(1)), "{behind:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn routed_ranks_with_loss_both_ways() {
+    let cluster = cluster(true);
+    for host in cluster.lab().hosts().iter().take(3) {
+        host.set_faults(Faults::loss(0.01), Faults::loss(0.01), host.number() as u32).unwrap();
+    }
+    let job = JobSpec::new("routed", 4);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &PLACES).unwrap();
+    for dtype in ["i32", "f32"] {
+        assert_box(&group.all_reduce(dtype, 200_000, 6).unwrap(), dtype);
+    }
+    let lost = cluster.lab().host(0).cable().unwrap().counts().unwrap();
+    assert!(lost.up.lost > 0 && lost.down.lost > 0, "{lost:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn flows_by_hand_take_the_routers_address_given_or_learned() {
+    for given in [false, true] {
+        let cluster = cluster(false);
+        let lab = cluster.lab();
+        let load = Load { messages: 30, ..Load::new(4) };
+        let job =
+            JobSpec { message_size: load.message_size, window: load.window, ..JobSpec::new("by-hand", 4) };
+        cluster.create_job(&job).unwrap();
+        let homes: Vec<Home<'_>> =
+            PLACES.iter().map(|&(host, k)| -> Home<'_> { (lab.host(host), lab.host(host).ip(k)) }).collect();
+        for rank in 0..4 {
+            let (host, next) = (PLACES[rank].0, (rank + 1) % 4);
+            let port = lab.box_().port(if host > 3 { 0 } else { host });
+            let mut flow = load.flow(0, rank as u32, 0, homes[rank].1, homes[next].1);
+            flow.src_mac = given.then(|| if host > 3 { mac(0) } else { mac(host as u8) });
+            cluster.add_flow("by-hand", &flow, &port).unwrap();
+        }
+        let stats = application::run(load, &homes).unwrap();
+        assert!(stats.iter().all(|s| s.rx_icrc_encapsulated + s.discarded == 0), "{stats:?}");
+        assert_eq!(cluster.counter(Some("by-hand"), "released").unwrap(), load.fragments());
+        let flows = cluster.netsum_json(&["flow", "list", "by-hand"]).unwrap();
+        assert_eq!(flows[0]["src_mac"], ROUTER);
+        assert_eq!(flows[2]["src_mac"], ROUTER);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
+    let cluster = cluster(false);
+    let lab = cluster.lab();
+    let job = JobSpec::new("routed", 4);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &PLACES).unwrap();
+    let flows = cluster.netsum_json(&["flow", "list", "routed"]).unwrap();
+    let qpn = |rank: usize| flows[rank]["qpn"].as_u64().unwrap() as u32;
+    let count = |name: &str| cluster.counter(None, name).unwrap();
+    // From host `from` of a network to host 1, on rank 0's connection.
+    let forged = |net: u8, from: u8, source: [u8; 6]| {
+        let spec = FrameSpec::send(from + 1, 2, qpn(0), 0, lanes(9, 256));
+        FrameSpec { macs: (mac(1), source), src: vec![10, net, 0, from + 1], ..spec }
+    };
+    let stranger = Tap::open(lab.host(STRANGER), Host::INTERFACE).unwrap();
+    let send = |tap: &Tap, spec: FrameSpec| tap.send(&spec.build()).unwrap();
+    let grows = |counter: &str, what: &str, send: &mut dyn FnMut()| {
+        let before = count(counter);
+        send();
+        let start = std::time::Instant::now();
+        while count(counter) == before {
+            assert!(start.elapsed() < 5 * SECOND, "{what}: {counter} does not grow");
+        }
+    };
+    // At another port: the router's MAC address, and the address of a rank behind it; on a connection of nobody's.
+    let other = |spec: FrameSpec| {
+        let bth = wire::Bth { qpn: 0x77, ..spec.bth };
+        FrameSpec { bth, ..spec }
+    };
+    grows("spoofed", "MAC", &mut || send(&stranger, other(forged(0, STRANGER as u8, mac(0)))));
+    grows("spoofed", "IP", &mut || send(&stranger, other(forged(100, 4, mac(STRANGER as u8)))));
+    grows("wrong_port", "data", &mut || send(&stranger, forged(100, 4, mac(0))));
+    // Behind the router, or the router itself: another source address than the rank's, or not the router's MAC address.
+    let router = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
+    grows("wrong_source_ip", "a neighbour", &mut || send(&router, forged(100, 9, mac(0))));
+    grows("wrong_source_mac", "past the router", &mut || send(&router, forged(100, 4, mac(8))));
+    assert_box(&group.all_reduce("i32", 100_000, 7).unwrap(), "afterwards");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_rank_behind_a_router_that_the_box_does_not_know_is_refused_by_name() {
+    let spec = LabSpec { routed: 1, ips_per_host: 2, ..LabSpec::hosts(2) };
+    let cluster = Cluster::start(spec).unwrap();
+    let job = JobSpec { connect_timeout: 3 * SECOND, ..JobSpec::new("lost", 2) };
+    let token = cluster.create_job(&job).unwrap();
+    let routes = |lines: &[&str]| {
+        for line in lines {
+            let mut ip = cluster.lab().box_().command("ip");
+            netsum_lab::netns::output(ip.arg("route").args(line.split(' '))).unwrap();
+        }
+    };
+    // The daemon hears from the host's first address; the rank is at its second one.
+    let refused = |expected: &str| {
+        let error = cluster.ranks(&job, &token, &[(2, 1), (1, 0)]).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("missing: 0"), "{error}");
+    };
+    let of = "rank 0: the bridge has not seen MAC address 02:00:00:00:00:03 of 10.100.1.3 on any port";
+    routes(&["del 10.100.0.0/16", "add 10.100.0.0/24 via 10.0.0.1"]);
+    refused(&format!("{of}; a rank behind a router is found by the box's route to it"));
+    routes(&["add 10.100.1.0/24 via 10.0.0.77"]);
+    refused(&format!("{of}, nor that of 10.0.0.77, the box's router on the way there"));
+    routes(&["change 10.100.1.0/24 via 10.0.0.1"]);
+    let mut group = cluster.ranks(&job, &token, &[(2, 1), (1, 0)]).unwrap();
+    assert_box(&group.all_reduce("i32", 10_000, 1).unwrap(), "found");
+}
