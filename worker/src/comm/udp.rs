@@ -43,7 +43,8 @@ impl Network for Udp {
     ) -> Result<Box<dyn Connections>, Error> {
         let (count, rank) = (ranks.len(), rank as usize);
         let neighbours = [&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]];
-        let config = EndpointConfig { any_ip_id: neighbours.iter().any(|n| n.any_ip_id) };
+        let config =
+            EndpointConfig { any_ip_id: neighbours.iter().any(|n| n.any_ip_id), ..EndpointConfig::default() };
         let endpoint = Endpoint::new(self.ip, config);
         let capacity = self.driver.receive_capacity(shape.mtu as usize);
         let links = Links::new(endpoint, shape, rank as u32, ranks, capacity)
