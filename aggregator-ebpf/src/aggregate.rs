@@ -37,6 +37,16 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     }
 }
 
+/// Whether the packet is one of a running ring whose result every receiver has had for long; asked on any CPU.
+#[inline(always)]
+pub fn is_laps_behind(ring: &RingConfig, flow: &Flow, frame: &Frame) -> bool {
+    let Some(state) = maps::state(flow.ring) else { return false };
+    // SAFETY: an aligned word of a map value; the ring's CPU may be about to write a later one.
+    let low = unsafe { (&raw const (*state).low).read_volatile() };
+    ring.flags & ring_flags::ACTIVE != 0
+        && slot::is_laps_behind(ring, low, serial::sub(frame.bth.psn, flow.base_psn))
+}
+
 /// Whether the packet is its flow's and whole; its payload length.
 #[inline(always)]
 fn check(

@@ -25,9 +25,10 @@ pub mod payload;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::Flow;
 use netsum_common::counters::Counter;
 
-use classify::{Class, Found, classify, is_spoofed, refused};
+use classify::{Class, Found, classify, from_its_sender, is_spoofed, refused};
 use packet::Packet;
 
 /// On every packet that comes in by a port.
@@ -48,19 +49,24 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
         }
         Class::Refuse => refuse(ctx, &found),
         Class::Data => {
-            // Whatever else is wrong is found on the ring's CPU, but hosts on other ports must not fill its queue.
             // SAFETY: a map value. What was last seen is written by the ring's CPU too: a count that one takes from the
             // other spoils a diagnosis at worst.
             let flow = unsafe { &mut *found.flow };
-            if ctx.ingress_ifindex() as u32 != flow.ifindex {
-                flow.packets = flow.packets.wrapping_add(1);
+            let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
+            // Whatever else is wrong is found on the ring's CPU, but nobody may fill its queue with what is easily told
+            // apart here: other hosts' packets, or recorded ones of the right host, which are dear, for the ring's CPU would
+            // have to make them socket buffers and take them over the bridge.
+            if let Err(counter) = from_its_sender(ctx, &found.frame, flow) {
                 flow.refused = flow.refused.wrapping_add(1);
-                flow.last_psn = found.frame.bth.psn;
-                flow.last_outcome = Counter::WrongPort as u32;
-                found.counter = Counter::WrongPort;
+                found.counter = counter;
+                seen_here(flow, &found);
                 return refuse(ctx, &found);
             }
-            let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
+            if aggregate::is_laps_behind(ring, flow, &found.frame) {
+                found.counter = Counter::Stale;
+                seen_here(flow, &found);
+                return pass(&found);
+            }
             match maps::to_cpu(ring.cpu) {
                 Ok(action) => {
                     maps::count(found.ring, Counter::Steered);
@@ -73,6 +79,14 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
             }
         }
     }
+}
+
+/// Notes a packet of a flow that does not go on to the ring's CPU.
+#[inline(always)]
+fn seen_here(flow: &mut Flow, found: &Found) {
+    flow.packets = flow.packets.wrapping_add(1);
+    flow.last_psn = found.frame.bth.psn;
+    flow.last_outcome = found.counter as u32;
 }
 
 /// On every packet that arrives at a ring's CPU.

@@ -241,6 +241,15 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
     Verdict { payload, save_header: true, completed, output: absorbed, counter, gap: past_gap }
 }
 
+/// Whether an index is so far behind that [`on_fragment`] would find it [`Output::Stale`] in any state with this `low`, or a
+/// later one: the index that its slot holds by now, one lap ahead at least, has been released. So another CPU may ask, with a
+/// `low` that is not the newest. What lies before the ring's first index is behind in the same way: to a receiver both are
+/// packets from before the one that it expects.
+#[inline(always)]
+pub const fn is_laps_behind(ring: &RingConfig, low: u32, index: u32) -> bool {
+    serial::diff(low, index) > ring.slots as i32
+}
+
 /// Moves a relaxed ring's `low` past slots that have been released, a bounded number at a time.
 /// `slot(i)` reads slot `i`.
 #[inline(always)]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags, ring_slots};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
-use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, on_fragment};
+use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, is_laps_behind, on_fragment};
 use proptest::prelude::*;
 
 /// What a case is made of.
@@ -223,7 +223,9 @@ impl System {
         }
         let beyond_credit = serial::diff(index, self.state.low) >= self.ring.window as i32;
         let fragment = Fragment { rank, index, len: 4, ce: false };
+        let laps_behind = is_laps_behind(&self.ring, self.state.low, index);
         let verdict = on_fragment(&self.ring, &mut self.state, &mut self.slots[s], fragment);
+        assert!(!laps_behind || verdict.output == Output::Stale, "{:?}, index {index}", self.case);
         match verdict.payload {
             Payload::Copy => self.sums[s] = value,
             Payload::Add => self.sums[s] = self.sums[s].wrapping_add(value),

@@ -647,6 +647,33 @@ fn ingress_steers_data_of_flows_and_passes_the_rest() {
 
 #[test]
 #[ignore = "needs root and BPF"]
+fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    for index in 0..10 {
+        sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
+    }
+    let before = bench.counters().unwrap();
+    // 10 is next: slot 1 holds 9, and slot 2 still 2, whose result could be asked for.
+    for (index, action) in [(0, PASS), (1, PASS), (2, REDIRECT), (9, REDIRECT)] {
+        let frame = fragment(0, 2, index, lanes(9, 64)).build();
+        let out = bench.run("ingress", &frame).unwrap();
+        assert_eq!((out.action, out.packet), (action, frame), "index {index}");
+    }
+    let mut spoilt = [fragment(0, 2, 1, lanes(9, 64)), fragment(0, 2, 10, lanes(9, 64))];
+    spoilt[0].src[3] = 99;
+    spoilt[1].macs.1[5] = 99;
+    for frame in &spoilt {
+        assert_eq!(bench.run("ingress", &frame.build()).unwrap().action, DROP);
+    }
+    let mut counted = bench.counters().unwrap();
+    counted.retain(|c| !before.contains(c));
+    let expected = [Counter::Steered, Counter::Stale, Counter::WrongSourceIp, Counter::WrongSourceMac];
+    assert!(expected.iter().all(|e| counted.iter().any(|(c, _)| c == e)), "{counted:?}");
+    assert_eq!(counted.len(), expected.len(), "{counted:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
 fn a_sequence_number_wraps_within_a_ring() {
     let mut bench = Bench::new(ring(2, 256, 64), false).unwrap();
     // BASE_PSN is 16 below 2^24.

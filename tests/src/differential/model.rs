@@ -154,16 +154,25 @@ impl Model {
                 Verdict::Drop
             }
             Class::Verdict(verdict) => verdict,
-            Class::Data(frame, flow) if self.flows[flow].1.spec.ifindex != LOOPBACK => {
+            Class::Data(frame, flow) => {
+                let spec = &self.flows[flow].1.spec;
+                let (id, ring) = (spec.ring, &self.rings[&spec.ring]);
+                let behind = serial::diff(ring.state.low, serial::sub(frame.bth.psn, spec.base_psn));
+                let sender = self.check_sender(&frame, flow);
+                let active = ring.config.flags & ring_flags::ACTIVE != 0;
+                let (verdict, counter) = match sender {
+                    Err(counter) => (Verdict::Drop, counter),
+                    Ok(()) if active && behind > ring.config.slots as i32 => (Verdict::Pass, Counter::Stale),
+                    Ok(()) => (Verdict::Redirect, Counter::Steered),
+                };
                 let seen = &mut self.flows[flow].1.seen;
-                (seen.packets, seen.last_psn) = (seen.packets + 1, frame.bth.psn);
-                (seen.refused, seen.last_outcome) = (seen.refused + 1, Some(Counter::WrongPort));
-                self.count(self.flows[flow].1.spec.ring, Counter::WrongPort);
-                Verdict::Drop
-            }
-            Class::Data(_, flow) => {
-                self.count(self.flows[flow].1.spec.ring, Counter::Steered);
-                Verdict::Redirect
+                seen.refused += u32::from(verdict == Verdict::Drop);
+                if verdict != Verdict::Redirect {
+                    seen.packets += 1;
+                    (seen.last_psn, seen.last_outcome) = (frame.bth.psn, Some(counter));
+                }
+                self.count(id, counter);
+                verdict
             }
         }
     }
@@ -196,12 +205,8 @@ impl Model {
         }
     }
 
-    fn check(&mut self, packet: &[u8], frame: &Frame, flow: usize) -> Result<usize, Counter> {
-        let flow = &mut self.flows[flow].1;
-        let config = self.rings[&flow.spec.ring].config;
-        if config.flags & ring_flags::ACTIVE == 0 {
-            return Err(Counter::InactiveRing);
-        }
+    fn check_sender(&self, frame: &Frame, flow: usize) -> Result<(), Counter> {
+        let flow = &self.flows[flow].1;
         if flow.spec.ifindex != LOOPBACK {
             return Err(Counter::WrongPort);
         }
@@ -211,6 +216,16 @@ impl Model {
         if flow.seen.mac.is_some_and(|mac| mac != frame.src_mac) {
             return Err(Counter::WrongSourceMac);
         }
+        Ok(())
+    }
+
+    fn check(&mut self, packet: &[u8], frame: &Frame, flow: usize) -> Result<usize, Counter> {
+        let config = self.rings[&self.flows[flow].1.spec.ring].config;
+        if config.flags & ring_flags::ACTIVE == 0 {
+            return Err(Counter::InactiveRing);
+        }
+        self.check_sender(frame, flow)?;
+        let flow = &mut self.flows[flow].1;
         let len = frame.data_len(packet.len()).map_err(counter_of)?;
         if len > config.mtu as usize || len > MAX_MTU {
             return Err(Counter::Oversized);
