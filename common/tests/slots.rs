@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags, ring_slots};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
-use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, is_laps_behind, on_fragment};
+use netsum_common::slot::{
+    self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, is_laps_behind, on_fragment,
+};
 use proptest::prelude::*;
 
 /// What a case is made of.
