@@ -67,7 +67,7 @@ impl JobSpec {
             rings: 1,
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(20),
-            retry: (16, 7),
+            retry: (17, 7),
         }
     }
 

@@ -34,6 +34,7 @@ pub mod faults;
 pub mod frames;
 pub mod janitor;
 pub mod lab;
+pub mod machine;
 pub mod netns;
 pub mod plane;
 pub mod process;

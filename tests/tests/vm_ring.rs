@@ -85,6 +85,7 @@ fn with_loss(cluster: &Cluster, spec: &RingSpec) -> (Vec<RankReport>, u64) {
 struct Extent {
     kernels: Vec<Kernel>,
     messages: u32,
+    with_loss: u32,
     rings: Vec<(usize, u32, Operation)>,
 }
 
@@ -95,11 +96,14 @@ impl Extent {
             return Self {
                 kernels: Kernel::ALL.into(),
                 messages: 10,
+                with_loss: 10,
                 rings: vec![(3, 1024, Send), (4, 2048, Write)],
             };
         };
-        let kernels = std::env::var("NETSUM_SOAK_KERNELS").expect("both variables are set");
+        let kernels = std::env::var("NETSUM_SOAK_KERNELS").expect("all three variables are set");
+        let with_loss = std::env::var("NETSUM_SOAK_WITH_LOSS").expect("all three variables are set");
         Self {
+            with_loss: with_loss.parse().unwrap(),
             kernels: kernels.split(',').map(|kernel| kernel.parse().unwrap()).collect(),
             messages: messages.parse().unwrap(),
             // Each with each, but for the operation.
@@ -119,12 +123,12 @@ fn retransmitted(reports: &[RankReport]) -> u64 {
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn stock_hosts_get_every_sum_with_and_without_loss() {
-    let Extent { kernels, messages, rings } = Extent::new();
+    let Extent { kernels, messages, with_loss: messages_with_loss, rings } = Extent::new();
     // If there are two kernels, neighbours have different ones.
     let vms: Vec<Kernel> = kernels.iter().copied().cycle().take(4).collect();
     let cluster = Cluster::start(LabSpec { vms, mtu: 2300, cables: true, ..LabSpec::hosts(6) }).unwrap();
     println!(
-        "\n{messages} messages of 128 KiB from each rank, kernels {}; each ring through the box, and without it from neighbour\n\
+        "\n{messages} messages of 128 KiB from each rank, {messages_with_loss} with loss; kernels {}; each ring through the box, and without it from neighbour\n\
          to neighbour. lost: packets, at {:.0} % on every link and each way. again: data packets sent again by all ranks, and\n\
          their share of those that there were to send.",
         kernels.iter().map(Kernel::to_string).collect::<Vec<_>>().join(" and "),
@@ -136,10 +140,11 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
         let direct = RingSpec { summed: false, ..spec.clone() };
         for (what, spec) in [("box", &spec), ("no box", &direct)] {
             let lossless = seconds(&undisturbed(&cluster, spec));
-            let (reports, lost) = with_loss(&cluster, spec);
+            let lossy = RingSpec { messages: messages_with_loss, ..spec.clone() };
+            let (reports, lost) = with_loss(&cluster, &lossy);
             let again = retransmitted(&reports);
             assert!(lost > 0 && again > 0, "this was to be with loss: {reports:?}");
-            let share = 100.0 * again as f64 / (ranks as u64 * spec.packets()) as f64;
+            let share = 100.0 * again as f64 / (ranks as u64 * lossy.packets()) as f64;
             println!(
                 "{ranks:>5} {mtu:>4} {:<9} {what:<6} {lossless:>7.1} {lost:>9} {:>7.1} {again:>9} {share:>6.1} %",
                 format!("{operation:?}"),

@@ -70,7 +70,7 @@ fn sums(cluster: &Cluster) {
 }
 
 fn loss(cluster: &Cluster) {
-    let job = JobSpec { retry: (14, 7), ..JobSpec::new("loss", VMS as u32) };
+    let job = JobSpec::new("loss", VMS as u32);
     let mut group = ranks(cluster, &job, &[0, 1, 2]);
     let faults = |faults: Faults| {
         for (seed, host) in cluster.lab().hosts().iter().enumerate() {

@@ -10,7 +10,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use netsum_aggregator::cli::{Cli, failure, schema};
 
-use crate::paths;
+use crate::{deb, paths};
 
 /// Arguments of `cargo xtask dist`.
 #[derive(clap::Args, Debug)]
@@ -21,6 +21,12 @@ pub struct DistArgs {
     /// Write the JSON schemas to aggregator/schema instead.
     #[arg(long, conflicts_with = "out")]
     schema: bool,
+    /// Make a Debian package that has all this, the programs, the unit and a configuration.
+    #[arg(long, conflicts_with = "schema")]
+    deb: bool,
+    /// With --deb: the folder of programs that are built already.
+    #[arg(long, value_name = "FOLDER", requires = "deb")]
+    programs: Option<PathBuf>,
 }
 
 /// Runs `cargo xtask dist`.
@@ -41,6 +47,10 @@ pub fn run(args: &DistArgs) -> Result<()> {
         Some(out) => out.clone(),
         None => paths::root()?.join("target/dist"),
     };
+    if args.deb {
+        println!("{}", deb::build(args.programs.as_deref(), &out)?.display());
+        return Ok(());
+    }
     let (man, completions) = (out.join("man"), out.join("completions"));
     fs::create_dir_all(&man)?;
     fs::create_dir_all(&completions)?;
@@ -48,8 +58,8 @@ pub fn run(args: &DistArgs) -> Result<()> {
     for (name, page) in &pages {
         write(&man.join(name), page)?;
     }
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut Cli::command(), "netsum", &completions)?;
+    for (path, text) in self::completions()? {
+        write(&completions.join(path.file_name().context("a file")?), &text)?;
     }
     println!("{} man pages: {}", pages.len(), man.display());
     println!("completions for bash, zsh and fish: {}", completions.display());
@@ -58,6 +68,23 @@ pub fn run(args: &DistArgs) -> Result<()> {
 
 fn write(path: &Path, content: &[u8]) -> Result<()> {
     fs::write(path, content).with_context(|| path.display().to_string())
+}
+
+/// Completions, and where shells look for them under /usr/share.
+pub fn completions() -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let place = |shell, folder: &str, name: &str| {
+        let mut text = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "netsum", &mut text);
+        Ok((Path::new(folder).join(name), text))
+    };
+    [
+        (Shell::Bash, "bash-completion/completions", "netsum"),
+        (Shell::Zsh, "zsh/vendor-completions", "_netsum"),
+        (Shell::Fish, "fish/vendor_completions.d", "netsum.fish"),
+    ]
+    .into_iter()
+    .map(|(shell, folder, name)| place(shell, folder, name))
+    .collect()
 }
 
 /// The manual: a page for `netsum`, and one for each command under it, in section 8 as bpftool's are.
@@ -150,12 +177,10 @@ mod tests {
 
     #[test]
     fn completions_know_objects_and_options() {
-        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let mut out = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "netsum", &mut out);
-            let text = String::from_utf8(out).unwrap();
+        for (path, text) in completions().unwrap() {
+            let text = String::from_utf8(text).unwrap();
             for word in ["ring", "diagnose", "show-token", "message-size"] {
-                assert!(text.contains(word), "{shell}: {word}");
+                assert!(text.contains(word), "{}: {word}", path.display());
             }
         }
     }

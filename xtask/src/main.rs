@@ -2,6 +2,7 @@
 
 mod bench;
 mod build_ebpf;
+mod deb;
 mod debian;
 mod demo;
 mod dist;
@@ -54,7 +55,10 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     /// Runs the pure crates' tests under Miri and AddressSanitizer, where nightly has them.
     Sanitize,
-    /// Makes man pages and shell completions of the command line; with `--schema` the schemas of its JSON.
+    /// Builds the book into target/book, and checks its links.
+    Book,
+    /// Makes man pages and shell completions of the command line; with `--deb` a Debian package of everything, with `--schema` the
+    /// schemas of its JSON.
     Dist(dist::DistArgs),
     /// Looks for inputs that break something, guided by coverage.
     Fuzz(fuzz::FuzzArgs),
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Sanitize => sanitize::run(),
+        Command::Book => book(),
         Command::Dist(args) => dist::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
     };
@@ -85,4 +90,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A program of its own, so that mdBook is built for the book alone.
+fn book() -> anyhow::Result<()> {
+    let target = paths::target_dir()?.join("book");
+    let status = paths::cargo()?.args(["run", "-q", "-p", "netsum-book", "--"]).arg(target).status()?;
+    anyhow::ensure!(status.success(), "the book could not be built");
+    Ok(())
 }

@@ -20,6 +20,9 @@ pub struct SoakArgs {
     /// With --vm: messages that each rank sends in each ring.
     #[arg(long, default_value_t = 1000, requires = "vm", value_parser = clap::value_parser!(u32).range(1..))]
     messages: u32,
+    /// With --vm: the same for the rings with loss, which take many times as long for each message.
+    #[arg(long, default_value_t = 200, requires = "vm", value_parser = clap::value_parser!(u32).range(1..))]
+    with_loss: u32,
     /// With --vm: the machines' kernel, 6.1 or 6.12; both in turn if not given.
     #[arg(long, requires = "vm")]
     kernel: Option<Kernel>,
@@ -41,7 +44,11 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     long(
         "vm_ring",
         "stock_hosts_get_every_sum_with_and_without_loss",
-        &[("NETSUM_SOAK_MESSAGES", args.messages.to_string()), ("NETSUM_SOAK_KERNELS", names)],
+        &[
+            ("NETSUM_SOAK_MESSAGES", args.messages.to_string()),
+            ("NETSUM_SOAK_WITH_LOSS", args.with_loss.to_string()),
+            ("NETSUM_SOAK_KERNELS", names),
+        ],
     )
 }
 

@@ -1,0 +1,70 @@
+//! The book in `book/text`, made into HTML by mdBook. Pages of the reference are made from what the programs themselves say, so that
+//! they cannot say anything else.
+
+pub mod links;
+mod reference;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use mdbook_driver::MDBook;
+
+/// Files of the project that pages include, by their paths from the root.
+const INCLUDED: [&str; 6] = [
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "aggregator/netsum.example.toml",
+    "api/proto/netsum.proto",
+    "deploy/GUIDE.md",
+    "worker/examples/all_reduce.rs",
+];
+
+/// Links in those files, and the pages that they are in the book.
+const LINKS: [(&str, &str); 3] = [
+    ("[SECURITY.md](SECURITY.md)", "[SECURITY.md](../howto/security.md)"),
+    ("(deploy/GUIDE.md)", "(../howto/deploy.md)"),
+    ("[deploy/netsum.service](deploy/netsum.service)", "`deploy/netsum.service`"),
+];
+
+/// Builds the book into a folder, and checks all links in it; returns how many there are.
+///
+/// # Errors
+/// If mdBook finds fault with the text, or a link leads nowhere; all such links are named.
+pub fn build(out: &Path) -> Result<usize> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the book's folder has no parent")?;
+    // Where pages include files by the same relative paths as in the project, and pages can be added.
+    let copy = tempfile::tempdir()?;
+    let book = copy.path().join("book");
+    copy_all(&root.join("book/text"), &book.join("text"))?;
+    fs::copy(root.join("book/book.toml"), book.join("book.toml"))?;
+    for file in INCLUDED {
+        let to = copy.path().join(file);
+        fs::create_dir_all(to.parent().context("a file without a folder")?)?;
+        let text = fs::read_to_string(root.join(file)).with_context(|| file.to_owned())?;
+        fs::write(to, LINKS.iter().fold(text, |text, (from, to)| text.replace(from, to)))?;
+    }
+    for (name, page) in reference::pages() {
+        fs::write(book.join("text/reference").join(name), page)?;
+    }
+    let mut built = MDBook::load(&book)?;
+    built.config.build.build_dir = std::path::absolute(out)?;
+    built.build()?;
+    let links = links::check(out)?;
+    ensure!(links.broken.is_empty(), "links that lead nowhere:\n{}", links.broken.join("\n"));
+    Ok(links.checked)
+}
+
+fn copy_all(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let entry = entry?;
+        let to: PathBuf = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_all(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
+}

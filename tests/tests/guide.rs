@@ -1,0 +1,136 @@
+//! `deploy/GUIDE.md`, followed word by word: the package is installed on machines of a lab, and an all-reduce runs.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use netsum_lab::cluster::program;
+use netsum_lab::machine::Machine;
+use netsum_lab::netns::{Netns, output};
+use netsum_lab::process::Running;
+use netsum_lab::{Lab, LabSpec};
+use nix::sys::signal::Signal;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A block of commands, and whom it is for.
+#[derive(Debug)]
+struct Block {
+    who: String,
+    commands: String,
+}
+
+fn blocks() -> Vec<Block> {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/GUIDE.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let fences: Vec<&str> = guide.split("```").collect();
+    assert!(fences.len() % 2 == 1, "a block does not end");
+    let inside = fences.into_iter().skip(1).step_by(2);
+    inside
+        .map(|block| {
+            let (info, commands) = block.split_once('\n').unwrap();
+            let who = info.strip_prefix("sh ").unwrap_or_else(|| panic!("nobody is to run `{commands}`"));
+            Block { who: who.to_owned(), commands: commands.to_owned() }
+        })
+        .collect()
+}
+
+/// A line of the unit that is installed.
+fn unit(machine: &Machine, key: &str) -> String {
+    let unit = std::fs::read_to_string(machine.path("/usr/lib/systemd/system/netsum.service")).unwrap();
+    let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    line.unwrap_or_else(|| panic!("no {key} in the unit")).to_owned()
+}
+
+/// What systemd does when it starts the unit, but for the sandbox.
+fn start(machine: &Machine) -> Running {
+    let script = format!("mkdir -p /run/{}; exec {}", unit(machine, "RuntimeDirectory"), unit(machine, "ExecStart"));
+    let mut daemon = Running::start("the unit", &mut machine.script(&script)).unwrap();
+    let start = Instant::now();
+    while machine.run("netsum port show").is_err() {
+        assert!(daemon.is_running() && start.elapsed() < PATIENCE, "no daemon: {}", daemon.stderr());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    daemon
+}
+
+/// Two cards without a bridge, as a machine has them that is to become a box.
+fn without_bridge(box_: &Netns) {
+    output(box_.command("ip").args(["link", "delete", "br0"])).unwrap();
+    for (port, card) in [("port0", "eth1"), ("port1", "eth2")] {
+        output(box_.command("ip").args(["link", "set", port, "down", "name", card])).unwrap();
+        output(box_.command("ip").args(["link", "set", card, "nomaster"])).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_guide_leads_to_an_all_reduce() {
+    let package = tempfile::tempdir().unwrap();
+    let programs = program("netsum").unwrap();
+    let mut xtask = Command::new(program("xtask").unwrap());
+    xtask.args(["dist", "--deb", "--out"]).arg(package.path()).arg("--programs").arg(programs.parent().unwrap());
+    let deb = output(&mut xtask).unwrap().trim().to_owned();
+
+    let lab = Lab::new(LabSpec { mtu: 2200, ..LabSpec::hosts(2) }).unwrap();
+    without_bridge(lab.box_());
+    let box_ = Machine::new(lab.box_()).unwrap();
+    let hosts = [lab.host(0), lab.host(1)].map(|host| Machine::new(host).unwrap());
+    for machine in hosts.iter().chain([&box_]) {
+        std::fs::copy(&deb, machine.path("/root").join(Path::new(&deb).file_name().unwrap())).unwrap();
+    }
+
+    let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), 0);
+    for Block { who, commands } in blocks() {
+        let run = |machine: &Machine| machine.run(&commands).unwrap_or_else(|e| panic!("{commands}: {e:#}"));
+        match &*who {
+            "box" => said = run(&box_),
+            "hosts" => hosts.iter().for_each(|host| drop(run(host))),
+            "box unit" => {
+                assert_eq!(commands, "systemctl enable --now netsum\n", "what else systemd is told is not tested");
+                daemon = Some(start(&box_));
+            }
+            "host0" | "host1" => {
+                let host = &hosts[usize::from(who == "host1")];
+                ranks.push(Running::start(&who, &mut host.script(&commands)).unwrap());
+                if ranks.len() == 2 {
+                    for rank in ranks.drain(..) {
+                        let table = rank.success(PATIENCE).unwrap();
+                        assert!(table.contains("# wrong elements: 0;"), "{table}");
+                        let rows: Vec<&str> = table.lines().filter(|line| !line.starts_with('#')).collect();
+                        assert!(rows.len() > 5 && rows.iter().all(|row| row.contains(" box ")), "{table}");
+                        summed += 1;
+                    }
+                }
+            }
+            "box remove" => {
+                // What the package's prerm has systemd do.
+                let daemon: Running = daemon.take().unwrap();
+                daemon.signal(Signal::SIGTERM).unwrap();
+                daemon.success(PATIENCE).unwrap();
+                run(&box_);
+            }
+            who => panic!("who is {who}?"),
+        }
+        if commands.starts_with("netsum port show") {
+            assert!(said.contains("eth1") && said.contains("eth2"), "{said}");
+        }
+        if commands.contains("netsum stats trial") {
+            assert!(said.contains("completed"), "{said}");
+        }
+    }
+    assert_eq!(summed, 2);
+    for left in ["/usr/bin/netsum", "/etc/netsum/netsum.toml", "/sys/fs/bpf/netsum", "/run/netsum/netsum.sock"] {
+        assert!(!box_.path(left).exists(), "{left} is left");
+    }
+    let copy = Path::new("/root").join(Path::new(&deb).file_name().unwrap());
+    assert!(box_.path(copy.to_str().unwrap()).exists() && !copy.exists(), "this machine's own files have been changed");
+}
+
+#[test]
+fn every_block_of_the_guide_is_for_somebody() {
+    let blocks = blocks();
+    assert!(blocks.len() > 8, "{blocks:?}");
+    let known = ["box", "hosts", "host0", "host1", "box unit", "box remove"];
+    assert!(blocks.iter().all(|b| known.contains(&&*b.who)), "{blocks:?}");
+}

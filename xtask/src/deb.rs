@@ -1,0 +1,162 @@
+//! The Debian package: `cargo xtask dist --deb`.
+//!
+//! dpkg-deb makes the archive, from a tree that is laid out here. cargo-deb would do the same from a table in Cargo.toml, but takes
+//! minutes to be built where a package is made, or tested.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use object::Object as _;
+
+use crate::{dist, paths};
+
+/// The programs that it installs.
+const PROGRAMS: [&str; 2] = ["netsum", "netsum-perf"];
+/// Files that an administrator changes: kept by dpkg.
+const CONFFILES: [&str; 2] = ["/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"];
+
+/// Makes the package from the programs in `programs`, or from a release build; returns its path.
+pub fn build(programs: Option<&Path>, out: &Path) -> Result<PathBuf> {
+    let programs = match programs {
+        Some(folder) => folder.to_owned(),
+        None => {
+            let status = paths::cargo()?
+                .args(["build", "--release", "-p", "netsum-aggregator", "-p", "netsum-worker"])
+                .status()?;
+            ensure!(status.success(), "the release build has failed");
+            paths::root()?.join("target/release")
+        }
+    };
+    let tree = tempfile::tempdir()?;
+    lay_out(&programs, tree.path())?;
+    let (version, arch) = (env!("CARGO_PKG_VERSION"), output("dpkg", &["--print-architecture"])?);
+    control(tree.path(), version, arch.trim())?;
+    fs::create_dir_all(out)?;
+    let package = out.join(format!("netsum_{version}_{}.deb", arch.trim()));
+    let [from, to] = [tree.path(), &package].map(|path| path.to_str().context("a path that is not UTF-8"));
+    output("dpkg-deb", &["--root-owner-group", "-Zxz", "-z1", "--build", from?, to?])?;
+    Ok(package)
+}
+
+fn lay_out(programs: &Path, tree: &Path) -> Result<()> {
+    let root = paths::root()?;
+    for name in PROGRAMS {
+        let program = tree.join("usr/bin").join(name);
+        install(&programs.join(name), &program, 0o755)?;
+        output("strip", &["--strip-unneeded", program.to_str().context("a path that is not UTF-8")?])?;
+    }
+    for (from, to) in [
+        ("aggregator/netsum.example.toml", "etc/netsum/netsum.toml"),
+        ("deploy/netsum.sysctl", "etc/sysctl.d/50-netsum.conf"),
+        ("deploy/netsum.service", "usr/lib/systemd/system/netsum.service"),
+        ("deploy/grafana-dashboard.json", "usr/share/netsum/grafana-dashboard.json"),
+        ("deploy/GUIDE.md", "usr/share/doc/netsum/GUIDE.md"),
+        ("README.md", "usr/share/doc/netsum/README.md"),
+        ("SECURITY.md", "usr/share/doc/netsum/SECURITY.md"),
+        ("CHANGELOG.md", "usr/share/doc/netsum/CHANGELOG.md"),
+        ("LICENSE", "usr/share/doc/netsum/copyright"),
+    ] {
+        install(&root.join(from), &tree.join(to), 0o644)?;
+    }
+    for (name, page) in dist::man_pages()? {
+        write(&tree.join("usr/share/man/man8").join(name), &page, 0o644)?;
+    }
+    for (path, text) in dist::completions()? {
+        write(&tree.join("usr/share").join(path), &text, 0o644)?;
+    }
+    Ok(())
+}
+
+fn control(tree: &Path, version: &str, arch: &str) -> Result<()> {
+    let folder = tree.join("DEBIAN");
+    let glibc = PROGRAMS
+        .iter()
+        .map(|name| newest_glibc(&fs::read(tree.join("usr/bin").join(name))?))
+        .collect::<Result<Vec<_>>>()?;
+    let [major, minor] = glibc.into_iter().max().context("no program")?;
+    let text = format!(
+        "Package: netsum\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
+         Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= {major}.{minor})\nRecommends: iproute2, ethtool\n\
+         Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the network\n \
+         XDP programs on a bridge add up the gradients that hosts send each other over\n \
+         RoCEv2. This package has the daemon of the box and its command line (netsum),\n \
+         and a benchmark for hosts (netsum-perf).\n"
+    );
+    write(&folder.join("control"), text.as_bytes(), 0o644)?;
+    write(&folder.join("conffiles"), (CONFFILES.join("\n") + "\n").as_bytes(), 0o644)?;
+    for script in ["postinst", "prerm", "postrm"] {
+        install(&paths::root()?.join("deploy/debian").join(script), &folder.join(script), 0o755)?;
+    }
+    Ok(())
+}
+
+/// The newest version of the C library whose symbols a program takes: what dpkg-shlibdeps would find in its `.dynsym`, by the names of
+/// the versions.
+fn newest_glibc(program: &[u8]) -> Result<[u32; 2]> {
+    use object::ObjectSection as _;
+    let file = object::File::parse(program)?;
+    let names = file.section_by_name(".dynstr").context("a program that is linked statically")?;
+    let version = |name: &[u8]| {
+        let (major, minor) = std::str::from_utf8(name).ok()?.strip_prefix("GLIBC_")?.split_once('.')?;
+        // Some have a third number, which no package version knows.
+        Some([major.parse().ok()?, minor.split('.').next()?.parse().ok()?])
+    };
+    names.data()?.split(|byte| *byte == 0).filter_map(version).max().context("no symbol of the C library")
+}
+
+fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    let content = fs::read(from).with_context(|| format!("{}: build it first?", from.display()))?;
+    write(to, &content, mode)
+}
+
+fn write(to: &Path, content: &[u8], mode: u32) -> Result<()> {
+    let folder = to.parent().context("a path without a folder")?;
+    fs::create_dir_all(folder)?;
+    // Whatever the umask is, others may look into these.
+    for folder in folder.ancestors().take_while(|f| f.metadata().is_ok_and(|m| m.permissions().mode() & 0o777 != 0o755)) {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
+    }
+    fs::write(to, content).with_context(|| to.display().to_string())?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode)).map_err(Into::into)
+}
+
+fn output(program: &str, arguments: &[&str]) -> Result<String> {
+    let out = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| format!("cannot start {program}: it is part of Debian's dpkg and binutils"))?;
+    if !out.status.success() {
+        bail!("{program} {arguments:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
+    }
+    Ok(String::from_utf8(out.stdout)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_of_the_c_library_is_found() {
+        let me = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let [major, minor] = newest_glibc(&me).unwrap();
+        assert!(major == 2 && (17..100).contains(&minor), "{major}.{minor}");
+        assert!(newest_glibc(b"no program").is_err());
+    }
+
+    #[test]
+    fn conffiles_are_in_the_package() {
+        let tree = tempfile::tempdir().unwrap();
+        // Any programs will do.
+        let programs = tempfile::tempdir().unwrap();
+        for name in PROGRAMS {
+            fs::copy(std::env::current_exe().unwrap(), programs.path().join(name)).unwrap();
+        }
+        lay_out(programs.path(), tree.path()).unwrap();
+        for file in CONFFILES {
+            assert!(tree.path().join(&file[1..]).is_file(), "{file}");
+        }
+    }
+}
