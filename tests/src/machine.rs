@@ -34,14 +34,18 @@ impl Machine {
         let mut unshare = netns.command("unshare");
         unshare.args(["--mount", "--propagation", "private", "sh", "-euc", script, "sh"]).arg(folder.path());
         let mut holder = Running::start("a machine", &mut unshare)?;
-        holder.line(Duration::from_secs(10)).with_context(|| format!("a machine's files: {}", holder.stderr()))?;
+        holder
+            .line(Duration::from_secs(10))
+            .with_context(|| format!("a machine's files: {}", holder.stderr()))?;
         Ok(Self { netns: netns.clone(), holder, folder })
     }
 
     /// A shell script to be run in root's home, which ends at the first command that fails.
     pub fn script(&self, script: &str) -> Command {
         let mut command = self.netns.command("nsenter");
-        command.args(["--target", &self.holder.pid().to_string(), "--mount", "chroot"]).arg(self.folder.path().join("root"));
+        command
+            .args(["--target", &self.holder.pid().to_string(), "--mount", "chroot"])
+            .arg(self.folder.path().join("root"));
         command.args(["sh", "-euc", &format!("cd /root\n{script}")]);
         command
     }

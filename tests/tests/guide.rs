@@ -44,7 +44,8 @@ fn unit(machine: &Machine, key: &str) -> String {
 
 /// What systemd does when it starts the unit, but for the sandbox.
 fn start(machine: &Machine) -> Running {
-    let script = format!("mkdir -p /run/{}; exec {}", unit(machine, "RuntimeDirectory"), unit(machine, "ExecStart"));
+    let script =
+        format!("mkdir -p /run/{}; exec {}", unit(machine, "RuntimeDirectory"), unit(machine, "ExecStart"));
     let mut daemon = Running::start("the unit", &mut machine.script(&script)).unwrap();
     let start = Instant::now();
     while machine.run("netsum port show").is_err() {
@@ -69,7 +70,11 @@ fn the_guide_leads_to_an_all_reduce() {
     let package = tempfile::tempdir().unwrap();
     let programs = program("netsum").unwrap();
     let mut xtask = Command::new(program("xtask").unwrap());
-    xtask.args(["dist", "--deb", "--out"]).arg(package.path()).arg("--programs").arg(programs.parent().unwrap());
+    xtask
+        .args(["dist", "--deb", "--out"])
+        .arg(package.path())
+        .arg("--programs")
+        .arg(programs.parent().unwrap());
     let deb = output(&mut xtask).unwrap().trim().to_owned();
 
     let lab = Lab::new(LabSpec { mtu: 2200, ..LabSpec::hosts(2) }).unwrap();
@@ -80,27 +85,30 @@ fn the_guide_leads_to_an_all_reduce() {
         std::fs::copy(&deb, machine.path("/root").join(Path::new(&deb).file_name().unwrap())).unwrap();
     }
 
-    let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), 0);
+    let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), false);
     for Block { who, commands } in blocks() {
         let run = |machine: &Machine| machine.run(&commands).unwrap_or_else(|e| panic!("{commands}: {e:#}"));
         match &*who {
             "box" => said = run(&box_),
             "hosts" => hosts.iter().for_each(|host| drop(run(host))),
             "box unit" => {
-                assert_eq!(commands, "systemctl enable --now netsum\n", "what else systemd is told is not tested");
+                assert_eq!(
+                    commands, "systemctl enable --now netsum\n",
+                    "what else systemd is told is not tested"
+                );
                 daemon = Some(start(&box_));
             }
             "host0" | "host1" => {
                 let host = &hosts[usize::from(who == "host1")];
                 ranks.push(Running::start(&who, &mut host.script(&commands)).unwrap());
                 if ranks.len() == 2 {
-                    for rank in ranks.drain(..) {
-                        let table = rank.success(PATIENCE).unwrap();
-                        assert!(table.contains("# wrong elements: 0;"), "{table}");
-                        let rows: Vec<&str> = table.lines().filter(|line| !line.starts_with('#')).collect();
-                        assert!(rows.len() > 5 && rows.iter().all(|row| row.contains(" box ")), "{table}");
-                        summed += 1;
-                    }
+                    // The table is rank 0's to print.
+                    let tables = ranks.drain(..).map(|rank: Running| rank.success(PATIENCE).unwrap());
+                    let table = tables.collect::<Vec<_>>().swap_remove(0);
+                    assert!(table.contains("# wrong elements: 0;"), "{table}");
+                    let rows: Vec<&str> = table.lines().filter(|line| !line.starts_with('#')).collect();
+                    assert!(rows.len() > 5 && rows.iter().all(|row| row.contains(" box ")), "{table}");
+                    summed = true;
                 }
             }
             "box remove" => {
@@ -119,12 +127,17 @@ fn the_guide_leads_to_an_all_reduce() {
             assert!(said.contains("completed"), "{said}");
         }
     }
-    assert_eq!(summed, 2);
-    for left in ["/usr/bin/netsum", "/etc/netsum/netsum.toml", "/sys/fs/bpf/netsum", "/run/netsum/netsum.sock"] {
+    assert!(summed, "nobody has summed");
+    for left in
+        ["/usr/bin/netsum", "/etc/netsum/netsum.toml", "/sys/fs/bpf/netsum", "/run/netsum/netsum.sock"]
+    {
         assert!(!box_.path(left).exists(), "{left} is left");
     }
     let copy = Path::new("/root").join(Path::new(&deb).file_name().unwrap());
-    assert!(box_.path(copy.to_str().unwrap()).exists() && !copy.exists(), "this machine's own files have been changed");
+    assert!(
+        box_.path(copy.to_str().unwrap()).exists() && !copy.exists(),
+        "this machine's own files have been changed"
+    );
 }
 
 #[test]

@@ -9,7 +9,8 @@ use netsum_worker::{Bootstrap, CommConfig, Communicator};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, job, token, rank, ranks, ip] = arguments.try_into().map_err(|_| "six arguments, see the source")?;
+    let [address, job, token, rank, ranks, ip] =
+        arguments.try_into().map_err(|_| "six arguments, see the source")?;
     let bootstrap = Bootstrap::Controller { address, job, token };
     let config = CommConfig::new(rank.parse()?, ranks.parse()?, ip.parse()?, bootstrap);
 

@@ -116,7 +116,9 @@ fn write(to: &Path, content: &[u8], mode: u32) -> Result<()> {
     let folder = to.parent().context("a path without a folder")?;
     fs::create_dir_all(folder)?;
     // Whatever the umask is, others may look into these.
-    for folder in folder.ancestors().take_while(|f| f.metadata().is_ok_and(|m| m.permissions().mode() & 0o777 != 0o755)) {
+    for folder in
+        folder.ancestors().take_while(|f| f.metadata().is_ok_and(|m| m.permissions().mode() & 0o777 != 0o755))
+    {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
     }
     fs::write(to, content).with_context(|| to.display().to_string())?;
