@@ -123,7 +123,12 @@ fn decide(
         }
     }
     if verdict.payload != Payload::Leave && timing::is_sampled(index) {
-        note_time(ring_id, index, flow.rank, (verdict.payload == Payload::Add) as u32 + verdict.completed as u32);
+        note_time(
+            ring_id,
+            index,
+            flow.rank,
+            (verdict.payload == Payload::Add) as u32 + verdict.completed as u32,
+        );
     }
     let place = Place { ring: ring_id, slot: slot_no, mtu: ring.mtu };
     let at = frame.payload();

@@ -170,10 +170,7 @@ const _: () = {
     assert!(MAX_RANKS.is_power_of_two());
     assert!(size_of::<Histogram>() == 8 * (BUCKETS + 1));
     assert!(size_of::<RankTiming>() == 8 + size_of::<Histogram>());
-    assert!(
-        size_of::<Timing>()
-            == 8 * STARTS + size_of::<Histogram>() + MAX_RANKS * size_of::<RankTiming>()
-    );
+    assert!(size_of::<Timing>() == 8 * STARTS + size_of::<Histogram>() + MAX_RANKS * size_of::<RankTiming>());
 };
 
 #[cfg(test)]

@@ -31,7 +31,19 @@ impl Terminal {
         );
         let size = [width.to_string(), height.to_string()];
         let mut tmux = terminal.tmux();
-        tmux.args(["-f", "/dev/null", "new-session", "-d", "-x", &size[0], "-y", &size[1], "sh", "-c", &script]);
+        tmux.args([
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-x",
+            &size[0],
+            "-y",
+            &size[1],
+            "sh",
+            "-c",
+            &script,
+        ]);
         output(&mut tmux).unwrap();
         terminal
     }
@@ -75,7 +87,8 @@ impl Terminal {
     fn is_restored(&self) {
         let screen = self.wait("the end", |screen| screen.contains("ended with 0") && self.has("over"));
         assert!(!screen.contains("netsum top"), "its screen is still there:\n{screen}");
-        let flags = output(self.tmux().args(["display-message", "-p", "#{alternate_on} #{cursor_flag}"])).unwrap();
+        let flags =
+            output(self.tmux().args(["display-message", "-p", "#{alternate_on} #{cursor_flag}"])).unwrap();
         assert_eq!(flags.trim(), "0 1", "alternate screen, cursor");
         assert!(!self.file("before").is_empty());
         assert_eq!(self.file("before"), self.file("after"), "stty");
@@ -116,7 +129,10 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
     let (mut cluster, mut group) = busy();
     let terminal = Terminal::start(&cluster, (80, 24));
     let screen = terminal.wait_for("train");
-    assert!(screen.contains("idle") && screen.contains("waiting") && screen.contains("sorted by name"), "{screen}");
+    assert!(
+        screen.contains("idle") && screen.contains("waiting") && screen.contains("sorted by name"),
+        "{screen}"
+    );
     assert!((0..3).all(|p| screen.contains(&cluster.lab().box_().port(p))), "{screen}");
     work(&mut group, 10);
     let screen = terminal.wait("who is last", |screen| {

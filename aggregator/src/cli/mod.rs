@@ -129,9 +129,7 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
             let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }
-        Command::Report { job, watch, output } => {
-            report::run(out, format, client, job, watch, &output).await
-        }
+        Command::Report { job, watch, output } => report::run(out, format, client, job, watch, &output).await,
         Command::Stats { command: Some(StatsCommand::Show(show)), .. }
         | Command::Stats { command: None, show } => stats(show, format, client, out).await,
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_aggregator::dataplane::{DataPlane as _, FlowSpec, RingSpec};
+use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, flow, host, qpn, ring};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bench.bpf.o");
@@ -112,13 +112,7 @@ fn measure(bench: &mut Bench, path: &str, mtu: u32) -> Result<f64> {
     }
     let psn = if timed { BASE_PSN - 1 } else { BASE_PSN };
     let frame = |rank: u32| {
-        FrameSpec::send(
-            host(rank),
-            host((rank + 1) % ranks),
-            qpn(rank),
-            psn,
-            lanes(rank, mtu as usize / 4),
-        )
+        FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank, mtu as usize / 4))
     };
     let data = frame(0).build();
     let expect = |bench: &mut Bench, program: &str, packet: &[u8], action: u32| -> Result<f64> {

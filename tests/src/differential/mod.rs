@@ -255,8 +255,14 @@ impl Differential {
             let timing = self.bench.plane.timing(ring.id)?;
             let of_rank = |r: &RankTiming| (r.late.count(), r.last);
             let timed: Vec<_> = timing.ranks[..ring.ranks as usize].iter().map(of_rank).collect();
-            ensure!(timed == expected.timed, "ring {}: timed {timed:?}, should be {:?}", ring.id, expected.timed);
-            let (got, expected) = (timing.completion.count(), expected.timed.iter().map(|t| t.1).sum::<u64>());
+            ensure!(
+                timed == expected.timed,
+                "ring {}: timed {timed:?}, should be {:?}",
+                ring.id,
+                expected.timed
+            );
+            let (got, expected) =
+                (timing.completion.count(), expected.timed.iter().map(|t| t.1).sum::<u64>());
             ensure!(got == expected, "ring {}: timed {got} sums, should be {expected}", ring.id);
             for flow in flows {
                 let (got, expected) =

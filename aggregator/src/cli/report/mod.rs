@@ -179,7 +179,10 @@ pub(crate) mod tests {
         let timed = report.sums.completion.count();
         assert!(timed.abs_diff(report.counters["fragments"] / 64 / 4) <= 1, "{timed}");
         assert_eq!(report.sums.ranks.iter().map(|r| r.last).collect::<Vec<_>>(), [0, 0, timed, 0]);
-        assert_eq!(report.drops().iter().map(|d| (d.0, d.1)).collect::<Vec<_>>(), [("rx_icrc_encapsulated", 44)]);
+        assert_eq!(
+            report.drops().iter().map(|d| (d.0, d.1)).collect::<Vec<_>>(),
+            [("rx_icrc_encapsulated", 44)]
+        );
     }
 
     #[test]

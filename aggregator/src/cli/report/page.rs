@@ -86,9 +86,11 @@ fn throughput(report: &Report) -> Result<String> {
             .sum();
         if report.seconds > 0.0 { gigabits / report.seconds } else { 0.0 }
     };
-    let caption = "Payload of contributions in, of results out; each fragment taken for one of a full message.";
+    let caption =
+        "Payload of contributions in, of results out; each fragment taken for one of a full message.";
     let counters = ["fragments", "completed", "released", "results", "replay", "out_of_sequence"];
-    let rows: Vec<_> = counters.iter().map(|c| (vec![(*c).to_owned(), count(c).to_string()], false)).collect();
+    let rows: Vec<_> =
+        counters.iter().map(|c| (vec![(*c).to_owned(), count(c).to_string()], false)).collect();
     Ok(figure("Throughput", &plot::throughput(report)?, caption)
         + &format!("<p>Mean: in {:.3} Gb/s, out {:.3} Gb/s.</p>\n", mean(|g| g.0), mean(|g| g.1))
         + &table("counters", 1, &["counter", "in the watch"], &rows))
@@ -130,7 +132,9 @@ fn sums(report: &Report) -> Result<String> {
     let verdict = match straggler {
         Some(rank) => {
             let share = 100.0 * report.sums.share(rank);
-            format!("<p class=\"said\">The others wait for rank {rank}: it is the last in {share:.0} % of the sums.</p>\n")
+            format!(
+                "<p class=\"said\">The others wait for rank {rank}: it is the last in {share:.0} % of the sums.</p>\n"
+            )
         }
         None => "<p class=\"said\">No rank stands out.</p>\n".into(),
     };
@@ -160,8 +164,10 @@ fn drops(report: &Report) -> String {
         (vec![(*name).to_owned(), (*help).to_owned(), count.to_string()], false)
     };
     let rows: Vec<_> = report.drops().iter().map(row).collect();
-    let said = if rows.is_empty() { "<p class=\"said\">No packet was dropped.</p>\n".into() } else { String::new() };
-    format!("<h2>Dropped packets</h2>\n{said}") + &table("drops", 2, &["reason", "what that is", "packets"], &rows)
+    let said =
+        if rows.is_empty() { "<p class=\"said\">No packet was dropped.</p>\n".into() } else { String::new() };
+    format!("<h2>Dropped packets</h2>\n{said}")
+        + &table("drops", 2, &["reason", "what that is", "packets"], &rows)
 }
 
 /// The whole file.
@@ -173,7 +179,10 @@ pub fn page(report: &Report) -> Result<String> {
     let began = std::time::UNIX_EPOCH + std::time::Duration::from_secs(report.began);
     let mut style = STYLE.to_owned();
     for (light, dark) in COLOURS {
-        let _ = writeln!(style, "svg [fill=\"{light}\"] {{ fill: {dark}; }} svg [stroke=\"{light}\"] {{ stroke: {dark}; }}");
+        let _ = writeln!(
+            style,
+            "svg [fill=\"{light}\"] {{ fill: {dark}; }} svg [stroke=\"{light}\"] {{ stroke: {dark}; }}"
+        );
     }
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -221,18 +230,27 @@ mod tests {
         let ranks = cells(&document, "ranks");
         assert_eq!((ranks.len(), &ranks[2][1]), (4, &report.sums.ranks[2].last.to_string()));
         assert_eq!(ranks[2][2], "100.0 %");
-        assert_eq!(cells(&document, "completion"), [["< 65.5 us", &report.sums.completion.count().to_string()]]);
+        assert_eq!(
+            cells(&document, "completion"),
+            [["< 65.5 us", &report.sums.completion.count().to_string()]]
+        );
         assert_eq!(cells(&document, "drops")[0][2], "44");
         assert!(text.contains("The others wait for rank 2"));
         assert_eq!(document.descendants().filter(|n| n.tag_name().name() == "svg").count(), 4);
         for node in document.descendants() {
-            assert!(!["script", "link", "img", "iframe", "object", "image", "use"].contains(&node.tag_name().name()));
+            assert!(
+                !["script", "link", "img", "iframe", "object", "image", "use"]
+                    .contains(&node.tag_name().name())
+            );
             for attribute in node.attributes() {
                 assert!(!["href", "src", "srcset", "data"].contains(&attribute.name()), "{attribute:?}");
             }
         }
         assert!(!text.contains("url(") && !text.contains("@import"));
-        assert_eq!(text.matches("http").count(), text.matches("xmlns=\"http://www.w3.org/2000/svg\"").count());
+        assert_eq!(
+            text.matches("http").count(),
+            text.matches("xmlns=\"http://www.w3.org/2000/svg\"").count()
+        );
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub type Result<T> = std::result::Result<T, PlotError>;
 
 /// Colours in the pictures, and what takes their place on a dark screen. Told apart also by those who do not tell red from
 /// green (Okabe and Ito, "Color universal design", 2008).
-pub const COLOURS: [(&str, &str); 3] = [("#000000", "#dddddd"), ("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00")];
+pub const COLOURS: [(&str, &str); 3] =
+    [("#000000", "#dddddd"), ("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00")];
 const INK: RGBColor = RGBColor(0, 0, 0);
 const BLUE: RGBColor = RGBColor(0, 0x72, 0xb2);
 const ORANGE: RGBColor = RGBColor(0xd5, 0x5e, 0);
@@ -82,9 +83,7 @@ pub fn throughput(report: &Report) -> Result<String> {
             let step = |(p, &start): (&super::Point, &f64)| [(start, of(&p.gbps)), (p.time, of(&p.gbps))];
             report.points.iter().zip(&starts).flat_map(step).collect::<Vec<_>>()
         };
-        for (name, colour, line) in
-            [("in", BLUE, steps(|g| g.0)), ("out", ORANGE, steps(|g| g.1))]
-        {
+        for (name, colour, line) in [("in", BLUE, steps(|g| g.0)), ("out", ORANGE, steps(|g| g.1))] {
             chart
                 .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
                 .label(name)

@@ -7,7 +7,9 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize as _};
 use ratatui::symbols::bar::NINE_LEVELS;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Cell, Clear, Padding, Paragraph, Row, Sparkline, Table, TableState, Wrap};
+use ratatui::widgets::{
+    Block, Cell, Clear, Padding, Paragraph, RenderDirection, Row, Sparkline, Table, TableState, Wrap,
+};
 
 use super::model::{JobRow, Link, Model, PortRow};
 use crate::cli::rates::clock;
@@ -20,7 +22,7 @@ const WIDE: u16 = 110;
 /// Below this nothing can be read.
 const LEAST: (u16, u16) = (60, 12);
 
-const KEYS: [(&str, &str); 8] = [
+const KEYS: [(&str, &str); 7] = [
     ("up, k", "one line up"),
     ("down, j", "one line down"),
     ("Enter", "the selected job in detail"),
@@ -28,7 +30,6 @@ const KEYS: [(&str, &str); 8] = [
     ("s", "sort jobs by name, Gb/s, p99"),
     ("?, h", "this"),
     ("q, Ctrl-C", "quit"),
-    ("", ""),
 ];
 
 /// Draws everything.
@@ -113,15 +114,17 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
                 "p50, p99   half, 99 of 100 sums took less, from the first",
                 "           contribution to the last; by powers of two",
                 "last       the rank that sums waited for, in the last 10 s;",
-                "           marked where that is no accident",
+                "           marked with ! where that is no accident",
                 "           One fragment in 64 is timed.",
             ]
             .map(Line::from),
         )
         .collect();
-    let [middle] = Layout::horizontal([Constraint::Length(66)]).flex(ratatui::layout::Flex::Center).areas(area);
+    let [middle] =
+        Layout::horizontal([Constraint::Length(66)]).flex(ratatui::layout::Flex::Center).areas(area);
     let height = lines.len() as u16 + 2;
-    let [popup] = Layout::vertical([Constraint::Length(height)]).flex(ratatui::layout::Flex::Center).areas(middle);
+    let [popup] =
+        Layout::vertical([Constraint::Length(height)]).flex(ratatui::layout::Flex::Center).areas(middle);
     frame.render_widget(Clear, popup);
     let block = Block::bordered().title(" keys and columns ").padding(Padding::horizontal(1));
     frame.render_widget(Paragraph::new(lines).block(block), popup);
@@ -147,8 +150,15 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         frame.render_widget(Paragraph::new(text).block(block("jobs".into())), area);
         return;
     }
-    let mut columns: Vec<(&str, u16)> =
-        vec![("job", 14), ("state", 7), ("ranks", 5), ("in Gb/s", 7), ("sum p50", 9), ("sum p99", 9), ("last", 10)];
+    let mut columns: Vec<(&str, u16)> = vec![
+        ("job", 14),
+        ("state", 7),
+        ("ranks", 5),
+        ("in Gb/s", 7),
+        ("sum p50", 9),
+        ("sum p99", 9),
+        ("last", 10),
+    ];
     if wide {
         columns.extend([("out Gb/s", 8), ("replay/s", 8), ("drop/s", 8)]);
     }
@@ -182,8 +192,9 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         0 | 1 => Cell::from(*title),
         _ => right((*title).into()),
     });
-    let titles = titles.chain([Cell::from(format!("in, last {graph} s"))]);
-    let widths = columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Length(graph)]);
+    let titles = titles.chain([Cell::from(format!("last {graph} s"))]);
+    let widths =
+        columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Length(graph)]);
     let table = Table::new(rows.iter().map(row), widths)
         .header(Row::new(titles).dim())
         .column_spacing(1)
@@ -202,8 +213,15 @@ fn last(row: &JobRow) -> Cell<'static> {
 
 fn ports_table(frame: &mut Frame<'_>, area: Rect, ports: &[PortRow]) {
     let wide = area.width >= WIDE;
-    let mut columns: Vec<(&str, u16)> =
-        vec![("port", 15), ("state", 5), ("xdp", 6), ("in Gb/s", 7), ("out Gb/s", 8), ("in kpkt/s", 9), ("out kpkt/s", 10)];
+    let mut columns: Vec<(&str, u16)> = vec![
+        ("port", 15),
+        ("state", 5),
+        ("xdp", 6),
+        ("in Gb/s", 7),
+        ("out Gb/s", 8),
+        ("in kpkt/s", 9),
+        ("out kpkt/s", 10),
+    ];
     if wide {
         columns.extend([("flows", 5), ("mtu", 5)]);
     }
@@ -230,8 +248,9 @@ fn ports_table(frame: &mut Frame<'_>, area: Rect, ports: &[PortRow]) {
         0..=2 => Cell::from(*title),
         _ => right((*title).into()),
     });
-    let titles = titles.chain([Cell::from(format!("in, last {graph} s"))]);
-    let widths = columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Length(graph)]);
+    let titles = titles.chain([Cell::from(format!("last {graph} s"))]);
+    let widths =
+        columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Length(graph)]);
     let shown = (area.height.saturating_sub(2)) as usize;
     let title = match ports.len().checked_sub(shown).filter(|&hidden| hidden > 0) {
         Some(hidden) => format!("ports, and {hidden} more"),
@@ -249,7 +268,7 @@ fn detail(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
     let graph = if area.height >= 30 { 7 } else { 3 };
     let drops = row.rates.as_ref().map(|r| &r.drops_by_reason).filter(|d| !d.is_empty());
     let [about, curve, ranks, below_ranks] = Layout::vertical([
-        Constraint::Length(if row.job.error.is_empty() { 4 } else { 5 }),
+        Constraint::Length(if row.job.error.is_empty() { 5 } else { 6 }),
         Constraint::Length(graph),
         Constraint::Fill(1),
         Constraint::Length(rings + u16::from(drops.is_some())),
@@ -257,13 +276,15 @@ fn detail(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
     .areas(area);
     facts(frame, about, row);
     let highest = row.history.iter().copied().fold(0.0, f64::max);
-    // The newest at the right edge.
     let newest: Vec<u64> = row.history.iter().rev().map(|gbps| (gbps * 1e6) as u64).collect();
-    let curve_block = block(format!("in Gb/s, at most {highest:.3}; the newest at the left"));
-    frame.render_widget(Sparkline::default().data(newest).cyan().block(curve_block), curve);
+    let curve_block = block(format!("in Gb/s by the second, at most {highest:.3}"));
+    // The newest at the right edge.
+    let line_of_bars = Sparkline::default().data(newest).direction(RenderDirection::RightToLeft);
+    frame.render_widget(line_of_bars.cyan().block(curve_block), curve);
     ranks_table(frame, ranks, row, line);
     let [line_of_drops, of_rings] =
-        Layout::vertical([Constraint::Length(u16::from(drops.is_some())), Constraint::Fill(1)]).areas(below_ranks);
+        Layout::vertical([Constraint::Length(u16::from(drops.is_some())), Constraint::Fill(1)])
+            .areas(below_ranks);
     if let Some(drops) = drops {
         let reasons: Vec<String> = drops.iter().map(|(name, rate)| format!("{name} {rate:.0}/s")).collect();
         frame.render_widget(Line::from(format!(" dropped: {}", reasons.join("  "))).yellow(), line_of_drops);
@@ -279,11 +300,14 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
         State::Waiting => Style::new().yellow(),
         State::Failed => Style::new().red(),
     };
-    let mut lines = vec![Line::from(vec![
-        format!(" {}: ", j.name).bold(),
-        Span::styled(j.state.name(), colour),
+    let mut lines =
+        vec![Line::from(vec![format!(" {}: ", j.name).bold(), Span::styled(j.state.name(), colour)])];
+    if !j.error.is_empty() {
+        lines.push(Line::from(format!(" {}", j.error)).red());
+    }
+    lines.push(
         format!(
-            "  ranks {}  {}  mtu {}  message {}  window {}  rings {}  {}",
+            " ranks {}  {}  mtu {}  message {}  window {}  rings {}  {}",
             j.ranks,
             j.dtype,
             j.mtu,
@@ -293,10 +317,7 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
             j.order
         )
         .into(),
-    ])];
-    if !j.error.is_empty() {
-        lines.push(Line::from(format!(" {}", j.error)).red());
-    }
+    );
     lines.push(match &row.rates {
         Some(r) => Line::from(format!(
             " in {:.3} Gb/s  out {:.3} Gb/s  {:.0} fragments/s  {:.0} replays/s  {:.0} drops/s",
@@ -312,11 +333,12 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
         below(h.max())
     )));
     lines.push(match (row.sums.straggler(), row.sums.last()) {
-        (Some(rank), Some((_, share))) => {
-            Line::from(format!(" The others wait for rank {rank}: last in {:.0} % of the sums", 100.0 * share))
-                .yellow()
-                .bold()
-        }
+        (Some(rank), Some((_, share))) => Line::from(format!(
+            " The others wait for rank {rank}: last in {:.0} % of the sums",
+            100.0 * share
+        ))
+        .yellow()
+        .bold(),
         (_, Some(_)) => Line::from(" No rank stands out"),
         (_, None) => Line::from(" No sum was timed"),
     });
@@ -389,7 +411,10 @@ fn rings_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
 
 /// A line above with a title; no lines at the sides, where a small terminal has no room.
 fn block(title: String) -> Block<'static> {
-    Block::new().borders(ratatui::widgets::Borders::TOP).title(format!(" {title} ")).padding(Padding::horizontal(1))
+    Block::new()
+        .borders(ratatui::widgets::Borders::TOP)
+        .title(format!(" {title} "))
+        .padding(Padding::horizontal(1))
 }
 
 fn right(text: String) -> Cell<'static> {
@@ -410,11 +435,18 @@ fn spark(history: &VecDeque<f64>, width: u16) -> String {
     let newest = history.iter().skip(history.len().saturating_sub(width as usize));
     let highest = newest.clone().copied().fold(0.0, f64::max);
     let bars = [
-        NINE_LEVELS.empty, NINE_LEVELS.one_eighth, NINE_LEVELS.one_quarter, NINE_LEVELS.three_eighths,
-        NINE_LEVELS.half, NINE_LEVELS.five_eighths, NINE_LEVELS.three_quarters, NINE_LEVELS.seven_eighths,
+        NINE_LEVELS.empty,
+        NINE_LEVELS.one_eighth,
+        NINE_LEVELS.one_quarter,
+        NINE_LEVELS.three_eighths,
+        NINE_LEVELS.half,
+        NINE_LEVELS.five_eighths,
+        NINE_LEVELS.three_quarters,
+        NINE_LEVELS.seven_eighths,
         NINE_LEVELS.full,
     ];
-    let bar = |value: &f64| if highest > 0.0 { bars[(value / highest * 8.0).ceil() as usize] } else { bars[0] };
+    let bar =
+        |value: &f64| if highest > 0.0 { bars[(value / highest * 8.0).ceil() as usize] } else { bars[0] };
     newest.map(bar).collect()
 }
 
@@ -470,7 +502,10 @@ mod tests {
         both("no-jobs", &empty);
         let mut gone = model(8);
         for second in [0.0, 75.0] {
-            gone.take(Err("no daemon at /run/netsum/admin.sock: is `netsum run` running?".into()), 2e6 + second);
+            gone.take(
+                Err("no daemon at /run/netsum/admin.sock: is `netsum run` running?".into()),
+                2e6 + second,
+            );
         }
         both("no-daemon", &gone);
     }
@@ -487,7 +522,8 @@ mod tests {
         model.key(Key::Enter);
         (0..63).for_each(|_| assert!(model.key(Key::Down)));
         let screen = screen(&model, (80, 24));
-        let ranks = |n: u32| screen.lines().any(|l| l.trim_start_matches(['"', ' ']).starts_with(&format!("{n} ")));
+        let ranks =
+            |n: u32| screen.lines().any(|l| l.trim_start_matches(['"', ' ']).starts_with(&format!("{n} ")));
         assert!(ranks(63) && !ranks(20) && screen.contains("no heartbeat for 10 s"), "{screen}");
     }
 

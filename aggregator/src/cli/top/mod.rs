@@ -59,11 +59,8 @@ impl Drop for Screen {
 /// # Errors
 /// If there is no terminal, or you may not use the socket. A daemon that is not there is waited for.
 pub async fn run(socket: &Path) -> Result<()> {
-    let mut signals = [
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-        signal(SignalKind::hangup())?,
-    ];
+    let mut signals =
+        [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?];
     let mut daemon = Daemon { socket: socket.to_owned(), client: None };
     // Whoever may not look is told so on a terminal that is as it was.
     if let Err(failure) = daemon.read().await

@@ -507,7 +507,10 @@ pub(crate) mod tests {
     #[test]
     fn keys_move_open_sort_and_end() {
         let mut model = model(8);
-        assert_eq!((names(&model), model.selected.as_deref()), (vec!["alone", "idle", "train"], Some("idle")));
+        assert_eq!(
+            (names(&model), model.selected.as_deref()),
+            (vec!["alone", "idle", "train"], Some("idle"))
+        );
         assert!(model.key(Key::Down) && model.key(Key::Down));
         assert_eq!(model.selected.as_deref(), Some("train"), "the last line is the last");
         model.key(Key::Sort);
@@ -521,7 +524,10 @@ pub(crate) mod tests {
         model.key(Key::Up);
         assert_eq!((model.detail, model.selected.as_deref()), (Some(2), Some("train")));
         model.key(Key::Help);
-        assert!(model.help && model.key(Key::Back) && !model.help && model.detail.is_some(), "help goes first");
+        assert!(
+            model.help && model.key(Key::Back) && !model.help && model.detail.is_some(),
+            "help goes first"
+        );
         model.key(Key::Back);
         assert_eq!(model.detail, None);
         assert!(!model.key(Key::Quit));

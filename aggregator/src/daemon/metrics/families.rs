@@ -192,9 +192,8 @@ const _: () = assert!(SAMPLED == 64, "the help texts say so");
 
 /// Of one fragment index in so many: rates and quantiles are as good as those of all.
 fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
-    let completion = |j: &JobSnapshot| {
-        (vec![label("job_name", &j.name)], Value::Durations(j.timings.completion))
-    };
+    let completion =
+        |j: &JobSnapshot| (vec![label("job_name", &j.name)], Value::Durations(j.timings.completion));
     let last = jobs.iter().flat_map(|j| {
         let of_rank = |(rank, r): (usize, &RankTiming)| {
             (vec![label("job_name", &j.name), label("rank", rank)], Value::Count(r.last))
@@ -203,9 +202,10 @@ fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
     });
     vec![
         Family {
-            name: "slot_completion",
+            // The unit stands in the name alone: not every parser takes one for a histogram.
+            name: "slot_completion_seconds",
             help: "time from a slot's first contribution to its last, of one fragment index in 64",
-            unit: Some(Unit::Seconds),
+            unit: None,
             kind: MetricType::Histogram,
             samples: jobs.iter().map(completion).collect(),
         },
