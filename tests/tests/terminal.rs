@@ -115,10 +115,10 @@ fn busy() -> (Cluster, Group) {
     (cluster, group)
 }
 
-/// All-reduces to which the last rank comes late.
+/// All-reduces to which the last rank comes late. All of each is within a window, so that all of it waits.
 fn work(group: &mut Group, rounds: u64) {
     for seed in 0..rounds {
-        group.order_all_reduce_last_late("i32", 200_000, seed, Duration::from_millis(20)).unwrap();
+        group.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20)).unwrap();
         assert_eq!(group.answers(PATIENCE).unwrap().len(), 3);
     }
 }

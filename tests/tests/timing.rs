@@ -97,10 +97,10 @@ fn a_complete_sum_that_waits_for_an_earlier_one_is_timed_when_it_is_complete() {
     assert!(timing.completion.sum_ns - took >= 20_000_000 && took < 20_000_000, "{took}");
 }
 
-/// All-reduces to which the last rank comes late.
+/// All-reduces to which the last rank comes late. All of each is within a window, so that all of it waits.
 fn work(group: &mut Group, rounds: u64) {
     for seed in 0..rounds {
-        group.order_all_reduce_last_late("i32", 200_000, seed, Duration::from_millis(20)).unwrap();
+        group.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20)).unwrap();
         assert_eq!(group.answers(PATIENCE).unwrap().len(), 3);
     }
 }
@@ -124,8 +124,9 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     let last = |timing: &Value, rank: usize| timing["ranks"][rank]["last"].as_u64().unwrap();
     assert_eq!((0..3).map(|rank| last(timing, rank)).sum::<u64>(), timed);
     assert!(last(timing, 2) * 2 > timed, "{timing:#}");
-    assert!(timing["completion"]["p99_ns"].as_u64().unwrap() > 16_000_000, "20 ms late: {timing:#}");
-    assert!(timing["ranks"][2]["late"]["p99_ns"].as_u64() > timing["ranks"][0]["late"]["p99_ns"].as_u64());
+    let late = |rank: usize| timing["ranks"][rank]["late"]["p50_ns"].as_u64().unwrap();
+    assert!(late(2) > 16_000_000 && late(2) > late(0), "20 ms late: {timing:#}");
+    assert!(timing["completion"]["p50_ns"].as_u64().unwrap() >= late(2), "{timing:#}");
     let text = cluster.netsum(&["stats", "train"]).unwrap();
     assert!(text.contains("timing of one fragment in 64") && text.contains("rank 2 behind first"), "{text}");
     assert!(cluster.netsum_json(&["stats"]).unwrap().get("timing").is_none(), "of the box there is none");
