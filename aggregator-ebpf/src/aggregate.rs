@@ -2,12 +2,14 @@
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{
     CELL_LEN, Flow, HeaderWords, MAX_MTU, ReleaseTag, RingConfig, SavedHeader, ring_flags,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, Slot};
+use netsum_common::timing::{self, Part};
 use netsum_common::wire::{Bytes, ETH_LEN, Frame, ICRC_LEN, L3, UDP_LEN};
 use netsum_common::{icrc, serial};
 
@@ -120,6 +122,14 @@ fn decide(
             slot.flags |= Slot::TAGGED;
         }
     }
+    if verdict.payload != Payload::Leave && timing::is_sampled(index) {
+        note_time(
+            ring_id,
+            index,
+            flow.rank,
+            (verdict.payload == Payload::Add) as u32 + verdict.completed as u32,
+        );
+    }
     let place = Place { ring: ring_id, slot: slot_no, mtu: ring.mtu };
     let at = frame.payload();
     let moved = match verdict.payload {
@@ -186,6 +196,21 @@ extern "C" fn relaxed_advance(ring_id: u32) -> u64 {
     let Some(state) = maps::state(ring_id) else { return 0 };
     // SAFETY: map values that only the ring's CPU writes.
     unsafe { slot::advance_low(ring, &mut *state, |i| maps::slot(ring_id, i).map(|s| *s)) };
+    0
+}
+
+/// Notes when a timed index had a contribution; `part` is a [`Part`]. A global function, as in [`payload`]: few packets need it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {
+    let Some(timing) = maps::timing(ring_id) else { return 0 };
+    let part = match part {
+        0 => Part::First,
+        1 => Part::Middle,
+        _ => Part::Last,
+    };
+    // SAFETY: a helper without preconditions; a map value that only the ring's CPU writes.
+    unsafe { (*timing).note(index, rank, part, bpf_ktime_get_ns()) };
     0
 }
 

@@ -5,6 +5,7 @@ use aya_ebpf::macros::btf_map;
 use netsum_common::abi::*;
 use netsum_common::counters::{COUNTERS as COUNTERS_PER_RING, Counter};
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::timing::Timing;
 
 /// `BPF_F_INNER_MAP`: inner arrays may differ in length (Linux 5.10).
 const INNER: usize = 1 << 12;
@@ -43,6 +44,8 @@ static EGRESS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap:
 static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, COUNTERS_LEN> = PerCpuArray::new();
+#[btf_map]
+static TIMINGS: Array<Timing, RINGS_LEN> = Array::new();
 
 #[btf_map]
 static WATCH: Array<u32, 1> = Array::new();
@@ -139,6 +142,12 @@ pub fn ring(ring: u32) -> Option<&'static RingConfig> {
 #[inline(always)]
 pub fn state(ring: u32) -> Option<*mut RingState> {
     STATES.get_ptr_mut(ring)
+}
+
+/// A ring's timed sums.
+#[inline(always)]
+pub fn timing(ring: u32) -> Option<*mut Timing> {
+    TIMINGS.get_ptr_mut(ring)
 }
 
 /// A slot.

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -70,10 +70,12 @@ pub mod maps {
     pub const CPUS: &str = "CPUS";
     /// Per-CPU array, `ring * COUNTERS + counter` to u64.
     pub const COUNTERS: &str = "COUNTERS";
+    /// Array, ring to [`crate::timing::Timing`].
+    pub const TIMINGS: &str = "TIMINGS";
     /// All of them.
-    pub const ALL: [&str; 19] = [
+    pub const ALL: [&str; 20] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
-        WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS,
+        WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS,
     ];
 }
 
@@ -420,4 +422,6 @@ mod pod {
     unsafe impl aya::Pod for crate::slot::Slot {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::slot::RingState {}
+    // SAFETY: as above; its size is asserted beside it.
+    unsafe impl aya::Pod for crate::timing::Timing {}
 }

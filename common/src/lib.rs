@@ -8,6 +8,7 @@
 //! | [`slot`] | the slot state machine |
 //! | [`abi`] | map keys and values, the border between kernel and user space |
 //! | [`counters`] | every counter, with its name and meaning |
+//! | [`timing`] | how long sums take, and which rank they wait for |
 //! | [`lanes`] | the check lanes of verified sums |
 //!
 //! Nothing here may read a clock, a socket or a map.
@@ -19,4 +20,5 @@ pub mod icrc;
 pub mod lanes;
 pub mod serial;
 pub mod slot;
+pub mod timing;
 pub mod wire;

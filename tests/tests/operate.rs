@@ -67,6 +67,7 @@ fn all_json_is_what_its_schema_says() {
         ("stats", "stats.json", 0),
         ("stats train", "stats.json", 0),
         ("stats --interval 50ms --count 1", "rates.json", 0),
+        ("report train --for 100ms -o /dev/null", "report.json", 0),
         ("prog show", "progs.json", 0),
         ("diagnose train --watch 100ms", "diagnosis.json", 0),
         ("diagnose idle --watch 100ms", "diagnosis.json", 0),
@@ -185,6 +186,17 @@ fn metrics_count_what_the_command_line_shows() {
     let fragments = "netsum_fragments_total{job_name=\"train\"}";
     assert!(value(&after, fragments) >= value(&before, fragments) + 2.0 * 200_000.0 * 4.0 / 1024.0);
     assert_eq!(value(&after, fragments), cluster.counter(Some("train"), "fragments").unwrap() as f64);
+    let timing = &cluster.netsum_json(&["stats", "train"]).unwrap()["timing"];
+    let timed = timing["completion"]["count"].as_f64().unwrap();
+    assert!(timed > 0.0 && timing["sampled"] == 64, "{timing:#}");
+    let completion = |what: &str| value(&after, &format!("netsum_slot_completion_seconds_{what}"));
+    assert_eq!(completion("count{job_name=\"train\"}"), timed);
+    assert_eq!(completion("bucket{le=\"+Inf\",job_name=\"train\"}"), timed);
+    let mean = timing["completion"]["mean_ns"].as_f64().unwrap() / 1e9;
+    assert!((completion("sum{job_name=\"train\"}") / timed - mean).abs() < 1e-8, "{after}");
+    let last =
+        |rank: u32| value(&after, &format!("netsum_rank_last_total{{job_name=\"train\",rank=\"{rank}\"}}"));
+    assert_eq!(last(0) + last(1), timed);
     let bytes = value(&after, "netsum_payload_received_bytes_total{job_name=\"train\"}");
     assert!((bytes / value(&after, fragments) - 1024.0).abs() < 1.0, "{after}");
     for (sample, expected) in [

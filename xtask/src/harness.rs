@@ -99,6 +99,11 @@ impl TestProgram {
         self.needs_lab() && self.name.starts_with("vm")
     }
 
+    /// Whether its tests look at a terminal, too.
+    pub fn needs_terminal(&self) -> bool {
+        self.needs_lab() && self.name.starts_with("terminal")
+    }
+
     /// Runs it with these arguments, as cargo would.
     pub fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
         let mut command = Command::new(&self.executable);

@@ -26,6 +26,9 @@ const VM_TOOLS: [Tool; 2] = [
     Tool { program: "cc", package: "gcc", purpose: "compiles programs that run in them" },
 ];
 
+const TERMINAL_TOOLS: [Tool; 1] =
+    [Tool { program: "tmux", package: "tmux", purpose: "is the terminal that `netsum top` is looked at in" }];
+
 /// Where the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -66,6 +69,14 @@ pub fn require_vms(kernels: &[Kernel]) -> Result<()> {
     }
     install(&VM_TOOLS)?;
     vm::prepare(kernels)
+}
+
+/// Makes the machine ready for tests that look at a terminal.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_terminal() -> Result<()> {
+    install(&TERMINAL_TOOLS)
 }
 
 /// Whether a program is in one of the usual places or on the path.

@@ -61,10 +61,12 @@ pub fn run(args: &TestArgs) -> Result<()> {
         Err(_) => true,
     };
     let vms_ready = if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
+    let terminal_ready = setup::require_bpf().and_then(|()| setup::require_terminal());
     for program in lab {
         let (set, ready) = match program.name.as_str() {
             "programs" | "xdp" => ("XDP programs", &ready),
             _ if program.needs_vms() => ("virtual machines", &vms_ready),
+            _ if program.needs_terminal() => ("terminal", &terminal_ready),
             _ => ("lab", &ready),
         };
         match ready {

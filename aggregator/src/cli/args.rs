@@ -18,7 +18,7 @@ can be cut short while it stays unique: `netsum j s`. `help` works behind every 
     name = "netsum",
     version,
     infer_subcommands = true,
-    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE",
+    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE",
     subcommand_value_name = "OBJECT",
     subcommand_help_heading = "Objects, and other commands",
     after_help = AFTER_HELP,
@@ -104,6 +104,20 @@ pub enum Command {
         /// How long to watch, like 500ms or 2s.
         #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
         watch: Duration,
+    },
+    /// Jobs, ranks, rings and ports at work, live: throughput, how long sums take, who is last. `q` ends it, `?` shows the keys.
+    Top,
+    /// A job watched for a while, as one HTML file: throughput, how long sums take, how late each rank comes and who is last,
+    /// drops by reason.
+    Report {
+        /// The job.
+        job: String,
+        /// How long to watch, like 500ms or 1min.
+        #[arg(long = "for", default_value = "10s", value_parser = interval, value_name = "TIME")]
+        watch: Duration,
+        /// The file; `-` is standard output.
+        #[arg(short = 'o', long, value_name = "FILE")]
+        output: PathBuf,
     },
     /// Is this machine fit for netsum? Looks at the kernel, the bridge and its ports, and says how to mend what is wrong.
     Check {

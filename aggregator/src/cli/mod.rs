@@ -7,7 +7,8 @@
 //! | [`client`] | the connection to the daemon |
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
-//! | [`rates`] | `netsum stats --interval` |
+//! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
+//! | [`top`] | `netsum top`; [`report`]: `netsum report` |
 //! | [`diagnosis`] | `netsum diagnose` |
 //! | [`batch`] | `netsum batch` |
 
@@ -19,7 +20,10 @@ pub mod failure;
 pub mod layout;
 pub mod print;
 pub mod rates;
+pub mod report;
 pub mod schema;
+pub mod timing;
+pub mod top;
 pub mod view;
 
 use std::io::Write;
@@ -47,6 +51,9 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
         if let Command::Check { config, bridge } = cli.command {
             return crate::check::run(out, format, config.as_deref(), bridge).await;
         }
+        if let Command::Top = cli.command {
+            return top::run(&cli.socket).await;
+        }
         let mut client = Client::connect(&cli.socket).await?;
         match cli.command {
             Command::Batch(BatchCommand::File { file }) => batch::file(&file, format, &mut client, out).await,
@@ -64,8 +71,8 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
 /// Carries out one command.
 async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
     match command {
-        Command::Run { .. } | Command::Batch(_) | Command::Check { .. } => {
-            Err(Failure::new(Kind::Failed, "`run`, `batch` and `check` are no requests to the daemon"))
+        Command::Run { .. } | Command::Batch(_) | Command::Check { .. } | Command::Top => {
+            Err(Failure::new(Kind::Failed, "`run`, `batch`, `check` and `top` are no requests to the daemon"))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
             print::job(out, format, client.create_job(create_request(job)?).await?)
@@ -122,6 +129,7 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
             let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }
+        Command::Report { job, watch, output } => report::run(out, format, client, job, watch, &output).await,
         Command::Stats { command: Some(StatsCommand::Show(show)), .. }
         | Command::Stats { command: None, show } => stats(show, format, client, out).await,
     }
@@ -160,7 +168,7 @@ fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
 async fn stats(show: ShowStats, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
     let job = show.job.or(show.named).unwrap_or_default();
     let mut before = client.stats(job.clone()).await?;
-    let Some(interval) = show.interval else { return print::stats(out, format, &before.counters) };
+    let Some(interval) = show.interval else { return print::stats(out, format, &before, !job.is_empty()) };
     let mut printer = rates::Printer::new(format);
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

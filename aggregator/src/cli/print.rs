@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::failure::Result;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
-use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, counters};
+use super::timing::{self, Sums};
+use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, Stats};
 use crate::size::Size;
 
 /// How to print.
@@ -354,11 +355,12 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
     Ok(())
 }
 
-/// Counters, all of them.
-pub fn stats(out: &mut impl Write, format: Format, all: &[api::Counter]) -> Result<()> {
-    if format.json(out, &counters(all))? {
+/// Counters, all of them, and the timed sums of one job.
+pub fn stats(out: &mut impl Write, format: Format, reply: &api::StatsReply, job: bool) -> Result<()> {
+    if format.json(out, &Stats::new(reply, job))? {
         return Ok(());
     }
+    let all = &reply.counters;
     let width = all.iter().map(|c| c.name.len()).max().unwrap_or(0);
     for (kind, title, style) in
         [("work", "work", PLAIN), ("pass", "passed on", PLAIN), ("drop", "dropped", FAIR)]
@@ -369,7 +371,10 @@ pub fn stats(out: &mut impl Write, format: Format, all: &[api::Counter]) -> Resu
             writeln!(out, "\t{:<width$}  {style}{:>12}{style:#}  {}", c.name, c.value, c.help)?;
         }
     }
-    Ok(())
+    match reply.jobs.first().filter(|_| job) {
+        Some(job) => timing::print(out, &Sums::new(job), reply.sampled),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use netsum_common::counters::Counter;
 use super::failure::Result;
 use super::layout::{FAIR, NAME, PLAIN};
 use super::print::Format;
+use super::timing::{self, Sums};
 use super::view::{JobRates, Rates};
 
 /// Lines of jobs after which the titles of the columns come again.
@@ -41,6 +42,8 @@ fn job(names: &[(&str, &str)], old: &api::JobStats, new: &api::JobStats, interva
         .filter(|(_, rate)| *rate > 0.0)
         .collect();
     let gbps = |c: Counter| of(c) * new.fragment_bytes * 8.0 / 1e9;
+    let sums = Sums::new(new).since(&Sums::new(old));
+    let last = sums.last();
     let job = (!new.job.is_empty()).then(|| new.job.clone());
     JobRates {
         state: job.is_some().then(|| new.state().into()),
@@ -52,6 +55,10 @@ fn job(names: &[(&str, &str)], old: &api::JobStats, new: &api::JobStats, interva
         // The sum of none is -0.0.
         drops: drops_by_reason.values().fold(0.0, |sum, rate| sum + rate),
         drops_by_reason,
+        completion_p50_ns: sums.completion.percentile(500),
+        completion_p99_ns: sums.completion.percentile(990),
+        last_rank: last.map(|(rank, _)| rank as u32),
+        last_share: last.map(|(_, share)| share),
         slots: new.slots,
         slots_used: new.slots_used,
         credit: new.credit,
@@ -82,7 +89,7 @@ impl Printer {
         let width = shown.iter().filter_map(|j| j.job.as_ref()).map(String::len).max().unwrap_or(0).max(8);
         if self.lines == 0 || self.lines >= TITLES_EVERY {
             let title = format!(
-                "{:<8}  {:<width$}  {:>11}  {:>8}  {:>8}  {:>8}  {:>8}  {:>13}  {:>13}",
+                "{:<8}  {:<width$}  {:>11}  {:>8}  {:>8}  {:>8}  {:>8}  {:>13}  {:>13}  {:>9}  {:>9}  {:>9}",
                 "utc",
                 "job",
                 "fragments/s",
@@ -91,7 +98,10 @@ impl Printer {
                 "replay/s",
                 "drop/s",
                 "slots used",
-                "credit used"
+                "credit used",
+                "sum p50",
+                "sum p99",
+                "last rank"
             );
             writeln!(out, "{NAME}{title}{NAME:#}")?;
             self.lines = 0;
@@ -105,9 +115,14 @@ impl Printer {
             let drops = if j.drops > 0.0 { FAIR } else { PLAIN };
             let (slots, credit) =
                 (format!("{}/{}", j.slots_used, j.slots), format!("{}/{}", j.credit_used, j.credit));
+            let (p50, p99) = (timing::below(j.completion_p50_ns), timing::below(j.completion_p99_ns));
+            let last = match (j.last_rank, j.last_share) {
+                (Some(rank), Some(share)) => format!("{rank} {:>4.0} %", 100.0 * share),
+                _ => "-".into(),
+            };
             writeln!(
                 out,
-                "{clock}  {name:<width$}  {:>11.0}  {:>8.3}  {:>8.3}  {:>8.0}  {drops}{:>8.0}{drops:#}  {slots:>13}  {credit:>13}",
+                "{clock}  {name:<width$}  {:>11.0}  {:>8.3}  {:>8.3}  {:>8.0}  {drops}{:>8.0}{drops:#}  {slots:>13}  {credit:>13}  {p50:>9}  {p99:>9}  {last:>9}",
                 j.fragments, j.gbps_in, j.gbps_out, j.replays, j.drops
             )?;
             self.lines += 1;
@@ -123,7 +138,7 @@ impl Printer {
 }
 
 /// The time of day.
-fn clock(time: f64) -> String {
+pub(super) fn clock(time: f64) -> String {
     let of_day = time as u64 % 86_400;
     format!("{:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
@@ -131,6 +146,13 @@ fn clock(time: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// So many sums of 20 us.
+    fn durations(count: u64) -> api::Histogram {
+        let mut h = netsum_common::timing::Histogram::EMPTY;
+        (0..count).for_each(|_| h.add(20_000));
+        crate::daemon::load::histogram_message(&h)
+    }
 
     fn reading(time_ms: u64, jobs: &[(&str, u64)]) -> api::StatsReply {
         let kind = |c: &Counter| crate::daemon::admin::kind_name(c.kind()).to_owned();
@@ -150,12 +172,15 @@ mod tests {
                 slots_used: 12,
                 credit: 128,
                 credit_used: 30,
+                completion: Some(durations(value / 100)),
+                ranks: (0..2).map(|rank| api::RankTiming { last: rank * value / 100, late: None }).collect(),
             }
         };
         api::StatsReply {
             counters: Counter::ALL.iter().map(counter).collect(),
             time_ns: time_ms * 1_000_000,
             jobs: jobs.iter().map(job).collect(),
+            sampled: 64,
         }
     }
 
@@ -166,7 +191,10 @@ mod tests {
         let a = &rates.jobs[0];
         assert_eq!((a.fragments, a.gbps_in, a.gbps_out, a.drops), (250_000.0, 2.0, 2.0, 250.0));
         assert_eq!(a.drops_by_reason, [("duplicate_request".to_owned(), 250.0)].into());
+        assert_eq!((a.completion_p50_ns, a.completion_p99_ns), (Some(32_768), Some(32_768)));
+        assert_eq!((a.last_rank, a.last_share), (Some(1), Some(1.0)));
         assert_eq!(rates.jobs[1].job, None);
+        assert_eq!((rates.jobs[1].completion_p50_ns, rates.jobs[1].last_rank), (None, None));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 use super::diagnosis::Diagnosis;
-use super::view::{BatchEntry, Counters, Error, Flow, Job, Port, Programs, Rates, Ring, Slots};
+use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written};
 use crate::check::Report;
 
 /// A schema, and the file that has it.
@@ -34,10 +34,11 @@ pub fn all() -> Vec<Schema> {
         of::<Vec<Flow>>("flows.json", "netsum -j flow show"),
         of::<Slots>("slots.json", "netsum -j slot show JOB"),
         of::<Vec<Port>>("ports.json", "netsum -j port show"),
-        of::<Counters>("stats.json", "netsum -j stats: counters by name"),
+        of::<Stats>("stats.json", "netsum -j stats: counters by name"),
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB"),
+        of::<Written>("report.json", "netsum -j report JOB -o FILE"),
         of::<Vec<BatchEntry>>("batch.json", "netsum -j batch file FILE"),
         of::<Report>("check.json", "netsum -j check"),
         of::<Error>("error.json", "netsum -j, any command that fails"),

@@ -6,6 +6,8 @@ use netsum_api::v1 as api;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::timing::{Sums, Timing};
+
 /// How a job stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -418,9 +420,26 @@ impl From<api::ListProgramsReply> for Programs {
 /// Counters by name.
 pub type Counters = BTreeMap<String, u64>;
 
-/// Counters by name, as `netsum stats` prints them.
-pub fn counters(counters: &[api::Counter]) -> Counters {
-    counters.iter().map(|c| (c.name.clone(), c.value)).collect()
+/// What the data plane has counted.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Stats {
+    /// Counters by name.
+    #[serde(flatten)]
+    pub counters: Counters,
+    /// The timed sums; of one job alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Timing>,
+}
+
+impl Stats {
+    /// Of the box, or with `job` of the one job that the daemon was asked for.
+    pub fn new(reply: &api::StatsReply, job: bool) -> Self {
+        let timing = |job| Timing::new(&Sums::new(job), reply.sampled);
+        Self {
+            counters: reply.counters.iter().map(|c| (c.name.clone(), c.value)).collect(),
+            timing: reply.jobs.first().filter(|_| job).map(timing),
+        }
+    }
 }
 
 /// What jobs did within an interval.
@@ -453,6 +472,14 @@ pub struct JobRates {
     pub drops: f64,
     /// The same by reason; those that are not zero.
     pub drops_by_reason: BTreeMap<String, f64>,
+    /// Nanoseconds that half of the sums took less than, from first contribution to last; null when none was timed.
+    pub completion_p50_ns: Option<u64>,
+    /// Nanoseconds that 99 of 100 sums took less than; null when none was timed.
+    pub completion_p99_ns: Option<u64>,
+    /// The rank that was the last to contribute most often; null when no sum was timed.
+    pub last_rank: Option<u32>,
+    /// How often it was, 0 to 1.
+    pub last_share: Option<f64>,
     /// Slots.
     pub slots: u32,
     /// Slots with a sum that has not been released, at the interval's end.
@@ -461,6 +488,15 @@ pub struct JobRates {
     pub credit: u32,
     /// The most that a rank has sent, at the interval's end.
     pub credit_used: u32,
+}
+
+/// A file that was written.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Written {
+    /// Where.
+    pub file: String,
+    /// How long the job was watched for it.
+    pub seconds: f64,
 }
 
 /// Why a command failed.

@@ -8,11 +8,12 @@ use netsum_api::v1::admin_server::Admin;
 use netsum_common::abi;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::slot::Slot;
+use netsum_common::timing::{self, RankTiming};
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
 use super::links::Netlink;
-use super::load::{counters, fragment_bytes, ring_load};
+use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_load};
 use super::state::{Inner, Shared};
 use super::{job_message, mac_from_text, mac_text};
 use crate::core::{Job, JobSpec, State};
@@ -249,7 +250,8 @@ impl Admin for AdminService {
             totals.iter_mut().zip(&job.values).for_each(|(total, value)| *total += value);
         }
         let time_ns = self.started.elapsed().as_nanos() as u64;
-        Ok(Response::new(api::StatsReply { counters: counter_messages(totals), time_ns, jobs }))
+        let counters = counter_messages(totals);
+        Ok(Response::new(api::StatsReply { counters, time_ns, jobs, sampled: timing::SAMPLED }))
     }
 
     async fn list_rings(&self, request: Request<api::ListRingsRequest>) -> Answer<api::ListRingsReply> {
@@ -305,7 +307,9 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
         ..api::JobStats::default()
     };
     let mut of_rank = vec![0; job.spec.ranks as usize];
+    let mut timings = Timings::of_ranks(job.spec.ranks);
     for ring in &job.rings {
+        timings.add(inner, ring.id)?;
         let load = ring_load(inner, job, ring)?;
         stats.slots += ring.slots;
         stats.slots_used += load.slots_used;
@@ -313,6 +317,9 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
         of_rank.iter_mut().zip(load.credit_used).for_each(|(sum, used)| *sum += used);
     }
     stats.credit_used = of_rank.into_iter().max().unwrap_or(0);
+    stats.completion = Some(histogram_message(&timings.completion));
+    let rank = |r: &RankTiming| api::RankTiming { last: r.last, late: Some(histogram_message(&r.late)) };
+    stats.ranks = timings.ranks.iter().map(rank).collect();
     Ok(stats)
 }
 

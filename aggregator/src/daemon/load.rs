@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use netsum_api::v1 as api;
 use netsum_common::counters::Counter;
+use netsum_common::timing::{Histogram, RankTiming};
 
 use super::diagnose::{flows_of, view};
 use super::state::Inner;
@@ -48,6 +50,38 @@ pub fn counters(inner: &Inner, rings: impl IntoIterator<Item = u32>) -> anyhow::
         }
     }
     Ok(totals)
+}
+
+/// The timed sums of a job, over all its rings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From first contribution to last.
+    pub completion: Histogram,
+    /// The ranks, in their order.
+    pub ranks: Vec<RankTiming>,
+}
+
+impl Timings {
+    /// Without any sum.
+    pub fn of_ranks(ranks: u32) -> Self {
+        Self { completion: Histogram::EMPTY, ranks: vec![RankTiming::default(); ranks as usize] }
+    }
+
+    /// With those of a ring.
+    pub fn add(&mut self, inner: &Inner, ring: u32) -> anyhow::Result<()> {
+        let timing = inner.plane.timing(ring)?;
+        self.completion.merge(&timing.completion);
+        for (sum, of_ring) in self.ranks.iter_mut().zip(&timing.ranks) {
+            sum.last += of_ring.last;
+            sum.late.merge(&of_ring.late);
+        }
+        Ok(())
+    }
+}
+
+/// A histogram in the API.
+pub fn histogram_message(h: &Histogram) -> api::Histogram {
+    api::Histogram { counts: h.counts.to_vec(), sum_ns: h.sum_ns }
 }
 
 /// Bytes of payload in a fragment of a full message, on average. The data plane counts fragments, and the last one of a

@@ -16,6 +16,7 @@ use netsum_common::abi::{
 };
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::timing::Timing;
 use netsum_common::wire::{InBandToken, JobHeader};
 
 use super::pins::Pins;
@@ -148,6 +149,7 @@ impl BpfDataPlane {
         self.array(maps::RINGS)?.set(ring.id, config, 0)?;
         let mut slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring.id)?;
         (0..ring.slots).try_for_each(|slot| slots.set(slot, Slot::default(), 0))?;
+        self.array(maps::TIMINGS)?.set(ring.id, Timing::EMPTY, 0)?;
         let state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
         Ok(self.array(maps::STATES)?.set(ring.id, state, 0)?)
     }
@@ -359,7 +361,7 @@ impl DataPlane for BpfDataPlane {
         for counter in 0..COUNTERS {
             counters.set(ring * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
         }
-        Ok(())
+        Ok(self.array(maps::TIMINGS)?.set(ring, Timing::EMPTY, 0)?)
     }
 
     fn add_flow(&mut self, flow: &FlowSpec) -> Result<()> {
@@ -444,6 +446,12 @@ impl DataPlane for BpfDataPlane {
         let map: PerCpuArray<_, u64> =
             PerCpuArray::try_from(self.ebpf.map(maps::COUNTERS).context(maps::COUNTERS)?)?;
         (0..COUNTERS).map(|c| Ok(map.get(&(ring * COUNTERS + c), 0)?.iter().sum())).collect()
+    }
+
+    fn timing(&self, ring: u32) -> Result<Box<Timing>> {
+        let timings: Array<_, Timing> =
+            Array::try_from(self.ebpf.map(maps::TIMINGS).context(maps::TIMINGS)?)?;
+        Ok(Box::new(timings.get(&ring, 0)?))
     }
 
     fn slots(&self, ring: u32) -> Result<Vec<Slot>> {

@@ -14,6 +14,7 @@ use std::time::SystemTime;
 use netsum_common::abi::{FlowKey, StrangerKey};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
+use netsum_common::timing::Timing;
 use netsum_common::wire::{InBandToken, JobHeader};
 use serde::{Deserialize, Serialize};
 
@@ -138,7 +139,7 @@ pub trait DataPlane: Send {
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
     /// Makes a ring's maps, empty. The ring is not active yet. Its counters go on.
     fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()>;
-    /// Sets a ring's counters to zero.
+    /// Sets a ring's counters and timed sums to zero.
     fn reset_counters(&mut self, ring: u32) -> anyhow::Result<()>;
     /// Registers a flow of a ring that exists.
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
@@ -150,6 +151,8 @@ pub trait DataPlane: Send {
     fn unpin(&mut self) -> anyhow::Result<()>;
     /// Counters of a ring (0: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
     fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>>;
+    /// The timed sums of a ring.
+    fn timing(&self, ring: u32) -> anyhow::Result<Box<Timing>>;
     /// All slots of a ring.
     fn slots(&self, ring: u32) -> anyhow::Result<Vec<Slot>>;
     /// State of a ring.

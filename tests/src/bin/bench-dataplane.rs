@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use netsum_aggregator::dataplane::{DataPlane as _, FlowSpec, RingSpec};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, flow, host, qpn, ring};
 
@@ -27,6 +28,7 @@ const PATHS: &[(&str, &str, bool)] = &[
     ("pass", "ingress: pass, not a flow", false),
     ("absorb/ignore", "absorb, ICRC not verified", true),
     ("absorb/verify", "absorb, ICRC verified", true),
+    ("timed/verify", "the same, timed (one index in 64)", true),
     ("complete/verify", "complete, ICRC verified", true),
     ("replay/verify", "replay, ICRC verified", false),
     ("bench_egress", "egress of one clone", false),
@@ -55,13 +57,14 @@ fn run(json: bool) -> Result<()> {
         "bench_reset",
         "bench_ingress",
         "bench_absorb",
+        "bench_absorb_timed",
         "bench_complete",
         "bench_replay",
         "bench_egress",
     ];
     let ranks = 4;
     let spec = ring(ranks, 2048, 16);
-    let flows = (0..ranks).map(|r| flow(&spec, r, false)).collect();
+    let flows = flows(&spec);
     let mut bench = Bench::with_object(OBJECT, &programs, spec, flows)?;
     for mtu in MTUS {
         for round in 0..ROUNDS {
@@ -90,24 +93,26 @@ fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
+/// The usual packets have index 1, because index 0 is timed.
+fn flows(ring: &RingSpec) -> Vec<FlowSpec> {
+    let one_earlier = |r| FlowSpec { base_psn: BASE_PSN - 1, ..flow(ring, r, false) };
+    (0..ring.ranks).map(one_earlier).collect()
+}
+
 /// Mean ns of one run of a path.
 fn measure(bench: &mut Bench, path: &str, mtu: u32) -> Result<f64> {
     let mut spec = bench.ring.clone();
     spec.mtu = mtu;
     spec.verify_icrc = !path.ends_with("/ignore");
     let ranks = spec.ranks;
-    if spec != bench.ring {
-        let flows: Vec<_> = (0..ranks).map(|r| flow(&spec, r, false)).collect();
+    let timed = path.starts_with("timed");
+    if spec != bench.ring || timed {
+        let flows = flows(&spec);
         bench.restart(spec, &flows)?;
     }
+    let psn = if timed { BASE_PSN - 1 } else { BASE_PSN };
     let frame = |rank: u32| {
-        FrameSpec::send(
-            host(rank),
-            host((rank + 1) % ranks),
-            qpn(rank),
-            BASE_PSN,
-            lanes(rank, mtu as usize / 4),
-        )
+        FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank, mtu as usize / 4))
     };
     let data = frame(0).build();
     let expect = |bench: &mut Bench, program: &str, packet: &[u8], action: u32| -> Result<f64> {
@@ -138,6 +143,14 @@ fn measure(bench: &mut Bench, path: &str, mtu: u32) -> Result<f64> {
         "absorb/ignore" | "absorb/verify" => {
             fill(bench)?;
             expect(bench, "bench_absorb", &data, 1)
+        }
+        "timed/verify" => {
+            fill(bench)?;
+            let before = bench.plane.timing(bench.ring.id)?.ranks[0].late.count();
+            let ns = expect(bench, "bench_absorb_timed", &data, 1)?;
+            let timed = bench.plane.timing(bench.ring.id)?.ranks[0].late.count() - before;
+            anyhow::ensure!(timed >= u64::from(REPEAT), "{timed} packets were timed");
+            Ok(ns)
         }
         "complete/verify" => {
             fill(bench)?;
@@ -182,11 +195,11 @@ fn measure(bench: &mut Bench, path: &str, mtu: u32) -> Result<f64> {
 
 fn print_table(figures: &Figures, instructions: &BTreeMap<&str, (u32, u32)>) {
     println!("ns per packet (BPF_PROG_TEST_RUN, 4 ranks, IPv4 SEND), least of {ROUNDS} rounds");
-    print!("{:<32}", "path MTU");
+    print!("{:<36}", "path MTU");
     MTUS.iter().for_each(|m| print!("{m:>8}"));
     println!("{:>14}", "over empty@1K");
     for &(path, what, put_back) in PATHS {
-        print!("{what:<32}");
+        print!("{what:<36}");
         MTUS.iter().for_each(|m| print!("{:>8.0}", figures[&(path, *m)]));
         let reset = if put_back { figures[&("bench_reset", 1024)] } else { figures[&("bench_empty", 1024)] };
         println!("{:>14.0}", figures[&(path, 1024)] - reset);

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use arbitrary::Unstructured;
 use netsum_aggregator::dataplane::{DataPlane, FirstPacket};
 use netsum_common::counters::Counter;
+use netsum_common::timing::RankTiming;
 
 use self::generate::{Hint, STARTS, Setting, Step};
 use self::model::Model;
@@ -250,6 +251,19 @@ impl Differential {
             for (i, (got, expected)) in slots.iter().zip(&expected.slots).enumerate() {
                 ensure!(got == expected, "ring {}, slot {i}: {got:?}, should be {expected:?}", ring.id);
             }
+            // How long things took is no two times the same; how often, is.
+            let timing = self.bench.plane.timing(ring.id)?;
+            let of_rank = |r: &RankTiming| (r.late.count(), r.last);
+            let timed: Vec<_> = timing.ranks[..ring.ranks as usize].iter().map(of_rank).collect();
+            ensure!(
+                timed == expected.timed,
+                "ring {}: timed {timed:?}, should be {:?}",
+                ring.id,
+                expected.timed
+            );
+            let (got, expected) =
+                (timing.completion.count(), expected.timed.iter().map(|t| t.1).sum::<u64>());
+            ensure!(got == expected, "ring {}: timed {got} sums, should be {expected}", ring.id);
             for flow in flows {
                 let (got, expected) =
                     (self.bench.plane.flow_seen(flow.key())?, self.model.flow_seen(&flow.key()));

@@ -9,7 +9,7 @@ use netsum_common::counters::Counter;
 use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot};
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, JobHeader, L3, Reject, UDP_LEN};
-use netsum_common::{icrc, serial};
+use netsum_common::{icrc, serial, timing};
 
 use super::Verdict;
 use crate::programs::LOOPBACK;
@@ -37,6 +37,8 @@ pub struct Ring {
     pub state: RingState,
     /// As the box should have them.
     pub slots: Vec<Slot>,
+    /// How many contributions the box should have timed, and how many of them as the last, for each rank.
+    pub timed: Vec<(u64, u64)>,
     sums: Vec<Vec<u8>>,
     saved: Vec<Saved>,
     /// The rank that the next clone is for: all ranks are behind one port.
@@ -98,6 +100,7 @@ impl Model {
             config,
             state,
             slots: vec![Slot::default(); slots],
+            timed: vec![(0, 0); spec.ranks as usize],
             sums: vec![Vec::new(); slots],
             saved: vec![Saved::default(); slots * spec.ranks as usize],
             cursor: 0,
@@ -385,6 +388,12 @@ impl Model {
             if frame.ip == wire::ETH_LEN + wire::VLAN_LEN {
                 ring.slots[s].flags |= Slot::TAGGED;
             }
+        }
+        if matches!(verdict.payload, Payload::Copy | Payload::Add)
+            && (index + index / timing::SAMPLED).is_multiple_of(timing::SAMPLED)
+        {
+            ring.timed[rank as usize].0 += 1;
+            ring.timed[rank as usize].1 += u64::from(verdict.completed);
         }
         match verdict.payload {
             Payload::Leave => {}

@@ -5,6 +5,7 @@ use std::fmt;
 
 use netsum_common::abi;
 use netsum_common::counters::{Counter, Kind};
+use netsum_common::timing::{BUCKETS, Histogram, RankTiming, SAMPLED};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -23,6 +24,7 @@ enum Value {
     Count(u64),
     Gauge(u64),
     Seconds(f64),
+    Durations(Histogram),
     Info,
 }
 
@@ -72,8 +74,17 @@ fn encode(metric: &mut MetricEncoder<'_>, value: Value) -> fmt::Result {
         Value::Count(n) => metric.encode_counter::<NoLabelSet, u64, u64>(&n, None),
         Value::Gauge(n) => metric.encode_gauge(&(n as f64)),
         Value::Seconds(s) => metric.encode_gauge(&s),
+        Value::Durations(h) => {
+            metric.encode_histogram::<NoLabelSet>(h.sum_ns as f64 / 1e9, h.count(), &buckets(&h), None)
+        }
         Value::Info => Ok(()),
     }
+}
+
+/// Bounds in seconds, and how many durations are between each and the one before; the last has no bound.
+fn buckets(h: &Histogram) -> Vec<(f64, u64)> {
+    let bound = |b: usize| if b + 1 == BUCKETS { f64::MAX } else { Histogram::bound(b) as f64 / 1e9 };
+    h.counts.iter().enumerate().map(|(b, &n)| (bound(b), n)).collect()
 }
 
 /// A label's value as OpenMetrics wants it, which the encoder does not do by itself. An interface's name may hold quotes.
@@ -126,6 +137,7 @@ fn families(s: &Snapshot) -> Vec<Family> {
         ),
     ];
     all.extend(of_jobs(&s.jobs));
+    all.extend(of_timings(&s.jobs));
     all.extend(of_counters(s));
     all.extend(of_rings(&s.jobs));
     all.extend(of_ports(s));
@@ -172,6 +184,36 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             Some(Unit::Seconds),
             "how long ago a rank said that it is alive",
             jobs.iter().flat_map(heard).collect(),
+        ),
+    ]
+}
+
+const _: () = assert!(SAMPLED == 64, "the help texts say so");
+
+/// Of one fragment index in so many: rates and quantiles are as good as those of all.
+fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
+    let completion =
+        |j: &JobSnapshot| (vec![label("job_name", &j.name)], Value::Durations(j.timings.completion));
+    let last = jobs.iter().flat_map(|j| {
+        let of_rank = |(rank, r): (usize, &RankTiming)| {
+            (vec![label("job_name", &j.name), label("rank", rank)], Value::Count(r.last))
+        };
+        j.timings.ranks.iter().enumerate().map(of_rank).collect::<Vec<_>>()
+    });
+    vec![
+        Family {
+            // The unit stands in the name alone: not every parser takes one for a histogram.
+            name: "slot_completion_seconds",
+            help: "time from a slot's first contribution to its last, of one fragment index in 64",
+            unit: None,
+            kind: MetricType::Histogram,
+            samples: jobs.iter().map(completion).collect(),
+        },
+        counter(
+            "rank_last",
+            None,
+            "how often a rank was the last to contribute to a slot, of one fragment index in 64",
+            last.collect(),
         ),
     ]
 }
@@ -320,7 +362,7 @@ mod tests {
 
     use super::*;
     use crate::daemon::links::Link;
-    use crate::daemon::load::RingLoad;
+    use crate::daemon::load::{RingLoad, Timings};
     use crate::dataplane::RingSpec;
 
     fn snapshot() -> Snapshot {
@@ -341,6 +383,9 @@ mod tests {
             credit_used: vec![2, 0],
             waits: Some(Duration::from_millis(1500)),
         };
+        let mut timings = Timings::of_ranks(2);
+        [40, 1_000, 70_000, u64::MAX >> 20].into_iter().for_each(|ns| timings.completion.add(ns));
+        timings.ranks[1].last = 4;
         let job = JobSnapshot {
             name: "train".into(),
             ranks: 2,
@@ -351,6 +396,7 @@ mod tests {
             counters: (0..Counter::ALL.len() as u64).collect(),
             fragment_bytes: 1024.0,
             rings: vec![(ring, load)],
+            timings,
             heard: vec![(0, Duration::from_millis(250))],
         };
         let port = Link {

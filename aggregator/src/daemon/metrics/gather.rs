@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::core::{Job, State, pool};
 use crate::daemon::links::{Link, Netlink};
-use crate::daemon::load::{RingLoad, counters, fragment_bytes, ring_load};
+use crate::daemon::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
 use crate::daemon::state::Shared;
 use crate::dataplane::RingSpec;
 
@@ -45,6 +45,8 @@ pub struct JobSnapshot {
     pub fragment_bytes: f64,
     /// Its rings.
     pub rings: Vec<(RingSpec, RingLoad)>,
+    /// Its timed sums.
+    pub timings: Timings,
     /// Ranks that say that they are alive, and how long ago they last did.
     pub heard: Vec<(u32, Duration)>,
 }
@@ -92,6 +94,7 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
             }
             let of_ring = counters(&inner, [ring.id])?;
             found.counters.iter_mut().zip(of_ring).for_each(|(sum, value)| *sum += value);
+            found.timings.add(&inner, ring.id)?;
             let mut load = ring_load(&inner, job, &ring)?;
             load.credit_used.truncate(ring.ranks as usize);
             let cpu = inner.plane.cpu_number(ring.cpu);
@@ -118,6 +121,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),
         rings: Vec::new(),
+        timings: Timings::of_ranks(job.spec.ranks),
         heard: (0..job.spec.ranks).filter_map(heard).collect(),
     }
 }

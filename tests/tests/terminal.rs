@@ -1,0 +1,197 @@
+//! `netsum top` in a real terminal, which is tmux's: a job at work, keys, a daemon that goes and comes back, and a terminal
+//! that is as it was before.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host, program};
+use netsum_lab::netns::output;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// A terminal, with a shell in it that runs `netsum top` and then says how it ended.
+struct Terminal {
+    folder: PathBuf,
+}
+
+impl Terminal {
+    fn start(cluster: &Cluster, (width, height): (u16, u16)) -> Self {
+        let terminal = Self { folder: cluster.folder().join(format!("terminal-{width}")) };
+        std::fs::create_dir(&terminal.folder).unwrap();
+        let netsum = program("netsum").unwrap();
+        // Its number is that of the inner shell.
+        let script = format!(
+            "cd {}; stty -g > before; sh -c 'echo $$ > pid; exec {} --socket {} top'; \
+             echo ended with $?; stty -g > after; touch over; exec sleep 600",
+            terminal.folder.display(),
+            netsum.display(),
+            cluster.socket()
+        );
+        let size = [width.to_string(), height.to_string()];
+        let mut tmux = terminal.tmux();
+        tmux.args([
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-x",
+            &size[0],
+            "-y",
+            &size[1],
+            "sh",
+            "-c",
+            &script,
+        ]);
+        output(&mut tmux).unwrap();
+        terminal
+    }
+
+    fn tmux(&self) -> Command {
+        let mut tmux = Command::new("tmux");
+        tmux.arg("-u").arg("-S").arg(self.folder.join("tmux")).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
+        tmux
+    }
+
+    fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.join(name)).unwrap_or_default()
+    }
+
+    fn screen(&self) -> String {
+        output(self.tmux().args(["capture-pane", "-p"])).unwrap()
+    }
+
+    fn press(&self, key: &str) {
+        output(self.tmux().args(["send-keys", key])).unwrap();
+    }
+
+    /// Waits for a text on the screen; the screen.
+    fn wait_for(&self, text: &str) -> String {
+        self.wait(text, |screen| screen.contains(text))
+    }
+
+    fn wait(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
+        let start = Instant::now();
+        loop {
+            let screen = self.screen();
+            if holds(&screen) {
+                return screen;
+            }
+            assert!(start.elapsed() < PATIENCE, "{what}:\n{screen}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// It has ended well, and the terminal is as it was.
+    fn is_restored(&self) {
+        let screen = self.wait("the end", |screen| screen.contains("ended with 0") && self.has("over"));
+        assert!(!screen.contains("netsum top"), "its screen is still there:\n{screen}");
+        let flags =
+            output(self.tmux().args(["display-message", "-p", "#{alternate_on} #{cursor_flag}"])).unwrap();
+        assert_eq!(flags.trim(), "0 1", "alternate screen, cursor");
+        assert!(!self.file("before").is_empty());
+        assert_eq!(self.file("before"), self.file("after"), "stty");
+    }
+
+    fn has(&self, file: &str) -> bool {
+        Path::new(&self.folder).join(file).exists()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.tmux().arg("kill-server").output();
+    }
+}
+
+/// A daemon with a job of three ranks.
+fn busy() -> (Cluster, Group) {
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    let job = JobSpec { rings: 2, ..JobSpec::new("train", 3) };
+    let token = cluster.create_job(&job).unwrap();
+    let group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();
+    cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
+    (cluster, group)
+}
+
+/// All-reduces to which the last rank comes late. All of each is within a window, so that all of it waits.
+fn work(group: &mut Group, rounds: u64) {
+    for seed in 0..rounds {
+        group.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20)).unwrap();
+        assert_eq!(group.answers(PATIENCE).unwrap().len(), 3);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
+    let (mut cluster, mut group) = busy();
+    let terminal = Terminal::start(&cluster, (80, 24));
+    let screen = terminal.wait_for("train");
+    assert!(
+        screen.contains("idle") && screen.contains("waiting") && screen.contains("sorted by name"),
+        "{screen}"
+    );
+    assert!((0..3).all(|p| screen.contains(&cluster.lab().box_().port(p))), "{screen}");
+    work(&mut group, 10);
+    let screen = terminal.wait("who is last", |screen| {
+        screen.lines().any(|l| l.trim_start().starts_with("train") && l.contains("!2 "))
+    });
+    println!("{screen}");
+
+    // Sorted by throughput, train is above idle.
+    terminal.press("s");
+    let screen = terminal.wait_for("sorted by Gb/s");
+    assert!(screen.find("train").unwrap() < screen.find("idle").unwrap(), "{screen}");
+    terminal.press("k");
+    terminal.press("Enter");
+    work(&mut group, 10);
+    let screen = terminal.wait_for("The others wait for rank 2");
+    println!("{screen}");
+    assert!(screen.contains("10.0.0.3") && screen.contains("<- the last"), "{screen}");
+    terminal.press("?");
+    terminal.wait_for("keys and columns");
+    terminal.press("Escape");
+    terminal.wait("help goes", |screen| !screen.contains("keys and columns") && screen.contains("rank 2"));
+    terminal.press("Escape");
+    terminal.wait_for("sorted by Gb/s");
+
+    // The daemon goes, and comes back.
+    cluster.stop_daemon().unwrap();
+    let screen = terminal.wait_for("no daemon for");
+    assert!(screen.contains("train"), "what was there stays in sight:\n{screen}");
+    cluster.start_daemon().unwrap();
+    terminal.wait("it is back", |screen| !screen.contains("no daemon for") && screen.contains("No jobs"));
+    terminal.press("q");
+    terminal.is_restored();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_signal_and_another_size_leave_no_mess() {
+    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    let terminal = Terminal::start(&cluster, (120, 40));
+    terminal.wait_for("No jobs");
+    let resize = |width: &str, height: &str| {
+        output(terminal.tmux().args(["resize-window", "-x", width, "-y", height])).unwrap();
+    };
+    resize("50", "10");
+    terminal.wait_for("needs 60 columns");
+    resize("100", "30");
+    terminal.wait_for("No jobs");
+    let pid: i32 = terminal.file("pid").trim().parse().unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+    terminal.is_restored();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn without_a_terminal_it_says_so() {
+    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    let mut top = Command::new(program("netsum").unwrap());
+    let out = top.args(["--socket", &cluster.socket(), "top"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && said.contains("top needs a terminal"), "{out:?}");
+    assert!(out.stdout.is_empty());
+}

@@ -1,0 +1,174 @@
+//! How long sums take and who is last: as the XDP programs note it, and as it is shown of a job at work.
+
+use std::process::Command;
+use std::time::Duration;
+
+use netsum_aggregator::dataplane::DataPlane as _;
+use netsum_common::timing::{SAMPLED, Timing, is_sampled};
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host, program};
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::process::Running;
+use netsum_lab::programs::{BASE_PSN, Bench, host, qpn, ring};
+use roxmltree::{Document, Node, ParsingOptions};
+use serde_json::Value;
+
+const DROP: u32 = 1;
+const REDIRECT: u32 = 4;
+
+/// Rank's fragment with an index goes through `aggregate`.
+fn contribute(bench: &mut Bench, rank: u32, index: u32) -> u32 {
+    let psn = (BASE_PSN + index) & 0xff_ffff;
+    let ranks = bench.ring.ranks;
+    let frame = FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank, 16));
+    bench.aggregate(&frame.build()).unwrap().action
+}
+
+fn timing(bench: &Bench) -> Box<Timing> {
+    bench.plane.timing(bench.ring.id).unwrap()
+}
+
+/// How often each of the first three ranks contributed to a timed sum, and was the last.
+fn counts(bench: &Bench) -> [(u64, u64); 3] {
+    let timing = timing(bench);
+    [0, 1, 2].map(|r| (timing.ranks[r].late.count(), timing.ranks[r].last))
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_sum_is_timed_from_its_first_contribution_to_its_last() {
+    let mut bench = Bench::new(ring(3, 256, 256), false).unwrap();
+    let pause = Duration::from_millis(30);
+    assert_eq!(contribute(&mut bench, 1, 0), DROP);
+    std::thread::sleep(pause);
+    // A duplicate is no contribution, and the first one's time stays.
+    assert_eq!(contribute(&mut bench, 1, 0), DROP);
+    assert_eq!(contribute(&mut bench, 2, 0), DROP);
+    std::thread::sleep(pause);
+    assert_eq!(contribute(&mut bench, 0, 0), REDIRECT);
+    // A replay is none either.
+    assert_eq!(contribute(&mut bench, 0, 0), REDIRECT);
+    assert_eq!(counts(&bench), [(1, 1), (1, 0), (1, 0)]);
+    let timing = timing(&bench);
+    let (whole, half) = (2 * pause.as_nanos() as u64, pause.as_nanos() as u64);
+    let took = timing.completion.sum_ns;
+    assert!((whole..whole + 1_000_000_000).contains(&took), "{took}");
+    assert_eq!((timing.ranks[0].late.sum_ns, timing.ranks[1].late.sum_ns), (took, 0));
+    let late = timing.ranks[2].late.sum_ns;
+    assert!((half..=took - half).contains(&late), "{late} of {took}");
+    assert!(timing.completion.max().unwrap() > took && timing.completion.count() == 1);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn one_index_in_so_many_is_timed_and_no_ring_takes_anothers() {
+    let mut bench = Bench::new(ring(3, 256, 512), false).unwrap();
+    // Of each block one, and each time an earlier one.
+    assert!([0, 2 * SAMPLED - 1, 3 * SAMPLED - 2].into_iter().all(is_sampled));
+    for index in 0..3 * SAMPLED - 1 {
+        (0..3).for_each(|rank| assert_eq!(contribute(&mut bench, rank, index) == REDIRECT, rank == 2));
+    }
+    assert_eq!(counts(&bench), [(3, 0), (3, 0), (3, 3)]);
+    assert_eq!(*bench.plane.timing(2).unwrap(), Timing::EMPTY);
+    bench.plane.reset_counters(1).unwrap();
+    assert_eq!(*timing(&bench), Timing::EMPTY);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_complete_sum_that_waits_for_an_earlier_one_is_timed_when_it_is_complete() {
+    let mut bench = Bench::new(ring(3, 256, 512), false).unwrap();
+    // Rank 2 has lost what comes before.
+    let next = 2 * SAMPLED - 1;
+    for index in 0..=next {
+        contribute(&mut bench, 0, index);
+        contribute(&mut bench, 1, index);
+    }
+    contribute(&mut bench, 2, next);
+    assert_eq!(timing(&bench).completion.count(), 1, "complete, and not released");
+    let took = timing(&bench).completion.sum_ns;
+    std::thread::sleep(Duration::from_millis(20));
+    for index in 0..=next {
+        assert_eq!(contribute(&mut bench, 2, index), REDIRECT, "index {index}");
+    }
+    let timing = timing(&bench);
+    assert_eq!((timing.completion.count(), timing.ranks[2].last), (2, 2));
+    // Only index 0, which it came late for, took long.
+    assert!(timing.completion.sum_ns - took >= 20_000_000 && took < 20_000_000, "{took}");
+}
+
+/// All-reduces to which the last rank comes late. All of each is within a window, so that all of it waits.
+fn work(group: &mut Group, rounds: u64) {
+    for seed in 0..rounds {
+        group.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20)).unwrap();
+        assert_eq!(group.answers(PATIENCE).unwrap().len(), 3);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
+    cluster.pin();
+    cluster.start_daemon().unwrap();
+    let job = JobSpec { rings: 2, ..JobSpec::new("train", 3) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();
+    work(&mut group, 8);
+    let stats = cluster.netsum_json(&["stats", "train"]).unwrap();
+    let timing = &stats["timing"];
+    let timed = timing["completion"]["count"].as_u64().unwrap();
+    // Each index once, on both rings.
+    let expected = stats["completed"].as_u64().unwrap() / u64::from(SAMPLED);
+    assert!(timed.abs_diff(expected) <= 2, "{stats:#}");
+    let last = |timing: &Value, rank: usize| timing["ranks"][rank]["last"].as_u64().unwrap();
+    assert_eq!((0..3).map(|rank| last(timing, rank)).sum::<u64>(), timed);
+    assert!(last(timing, 2) * 2 > timed, "{timing:#}");
+    let late = |rank: usize| timing["ranks"][rank]["late"]["p50_ns"].as_u64().unwrap();
+    assert!(late(2) > 16_000_000 && late(2) > late(0), "20 ms late: {timing:#}");
+    assert!(timing["completion"]["p50_ns"].as_u64().unwrap() >= late(2), "{timing:#}");
+    let text = cluster.netsum(&["stats", "train"]).unwrap();
+    assert!(text.contains("timing of one fragment in 64") && text.contains("rank 2 behind first"), "{text}");
+    assert!(cluster.netsum_json(&["stats"]).unwrap().get("timing").is_none(), "of the box there is none");
+
+    // Pinned, as all else.
+    cluster.kill_daemon().unwrap();
+    cluster.start_daemon().unwrap();
+    let after = cluster.netsum_json(&["stats", "train"]).unwrap();
+    assert!(after["timing"]["completion"]["count"].as_u64().unwrap() >= timed, "{after:#}");
+
+    // A report of a job at work.
+    let file = cluster.folder().join("report.html");
+    let name = file.display().to_string();
+    let netsum = program("netsum").unwrap();
+    let mut report = Command::new(netsum);
+    report.env("NETSUM_SOCKET", cluster.socket()).args(["report", "train", "--for", "2s", "-o", &name]);
+    let before = cluster.counter(Some("train"), "fragments").unwrap();
+    let mut watching = Running::start("report", &mut report).unwrap();
+    while watching.is_running() {
+        work(&mut group, 1);
+    }
+    let said = watching.success(PATIENCE).unwrap();
+    assert!(said.contains("2.0 s of job train"), "{said}");
+    let counted = cluster.counter(Some("train"), "fragments").unwrap() - before;
+    let page = std::fs::read_to_string(&file).unwrap();
+    let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
+    let document = Document::parse_with_options(&page, options).unwrap();
+    let table = |id: &str| -> Vec<Vec<String>> {
+        let table = document.descendants().find(|n| n.attribute("id") == Some(id)).unwrap();
+        let cells = |row: Node<'_, '_>| -> Vec<String> {
+            row.children().filter(|n| n.has_tag_name("td")).map(|n| n.text().unwrap().to_owned()).collect()
+        };
+        table.children().filter(|n| n.has_tag_name("tr")).skip(1).map(cells).collect()
+    };
+    let fragments: u64 = table("counters")[0][1].parse().unwrap();
+    assert!(fragments > 0 && fragments <= counted, "{fragments} of {counted}");
+    let sums: u64 = table("completion").iter().map(|row| row[1].parse::<u64>().unwrap()).sum();
+    let expected = fragments / 3 / u64::from(SAMPLED);
+    assert!(sums.abs_diff(expected) <= 16, "{sums} timed of {fragments} fragments");
+    assert_eq!(table("ranks").iter().map(|row| row[1].parse::<u64>().unwrap()).sum::<u64>(), sums);
+    assert!(page.contains("The others wait for rank 2"), "{page}");
+    let mut wrong = Command::new(program("netsum").unwrap());
+    wrong.env("NETSUM_SOCKET", cluster.socket()).args(["report", "nobody", "-o", &name]);
+    assert_eq!(wrong.output().unwrap().status.code(), Some(4));
+}
