@@ -9,10 +9,13 @@
 //! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
 //! | [`rates`] | `netsum stats --interval` |
 //! | [`diagnosis`] | `netsum diagnose` |
+//! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
+//! | [`simulate`] | `netsum simulate` |
 //! | [`batch`] | `netsum batch` |
 
 pub mod args;
 pub mod batch;
+pub mod capture;
 pub mod client;
 pub mod diagnosis;
 pub mod failure;
@@ -20,6 +23,8 @@ pub mod layout;
 pub mod print;
 pub mod rates;
 pub mod schema;
+pub mod simulate;
+pub mod trace;
 pub mod view;
 
 use std::io::Write;
@@ -50,6 +55,8 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
         let mut client = Client::connect(&cli.socket).await?;
         match cli.command {
             Command::Batch(BatchCommand::File { file }) => batch::file(&file, format, &mut client, out).await,
+            Command::Trace(args) => trace::run(args, format, &mut client, out).await,
+            Command::Simulate(args) => simulate::run(args, format, &mut client, out).await,
             command => one(command, format, &mut client, out).await,
         }
     };
@@ -64,8 +71,13 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
 /// Carries out one command.
 async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
     match command {
-        Command::Run { .. } | Command::Batch(_) | Command::Check { .. } => {
-            Err(Failure::new(Kind::Failed, "`run`, `batch` and `check` are no requests to the daemon"))
+        Command::Run { .. }
+        | Command::Batch(_)
+        | Command::Check { .. }
+        | Command::Trace(_)
+        | Command::Simulate(_) => {
+            let message = "`run`, `batch`, `check`, `trace` and `simulate` stand alone";
+            Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
             print::job(out, format, client.create_job(create_request(job)?).await?)
