@@ -145,7 +145,8 @@ fn slot_of(event: &mut TraceEvent, ring: u32, rank: usize, index: u32) {
     // one moment or the next.
     unsafe {
         event.low = (*state).low;
-        event.expected = (*state).expected[rank % MAX_RANKS];
+        // The mask on a value that the compiler knows nothing of, so that it stays.
+        event.expected = (*state).expected[opaque(rank) % MAX_RANKS];
         let Some(slot) = maps::slot(ring, index & config.slots.wrapping_sub(1)) else { return };
         event.contributors = (*slot).contributors;
         event.slot_index = (*slot).index;

