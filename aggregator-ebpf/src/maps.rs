@@ -233,7 +233,12 @@ pub fn scratch() -> Option<*mut TraceRecord> {
 pub unsafe fn note_event(record: *const TraceRecord, len: usize) {
     // SAFETY: the map is a ring buffer, and the bytes are the caller's promise.
     let noted = unsafe {
-        bpf_ringbuf_output((&raw const EVENTS).cast_mut().cast(), record.cast_mut().cast(), len as u64, NO_WAKEUP)
+        bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast(),
+            record.cast_mut().cast(),
+            len as u64,
+            NO_WAKEUP,
+        )
     };
     if noted != 0
         && let Some(lost) = LOST.get_ptr_mut(0)

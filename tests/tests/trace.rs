@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{Array, Map, MapData, MapInfo};
 use aya::programs::loaded_programs;
-use netsum_common::abi::{maps, watch};
+use netsum_common::abi::{VERSION, maps, watch};
 use netsum_common::wire::{self, Opcode};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host, program};
@@ -164,7 +164,8 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     }
 
     // The same as lines of JSON, of one rank and one verdict, until there are enough.
-    let lines = trace(&cluster, &["-j", "--job", "train", "--rank", "1", "--verdict", "fragments", "-c", "20"]);
+    let lines =
+        trace(&cluster, &["-j", "--job", "train", "--rank", "1", "--verdict", "fragments", "-c", "20"]);
     group.all_reduce("i32", 30_000, 3).unwrap();
     let text = lines.success(PATIENCE).unwrap();
     let validator = validator("trace.json");
@@ -183,7 +184,11 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     let lines = trace(&cluster, &["--job", "train", "--ring", "0", "--program", "egress", "--count", "3"]);
     group.all_reduce("i32", 1000, 4).unwrap();
     let text = lines.success(PATIENCE).unwrap();
-    assert_eq!(text.lines().filter(|l| l.contains(" train/0 rank ") && l.ends_with(" results")).count(), 3, "{text}");
+    assert_eq!(
+        text.lines().filter(|l| l.contains(" train/0 rank ") && l.ends_with(" results")).count(),
+        3,
+        "{text}"
+    );
 
     for (arguments, expected) in [
         (["trace", "--job", "nobody"], "no such job"),
@@ -211,13 +216,19 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     other.end(PATIENCE).unwrap();
     wait_until("it is off", || !is_traced(&cluster));
 
-    // A daemon that is killed leaves its programs at work, and its clients hear of it.
+    // A daemon that is killed leaves its programs at work, which go on tracing, and its clients hear of it.
+    cluster.create_job(&JobSpec::new("train", 2)).unwrap();
     let tracing = trace(&cluster, &[]);
     cluster.kill_daemon().unwrap();
     let ended = tracing.end(PATIENCE).unwrap();
-    assert!(!ended.status.success(), "{ended:?}");
+    assert_eq!(ended.status.code(), Some(5), "{ended:?}");
+    assert!(ended.stderr.contains("the daemon has gone away"), "{ended:?}");
+    let pinned = cluster.pins().join(format!("abi-{}/maps/{}", VERSION, maps::WATCH));
+    let watch_map = Map::from_map_data(MapData::from_pin(pinned).unwrap()).unwrap();
+    let watched = Array::<_, u32>::try_from(watch_map).unwrap().get(&0, 0).unwrap();
+    assert_ne!(watched & watch::TRACE, 0);
     cluster.start_daemon().unwrap();
-    assert!(cluster.daemon_log().contains("taken over"), "{}", cluster.daemon_log());
+    wait_until("the log says so", || cluster.daemon_log().contains("taken over from a daemon"));
     assert!(!is_traced(&cluster));
     cluster.stop_daemon().unwrap();
 }
@@ -239,7 +250,8 @@ fn app(cluster: &Cluster) {
     for (rank, port, src, dst, qpn) in
         [("0", "port0", "10.0.0.1", "10.0.0.2", "0x100"), ("1", "port1", "10.0.0.2", "10.0.0.1", "0x101")]
     {
-        let flow = ["--rank", rank, "--port", port, "--src", src, "--dst", dst, "--qpn", qpn, "--psn", "0x1000"];
+        let flow =
+            ["--rank", rank, "--port", port, "--src", src, "--dst", dst, "--qpn", qpn, "--psn", "0x1000"];
         cluster.netsum(&[&["flow", "add", "app", "--ring", "0"][..], &flow].concat()).unwrap();
     }
 }
@@ -299,17 +311,26 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     let frame = |number: usize| &said["frames"][number - 1];
     let to: Vec<_> = frame(2)["steps"].as_array().unwrap().iter().filter_map(|s| s["to"].as_u64()).collect();
     assert_eq!(to, [0, 1], "{said:#}");
-    assert_eq!((&frame(2)["job"], &frame(2)["slot"]["contributors"]), (&"app".into(), &serde_json::json!([0, 1])));
+    assert_eq!(
+        (&frame(2)["job"], &frame(2)["slot"]["contributors"]),
+        (&"app".into(), &serde_json::json!([0, 1]))
+    );
     assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{said:#}");
     assert!(frame(4)["next"].as_str().unwrap().contains("--icrc ignore"), "{said:#}");
     let beyond = frame(5)["reason"].as_str().unwrap();
     assert!(beyond.contains("beyond its credit: index 9, and 1 to 8 are open"), "{said:#}");
-    assert_eq!(frame(8)["steps"][1]["verdict"], serde_json::json!(["fragments", "out_of_sequence", "gap_forwarded"]));
+    assert_eq!(
+        frame(8)["steps"][1]["verdict"],
+        serde_json::json!(["fragments", "out_of_sequence", "gap_forwarded"])
+    );
     // The job of the frames has not seen them.
     assert_eq!(cluster.netsum(&["slot", "show", "app"]).unwrap(), before.1);
     assert_eq!(counters(&cluster, Some("app")), BTreeMap::new());
     let grown = growth(&before.0, &counters(&cluster, None));
-    assert!(!grown.contains_key("rx_icrc_encapsulated") && !grown.contains_key("credit_violation"), "{grown:?}");
+    assert!(
+        !grown.contains_key("rx_icrc_encapsulated") && !grown.contains_key("credit_violation"),
+        "{grown:?}"
+    );
 
     // By another port it is another matter; and text says the same.
     let text = cluster.netsum(&["simulate", file, "--port", "port1"]).unwrap();
@@ -374,9 +395,11 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
             }
             what if frame["job"] == "train" => {
                 assert!(what.starts_with("SEND_"), "{frame:#}");
-                let has = |name: &str| frame["steps"][1]["verdict"].as_array().unwrap().contains(&name.into());
+                let has =
+                    |name: &str| frame["steps"][1]["verdict"].as_array().unwrap().contains(&name.into());
                 // A rank that waits for its turn on a busy machine sends again.
-                let outcomes = if has("fragments") { ["absorbed", "released"] } else { ["dropped", "replayed"] };
+                let outcomes =
+                    if has("fragments") { ["absorbed", "released"] } else { ["dropped", "replayed"] };
                 assert!(outcomes.contains(&frame["outcome"].as_str().unwrap()), "{frame:#}");
                 assert!(has("fragments") || has("duplicate_request") || has("replay"), "{frame:#}");
                 contributions += u64::from(has("fragments"));

@@ -83,13 +83,13 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
     };
     // Past a gap of one: forwarded, so that its receiver NAKs.
     let gap = aggregate(&mut bench, &fragment(0, 2, 1));
-    assert_eq!(
-        gap.counters,
-        bits(&[Counter::Fragments, Counter::OutOfSequence, Counter::GapForwarded])
-    );
+    assert_eq!(gap.counters, bits(&[Counter::Fragments, Counter::OutOfSequence, Counter::GapForwarded]));
     assert_eq!((gap.index, gap.expected, gap.low), (1, 0, 0));
     let held = aggregate(&mut bench, &fragment(1, 2, 1));
-    assert_eq!(held.counters & bits(&[Counter::Completed, Counter::Held]), bits(&[Counter::Completed, Counter::Held]));
+    assert_eq!(
+        held.counters & bits(&[Counter::Completed, Counter::Held]),
+        bits(&[Counter::Completed, Counter::Held])
+    );
     assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Fragments.bit());
     assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Duplicate.bit());
     aggregate(&mut bench, &fragment(1, 2, 0));

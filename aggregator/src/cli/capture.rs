@@ -10,7 +10,9 @@ use netsum_api::v1 as api;
 use netsum_common::abi::MAX_CAPTURE;
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
-use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
 use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 use pcap_file::{DataLink, PcapError};
 
@@ -169,8 +171,7 @@ fn read_pcapng(input: impl Read) -> Result<Vec<Captured>> {
                 continue;
             }
             Block::EnhancedPacket(p) => {
-                let outbound =
-                    |o: &EnhancedPacketOption<'_>| matches!(o, EnhancedPacketOption::Flags(f) if f & 3 == OUTBOUND);
+                let outbound = |o: &EnhancedPacketOption<'_>| matches!(o, EnhancedPacketOption::Flags(f) if f & 3 == OUTBOUND);
                 let outbound = p.options.iter().any(outbound);
                 (p.interface_id, p.data.into_owned(), p.original_len, outbound)
             }
@@ -190,7 +191,8 @@ fn ethernet(link: DataLink) -> Result<()> {
     if link == DataLink::ETHERNET {
         return Ok(());
     }
-    let message = format!("link type {link:?}: Ethernet frames are needed, captured on a port or a host's interface");
+    let message =
+        format!("link type {link:?}: Ethernet frames are needed, captured on a port or a host's interface");
     Err(Failure::new(Kind::Failed, message))
 }
 
@@ -274,7 +276,9 @@ mod tests {
     fn what_is_no_capture_is_refused_with_the_reason() {
         let message = |bytes: &[u8]| read_from(bytes).unwrap_err().message;
         assert!(message(b"ab").contains("too short"));
-        assert!(message(b"#!/bin/sh and so on, long enough for any header").contains("neither pcap nor pcapng"));
+        assert!(
+            message(b"#!/bin/sh and so on, long enough for any header").contains("neither pcap nor pcapng")
+        );
         // A pcap file of another link type: 113, Linux cooked.
         let mut header = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0].to_vec();
         header.extend([0; 8]);

@@ -165,6 +165,13 @@ pub struct Traces(Streaming<api::TraceReply>);
 impl Traces {
     /// The next ones, and how many were lost before them; `None` when the daemon has ended.
     pub async fn next(&mut self) -> Result<Option<api::TraceReply>> {
-        said(self.0.message().await.map(Response::new))
+        self.0.message().await.map_err(|status| {
+            // What breaks off in the middle has an I/O error behind it; what the daemon says has none.
+            if status.source().is_some() {
+                Failure::new(Kind::NoDaemon, "the daemon has gone away")
+            } else {
+                Failure::new(Kind::Failed, status.message())
+            }
+        })
     }
 }

@@ -218,7 +218,14 @@ fn unfit(captured: &Captured, ports: &Ports) -> Option<String> {
 }
 
 /// Why a frame came to its end, and what to do about it.
-fn reason(outcome: Outcome, counters: u64, event: &TraceEvent, frame: &[u8], box_: &Box_, copy: &Replica) -> (String, String) {
+fn reason(
+    outcome: Outcome,
+    counters: u64,
+    event: &TraceEvent,
+    frame: &[u8],
+    box_: &Box_,
+    copy: &Replica,
+) -> (String, String) {
     let fine = |text: String| (text, String::new());
     match outcome {
         Outcome::Absorbed if counters & Counter::Held.bit() != 0 => {
@@ -226,7 +233,9 @@ fn reason(outcome: Outcome, counters: u64, event: &TraceEvent, frame: &[u8], box
         }
         Outcome::Absorbed => return fine("it is added to its slot, which waits for other ranks".into()),
         Outcome::Released => return fine("it completes its sum, or takes it along, to all ranks".into()),
-        Outcome::Replayed => return fine("its sum has been released: it takes it to the next rank once more".into()),
+        Outcome::Replayed => {
+            return fine("its sum has been released: it takes it to the next rank once more".into());
+        }
         Outcome::Passed | Outcome::Dropped | Outcome::Skipped => {}
     }
     let Some(cause) = cause(counters) else { return fine(String::new()) };
@@ -258,7 +267,13 @@ fn reason(outcome: Outcome, counters: u64, event: &TraceEvent, frame: &[u8], box
     (format!("rank {}: {what}", event.rank), next)
 }
 
-fn simulated(number: u64, captured: &Captured, ifindex: u32, box_: &Box_, copy: &mut Replica) -> Result<Simulated> {
+fn simulated(
+    number: u64,
+    captured: &Captured,
+    ifindex: u32,
+    box_: &Box_,
+    copy: &mut Replica,
+) -> Result<Simulated> {
     let (what, transport) = describe(&captured.frame);
     let mut frame = Simulated {
         number,
@@ -297,7 +312,12 @@ fn simulated(number: u64, captured: &Captured, ifindex: u32, box_: &Box_, copy: 
 }
 
 /// `netsum simulate`.
-pub async fn run(args: SimulateArgs, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
+pub async fn run(
+    args: SimulateArgs,
+    format: Format,
+    client: &mut Client,
+    out: &mut impl Write,
+) -> Result<()> {
     let captured = capture::read(&args.file)?;
     let programs = client.list_programs().await?;
     if programs.abi != abi::VERSION {
@@ -367,9 +387,10 @@ fn print(out: &mut impl Write, format: Format, simulation: &Simulation) -> Resul
             (Some(job), Some(ring)) => super::trace::place(job, ring, f.slot.as_ref()),
             _ => String::new(),
         };
-        let addresses = f.transport.as_ref().map_or_else(String::new, |t| {
-            format!("{} > {} qp {:#x} psn {:#x}", t.src, t.dst, t.qpn, t.psn)
-        });
+        let addresses = f
+            .transport
+            .as_ref()
+            .map_or_else(String::new, |t| format!("{} > {} qp {:#x} psn {:#x}", t.src, t.dst, t.qpn, t.psn));
         [f.number.to_string(), f.port.clone(), f.what.clone(), addresses, place]
     };
     let mut widths = [0; 5];
@@ -413,7 +434,10 @@ fn print(out: &mut impl Write, format: Format, simulation: &Simulation) -> Resul
         writeln!(out, "counted: {}", list(&simulation.counters))?;
     }
     if !simulation.same_programs {
-        writeln!(out, "{FAIR}the daemon runs other programs of the same version than this `netsum` has{FAIR:#}")?;
+        writeln!(
+            out,
+            "{FAIR}the daemon runs other programs of the same version than this `netsum` has{FAIR:#}"
+        )?;
     }
     Ok(())
 }
@@ -431,16 +455,23 @@ mod tests {
         };
         assert_eq!(of(XDP_DROP, &[Counter::Fragments]), Outcome::Absorbed);
         assert_eq!(of(XDP_DROP, &[Counter::Duplicate]), Outcome::Dropped);
-        assert_eq!(of(XDP_DROP, &[Counter::Fragments, Counter::Released, Counter::RedirectFailed]), Outcome::Dropped);
+        assert_eq!(
+            of(XDP_DROP, &[Counter::Fragments, Counter::Released, Counter::RedirectFailed]),
+            Outcome::Dropped
+        );
         assert_eq!(of(XDP_PASS, &[Counter::Fragments, Counter::GapForwarded]), Outcome::Passed);
-        assert_eq!(of(REDIRECT, &[Counter::Fragments, Counter::Completed, Counter::Released]), Outcome::Released);
+        assert_eq!(
+            of(REDIRECT, &[Counter::Fragments, Counter::Completed, Counter::Released]),
+            Outcome::Released
+        );
         assert_eq!(of(REDIRECT, &[Counter::Replays]), Outcome::Replayed);
     }
 
     #[test]
     fn frames_come_in_where_the_file_or_their_source_says() {
         let port = |name: &str, ifindex: u32| api::Port { name: name.into(), ifindex, ..Default::default() };
-        let box_ = Box_ { ports: vec![port("port0", 10), port("port1", 11), port("port2", 12)], jobs: vec![] };
+        let box_ =
+            Box_ { ports: vec![port("port0", 10), port("port1", 11), port("port2", 12)], jobs: vec![] };
         let args = |port: Option<&str>, map: &[(&str, &str)]| SimulateArgs {
             file: "-".into(),
             port: port.map(str::to_owned),

@@ -396,7 +396,14 @@ mod tests {
                 2,
             ),
             (of_job("aggregate", &["stale"], slot(145, Some(145), &[1])), 0),
-            (of_job("aggregate", &["rx_icrc_encapsulated"], api::SlotSeen { gap: 3, ..slot(14, None, &[]) }), 0),
+            (
+                of_job(
+                    "aggregate",
+                    &["rx_icrc_encapsulated"],
+                    api::SlotSeen { gap: 3, ..slot(14, None, &[]) },
+                ),
+                0,
+            ),
             (packet("ingress", &["not_roce"], arp), 1),
         ]
     }
@@ -428,7 +435,10 @@ mod tests {
             describe(&f).0
         };
         assert_eq!(of([8, 6], 0), "ARP");
-        assert_eq!((of([8, 0], 6), of([8, 0], 1), of([8, 0], 89)), ("TCP".into(), "ICMP".into(), "IP".into()));
+        assert_eq!(
+            (of([8, 0], 6), of([8, 0], 1), of([8, 0], 89)),
+            ("TCP".into(), "ICMP".into(), "IP".into())
+        );
         assert_eq!(of([0x88, 0xcc], 0), "ethertype 0x88cc");
         assert_eq!(describe(&[1, 2]).0, "no Ethernet");
     }

@@ -65,7 +65,8 @@ impl Wanted {
     /// If there is no such counter or kind.
     pub fn counted_by(mut self, names: &[String]) -> Result<Self, Refusal> {
         if !names.is_empty() {
-            self.counters = names.iter().try_fold(0, |bits, name| Ok::<u64, Refusal>(bits | bits_of(name)?))?;
+            self.counters =
+                names.iter().try_fold(0, |bits, name| Ok::<u64, Refusal>(bits | bits_of(name)?))?;
         }
         Ok(self)
     }

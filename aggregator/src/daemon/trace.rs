@@ -135,7 +135,11 @@ async fn pump(shared: Shared) {
                     let status = Status::internal(format!("{e:#}"));
                     log::error!("traced packets cannot be read: {e:#}");
                     // A client that ends comes back through its `Drop`.
-                    inner.tracers.clients.drain(..).for_each(|c| drop(c.replies.try_send(Err(status.clone()))));
+                    inner
+                        .tracers
+                        .clients
+                        .drain(..)
+                        .for_each(|c| drop(c.replies.try_send(Err(status.clone()))));
                     continue;
                 }
             }
@@ -231,8 +235,7 @@ pub fn message(
 fn slot(event: &TraceEvent, ranks: u32) -> api::SlotSeen {
     let is = |flag: u32| event.slot_flags & flag != 0;
     // What has been released has come from every rank, as the slot machine has it.
-    let expected =
-        if serial::before(event.expected, event.low) { event.low } else { event.expected };
+    let expected = if serial::before(event.expected, event.low) { event.low } else { event.expected };
     api::SlotSeen {
         rank: event.rank,
         index: event.index,

@@ -217,7 +217,11 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    pub(super) fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(&self, outer: &str, ring: u32) -> Result<V> {
+    pub(super) fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(
+        &self,
+        outer: &str,
+        ring: u32,
+    ) -> Result<V> {
         let map = self.ebpf.map(outer).with_context(|| outer.to_owned())?;
         let outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
         outer_map.get(&ring, 0).with_context(|| format!("{outer}[{ring}]"))

@@ -102,7 +102,8 @@ impl Replica {
         if cpus.is_empty() {
             cpus.push(0);
         }
-        let mut plane = BpfDataPlane::load_object(OBJECT, &LoadOptions { cpus: cpus.clone(), cpu_queue: 64 })?;
+        let mut plane =
+            BpfDataPlane::load_object(OBJECT, &LoadOptions { cpus: cpus.clone(), cpu_queue: 64 })?;
         for name in [PROBE_AGGREGATE, PROBE_EGRESS] {
             program(&mut plane.ebpf, name)?.load().with_context(|| format!("program `{name}`"))?;
         }

@@ -17,8 +17,7 @@ use netsum_aggregator::daemon::socket::{self, Access};
 use netsum_aggregator::daemon::state::Shared;
 use netsum_aggregator::daemon::worker::PortFinder;
 use netsum_aggregator::dataplane::{
-    Attached, DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, Traced,
-    XdpMode,
+    Attached, DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, Traced, XdpMode,
 };
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;

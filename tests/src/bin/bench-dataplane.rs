@@ -122,7 +122,9 @@ fn measure(bench: &mut Bench, path: &str, mtu: u32) -> Result<f64> {
     let data = frame(0).build();
     let (mut filter, times) = match path {
         "ingress/traced" | "absorb/traced" => (Some(TraceFilter::ALL), REPEAT_TRACED),
-        "absorb/whole" => (Some(TraceFilter { capture: MAX_CAPTURE as u32, ..TraceFilter::ALL }), REPEAT_WHOLE),
+        "absorb/whole" => {
+            (Some(TraceFilter { capture: MAX_CAPTURE as u32, ..TraceFilter::ALL }), REPEAT_WHOLE)
+        }
         "absorb/other" | "absorb/full" => (Some(TraceFilter::ALL), REPEAT),
         _ => (None, REPEAT),
     };

@@ -259,7 +259,11 @@ impl Differential {
         );
         if !frame.is_empty() {
             let expected = &frame[..frame.len().min(MIN_CAPTURE as usize)];
-            ensure!((event.len as usize, &captured[..]) == (frame.len(), expected), "{event:?}: {}", hex(captured));
+            ensure!(
+                (event.len as usize, &captured[..]) == (frame.len(), expected),
+                "{event:?}: {}",
+                hex(captured)
+            );
         }
         if event.rank != TraceEvent::NONE {
             let ring = self.model.ring(event.ring);
