@@ -18,6 +18,7 @@ use crate::in_band;
 use crate::maps;
 use crate::packet::Packet;
 use crate::payload::{self, Op, Place};
+use crate::trace::{self, Party};
 
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
 #[inline(always)]
@@ -26,15 +27,18 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     // here, by the ring's CPU.
     let flow = unsafe { &mut *flow };
     let ring_id = flow.ring;
-    let Some(ring) = maps::ring(ring_id) else { return internal(0) };
+    let index = serial::sub(frame.bth.psn, flow.base_psn);
+    let party = Party { ring: ring_id, rank: flow.rank, index };
+    let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
     match check(ctx, p, frame, flow, ring) {
-        Ok(len) => decide(ctx, p, frame, flow, ring, len),
+        Ok(len) => decide(ctx, p, frame, flow, ring, len, party),
         Err(counter) => {
             flow.refused = flow.refused.wrapping_add(1);
             flow.last_outcome = counter as u32;
             refused(ctx, ring_id, counter);
+            trace::contribution(ctx, party, counter.bit());
             XDP_DROP
         }
     }
@@ -92,12 +96,12 @@ fn decide(
     flow: &mut Flow,
     ring: &RingConfig,
     len: usize,
+    party: Party,
 ) -> u32 {
-    let ring_id = flow.ring;
-    let index = serial::sub(frame.bth.psn, flow.base_psn);
+    let Party { ring: ring_id, index, .. } = party;
     let slot_no = index & (ring.slots - 1);
-    let Some(state) = maps::state(ring_id) else { return internal(ring_id) };
-    let Some(slot) = maps::slot(ring_id, slot_no) else { return internal(ring_id) };
+    let Some(state) = maps::state(ring_id) else { return internal(ctx, party) };
+    let Some(slot) = maps::slot(ring_id, slot_no) else { return internal(ctx, party) };
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
     let (state, slot) = unsafe { (&mut *state, &mut *slot) };
     if ring.flags & ring_flags::RELAXED != 0 {
@@ -114,9 +118,11 @@ fn decide(
     if frame.ce {
         maps::count(ring_id, Counter::EcnMarked);
     }
+    // Here the packet is still as it came, and its slot as it will be.
+    trace::contribution(ctx, party, verdict.counters(frame.ce));
     if verdict.save_header {
         if save_header(ctx, frame, ring_id, slot_no * ring.ranks + flow.rank).is_none() {
-            return internal(ring_id);
+            return internal(ctx, party);
         }
         if frame.ip != ETH_LEN {
             slot.flags |= Slot::TAGGED;
@@ -138,15 +144,15 @@ fn decide(
         Payload::Add => payload::apply(ctx, Op::Add, at, len, &place),
     };
     if moved.is_none() {
-        return internal(ring_id);
+        return internal(ctx, party);
     }
     let result_in_packet = verdict.completed || matches!(verdict.output, Output::Release | Output::Replay);
     if result_in_packet && payload::apply(ctx, Op::Load, at, len, &place).is_none() {
-        return internal(ring_id);
+        return internal(ctx, party);
     }
     if verdict.completed {
         maps::count(ring_id, Counter::Completed);
-        let Some(crc) = payload::crc(ctx, at, len, 0) else { return internal(ring_id) };
+        let Some(crc) = payload::crc(ctx, at, len, 0) else { return internal(ctx, party) };
         slot.crc = crc;
         if verdict.output != Output::Release {
             maps::count(ring_id, Counter::Held);
@@ -183,6 +189,7 @@ fn decide(
         Some(action) => action,
         None => {
             maps::count(ring_id, Counter::RedirectFailed);
+            trace::contribution(ctx, party, Counter::RedirectFailed.bit());
             XDP_DROP
         }
     }
@@ -310,7 +317,8 @@ fn forward_past_gap(
 const LEN_BITS: usize = 0xffc;
 
 #[inline(always)]
-fn internal(ring: u32) -> u32 {
-    maps::count(ring, Counter::Internal);
+fn internal(ctx: &XdpContext, party: Party) -> u32 {
+    maps::count(party.ring, Counter::Internal);
+    trace::contribution(ctx, party, Counter::Internal.bit());
     XDP_DROP
 }

@@ -10,25 +10,28 @@ use netsum_common::slot::Slot;
 use netsum_common::wire::{Bytes, ETH_LEN, ETHERTYPE_VLAN, L3, MAX_HEADERS, UDP_LEN, VLAN_LEN};
 
 use crate::packet::Packet;
+use crate::trace::{self, Party};
 use crate::{maps, payload};
 
 /// Writes headers and ICRC; the verdict.
 #[inline(always)]
 pub fn result(ctx: &XdpContext, ifindex: u32) -> u32 {
     match write(ctx, ifindex) {
-        Some(ring) => {
-            maps::count(ring, Counter::Results);
+        Some(party) => {
+            maps::count(party.ring, Counter::Results);
+            trace::result(ctx, ifindex, party, Counter::Results);
             XDP_PASS
         }
         None => {
             maps::count(0, Counter::EgressNoSlot);
+            trace::result(ctx, ifindex, Party::NOBODY, Counter::EgressNoSlot);
             XDP_DROP
         }
     }
 }
 
 #[inline(always)]
-fn write(ctx: &XdpContext, ifindex: u32) -> Option<u32> {
+fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     let tag = Packet::new(ctx).load::<12>(0)?;
     // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
     let tag: ReleaseTag = unsafe { core::mem::transmute(tag) };
@@ -74,7 +77,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<u32> {
     if slot.is(Slot::TAGGED) {
         retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
     }
-    Some(tag.ring)
+    Some(Party { ring: tag.ring, rank, index: tag.index })
 }
 
 /// Gives a result the VLAN of its receiver's own packets, as a bridge does that translates between tagged and untagged ports: in

@@ -23,10 +23,11 @@ pub mod in_band;
 pub mod maps;
 pub mod packet;
 pub mod payload;
+pub mod trace;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Flow, StrangerKey, watch};
+use netsum_common::abi::{Flow, StrangerKey, traced_by, watch};
 use netsum_common::counters::Counter;
 
 use classify::{Class, Found, classify, from_its_sender, is_spoofed, refused};
@@ -40,11 +41,11 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
     match classify(&p, &mut found) {
         Class::Pass if is_spoofed(ctx, &found.frame) => {
             found.counter = Counter::Spoofed;
-            refuse(ctx, &found)
+            refuse(ctx, traced_by::INGRESS, &found)
         }
         Class::Pass if found.stranger => stranger(ctx, &p, &mut found),
-        Class::Pass => pass(&found),
-        Class::Refuse => refuse(ctx, &found),
+        Class::Pass => pass(ctx, traced_by::INGRESS, &found),
+        Class::Refuse => refuse(ctx, traced_by::INGRESS, &found),
         Class::Data => {
             // SAFETY: a map value. What was last seen is written by the ring's CPU too: a count that one takes from the
             // other spoils a diagnosis at worst.
@@ -57,14 +58,14 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 flow.refused = flow.refused.wrapping_add(1);
                 found.counter = counter;
                 seen_here(flow, &found);
-                return refuse(ctx, &found);
+                return refuse(ctx, traced_by::INGRESS, &found);
             }
             if aggregate::is_laps_behind(ring, flow, &found.frame) {
                 found.counter = Counter::Stale;
                 seen_here(flow, &found);
-                return pass(&found);
+                return pass(ctx, traced_by::INGRESS, &found);
             }
-            steer(found.ring)
+            steer(ctx, &found)
         }
     }
 }
@@ -74,7 +75,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
 fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
     let watched = maps::watched();
     if watched == 0 {
-        return pass(found);
+        return pass(ctx, traced_by::INGRESS, found);
     }
     let key = StrangerKey {
         src_ip: found.frame.src_ip,
@@ -85,34 +86,31 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
     if found.first && watched & watch::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
         // It is checked where contributions are. What comes right behind it must not overtake it.
         maps::wait(&key, found.ring);
-        return steer(found.ring);
+        return steer(ctx, found);
     }
     if watched & watch::FIRST_PACKETS != 0
         && let Some(job) = maps::waits_for(&key)
     {
         (found.ring, found.counter) = (job, Counter::InBandWaits);
-        return refuse(ctx, found);
+        return refuse(ctx, traced_by::INGRESS, found);
     }
     if watched & watch::STRANGERS != 0 {
         maps::count_stranger(&key);
     }
-    pass(found)
+    pass(ctx, traced_by::INGRESS, found)
 }
 
 /// To the ring's CPU.
 #[inline(always)]
-fn steer(ring_id: u32) -> u32 {
-    let Some(ring) = maps::ring(ring_id) else { return XDP_DROP };
-    match maps::to_cpu(ring.cpu) {
-        Ok(action) => {
-            maps::count(ring_id, Counter::Steered);
-            action
-        }
-        Err(_) => {
-            maps::count(ring_id, Counter::SteerFailed);
-            XDP_DROP
-        }
-    }
+fn steer(ctx: &XdpContext, found: &Found) -> u32 {
+    let Some(ring) = maps::ring(found.ring) else { return XDP_DROP };
+    let (action, counter) = match maps::to_cpu(ring.cpu) {
+        Ok(action) => (action, Counter::Steered),
+        Err(_) => (XDP_DROP, Counter::SteerFailed),
+    };
+    maps::count(found.ring, counter);
+    trace::classified(ctx, traced_by::INGRESS, found, counter);
+    action
 }
 
 /// Notes a packet of a flow that does not go on to the ring's CPU.
@@ -135,23 +133,25 @@ pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
                 && maps::watched() & watch::FIRST_PACKETS != 0
                 && in_band::is_claim(ctx, &p, &mut found) =>
         {
-            refuse(ctx, &found)
+            refuse(ctx, traced_by::AGGREGATE, &found)
         }
-        Class::Pass => pass(&found),
-        Class::Refuse => refuse(ctx, &found),
+        Class::Pass => pass(ctx, traced_by::AGGREGATE, &found),
+        Class::Refuse => refuse(ctx, traced_by::AGGREGATE, &found),
         Class::Data => aggregate::contribution(ctx, &p, &found.frame, found.flow),
     }
 }
 
 #[inline(always)]
-fn pass(found: &Found) -> u32 {
+fn pass(ctx: &XdpContext, program: u32, found: &Found) -> u32 {
     maps::count(found.ring, found.counter);
+    trace::classified(ctx, program, found, found.counter);
     XDP_PASS
 }
 
 #[inline(always)]
-fn refuse(ctx: &XdpContext, found: &Found) -> u32 {
+fn refuse(ctx: &XdpContext, program: u32, found: &Found) -> u32 {
     refused(ctx, found.ring, found.counter);
+    trace::classified(ctx, program, found, found.counter);
     XDP_DROP
 }
 

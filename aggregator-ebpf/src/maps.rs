@@ -1,6 +1,7 @@
 //! The maps. Names, keys and values are `netsum_common::abi`'s.
 
-use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::helpers::bpf_ringbuf_output;
 use aya_ebpf::macros::btf_map;
 use netsum_common::abi::*;
 use netsum_common::counters::{COUNTERS as COUNTERS_PER_RING, Counter};
@@ -13,6 +14,8 @@ const INNER: usize = 1 << 12;
 const BROADCAST: u64 = 1 << 3;
 /// `BPF_F_NO_PREALLOC`: entries take memory only while they are there.
 const SPARSE: usize = 1;
+/// `BPF_RB_NO_WAKEUP`: to wake the reader costs more than the event, and it looks often enough.
+const NO_WAKEUP: u64 = 1;
 const RINGS_LEN: usize = MAX_RINGS as usize;
 const COUNTERS_LEN: usize = (MAX_RINGS * COUNTERS_PER_RING) as usize;
 
@@ -53,6 +56,15 @@ static WATCH: Array<u32, 1> = Array::new();
 static STRANGERS: LruHashMap<StrangerKey, u64, { MAX_STRANGERS as usize }> = LruHashMap::new();
 
 #[btf_map]
+static TRACED: Array<TraceFilter, 1> = Array::new();
+#[btf_map]
+static EVENTS: RingBuf<TraceRecord, { EVENTS_BYTES as usize }> = RingBuf::new();
+#[btf_map]
+static LOST: PerCpuArray<u64, 1> = PerCpuArray::new();
+#[btf_map]
+static SCRATCH: PerCpuArray<TraceRecord, 1> = PerCpuArray::new();
+
+#[btf_map]
 static TOKENS: HashMap<Token, InBandJob, RINGS_LEN> = HashMap::new();
 #[btf_map]
 static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashMap::new();
@@ -60,7 +72,7 @@ static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashM
 #[btf_map]
 static WAITING: LruHashMap<StrangerKey, u32, { MAX_WAITING as usize }> = LruHashMap::new();
 
-/// What of connections that the box does not know is looked at: bits of [`watch`].
+/// What is looked at beyond the work itself: bits of [`watch`].
 #[inline(always)]
 pub fn watched() -> u32 {
     WATCH.get(0).map_or(0, |w| *w)
@@ -208,4 +220,39 @@ pub fn to_all(ring: u32) -> Option<u32> {
 #[inline(always)]
 pub fn to_rank(ring: u32, rank: u32) -> Option<u32> {
     PORTS.get(ring)?.redirect(rank, 0).ok()
+}
+
+/// Which packets are traced.
+#[inline(always)]
+pub fn trace_filter() -> Option<&'static TraceFilter> {
+    TRACED.get(0)
+}
+
+/// Room for an event of this CPU.
+#[inline(always)]
+pub fn scratch() -> Option<*mut TraceRecord> {
+    SCRATCH.get_ptr_mut(0)
+}
+
+/// Hands the first `len` bytes of an event to user space, which looks for events by itself; counts it where there is no room.
+///
+/// # Safety
+/// They must be initialised and lie in a map value.
+#[inline(always)]
+pub unsafe fn note_event(record: *const TraceRecord, len: usize) {
+    // SAFETY: the map is a ring buffer, and the bytes are the caller's promise.
+    let noted = unsafe {
+        bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast(),
+            record.cast_mut().cast(),
+            len as u64,
+            NO_WAKEUP,
+        )
+    };
+    if noted != 0
+        && let Some(lost) = LOST.get_ptr_mut(0)
+    {
+        // SAFETY: a per-CPU value, as with counters.
+        unsafe { *lost += 1 }
+    }
 }

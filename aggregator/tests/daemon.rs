@@ -10,10 +10,15 @@ use common::{Daemon, join};
 use netsum_aggregator::cli::failure::Kind;
 use netsum_aggregator::cli::{Cli, execute};
 use netsum_aggregator::daemon::socket::{self, Access};
-use netsum_aggregator::dataplane::FirstPacket;
+use netsum_aggregator::daemon::trace;
+use netsum_aggregator::dataplane::{FirstPacket, Traced};
 use netsum_api::v1 as api;
+use netsum_common::abi::{MAX_CAPTURE, MIN_CAPTURE, TraceEvent, traced_by};
+use netsum_common::counters::Counter;
+use netsum_common::slot::Slot;
 use netsum_common::wire::{InBandToken, JobHeader};
 use serde_json::{Value, json};
+use tokio_stream::StreamExt as _;
 
 #[tokio::test]
 async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
@@ -244,6 +249,78 @@ async fn a_diagnosis_names_the_ranks_that_have_not_joined() {
     waits.abort();
 }
 
+/// A traced contribution of a rank, as the data plane notes it.
+fn traced(ring: u32, rank: u32, index: u32, counter: Counter) -> Traced {
+    let event = TraceEvent {
+        time: 0,
+        counters: counter.bit(),
+        contributors: 1 << rank,
+        ring,
+        rank,
+        index,
+        low: 3,
+        expected: 5,
+        slot_index: index,
+        slot_flags: Slot::USED,
+        ifindex: 11,
+        program: traced_by::AGGREGATE,
+        len: 1086,
+        captured: 60,
+        cpu: 4,
+    };
+    Traced { event, frame: vec![0; 60] }
+}
+
+#[tokio::test]
+async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2").await.unwrap();
+    let ring = *d.told.lock().unwrap().rings.keys().next().unwrap();
+    {
+        let mut told = d.told.lock().unwrap();
+        told.lost = 7;
+        told.traced = vec![
+            traced(ring, 1, 3, Counter::Fragments),
+            traced(ring, 0, 4, Counter::Fragments),
+            traced(ring, 1, 4, Counter::Duplicate),
+            traced(9, 1, 5, Counter::Fragments),
+            traced(ring, 1, 6, Counter::Fragments),
+        ];
+    }
+    let lines = d.netsum("-j trace --job train --rank 1 --verdict fragments --count 2").await.unwrap();
+    let lines: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let of = |i: usize| [&lines[i]["slot"]["index"], &lines[i]["slot"]["gap"], &lines[i]["lost"]];
+    assert_eq!(of(0), [3, 0, 0], "what was lost before it began is not its business");
+    assert_eq!(of(1), [6, 1, 0]);
+    assert_eq!((&lines[1]["port"], &lines[1]["job"], lines.len()), (&"p1".into(), &"train".into(), 2));
+    // It has gone, and with it the filter.
+    let start = std::time::Instant::now();
+    while d.told.lock().unwrap().tracing.is_some() {
+        assert!(start.elapsed() < Duration::from_secs(10), "the data plane goes on tracing");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    // Two at a time: the data plane notes what both want, and tells both of losses.
+    let shared = d.shared.clone();
+    let begin = |verdict: &str, capture: u32| {
+        let verdicts = vec![verdict.to_owned()];
+        trace::begin(&shared, &api::TraceRequest { verdicts, capture, ..Default::default() }).unwrap()
+    };
+    let (mut one, other) = (begin("stale", 0), begin("drop", 9999));
+    let filter = d.told.lock().unwrap().tracing.unwrap();
+    assert_eq!(filter.capture as usize, MAX_CAPTURE);
+    assert_ne!(filter.counters & Counter::BadIcrc.bit(), 0);
+    assert_eq!(filter.counters & Counter::Fragments.bit(), 0);
+    drop(other);
+    let filter = d.told.lock().unwrap().tracing.unwrap();
+    assert_eq!((filter.counters, filter.capture), (Counter::Stale.bit(), MIN_CAPTURE));
+    d.told.lock().unwrap().lost = 12;
+    assert_eq!(one.next().await.unwrap().unwrap(), api::TraceReply::default());
+    assert_eq!(one.next().await.unwrap().unwrap().lost, 5);
+    drop(one);
+    assert_eq!(d.told.lock().unwrap().tracing, None);
+}
+
 #[tokio::test]
 async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
     let d = Daemon::start().await;
@@ -257,6 +334,14 @@ async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
         ("job create big --ranks 64 --window 64", Kind::Refused),
         ("job create a --ranks 2 --icrc maybe", Kind::Refused),
         ("diagnose train --watch 1h", Kind::Refused),
+        ("trace --job nobody", Kind::NotFound),
+        ("trace --ring 0", Kind::Usage),
+        ("trace --snaplen 200", Kind::Usage),
+        ("-j trace --pcap -", Kind::Usage),
+        ("trace --job train --ring 1", Kind::Refused),
+        ("trace --verdict nonsense", Kind::Refused),
+        ("simulate /nowhere/frames.pcap", Kind::Failed),
+        ("simulate frames.pcap --map eth0", Kind::Usage),
         ("job show nobody", Kind::NotFound),
         ("ring show nobody", Kind::NotFound),
         ("stats --interval 1s nobody", Kind::NotFound),

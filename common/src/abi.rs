@@ -4,7 +4,7 @@
 //! takes over pinned maps only of its own version.
 
 use crate::wire::in_band::JOB_HEADER_LEN;
-use crate::wire::{InBandToken, MAX_HEADERS};
+use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
 pub const VERSION: u32 = 6;
@@ -25,6 +25,12 @@ pub const MAX_STRANGERS: u32 = 1024;
 pub const MAX_CLAIMS: u32 = 4096;
 /// Connections that [`maps::WAITING`] holds.
 pub const MAX_WAITING: u32 = 4096;
+/// Bytes of [`maps::EVENTS`], a power of two.
+pub const EVENTS_BYTES: u32 = 4 << 20;
+/// Most bytes of a frame that a traced event holds: the longest headers, the largest path MTU and the ICRC have room.
+pub const MAX_CAPTURE: usize = 2304;
+/// Bytes of a frame that a traced event holds at least, where the frame has them: all headers, whatever they are.
+pub const MIN_CAPTURE: u32 = 128;
 /// Most CPUs that rings can be spread over.
 pub const MAX_CPUS: u32 = 256;
 /// Bytes of payload that are handled at once, without a look at the length.
@@ -55,7 +61,7 @@ pub mod maps {
     pub const PORTS: &str = "PORTS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
-    /// Array of one u32, bits of [`super::watch`]: what of connections without a flow is looked at.
+    /// Array of one u32, bits of [`super::watch`]: what is looked at beyond the work itself.
     pub const WATCH: &str = "WATCH";
     /// Hash that forgets the oldest, [`super::StrangerKey`] to its SEND and WRITE packets as u64.
     pub const STRANGERS: &str = "STRANGERS";
@@ -72,10 +78,19 @@ pub mod maps {
     pub const COUNTERS: &str = "COUNTERS";
     /// Array, ring to [`crate::timing::Timing`].
     pub const TIMINGS: &str = "TIMINGS";
+    /// Array of one [`super::TraceFilter`]: which packets are traced, while [`super::watch::TRACE`] is set.
+    pub const TRACED: &str = "TRACED";
+    /// Ring buffer of traced packets: each a [`super::TraceEvent`], and behind it the bytes of the frame that it says.
+    pub const EVENTS: &str = "EVENTS";
+    /// Per-CPU array of one u64: traced packets that [`EVENTS`] had no room for.
+    pub const LOST: &str = "LOST";
+    /// Per-CPU array of one [`super::TraceRecord`], where an event is put together.
+    pub const SCRATCH: &str = "SCRATCH";
     /// All of them.
-    pub const ALL: [&str; 20] = [
+    pub const ALL: [&str; 24] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
-        WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS,
+        WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST,
+        SCRATCH,
     ];
 }
 
@@ -176,12 +191,103 @@ pub struct Owner {
     pub flows: u32,
 }
 
-/// What of connections without a flow is looked at.
+/// What is looked at beyond the work itself.
 pub mod watch {
     /// Data is noted in [`super::maps::STRANGERS`]: somebody looks for it.
     pub const STRANGERS: u32 = 1;
     /// First packets of messages are searched for the header of a job that is set up in band: there are such jobs.
     pub const FIRST_PACKETS: u32 = 2;
+    /// Packets are noted in [`super::maps::EVENTS`], with what became of them: somebody traces.
+    pub const TRACE: u32 = 4;
+}
+
+/// Which packets are traced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct TraceFilter {
+    /// Rings, bit by bit; bit 0 is for packets of no ring.
+    pub rings: [u64; (MAX_RINGS / 64) as usize],
+    /// Counters, bit by bit: a packet that was counted by one of them.
+    pub counters: u64,
+    /// Bytes of the frame to note, [`MIN_CAPTURE`] to [`MAX_CAPTURE`].
+    pub capture: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl TraceFilter {
+    /// No packet.
+    pub const NOTHING: Self =
+        Self { rings: [0; (MAX_RINGS / 64) as usize], counters: 0, capture: MIN_CAPTURE, reserved: 0 };
+    /// Every packet, with its headers.
+    pub const ALL: Self = Self {
+        rings: [u64::MAX; (MAX_RINGS / 64) as usize],
+        counters: u64::MAX,
+        capture: MIN_CAPTURE,
+        reserved: 0,
+    };
+}
+
+/// Programs, as a [`TraceEvent`] names them.
+pub mod traced_by {
+    /// [`super::programs::INGRESS`].
+    pub const INGRESS: u32 = 0;
+    /// [`super::programs::AGGREGATE`].
+    pub const AGGREGATE: u32 = 1;
+    /// [`super::programs::EGRESS`].
+    pub const EGRESS: u32 = 2;
+}
+
+/// What a program made of a packet, and how its slot was afterwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct TraceEvent {
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    pub time: u64,
+    /// Bits of the [`crate::counters::Counter`]s that counted it.
+    pub counters: u64,
+    /// Ranks that have contributed to its slot, bit by bit.
+    pub contributors: u64,
+    /// Its ring, or 0.
+    pub ring: u32,
+    /// The rank that sent it or, at egress, gets it; [`TraceEvent::NONE`] where it is of no flow. What follows up to
+    /// `slot_flags` means something only where there is a rank.
+    pub rank: u32,
+    /// Its fragment index.
+    pub index: u32,
+    /// The ring's lowest index that has not been released.
+    pub low: u32,
+    /// The index behind the last contiguous fragment of the rank.
+    pub expected: u32,
+    /// Index that its slot holds.
+    pub slot_index: u32,
+    /// The slot's flags.
+    pub slot_flags: u32,
+    /// The port that it came in on or, at egress, leaves by.
+    pub ifindex: u32,
+    /// One of [`traced_by`].
+    pub program: u32,
+    /// Its length in bytes.
+    pub len: u32,
+    /// How many bytes of it follow.
+    pub captured: u32,
+    /// The CPU.
+    pub cpu: u32,
+}
+
+impl TraceEvent {
+    /// For `rank`: no flow.
+    pub const NONE: u32 = u32::MAX;
+}
+
+/// A [`TraceEvent`] with the bytes of its frame.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TraceRecord {
+    /// The event.
+    pub event: TraceEvent,
+    /// The frame's first bytes.
+    pub frame: [u8; MAX_CAPTURE],
 }
 
 /// The token of a job that is set up in band, in words. It cannot be printed.
@@ -371,6 +477,12 @@ const _: () = {
     assert!(size_of::<EgressKey>() == 8);
     assert!(size_of::<EgressPort>() == 72);
     assert!(size_of::<ReleaseTag>() == 12);
+    assert!(size_of::<TraceFilter>() == 48);
+    assert!(size_of::<TraceEvent>() == 72);
+    assert!(size_of::<TraceRecord>() == 72 + MAX_CAPTURE);
+    assert!(MIN_CAPTURE as usize >= MAX_HEADERS && MAX_CAPTURE >= MAX_HEADERS + MAX_MTU + ICRC_LEN);
+    // A counter is a bit of a word.
+    assert!(crate::counters::COUNTERS <= 64);
 };
 
 /// Memory of a ring on the box in bytes: slots x (payload + ranks x saved headers), and the slots' own state.
@@ -418,6 +530,10 @@ mod pod {
     unsafe impl aya::Pod for super::EgressKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::EgressPort {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::TraceFilter {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::TraceEvent {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::slot::Slot {}
     // SAFETY: as above.

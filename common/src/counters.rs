@@ -21,6 +21,12 @@ macro_rules! counters {
                 match self { $(Self::$variant => $name,)+ }
             }
 
+            /// Its bit in a word that has one for each counter.
+            #[inline(always)]
+            pub const fn bit(self) -> u64 {
+                1 << self as u32
+            }
+
             /// What it counts.
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+),)+ }
@@ -137,9 +143,22 @@ counters! {
 /// How many counters there are for each ring.
 pub const COUNTERS: u32 = Counter::ALL.len() as u32;
 
+/// The counters whose bits a word has, in the order of their numbers.
+pub fn of_bits(bits: u64) -> impl Iterator<Item = Counter> {
+    Counter::ALL.iter().copied().filter(move |c| bits & c.bit() != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_word_holds_every_counter() {
+        let all = Counter::ALL.iter().fold(0, |bits, c| bits | c.bit());
+        assert_eq!(of_bits(all).collect::<Vec<_>>(), Counter::ALL);
+        let two = Counter::Stale.bit() | Counter::Fragments.bit();
+        assert_eq!(of_bits(two).collect::<Vec<_>>(), [Counter::Fragments, Counter::Stale]);
+    }
 
     #[test]
     fn numbers_follow_the_list_and_names_are_unique() {

@@ -138,6 +138,30 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// The counters that count a fragment with this verdict, bit by bit; `ce` is its congestion mark. Where its result cannot
+    /// be sent that is counted on top.
+    #[inline(always)]
+    pub const fn counters(&self, ce: bool) -> u64 {
+        let mut bits = self.counter.bit();
+        if self.gap {
+            bits |= Counter::OutOfSequence.bit();
+        }
+        if ce {
+            bits |= Counter::EcnMarked.bit();
+        }
+        if self.completed {
+            bits |= Counter::Completed.bit();
+            if !matches!(self.output, Output::Release) {
+                bits |= Counter::Held.bit();
+            }
+        }
+        match self.output {
+            Output::Release => bits | Counter::Released.bit(),
+            Output::Gap => bits | Counter::GapForwarded.bit(),
+            Output::Drop | Output::Replay | Output::Stale => bits,
+        }
+    }
+
     const fn only(output: Output, counter: Counter) -> Self {
         Self { payload: Payload::Leave, save_header: false, completed: false, output, counter, gap: false }
     }

@@ -18,7 +18,7 @@ can be cut short while it stays unique: `netsum j s`. `help` works behind every 
     name = "netsum",
     version,
     infer_subcommands = true,
-    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE",
+    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] trace [--job JOB]\n       netsum [OPTIONS] simulate FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE",
     subcommand_value_name = "OBJECT",
     subcommand_help_heading = "Objects, and other commands",
     after_help = AFTER_HELP,
@@ -119,6 +119,12 @@ pub enum Command {
         #[arg(short = 'o', long, value_name = "FILE")]
         output: PathBuf,
     },
+    /// Single packets, and what the box made of each: one line for every program that a packet meets, until interrupted.
+    #[command(long_about = TRACE_HELP)]
+    Trace(TraceArgs),
+    /// What would the box do with captured frames? Runs them through a copy of its programs and maps, and explains.
+    #[command(long_about = SIMULATE_HELP)]
+    Simulate(SimulateArgs),
     /// Is this machine fit for netsum? Looks at the kernel, the bridge and its ports, and says how to mend what is wrong.
     Check {
         /// The configuration that names the ports.
@@ -140,6 +146,80 @@ pub enum Command {
         #[arg(long)]
         reset: bool,
     },
+}
+
+const SIMULATE_HELP: &str = "\
+What would the box do with captured frames? Runs each through ingress, aggregate and egress, in the file's order, and says what \
+becomes of it and why.
+
+Jobs at work do not notice: the programs are loaded once more, with maps of their own, into which rings, flows, states and slots of \
+the running ones are copied; nothing is sent. So it needs root, and the ports' network namespace. What is as on the box: \
+the programs, all that they compare packets with, and the slots, as they were at the moment of copying, which takes no pause \
+(of a ring at work, some may be newer than others); --fresh begins with empty slots instead. What is not: frames come one by one, \
+with no queue that overflows, no other CPU, and nobody who acknowledges, times out or sends again; what is passed on ends \
+there, and set-up in band goes as far as the first packet.
+
+A file says what came by, not always where. The port of a frame is --port, or the port that the file names (pcapng) or --map \
+gives for the file's interface, or that of the flow or rank with the frame's source address, or the first. `netsum trace --program \
+ingress --pcap FILE` and `tcpdump -Q in -i PORT -w FILE` on the box make files that fit. A file from a host has the box's results in it too, \
+which look like contributions of the host before it: take only what the host sends (`tcpdump -Q out`).";
+
+/// `netsum simulate`.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// A capture of Ethernet frames, pcap or pcapng; `-` is standard input.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// All frames come in by this port.
+    #[arg(long, value_name = "IFNAME", conflicts_with = "map")]
+    pub port: Option<String>,
+    /// Frames of an interface of the file come in by a port: `eth0=port1`. May be given several times.
+    #[arg(long, value_name = "INTERFACE=PORT", value_parser = pair)]
+    pub map: Vec<(String, String)>,
+    /// Begin with empty slots and no learned MAC addresses, as right after all flows were there.
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+const TRACE_HELP: &str = "\
+Single packets, and what the box made of each: one line for every program that a packet meets, until interrupted.
+
+A contribution is seen by `ingress` on its port (steered, dropped or passed on) and by `aggregate` on its ring's CPU, where it \
+is checked and added; every clone of a result by `egress`, with the frame that leaves. The verdict is the names of the counters that \
+counted the packet there, so lines and `netsum stats` agree. How ring and slot are is shown as it was right afterwards: the lowest index \
+that has not been released (low), how many ranks have contributed (has), how many fragments of the rank are missing before it (gap).
+
+Who cannot keep up loses events, never packets, and is told how many. Tracing costs the ring's CPU time; on a busy ring, ask \
+for a --verdict or a --program.";
+
+/// `netsum trace`.
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// Of one job; everything that comes by without.
+    #[arg(long, value_name = "JOB")]
+    pub job: Option<String>,
+    /// Of one ring of the job.
+    #[arg(long, value_parser = number, value_name = "R", requires = "job")]
+    pub ring: Option<u32>,
+    /// What one rank sends, and the results that it gets.
+    #[arg(long, value_parser = number, value_name = "K")]
+    pub rank: Option<u32>,
+    /// With one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work` for all of a kind.
+    #[arg(long, value_delimiter = ',', value_name = "COUNTER")]
+    pub verdict: Vec<String>,
+    /// As one program sees them: `ingress`, `aggregate` or `egress`.
+    #[arg(long, value_name = "NAME")]
+    pub program: Option<String>,
+    /// End after so many.
+    #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Write whole frames to a pcapng file, with the verdict as each packet's comment, in place of text; `-` is standard
+    /// output.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub pcap: Option<PathBuf>,
+    /// Of each frame only so many bytes; 128, which all headers fit, at least.
+    #[arg(long, value_name = "BYTES", requires = "pcap", value_parser = clap::value_parser!(u32).range(128..))]
+    pub snaplen: Option<u32>,
 }
 
 /// Commands for jobs.
@@ -344,6 +424,14 @@ fn number(text: &str) -> Result<u32, String> {
         None => text.parse(),
     };
     parsed.map_err(|_| "a number is expected, decimal or 0x".into())
+}
+
+/// Two names with `=` between them.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((a, b)) if !a.is_empty() && !b.is_empty() => Ok((a.to_owned(), b.to_owned())),
+        _ => Err("INTERFACE=PORT is expected, like eth0=port1".into()),
+    }
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

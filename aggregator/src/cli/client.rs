@@ -8,7 +8,7 @@ use hyper_util::rt::TokioIo;
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_client::AdminClient;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Response, Status};
+use tonic::{Code, Response, Status, Streaming};
 use tower::service_fn;
 
 use super::failure::{Failure, Kind, Result};
@@ -146,9 +146,32 @@ impl Client {
         said(self.admin.diagnose(api::DiagnoseRequest { job, watch_ms }).await)
     }
 
+    /// Single packets, as they come.
+    pub async fn trace(&mut self, request: api::TraceRequest) -> Result<Traces> {
+        log::debug!("Trace {request:?}");
+        Ok(Traces(said(self.admin.trace(request).await)?))
+    }
+
     /// Counters and load of a job, or of the whole box when `job` is empty.
     pub async fn stats(&mut self, job: String) -> Result<api::StatsReply> {
         log::debug!("Stats {job}");
         said(self.admin.stats(api::StatsRequest { job }).await)
+    }
+}
+
+/// Traced packets on their way.
+pub struct Traces(Streaming<api::TraceReply>);
+
+impl Traces {
+    /// The next ones, and how many were lost before them; `None` when the daemon has ended.
+    pub async fn next(&mut self) -> Result<Option<api::TraceReply>> {
+        self.0.message().await.map_err(|status| {
+            // What breaks off in the middle has an I/O error behind it; what the daemon says has none.
+            if status.source().is_some() {
+                Failure::new(Kind::NoDaemon, "the daemon has gone away")
+            } else {
+                Failure::new(Kind::Failed, status.message())
+            }
+        })
     }
 }

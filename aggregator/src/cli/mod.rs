@@ -10,10 +10,13 @@
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
 //! | [`diagnosis`] | `netsum diagnose` |
+//! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
+//! | [`simulate`] | `netsum simulate` |
 //! | [`batch`] | `netsum batch` |
 
 pub mod args;
 pub mod batch;
+pub mod capture;
 pub mod client;
 pub mod diagnosis;
 pub mod failure;
@@ -22,8 +25,10 @@ pub mod print;
 pub mod rates;
 pub mod report;
 pub mod schema;
+pub mod simulate;
 pub mod timing;
 pub mod top;
+pub mod trace;
 pub mod view;
 
 use std::io::Write;
@@ -57,6 +62,8 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
         let mut client = Client::connect(&cli.socket).await?;
         match cli.command {
             Command::Batch(BatchCommand::File { file }) => batch::file(&file, format, &mut client, out).await,
+            Command::Trace(args) => trace::run(args, format, &mut client, out).await,
+            Command::Simulate(args) => simulate::run(args, format, &mut client, out).await,
             command => one(command, format, &mut client, out).await,
         }
     };
@@ -71,8 +78,14 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
 /// Carries out one command.
 async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
     match command {
-        Command::Run { .. } | Command::Batch(_) | Command::Check { .. } | Command::Top => {
-            Err(Failure::new(Kind::Failed, "`run`, `batch`, `check` and `top` are no requests to the daemon"))
+        Command::Run { .. }
+        | Command::Batch(_)
+        | Command::Check { .. }
+        | Command::Top
+        | Command::Trace(_)
+        | Command::Simulate(_) => {
+            let message = "`run`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
+            Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
             print::job(out, format, client.create_job(create_request(job)?).await?)

@@ -6,6 +6,8 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 use super::diagnosis::Diagnosis;
+use super::simulate::Simulation;
+use super::trace::Packet;
 use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written};
 use crate::check::Report;
 
@@ -39,6 +41,8 @@ pub fn all() -> Vec<Schema> {
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB"),
         of::<Written>("report.json", "netsum -j report JOB -o FILE"),
+        of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
+        of::<Simulation>("simulation.json", "netsum -j simulate FILE"),
         of::<Vec<BatchEntry>>("batch.json", "netsum -j batch file FILE"),
         of::<Report>("check.json", "netsum -j check"),
         of::<Error>("error.json", "netsum -j, any command that fails"),

@@ -349,20 +349,62 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
 /// Its packets come and are refused.
 fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (String, String) {
     let (flow, seen) = (&rank.flow, &rank.seen);
-    let spec = &ring.spec;
-    let low = ring.view.state.low;
-    let index = serial::sub(seen.last_psn, flow.base_psn);
-    let (what, next): (String, String) = match outcome {
+    let (what, next) = explain(
+        outcome,
+        &Case {
+            port: &rank.port.name,
+            src: flow.src,
+            mtu: ring.spec.mtu,
+            window: ring.spec.window,
+            base_psn: flow.base_psn,
+            psn: seen.last_psn,
+            low: ring.view.state.low,
+            accepted: accepted(rank, &ring.view),
+        },
+    );
+    let count = match seen.refused {
+        0 => String::new(),
+        n => format!("; {n} of {} were refused", seen.packets),
+    };
+    (format!("{what}{count}"), next)
+}
+
+/// A packet of a flow that was refused, and what its flow was registered with.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// The flow's port.
+    pub port: &'a str,
+    /// The flow's sender.
+    pub src: IpAddr,
+    /// The ring's path MTU.
+    pub mtu: u32,
+    /// The ring's credit in fragments.
+    pub window: u32,
+    /// PSN of the flow's fragment index 0.
+    pub base_psn: u32,
+    /// The packet's PSN.
+    pub psn: u32,
+    /// The ring's lowest index that has not been released.
+    pub low: u32,
+    /// A packet of the flow has been taken before.
+    pub accepted: bool,
+}
+
+/// Why packets are refused, and what to do about it, in words that follow the name of a rank.
+pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
+    let &Case { port, src, mtu, window, base_psn, psn, low, accepted } = case;
+    let index = serial::sub(psn, base_psn);
+    match outcome {
         Counter::BadIcrc => (
             "its packets have a wrong ICRC".into(),
             "look for whatever changes packets between it and the box; `netsum job create --icrc ignore` takes them as they are".into(),
         ),
         Counter::WrongPort => (
-            format!("its packets come in on another port than {}", rank.port.name),
+            format!("its packets come in on another port than {port}"),
             "register the flow with the port that it is behind".into(),
         ),
         Counter::WrongSourceIp => (
-            format!("packets for its connection come from another address than {}", flow.src),
+            format!("packets for its connection come from another address than {src}"),
             "register the flow with its address; or somebody pretends to be this rank".into(),
         ),
         Counter::WrongSourceMac => (
@@ -370,23 +412,22 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
             "register the flow again if the host or its router has changed; or somebody pretends to be this rank".into(),
         ),
         Counter::Oversized => (
-            format!("its packets are larger than the job's path MTU of {}", spec.mtu),
-            format!("set its path MTU to {}, or create the job with its own", spec.mtu),
+            format!("its packets are larger than the job's path MTU of {mtu}"),
+            format!("set its path MTU to {mtu}, or create the job with its own"),
         ),
         Counter::LengthMismatch => (
             "its packets have another length than the other ranks' at the same index".into(),
-            format!("give all ranks the same path MTU ({}) and message size", spec.mtu),
+            format!("give all ranks the same path MTU ({mtu}) and message size"),
         ),
-        Counter::CreditViolation | Counter::Stale if !accepted(rank, &ring.view) => (
+        Counter::CreditViolation | Counter::Stale if !accepted => (
             format!(
-                "its first packets have other PSNs (last {:#x}) than registered ({:#x} and on)",
-                seen.last_psn, flow.base_psn
+                "its first packets have other PSNs (last {psn:#x}) than registered ({base_psn:#x} and on)"
             ),
             "`netsum job restart`, and register the flows again with the first PSNs of the connections".into(),
         ),
         Counter::CreditViolation => (
             format!("sends beyond its credit: index {index}, and {low} to {} are open",
-                serial::sub(serial::add(low, spec.window), 1)),
+                serial::sub(serial::add(low, window), 1)),
             "let it wait for sums before it goes on: at most --window messages at a time".into(),
         ),
         Counter::Stale => (
@@ -397,12 +438,7 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
             format!("its packets are refused: {}", other.help().trim()),
             "mend its packets; `netsum stats` counts them by reason".into(),
         ),
-    };
-    let count = match seen.refused {
-        0 => String::new(),
-        n => format!("; {n} of {} were refused", seen.packets),
-    };
-    (format!("{what}{count}"), next)
+    }
 }
 
 /// Nothing is pending, but a rank sends again and again what was released: results or acknowledgements get lost.

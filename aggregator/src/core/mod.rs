@@ -10,6 +10,7 @@
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`saved`] | what outlives the daemon |
 //! | [`token`] | the secret of a job |
+//! | [`trace`] | which packets somebody wants to see |
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
@@ -23,6 +24,7 @@ pub mod saved;
 #[cfg(test)]
 mod tests;
 pub mod token;
+pub mod trace;
 pub mod watch;
 
 use std::collections::BTreeMap;

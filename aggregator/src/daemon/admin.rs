@@ -15,6 +15,7 @@ use super::diagnose;
 use super::links::Netlink;
 use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_load};
 use super::state::{Inner, Shared};
+use super::trace;
 use super::{job_message, mac_from_text, mac_text};
 use crate::core::{Job, JobSpec, State};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
@@ -275,6 +276,12 @@ impl Admin for AdminService {
         let programs = inner.plane.programs().map_err(internal)?;
         let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
         Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION }))
+    }
+
+    type TraceStream = trace::Tracing;
+
+    async fn trace(&self, request: Request<api::TraceRequest>) -> Answer<Self::TraceStream> {
+        Ok(Response::new(trace::begin(&self.shared, &request.into_inner())?))
     }
 
     async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> Answer<api::Diagnosis> {

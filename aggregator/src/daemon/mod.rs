@@ -10,6 +10,7 @@
 //! | [`doorman`] | what strangers on the workers' TCP port may use up |
 //! | [`socket`] | the administration socket: who may open it |
 //! | [`tls`] | TLS for workers |
+//! | [`trace`] | single packets, for `netsum trace` |
 //! | [`privileges`] | the capabilities that the daemon keeps |
 //! | [`load`] | how full rings are, and what their jobs have counted |
 //! | [`metrics`] | the same for Prometheus, over HTTP |
@@ -32,6 +33,7 @@ pub mod run;
 pub mod socket;
 pub mod state;
 pub mod tls;
+pub mod trace;
 pub mod worker;
 
 use netsum_api::v1 as api;

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use super::persist::Store;
+use super::trace::Tracers;
 use crate::core::watch::{Patience, Watch};
 use crate::core::{Action, Controller, Refusal};
 use crate::dataplane::DataPlane;
@@ -34,6 +35,8 @@ pub struct Inner {
     pub watch: Watch,
     /// How many look for unknown connections at the moment.
     pub watchers: u32,
+    /// Who traces packets.
+    pub tracers: Tracers,
     /// Where the controller's state is kept for the next daemon.
     pub store: Option<Store>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
@@ -54,6 +57,7 @@ impl Shared {
             plane,
             watch,
             watchers: 0,
+            tracers: Tracers::default(),
             store: None,
             waiters: HashMap::new(),
             next_waiter: 0,

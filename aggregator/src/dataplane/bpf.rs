@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues, RingBuf};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::xdp::{XdpLinkId, XdpMode as AyaMode};
 use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
@@ -11,8 +11,8 @@ use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{
     self, Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_CPUS, MAX_MTU,
-    MAX_RANKS, MAX_RINGS, Owner, RingConfig, SavedHeader, StrangerKey, Token, maps, programs, ring_flags,
-    watch,
+    MAX_RANKS, MAX_RINGS, Owner, RingConfig, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs,
+    ring_flags, watch,
 };
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
@@ -21,8 +21,8 @@ use netsum_common::wire::{InBandToken, JobHeader};
 
 use super::pins::Pins;
 use super::{
-    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, XdpMode, facts, held,
-    mapped, unmapped,
+    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, Traced, XdpMode, facts,
+    held, mapped, unmapped,
 };
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
@@ -62,6 +62,7 @@ pub struct BpfDataPlane {
     pub(super) links: HashMap<u32, Attachment>,
     pub(super) pins: Option<Pins>,
     rings: HashMap<u32, RingMaps>,
+    pub(super) events: RingBuf<MapData>,
 }
 
 /// A ring's inner maps that user space reads and writes. To find them again in their outer maps, by number, takes
@@ -121,7 +122,8 @@ impl BpfDataPlane {
                 .set(cpu, options.cpu_queue, Some(&aggregate), 0)
                 .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {})", options.cpu_queue))?;
         }
-        Ok(Self {
+        let events = RingBuf::try_from(ebpf.take_map(maps::EVENTS).context(maps::EVENTS)?)?;
+        let mut plane = Self {
             ebpf,
             logger,
             egress,
@@ -129,7 +131,11 @@ impl BpfDataPlane {
             links: HashMap::new(),
             pins,
             rings: HashMap::new(),
-        })
+            events,
+        };
+        // Nobody looks any more who did when an earlier daemon was killed.
+        plane.watch(watch::STRANGERS | watch::TRACE, false)?;
+        Ok(plane)
     }
 
     /// The programs' log; to be flushed when its file descriptor is readable.
@@ -213,7 +219,11 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(&self, outer: &str, ring: u32) -> Result<V> {
+    pub(super) fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(
+        &self,
+        outer: &str,
+        ring: u32,
+    ) -> Result<V> {
         let map = self.ebpf.map(outer).with_context(|| outer.to_owned())?;
         let outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
         outer_map.get(&ring, 0).with_context(|| format!("{outer}[{ring}]"))
@@ -512,6 +522,18 @@ impl DataPlane for BpfDataPlane {
         let map: aya::maps::HashMap<_, StrangerKey, u64> =
             aya::maps::HashMap::try_from(self.ebpf.map(maps::STRANGERS).context(maps::STRANGERS)?)?;
         map.iter().map(|entry| Ok(entry?)).collect()
+    }
+
+    fn trace(&mut self, filter: Option<&TraceFilter>) -> Result<()> {
+        super::trace::switch(self, filter)
+    }
+
+    fn traced(&mut self, most: usize) -> Result<Vec<Traced>> {
+        Ok(super::trace::take(&mut self.events, most))
+    }
+
+    fn trace_lost(&self) -> Result<u64> {
+        super::trace::lost(self)
     }
 
     fn cpu_number(&self, cpu: u32) -> u32 {

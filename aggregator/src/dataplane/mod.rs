@@ -6,12 +6,14 @@ pub mod bpf;
 mod facts;
 pub mod held;
 pub mod pins;
+pub mod replica;
 mod takeover;
+mod trace;
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::SystemTime;
 
-use netsum_common::abi::{FlowKey, StrangerKey};
+use netsum_common::abi::{FlowKey, StrangerKey, TraceEvent, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -173,10 +175,26 @@ pub trait DataPlane: Send {
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
     /// Takes out what has been noted of first packets since the last time.
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
+    /// Notes packets from now on, for [`DataPlane::traced`]; or, with `None`, none any more. What was noted before is forgotten
+    /// where it was off.
+    fn trace(&mut self, filter: Option<&TraceFilter>) -> anyhow::Result<()>;
+    /// Takes out noted packets, in the order in which they were noted, `most` of them at the most.
+    fn traced(&mut self, most: usize) -> anyhow::Result<Vec<Traced>>;
+    /// Packets, ever, that were to be noted and for which there was no room.
+    fn trace_lost(&self) -> anyhow::Result<u64>;
     /// The number of a CPU that serves rings, from its place in the configured list ([`RingSpec::cpu`]).
     fn cpu_number(&self, cpu: u32) -> u32;
     /// The programs as the kernel has them.
     fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>>;
+}
+
+/// A packet that was traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traced {
+    /// What a program made of it.
+    pub event: TraceEvent,
+    /// Its first bytes.
+    pub frame: Vec<u8>,
 }
 
 /// A loaded program.

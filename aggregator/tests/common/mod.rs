@@ -17,11 +17,11 @@ use netsum_aggregator::daemon::socket::{self, Access};
 use netsum_aggregator::daemon::state::Shared;
 use netsum_aggregator::daemon::worker::PortFinder;
 use netsum_aggregator::dataplane::{
-    Attached, DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, XdpMode,
+    Attached, DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, Traced, XdpMode,
 };
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
-use netsum_common::abi::{FlowKey, StrangerKey};
+use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
@@ -38,6 +38,9 @@ pub struct Told {
     pub watching: bool,
     pub listening: HashSet<InBandToken>,
     pub first_packets: Vec<FirstPacket>,
+    pub tracing: Option<TraceFilter>,
+    pub traced: Vec<Traced>,
+    pub lost: u64,
 }
 
 pub struct Remembers(pub Arc<Mutex<Told>>);
@@ -126,6 +129,17 @@ impl DataPlane for Remembers {
     }
     fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>> {
         Ok(std::mem::take(&mut self.0.lock().unwrap().first_packets))
+    }
+    fn trace(&mut self, filter: Option<&TraceFilter>) -> anyhow::Result<()> {
+        self.0.lock().unwrap().tracing = filter.copied();
+        Ok(())
+    }
+    fn traced(&mut self, most: usize) -> anyhow::Result<Vec<Traced>> {
+        let traced = &mut self.0.lock().unwrap().traced;
+        Ok(traced.drain(..most.min(traced.len())).collect())
+    }
+    fn trace_lost(&self) -> anyhow::Result<u64> {
+        Ok(self.0.lock().unwrap().lost)
     }
     fn cpu_number(&self, cpu: u32) -> u32 {
         4 + cpu

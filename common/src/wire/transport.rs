@@ -37,6 +37,37 @@ impl Opcode {
     /// Congestion notification packet.
     pub const CNP: Self = Self(0x81);
 
+    /// Its name for people; `None` where RC does not define it.
+    pub const fn name(self) -> Option<&'static str> {
+        Some(match self.0 {
+            0x00 => "SEND_FIRST",
+            0x01 => "SEND_MIDDLE",
+            0x02 => "SEND_LAST",
+            0x03 => "SEND_LAST_IMM",
+            0x04 => "SEND_ONLY",
+            0x05 => "SEND_ONLY_IMM",
+            0x06 => "WRITE_FIRST",
+            0x07 => "WRITE_MIDDLE",
+            0x08 => "WRITE_LAST",
+            0x09 => "WRITE_LAST_IMM",
+            0x0a => "WRITE_ONLY",
+            0x0b => "WRITE_ONLY_IMM",
+            0x0c => "READ_REQUEST",
+            0x0d => "READ_FIRST",
+            0x0e => "READ_MIDDLE",
+            0x0f => "READ_LAST",
+            0x10 => "READ_ONLY",
+            0x11 => "ACK",
+            0x12 => "ATOMIC_ACK",
+            0x13 => "CMP_SWAP",
+            0x14 => "FETCH_ADD",
+            0x16 => "SEND_LAST_INV",
+            0x17 => "SEND_ONLY_INV",
+            0x81 => "CNP",
+            _ => return None,
+        })
+    }
+
     /// SEND or WRITE of a reliable connection: what a flow carries and the box adds up.
     #[inline(always)]
     pub const fn is_rc_data(self) -> bool {

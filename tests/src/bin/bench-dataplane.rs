@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use netsum_aggregator::dataplane::{DataPlane as _, FlowSpec, RingSpec};
+use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, TraceFilter};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, flow, host, qpn, ring};
 
@@ -32,7 +33,15 @@ const PATHS: &[(&str, &str, bool)] = &[
     ("complete/verify", "complete, ICRC verified", true),
     ("replay/verify", "replay, ICRC verified", false),
     ("bench_egress", "egress of one clone", false),
+    ("ingress/traced", "ingress: steer, traced", false),
+    ("absorb/other", "absorb, another ring traced", true),
+    ("absorb/traced", "absorb, traced with its headers", true),
+    ("absorb/whole", "absorb, traced as a whole", true),
+    ("absorb/full", "absorb, no room for the event", true),
 ];
+/// Runs of which the ring buffer holds every event: of headers, and of whole frames.
+const REPEAT_TRACED: u32 = EVENTS_BYTES / 256;
+const REPEAT_WHOLE: u32 = EVENTS_BYTES / 2560;
 
 /// Least mean ns over the rounds, by path and MTU.
 type Figures = BTreeMap<(&'static str, u32), f64>;
@@ -115,8 +124,32 @@ fn measure(bench: &mut Bench, path: &str, mtu: u32) -> Result<f64> {
         FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank, mtu as usize / 4))
     };
     let data = frame(0).build();
+    let (mut filter, times) = match path {
+        "ingress/traced" | "absorb/traced" => (Some(TraceFilter::ALL), REPEAT_TRACED),
+        "absorb/whole" => {
+            (Some(TraceFilter { capture: MAX_CAPTURE as u32, ..TraceFilter::ALL }), REPEAT_WHOLE)
+        }
+        "absorb/other" | "absorb/full" => (Some(TraceFilter::ALL), REPEAT),
+        _ => (None, REPEAT),
+    };
+    if path == "absorb/other"
+        && let Some(filter) = &mut filter
+    {
+        filter.rings = [1 << 7, 0, 0, 0];
+    }
+    // Off first, so that the buffer is empty when it is on.
+    bench.plane.trace(None)?;
     let expect = |bench: &mut Bench, program: &str, packet: &[u8], action: u32| -> Result<f64> {
-        let out = bench.repeat(program, packet, REPEAT)?;
+        if let Some(filter) = &filter {
+            bench.plane.trace(Some(filter))?;
+        }
+        if path == "absorb/full" {
+            bench.repeat(program, packet, 2 * REPEAT_TRACED)?;
+        }
+        let lost = bench.plane.trace_lost()?;
+        let out = bench.repeat(program, packet, times)?;
+        let lost = bench.plane.trace_lost()? - lost;
+        anyhow::ensure!((lost > 0) == (path == "absorb/full"), "{lost} of {times} events were lost");
         anyhow::ensure!(
             out.action == action,
             "verdict {} instead of {action}: {:?}",
@@ -138,9 +171,9 @@ fn measure(bench: &mut Bench, path: &str, mtu: u32) -> Result<f64> {
             other.bth.qpn = 0x0055_5555;
             expect(bench, "bench_ingress", &other.build(), 2)
         }
-        "bench_ingress" => expect(bench, path, &data, 4),
+        "bench_ingress" | "ingress/traced" => expect(bench, "bench_ingress", &data, 4),
         "bench_crc" => Ok(bench.repeat(path, &data, REPEAT)?.duration.as_nanos() as f64),
-        "absorb/ignore" | "absorb/verify" => {
+        _ if path.starts_with("absorb/") => {
             fill(bench)?;
             expect(bench, "bench_absorb", &data, 1)
         }

@@ -16,8 +16,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::{Context, Result, bail, ensure};
 use arbitrary::Unstructured;
-use netsum_aggregator::dataplane::{DataPlane, FirstPacket};
-use netsum_common::counters::Counter;
+use netsum_aggregator::dataplane::{DataPlane, FirstPacket, Traced};
+use netsum_common::abi::{MIN_CAPTURE, TraceEvent, TraceFilter, traced_by};
+use netsum_common::counters::{Counter, of_bits};
+use netsum_common::slot::Slot;
 use netsum_common::timing::RankTiming;
 
 use self::generate::{Hint, STARTS, Setting, Step};
@@ -63,6 +65,8 @@ pub struct Differential {
     careful: bool,
     /// What the programs have counted in all sequences, by counter.
     counted: Vec<u64>,
+    /// The present sequence's packets are traced.
+    traced: bool,
 }
 
 impl Differential {
@@ -81,6 +85,7 @@ impl Differential {
             before: Vec::new(),
             careful: false,
             counted: vec![0; Counter::ALL.len()],
+            traced: false,
         })
     }
 
@@ -107,6 +112,9 @@ impl Differential {
     }
 
     fn sequence(&mut self, input: &[u8]) -> Result<Summary> {
+        // Every other sequence, without a byte of the input for it.
+        self.traced = input.len() % 2 == 1;
+        self.bench.plane.trace(self.traced.then_some(&TraceFilter::ALL))?;
         let mut u = Unstructured::new(input);
         let start = *u.choose(&STARTS)?;
         // Two rings at a time, so that slots fill up, and that taking one for the other would show.
@@ -203,10 +211,12 @@ impl Differential {
         let out = self.bench.run("ingress", frame)?;
         let expected = self.model.ingress(frame);
         agree("ingress", &out, expected, frame)?;
+        self.compare_trace(traced_by::INGRESS, frame)?;
         let mut expected_frame = frame.to_vec();
         let expected = self.model.aggregate(&mut expected_frame);
         let out = self.bench.aggregate(frame)?;
         agree("aggregate", &out, expected, &expected_frame)?;
+        self.compare_trace(traced_by::AGGREGATE, frame)?;
         Ok((expected == Verdict::Redirect).then_some(out.packet))
     }
 
@@ -223,8 +233,57 @@ impl Differential {
             let out = self.bench.egress(packet)?;
             let (verdict, frame) = self.model.egress(packet);
             agree("egress", &out, verdict, &frame).with_context(|| format!("clone {clone} of {tag:?}"))?;
+            self.compare_trace(traced_by::EGRESS, if verdict == Verdict::Pass { &frame } else { &[] })?;
         }
         Ok(clones as u64)
+    }
+
+    /// The last program has traced its packet as the model has counted it, if packets are traced; `frame` is what it shows.
+    fn compare_trace(&mut self, program: u32, frame: &[u8]) -> Result<()> {
+        let (ring, counters) = self.model.take_counted();
+        let events = self.bench.plane.traced(2)?;
+        if !self.traced {
+            ensure!(events.is_empty(), "traced while that is off: {events:?}");
+            return Ok(());
+        }
+        let [Traced { event, frame: captured }] = &events[..] else {
+            bail!("{} events for one packet: {events:?}", events.len());
+        };
+        ensure!((event.program, event.ifindex) == (program, LOOPBACK), "{event:?}");
+        let names = |bits| of_bits(bits).map(Counter::name).collect::<Vec<_>>();
+        ensure!(
+            (event.ring, event.counters) == (ring, counters),
+            "traced: ring {} {:?}, should be {ring} {:?}",
+            event.ring,
+            names(event.counters),
+            names(counters)
+        );
+        if !frame.is_empty() {
+            let expected = &frame[..frame.len().min(MIN_CAPTURE as usize)];
+            ensure!(
+                (event.len as usize, &captured[..]) == (frame.len(), expected),
+                "{event:?}: {}",
+                hex(captured)
+            );
+        }
+        if event.rank != TraceEvent::NONE {
+            let ring = self.model.ring(event.ring);
+            let slot = ring.slots[event.index as usize % ring.slots.len()];
+            // That a header has a tag is noted when it is saved.
+            let flags = |flags: u32| flags & !Slot::TAGGED;
+            ensure!(
+                (event.low, event.expected, event.slot_index, event.contributors, flags(event.slot_flags))
+                    == (
+                        ring.state.low,
+                        ring.state.expected[event.rank as usize],
+                        slot.index,
+                        slot.contributors,
+                        flags(slot.flags)
+                    ),
+                "traced: {event:?}, should be {slot:?}"
+            );
+        }
+        Ok(())
     }
 
     fn compare(&mut self, settings: &[Setting]) -> Result<()> {

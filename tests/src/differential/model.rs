@@ -57,6 +57,8 @@ pub struct Model {
     /// Connections that wait, by source, destination and queue pair, and the job.
     waiting: HashMap<([u8; 16], [u8; 16], u32), u32>,
     counters: HashMap<(u32, Counter), u64>,
+    /// The ring that the present packet was counted for, and its counters, bit by bit.
+    counted: (u32, u64),
 }
 
 /// What a packet is; the box decides about the rest.
@@ -132,6 +134,12 @@ impl Model {
 
     fn count(&mut self, ring: u32, counter: Counter) {
         *self.counters.entry((ring, counter)).or_default() += 1;
+        self.counted = (ring, self.counted.1 | counter.bit());
+    }
+
+    /// What the last program has counted: for which ring, and by which counters. Then forgets it.
+    pub fn take_counted(&mut self) -> (u32, u64) {
+        std::mem::take(&mut self.counted)
     }
 
     fn classify(&mut self, packet: &[u8]) -> Class {
@@ -246,6 +254,7 @@ impl Model {
                     |(key, n): (&(u32, Counter), &u64)| (before.get(key) != Some(n)).then_some(key.0);
                 let ring = self.counters.iter().find_map(counted).expect("every packet is counted");
                 self.counters = before;
+                self.counted = (0, 0);
                 self.count(ring, Counter::Spoofed);
                 Verdict::Drop
             }

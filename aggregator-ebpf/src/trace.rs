@@ -1,0 +1,155 @@
+//! Single packets for whoever traces: what a program made of them, and how their slot was afterwards.
+//!
+//! While nobody traces, each program looks at one word that is zero. Otherwise an event goes to user space for every packet
+//! that the filter lets through, once for each program that it meets. It shows the frame as the program got it, except at egress,
+//! where it shows what leaves.
+
+use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_load_bytes};
+use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::{MAX_CAPTURE, MAX_RANKS, MIN_CAPTURE, TraceEvent, traced_by, watch};
+use netsum_common::counters::Counter;
+use netsum_common::serial;
+
+use crate::classify::Found;
+use crate::maps;
+use crate::packet::opaque;
+
+/// Who sent a packet, or gets it.
+#[derive(Clone, Copy)]
+pub struct Party {
+    /// Ring, or 0.
+    pub ring: u32,
+    /// Rank, or [`TraceEvent::NONE`].
+    pub rank: u32,
+    /// Fragment index.
+    pub index: u32,
+}
+
+impl Party {
+    /// Nobody's.
+    pub const NOBODY: Self = Self { ring: 0, rank: TraceEvent::NONE, index: 0 };
+
+    /// Of a packet that has been classified.
+    #[inline(always)]
+    fn of(found: &Found) -> Self {
+        if found.flow.is_null() {
+            return Self { ring: found.ring, ..Self::NOBODY };
+        }
+        // SAFETY: a map value; what is read here is written by user space as a whole.
+        let flow = unsafe { &*found.flow };
+        Self { ring: flow.ring, rank: flow.rank, index: serial::sub(found.frame.bth.psn, flow.base_psn) }
+    }
+}
+
+/// Whether somebody traces.
+#[inline(always)]
+pub fn is_on() -> bool {
+    maps::watched() & watch::TRACE != 0
+}
+
+/// A packet that [`crate::classify::classify`] has looked at, and what counted it.
+#[inline(always)]
+pub fn classified(ctx: &XdpContext, program: u32, found: &Found, counter: Counter) {
+    if is_on() {
+        event(ctx, program, ctx.ingress_ifindex() as u32, Party::of(found), counter.bit());
+    }
+}
+
+/// A contribution at its ring's CPU, and the counters that counted it, bit by bit.
+#[inline(always)]
+pub fn contribution(ctx: &XdpContext, party: Party, counters: u64) {
+    if is_on() {
+        event(ctx, traced_by::AGGREGATE, ctx.ingress_ifindex() as u32, party, counters);
+    }
+}
+
+/// A result on its way out of a port.
+#[inline(always)]
+pub fn result(ctx: &XdpContext, ifindex: u32, party: Party, counter: Counter) {
+    if is_on() {
+        event(ctx, traced_by::EGRESS, ifindex, party, counter.bit());
+    }
+}
+
+#[inline(always)]
+fn event(ctx: &XdpContext, program: u32, ifindex: u32, party: Party, counters: u64) {
+    let place = (ifindex as u64) << 32 | (program << 16 | party.ring) as u64;
+    trace_event(ctx.ctx, counters, place, party.rank, party.index);
+}
+
+/// Notes an event: `place` is interface, program and ring. A global function, as in [`crate::payload`], which the programs call
+/// where they have little on their stacks.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn trace_event(ctx: *mut xdp_md, counters: u64, place: u64, rank: u32, index: u32) -> u64 {
+    let ring = (place & 0xffff) as u32;
+    let Some(filter) = maps::trace_filter() else { return 0 };
+    // The mask tells the verifier.
+    if filter.rings[(ring >> 6 & 3) as usize] >> (ring & 63) & 1 == 0 || filter.counters & counters == 0 {
+        return 0;
+    }
+    let Some(record) = maps::scratch() else { return 0 };
+    // SAFETY: a per-CPU value, and programs of a CPU do not interrupt each other.
+    let record = unsafe { &mut *record };
+    let packet = XdpContext::new(ctx);
+    // The whole difference first, because nobody may cut a pointer to a packet down to 32 bits.
+    let len = opaque(packet.data_end() - packet.data()) as u32;
+    // SAFETY: helpers without arguments.
+    let (time, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id()) };
+    record.event = TraceEvent {
+        time,
+        counters,
+        contributors: 0,
+        ring,
+        rank,
+        index,
+        low: 0,
+        expected: 0,
+        slot_index: 0,
+        slot_flags: 0,
+        ifindex: (place >> 32) as u32,
+        program: (place >> 16) as u32 & 0xff,
+        len,
+        captured: 0,
+        cpu,
+    };
+    if rank < MAX_RANKS as u32 {
+        slot_of(&mut record.event, ring, rank as usize, index);
+    }
+    let mut wanted = if filter.capture < MIN_CAPTURE { MIN_CAPTURE } else { filter.capture };
+    if wanted > len {
+        wanted = len;
+    }
+    // The verifier is to see the bounds on the very value that is used.
+    let wanted = opaque(wanted as usize);
+    if wanted == 0 || wanted > MAX_CAPTURE {
+        return 0;
+    }
+    record.event.captured = wanted as u32;
+    // SAFETY: the value has room for as many bytes.
+    if unsafe { bpf_xdp_load_bytes(ctx, 0, record.frame.as_mut_ptr().cast(), wanted as u32) } != 0 {
+        return 0;
+    }
+    // SAFETY: a map value, which is longer; what is not of this event is of an earlier one.
+    unsafe { maps::note_event(record, size_of::<TraceEvent>() + wanted) };
+    0
+}
+
+/// How ring and slot stand.
+#[inline(always)]
+fn slot_of(event: &mut TraceEvent, ring: u32, rank: usize, index: u32) {
+    let Some(config) = maps::ring(ring) else { return };
+    let Some(state) = maps::state(ring) else { return };
+    // SAFETY: map values of integers; on another CPU than the ring's they may change meanwhile, and what is shown is of
+    // one moment or the next.
+    unsafe {
+        event.low = (*state).low;
+        // The mask on a value that the compiler knows nothing of, so that it stays.
+        event.expected = (*state).expected[opaque(rank) % MAX_RANKS];
+        let Some(slot) = maps::slot(ring, index & config.slots.wrapping_sub(1)) else { return };
+        event.contributors = (*slot).contributors;
+        event.slot_index = (*slot).index;
+        event.slot_flags = (*slot).flags;
+    }
+}

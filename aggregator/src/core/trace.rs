@@ -1,0 +1,200 @@
+//! Which packets somebody wants to see. Pure.
+
+use netsum_common::abi::{MAX_CAPTURE, MAX_RINGS, MIN_CAPTURE, TraceEvent, TraceFilter, programs, traced_by};
+use netsum_common::counters::{Counter, Kind};
+
+use super::{Job, Refusal};
+
+/// What one client asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Rings in the data plane, 0 for what is of none; all when `None`.
+    rings: Option<Vec<u32>>,
+    rank: Option<u32>,
+    program: Option<u32>,
+    /// Counters, bit by bit.
+    counters: u64,
+    /// Bytes of each frame.
+    pub capture: u32,
+}
+
+impl Wanted {
+    /// All packets of a job, or of the whole box. Nothing else is asked for yet.
+    ///
+    /// # Errors
+    /// If the job has no such ring.
+    pub fn new(job: Option<&Job>, ring: Option<u32>) -> Result<Self, Refusal> {
+        let rings = match (job, ring) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(Refusal::Invalid("--ring: a ring of which --job?".into())),
+            (Some(job), None) => Some(job.rings.iter().map(|r| r.id).collect()),
+            (Some(job), Some(ring)) => match job.rings.get(ring as usize) {
+                Some(found) => Some(vec![found.id]),
+                None => {
+                    let last = job.rings.len() - 1;
+                    return Err(Refusal::Invalid(format!("--ring {ring}: the job has rings 0 to {last}")));
+                }
+            },
+        };
+        Ok(Self { rings, counters: u64::MAX, capture: MIN_CAPTURE, ..Self::default() })
+    }
+
+    /// Of one rank alone.
+    pub fn of_rank(mut self, rank: Option<u32>) -> Self {
+        self.rank = rank;
+        self
+    }
+
+    /// What a program has met; any where the name is empty.
+    ///
+    /// # Errors
+    /// If there is no such program.
+    pub fn met_by(mut self, program: &str) -> Result<Self, Refusal> {
+        if !program.is_empty() {
+            let number = PROGRAMS.iter().position(|&name| name == program).ok_or_else(|| {
+                Refusal::Invalid(format!("--program {program}: there are {}", PROGRAMS.join(", ")))
+            })?;
+            self.program = Some(number as u32);
+        }
+        Ok(self)
+    }
+
+    /// What was counted by any of these counters, or of these kinds.
+    ///
+    /// # Errors
+    /// If there is no such counter or kind.
+    pub fn counted_by(mut self, names: &[String]) -> Result<Self, Refusal> {
+        if !names.is_empty() {
+            self.counters =
+                names.iter().try_fold(0, |bits, name| Ok::<u64, Refusal>(bits | bits_of(name)?))?;
+        }
+        Ok(self)
+    }
+
+    /// With so many bytes of each frame, as far as that is possible.
+    pub fn with_bytes(mut self, capture: u32) -> Self {
+        self.capture = capture.clamp(MIN_CAPTURE, MAX_CAPTURE as u32);
+        self
+    }
+
+    /// Whether a traced packet is one of those.
+    pub fn has(&self, event: &TraceEvent) -> bool {
+        self.rings.as_ref().is_none_or(|rings| rings.contains(&event.ring))
+            && self.rank.is_none_or(|rank| event.rank == rank)
+            && self.program.is_none_or(|program| event.program == program)
+            && self.counters & event.counters != 0
+    }
+}
+
+/// What the data plane is to note for all clients together.
+pub fn together<'a>(all: impl IntoIterator<Item = &'a Wanted>) -> TraceFilter {
+    let mut filter = TraceFilter::NOTHING;
+    for wanted in all {
+        match &wanted.rings {
+            None => filter.rings = TraceFilter::ALL.rings,
+            Some(rings) => {
+                for &ring in rings.iter().filter(|r| **r < MAX_RINGS) {
+                    filter.rings[ring as usize / 64] |= 1 << (ring % 64);
+                }
+            }
+        }
+        filter.counters |= wanted.counters;
+        filter.capture = filter.capture.max(wanted.capture);
+    }
+    filter
+}
+
+/// Names of the programs, in the order of [`traced_by`].
+const PROGRAMS: [&str; 3] = {
+    let mut names = [""; 3];
+    names[traced_by::INGRESS as usize] = programs::INGRESS;
+    names[traced_by::AGGREGATE as usize] = programs::AGGREGATE;
+    names[traced_by::EGRESS as usize] = programs::EGRESS;
+    names
+};
+
+/// The name of a program in an event.
+pub fn program_name(program: u32) -> &'static str {
+    PROGRAMS.get(program as usize).copied().unwrap_or("unknown")
+}
+
+fn bits_of(name: &str) -> Result<u64, Refusal> {
+    let kind = match name {
+        "work" => Some(Kind::Work),
+        "pass" => Some(Kind::Pass),
+        "drop" => Some(Kind::Drop),
+        _ => None,
+    };
+    let meant = |c: &&Counter| kind.map_or(c.name() == name, |kind| c.kind() == kind);
+    match Counter::ALL.iter().filter(meant).fold(0, |bits, c| bits | c.bit()) {
+        0 => Err(Refusal::Invalid(format!(
+            "--verdict {name}: work, pass, drop, or a counter of `netsum stats`: {}",
+            Counter::ALL.iter().map(|c| c.name()).collect::<Vec<_>>().join(", ")
+        ))),
+        bits => Ok(bits),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(ring: u32, rank: u32, counters: u64) -> TraceEvent {
+        TraceEvent {
+            time: 0,
+            counters,
+            contributors: 0,
+            ring,
+            rank,
+            index: 0,
+            low: 0,
+            expected: 0,
+            slot_index: 0,
+            slot_flags: 0,
+            ifindex: 1,
+            program: traced_by::AGGREGATE,
+            len: 64,
+            captured: 64,
+            cpu: 0,
+        }
+    }
+
+    #[test]
+    fn verdicts_are_counters_or_kinds_of_them() {
+        let all = Wanted::new(None, None).unwrap();
+        let names = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
+        let drops = all.clone().counted_by(&names(&["drop", "stale"])).unwrap();
+        assert!(drops.has(&event(1, 0, Counter::BadIcrc.bit() | Counter::EcnMarked.bit())));
+        assert!(drops.has(&event(1, 0, Counter::Stale.bit())));
+        assert!(!drops.has(&event(1, 0, Counter::Fragments.bit())));
+        let error = all.counted_by(&names(&["bad"])).unwrap_err().to_string();
+        assert!(error.contains("--verdict bad") && error.contains("rx_icrc_encapsulated"), "{error}");
+    }
+
+    #[test]
+    fn filters_together_let_through_what_any_of_them_does_and_each_has_its_own() {
+        let one = Wanted { rings: Some(vec![3, 70]), ..Wanted::new(None, None).unwrap() }
+            .counted_by(&["fragments".into()])
+            .unwrap();
+        let other = Wanted { rings: Some(vec![255]), ..Wanted::new(None, None).unwrap() }
+            .counted_by(&["stale".into()])
+            .unwrap()
+            .with_bytes(9000);
+        let filter = together([&one, &other]);
+        assert_eq!(filter.rings, [1 << 3, 1 << 6, 0, 1 << 63]);
+        assert_eq!(filter.counters, Counter::Fragments.bit() | Counter::Stale.bit());
+        assert_eq!(filter.capture, MAX_CAPTURE as u32);
+        assert!(one.has(&event(70, 0, u64::MAX)) && !one.has(&event(255, 0, u64::MAX)));
+        assert_eq!(together([&one, &Wanted::new(None, None).unwrap()]).rings, TraceFilter::ALL.rings);
+        assert_eq!(together([]), TraceFilter::NOTHING);
+    }
+
+    #[test]
+    fn ranks_and_programs_are_told_apart() {
+        let wanted = Wanted::new(None, None).unwrap().of_rank(Some(2)).met_by("aggregate").unwrap();
+        assert!(wanted.has(&event(1, 2, 1)) && !wanted.has(&event(1, 1, 1)));
+        assert!(!wanted.has(&TraceEvent { program: traced_by::EGRESS, ..event(1, 2, 1) }));
+        assert!(Wanted::default().met_by("agg").is_err());
+        assert!(Wanted::new(None, Some(0)).is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! Tracing in the XDP programs, packet by packet (BPF_PROG_TEST_RUN): nothing while it is off, and the right things otherwise.
+
+use netsum_aggregator::dataplane::{DataPlane, Traced};
+use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, MIN_CAPTURE, TraceEvent, TraceFilter, traced_by};
+use netsum_common::counters::Counter;
+use netsum_common::slot::Slot;
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, host, qpn, ring};
+
+/// Rank's fragment with an index.
+fn fragment(rank: u32, ranks: u32, index: u32) -> Vec<u8> {
+    let psn = (BASE_PSN + index) & 0xff_ffff;
+    FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank + index, 64)).build()
+}
+
+fn events(bench: &mut Bench) -> Vec<Traced> {
+    bench.plane.traced(usize::MAX).unwrap()
+}
+
+/// The one event that a program has written.
+fn event(bench: &mut Bench) -> Traced {
+    let mut all = events(bench);
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+fn bits(counters: &[Counter]) -> u64 {
+    counters.iter().fold(0, |bits, c| bits | c.bit())
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn nothing_is_traced_while_nobody_does_and_every_program_is_while_somebody_does() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    let all = |bench: &mut Bench, index: u32| {
+        bench.run("ingress", &fragment(0, 2, index)).unwrap();
+        bench.aggregate(&fragment(0, 2, index)).unwrap();
+        let out = bench.aggregate(&fragment(1, 2, index)).unwrap();
+        bench.egress(&out.packet).unwrap()
+    };
+    all(&mut bench, 0);
+    assert_eq!(events(&mut bench), []);
+
+    bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
+    let left = all(&mut bench, 1);
+    let traced = events(&mut bench);
+    let seen: Vec<_> = traced.iter().map(|t| (t.event.program, t.event.rank, t.event.counters)).collect();
+    assert_eq!(
+        seen,
+        [
+            (traced_by::INGRESS, 0, bits(&[Counter::Steered])),
+            (traced_by::AGGREGATE, 0, bits(&[Counter::Fragments])),
+            (traced_by::AGGREGATE, 1, bits(&[Counter::Fragments, Counter::Completed, Counter::Released])),
+            (traced_by::EGRESS, 1, bits(&[Counter::Results])),
+        ]
+    );
+    assert!(traced.iter().all(|t| (t.event.ring, t.event.index, t.event.ifindex) == (1, 1, LOOPBACK)));
+    assert!(traced.is_sorted_by_key(|t| t.event.time));
+    // Nothing has come of this index yet; then the first, then the second, which releases it.
+    let slots: Vec<_> =
+        traced.iter().map(|t| (t.event.contributors, t.event.low, t.event.slot_index)).collect();
+    assert_eq!(slots, [(0, 1, 0), (1, 1, 1), (3, 2, 1), (3, 2, 1)]);
+    assert_eq!(traced[2].event.slot_flags, Slot::USED | Slot::COMPLETE | Slot::RELEASED);
+    // The frame is the one that came, though the program has put sum and tag into it; at egress, the one that leaves.
+    assert_eq!(traced[2].frame, fragment(1, 2, 1)[..MIN_CAPTURE as usize]);
+    assert_eq!(traced[3].frame, left.packet[..MIN_CAPTURE as usize]);
+    assert_eq!(traced[3].event.len as usize, left.packet.len());
+
+    bench.plane.trace(None).unwrap();
+    all(&mut bench, 2);
+    assert_eq!(events(&mut bench), []);
+    assert_eq!(bench.plane.trace_lost().unwrap(), 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn every_kind_of_verdict_has_the_names_of_its_counters() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
+    let aggregate = |bench: &mut Bench, frame: &[u8]| {
+        bench.aggregate(frame).unwrap();
+        event(bench).event
+    };
+    // Past a gap of one: forwarded, so that its receiver NAKs.
+    let gap = aggregate(&mut bench, &fragment(0, 2, 1));
+    assert_eq!(gap.counters, bits(&[Counter::Fragments, Counter::OutOfSequence, Counter::GapForwarded]));
+    assert_eq!((gap.index, gap.expected, gap.low), (1, 0, 0));
+    let held = aggregate(&mut bench, &fragment(1, 2, 1));
+    assert_eq!(
+        held.counters & bits(&[Counter::Completed, Counter::Held]),
+        bits(&[Counter::Completed, Counter::Held])
+    );
+    assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Fragments.bit());
+    assert_eq!(aggregate(&mut bench, &fragment(0, 2, 0)).counters, Counter::Duplicate.bit());
+    aggregate(&mut bench, &fragment(1, 2, 0));
+    assert_eq!(aggregate(&mut bench, &fragment(1, 2, 0)).counters, Counter::Replays.bit());
+    assert_eq!(aggregate(&mut bench, &fragment(0, 2, 7)).counters, Counter::CreditViolation.bit());
+    let mut spoilt = fragment(0, 2, 2);
+    *spoilt.last_mut().unwrap() ^= 1;
+    let bad = aggregate(&mut bench, &spoilt);
+    assert_eq!((bad.counters, bad.rank, bad.index), (Counter::BadIcrc.bit(), 0, 2));
+    // On the way in: an acknowledgement of a flow, and what is of none.
+    let mut ack = FrameSpec::send(host(0), host(1), qpn(0), 5, vec![0; 4]);
+    ack.bth.opcode = netsum_common::wire::Opcode::ACK;
+    bench.run("ingress", &ack.build()).unwrap();
+    let ack = event(&mut bench).event;
+    assert_eq!((ack.counters, ack.ring, ack.rank), (Counter::NotData.bit(), 1, 0));
+    bench.run("ingress", &FrameSpec::send(7, 8, 9, 10, vec![0; 4]).build()).unwrap();
+    let none = event(&mut bench).event;
+    assert_eq!((none.counters, none.ring, none.rank), (Counter::NoFlow.bit(), 0, TraceEvent::NONE));
+    bench.run("ingress", &[0; 60]).unwrap();
+    let short = event(&mut bench);
+    assert_eq!((short.event.counters, &short.frame[..]), (Counter::NotRoce.bit(), &[0; 60][..]));
+    // A replay whose slot has gone on meanwhile.
+    bench.egress(&[0xff; 100]).unwrap();
+    let lost = event(&mut bench).event;
+    assert_eq!((lost.program, lost.counters, lost.ring), (traced_by::EGRESS, Counter::EgressNoSlot.bit(), 0));
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
+    let mut bench = Bench::new(ring(2, 2048, 8), false).unwrap();
+    let filter = TraceFilter { counters: Counter::Fragments.bit(), ..TraceFilter::ALL };
+    bench.plane.trace(Some(&filter)).unwrap();
+    let long = FrameSpec::send(host(0), host(1), qpn(0), BASE_PSN, lanes(0, 512)).build();
+    bench.run("ingress", &long).unwrap();
+    bench.aggregate(&long).unwrap();
+    bench.aggregate(&long).unwrap();
+    assert_eq!(event(&mut bench).event.counters, Counter::Fragments.bit());
+
+    let mut filter = TraceFilter { capture: MAX_CAPTURE as u32, ..TraceFilter::ALL };
+    filter.rings = [1, 0, 0, 0];
+    bench.plane.trace(Some(&filter)).unwrap();
+    bench.aggregate(&long).unwrap();
+    assert_eq!(events(&mut bench), [], "ring 1 is not wanted");
+    filter.rings = [2, 0, 0, 0];
+    bench.plane.trace(Some(&filter)).unwrap();
+    bench.run("ingress", &[0; 60]).unwrap();
+    bench.aggregate(&long).unwrap();
+    assert_eq!(event(&mut bench).frame, long);
+    // More than there is room for.
+    filter.rings = [1, 0, 0, 0];
+    bench.plane.trace(Some(&filter)).unwrap();
+    bench.run("ingress", &[7; 3000]).unwrap();
+    let cut = event(&mut bench);
+    assert_eq!((cut.event.len, &cut.frame[..]), (3000, &[7; MAX_CAPTURE][..]));
+    filter.capture = 0;
+    bench.plane.trace(Some(&filter)).unwrap();
+    bench.run("ingress", &[7; 3000]).unwrap();
+    assert_eq!(event(&mut bench).frame.len(), MIN_CAPTURE as usize, "headers are always there");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn what_there_is_no_room_for_is_counted_and_forgotten_with_the_next_start() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
+    let runs = 2 * EVENTS_BYTES / (size_of::<TraceEvent>() as u32 + MIN_CAPTURE);
+    bench.repeat("ingress", &[0; 200], runs).unwrap();
+    let lost = bench.plane.trace_lost().unwrap();
+    assert!(lost > u64::from(runs) / 4, "{lost} of {runs}");
+    bench.plane.trace(None).unwrap();
+    bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
+    assert_eq!(events(&mut bench), []);
+    bench.plane.trace(None).unwrap();
+    bench.repeat("ingress", &[0; 200], runs).unwrap();
+    assert_eq!(bench.plane.trace_lost().unwrap(), lost, "nothing is lost while it is off");
+    bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
+    bench.repeat("ingress", &[0; 200], runs / 4).unwrap();
+    assert_eq!(events(&mut bench).len() as u32, runs / 4);
+    assert_eq!(bench.plane.trace_lost().unwrap(), lost);
+}
