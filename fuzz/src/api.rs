@@ -177,7 +177,7 @@ impl System {
             token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
             in_band: u.ratio(1u8, 3u8)?,
             tenant: String::new(),
-            least_window: number(u, &[0, 0, 1])?,
+            least_window: 0,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         let range = WindowRange { least: r.least_window, most: r.window };
