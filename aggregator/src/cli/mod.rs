@@ -7,6 +7,7 @@
 //! | [`client`] | the connection to the daemon |
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
+//! | [`wait`] | `netsum job create --wait` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
 //! | [`diagnosis`] | `netsum diagnose` |
@@ -30,6 +31,7 @@ pub mod timing;
 pub mod top;
 pub mod trace;
 pub mod view;
+pub mod wait;
 
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -38,7 +40,7 @@ use netsum_api::v1 as api;
 
 use args::{
     BatchCommand, CreateJob, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats,
-    SlotCommand, StatsCommand,
+    SlotCommand, StatsCommand, TenantCommand,
 };
 pub use args::{Cli, Command};
 use client::Client;
@@ -87,6 +89,10 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
             let message = "`run`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
+        Command::Job { command: Some(JobCommand::Create(job)) } if job.wait => {
+            let timeout = job.timeout;
+            wait::create(create_request(job)?, timeout, format, client, out).await
+        }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
             print::job(out, format, client.create_job(create_request(job)?).await?)
         }
@@ -129,6 +135,11 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
             let ports = client.list_ports().await?;
             print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
         }
+        Command::Tenant { command } => {
+            let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
+            let tenants = client.list_tenants().await?;
+            print::tenants(out, format, only(tenants, "TENANT", wanted, |t| &t.name)?)
+        }
         Command::Slot(SlotCommand::Show { job, ring }) => {
             print::slots(out, format, client.show_slots(job, ring).await?)
         }
@@ -168,12 +179,14 @@ fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
         dtype: c.dtype,
         mtu: c.mtu,
         message_size,
-        window: c.window,
+        window: c.window.most,
+        least_window: c.window.least.unwrap_or(0),
         rings: c.rings,
         icrc: c.icrc,
         order: c.order,
         token: c.token,
         in_band: c.in_band,
+        tenant: c.tenant,
     })
 }
 

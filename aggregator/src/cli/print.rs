@@ -8,7 +8,9 @@ use serde::Serialize;
 use super::failure::Result;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
 use super::timing::{self, Sums};
-use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, Stats};
+use super::view::{
+    Flow, InBand, Job, Port, Programs, QueuePlace, Quota, Ring, Slots, State, Stats, Tenant,
+};
 use crate::size::Size;
 
 /// How to print.
@@ -49,7 +51,7 @@ impl Format {
 pub(super) fn state(state: State) -> Cell {
     let style = match state {
         State::Active => GOOD,
-        State::Waiting => FAIR,
+        State::Waiting | State::Queued => FAIR,
         State::Failed => BAD,
     };
     styled(state.name(), style)
@@ -68,6 +70,11 @@ fn list(numbers: &[u32]) -> String {
 }
 
 fn job_entry(j: &Job) -> Entry {
+    let window = match j.window_range {
+        Some([least, most]) if j.state == State::Queued => format!("{least}..{most}"),
+        Some([least, most]) => format!("{} of {least}..{most}", j.window),
+        None => j.window.to_string(),
+    };
     let mut entry = Entry::new(vec![
         name(&j.name),
         state(j.state),
@@ -75,23 +82,42 @@ fn job_entry(j: &Job) -> Entry {
         attribute("dtype", &j.dtype),
         attribute("mtu", j.mtu),
         attribute("message", j.message_size),
-        attribute("window", j.window),
+        attribute("window", window),
         attribute("rings", j.rings),
     ]);
     if !j.error.is_empty() {
         entry.attributes(0, vec![styled(format!("error: {}", j.error), BAD)]);
+    }
+    if let Some(place) = &j.queue {
+        entry.attributes(0, vec![in_queue(place)]);
     }
     let mut properties = vec![
         attribute("icrc", &j.icrc),
         attribute("order", &j.order),
         attribute("flows", format!("{}/{}", j.flows.len(), j.ranks * j.rings)),
         attribute("epoch", j.epoch),
+        attribute("tenant", &j.tenant),
     ];
     if j.in_band.is_some() {
         properties.push(plain("in band"));
     }
     entry.attributes(1, properties);
     entry
+}
+
+fn in_queue(place: &QueuePlace) -> Cell {
+    let QueuePlace { position, of, waits_for } = place;
+    styled(format!("place {position} of {of} in the queue, waits for: {waits_for}"), FAIR)
+}
+
+/// The place of a job that somebody waits with. In JSON there is nothing but the job at last.
+pub fn place(out: &mut impl Write, format: Format, job: &str, place: &api::QueuePlace) -> Result<()> {
+    if format == Format::Text {
+        let cells = vec![name(job), state(State::Queued), in_queue(&place.clone().into())];
+        layout::print(out, &[Entry::new(cells)])?;
+        out.flush()?;
+    }
+    Ok(())
 }
 
 /// The same with the numbers that make up its memory, its token and its flows.
@@ -239,6 +265,41 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
         entry
     };
     layout::print(out, &rings.iter().map(entry).collect::<Vec<_>>())?;
+    Ok(())
+}
+
+/// Tenants.
+pub fn tenants(out: &mut impl Write, format: Format, tenants: Vec<api::Tenant>) -> Result<()> {
+    let tenants: Vec<Tenant> = tenants.into_iter().map(Tenant::from).collect();
+    if format.json(out, &tenants)? {
+        return Ok(());
+    }
+    let entry = |t: &Tenant| {
+        let mut entry = Entry::new(vec![
+            name(&t.name),
+            if t.configured { plain("configured") } else { styled("not configured", FAIR) },
+            attribute("priority", t.priority),
+            plain(format!("share {:.0} %", 100.0 * t.share)),
+            styled(format!("waiting {}", t.waiting), if t.waiting > 0 { FAIR } else { PLAIN }),
+        ]);
+        let quota = |key: &str, quota: &Quota, text: fn(u64) -> String| {
+            let limit = quota.limit.map_or_else(|| "no limit".into(), text);
+            let full = quota.limit.is_some_and(|limit| quota.used >= limit);
+            styled(format!("{key} {}/{limit}", text(quota.used)), if full { FAIR } else { PLAIN })
+        };
+        let number = |n: u64| n.to_string();
+        entry.attributes(
+            0,
+            vec![
+                quota("jobs", &t.jobs, number),
+                quota("rings", &t.rings, number),
+                quota("slots", &t.slots, number),
+                quota("memory", &t.memory, |n| Size(n).to_string()),
+            ],
+        );
+        entry
+    };
+    layout::print(out, &tenants.iter().map(entry).collect::<Vec<_>>())?;
     Ok(())
 }
 
@@ -420,8 +481,69 @@ mod tests {
                 }),
             }],
             token: "secret".into(),
+            tenant: "default".into(),
             ..api::Job::default()
         }
+    }
+
+    fn in_the_queue() -> api::Job {
+        api::Job {
+            state: api::JobState::Queued.into(),
+            flows: Vec::new(),
+            token: String::new(),
+            tenant: "vision".into(),
+            window: 8,
+            least_window: 1,
+            most_window: 8,
+            queue: Some(api::QueuePlace {
+                position: 2,
+                of: 3,
+                waits_for: "tenant `vision`: jobs limit 4, 4 in use, 1 needed".into(),
+            }),
+            ..example()
+        }
+    }
+
+    #[test]
+    fn a_job_in_the_queue_as_text() {
+        insta::assert_snapshot!(text(|o| job(o, Format::Text, in_the_queue())));
+    }
+
+    #[test]
+    fn a_job_in_the_queue_as_json() {
+        insta::assert_snapshot!(text(|o| job(o, Format::Pretty, in_the_queue())));
+    }
+
+    #[test]
+    fn a_place_in_the_queue_is_a_line_of_text_and_nothing_in_json() {
+        let place_in = in_the_queue().queue.unwrap();
+        assert_eq!(
+            text(|o| place(o, Format::Text, "train", &place_in)),
+            "train: queued  place 2 of 3 in the queue, waits for: tenant `vision`: jobs limit 4, 4 in use, 1 needed\n"
+        );
+        assert_eq!(text(|o| place(o, Format::Json, "train", &place_in)), "");
+    }
+
+    #[test]
+    fn tenants_as_text() {
+        let tenant = |name: &str, configured, waiting| api::Tenant {
+            name: name.into(),
+            configured,
+            jobs_limit: configured.then_some(4),
+            memory_limit: configured.then_some(64 << 20),
+            jobs: 4,
+            rings: 5,
+            slots: 1280,
+            memory: 1 << 20,
+            waiting,
+            share: 0.25,
+            ..api::Tenant::default()
+        };
+        insta::assert_snapshot!(text(|o| tenants(
+            o,
+            Format::Text,
+            vec![tenant("vision", true, 2), tenant("gone", false, 0)]
+        )));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::diagnosis::Diagnosis;
 use super::simulate::Simulation;
 use super::trace::Packet;
-use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written};
+use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Tenant, Written};
 use crate::check::Report;
 
 /// A schema, and the file that has it.
@@ -38,6 +38,7 @@ pub fn all() -> Vec<Schema> {
         of::<Vec<Port>>("ports.json", "netsum -j port show"),
         of::<Stats>("stats.json", "netsum -j stats: counters by name"),
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
+        of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB"),
         of::<Written>("report.json", "netsum -j report JOB -o FILE"),

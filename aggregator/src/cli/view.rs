@@ -18,6 +18,8 @@ pub enum State {
     Active,
     /// Ended by an error.
     Failed,
+    /// Waits for its turn to be created.
+    Queued,
 }
 
 impl State {
@@ -27,6 +29,7 @@ impl State {
             Self::Waiting => "waiting",
             Self::Active => "active",
             Self::Failed => "failed",
+            Self::Queued => "queued",
         }
     }
 }
@@ -36,6 +39,7 @@ impl From<api::JobState> for State {
         match state {
             api::JobState::Active => Self::Active,
             api::JobState::Failed => Self::Failed,
+            api::JobState::Queued => Self::Queued,
             api::JobState::Waiting | api::JobState::Unspecified => Self::Waiting,
         }
     }
@@ -50,6 +54,11 @@ pub struct Job {
     pub state: State,
     /// Why it failed; empty unless it has.
     pub error: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Where it stands in the queue; only while it waits there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueuePlace>,
     /// Ranks.
     pub ranks: u32,
     /// Type of the numbers that the box adds.
@@ -58,8 +67,11 @@ pub struct Job {
     pub mtu: u32,
     /// Bytes of the largest message.
     pub message_size: u32,
-    /// Messages that a rank may send without having their sums.
+    /// Messages that a rank may send without having their sums; of a job in the queue the most that it may get.
     pub window: u32,
+    /// The least and the most window that would do; only of jobs that left the choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_range: Option<[u32; 2]>,
     /// Number of rings.
     pub rings: u32,
     /// `verify` or `ignore`.
@@ -82,6 +94,72 @@ pub struct Job {
     /// What has shown up in band; only of jobs that are set up so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_band: Option<InBand>,
+}
+
+/// Where a job stands that waits for its turn.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct QueuePlace {
+    /// Its place, from 1.
+    pub position: u32,
+    /// How many wait.
+    pub of: u32,
+    /// What it waits for.
+    pub waits_for: String,
+}
+
+impl From<api::QueuePlace> for QueuePlace {
+    fn from(place: api::QueuePlace) -> Self {
+        Self { position: place.position, of: place.of, waits_for: place.waits_for }
+    }
+}
+
+/// Whose jobs may have how much, and have how much.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// It is in the configuration; `default` always is.
+    pub configured: bool,
+    /// Who has a higher one goes first.
+    pub priority: i32,
+    /// Jobs.
+    pub jobs: Quota,
+    /// Rings of all jobs.
+    pub rings: Quota,
+    /// Slots of all rings.
+    pub slots: Quota,
+    /// Bytes of all rings on the box.
+    pub memory: Quota,
+    /// How much of what it may have is in use, of the resource of which that is the most, from 0 to 1. More where a limit was
+    /// lowered. Who has less goes first.
+    pub share: f64,
+    /// Jobs that wait for their turn.
+    pub waiting: u32,
+}
+
+/// What is in use of something.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Quota {
+    /// In use.
+    pub used: u64,
+    /// The limit; null where that is the pool.
+    pub limit: Option<u64>,
+}
+
+impl From<api::Tenant> for Tenant {
+    fn from(t: api::Tenant) -> Self {
+        Self {
+            name: t.name,
+            configured: t.configured,
+            priority: t.priority,
+            jobs: Quota { used: t.jobs, limit: t.jobs_limit },
+            rings: Quota { used: t.rings, limit: t.rings_limit },
+            slots: Quota { used: t.slots, limit: t.slots_limit },
+            memory: Quota { used: t.memory, limit: t.memory_limit },
+            share: t.share,
+            waiting: t.waiting,
+        }
+    }
 }
 
 /// What has shown up of a job whose ranks do so by their first packets.
@@ -121,11 +199,14 @@ impl From<api::Job> for Job {
             name: j.name,
             state,
             error: j.error,
+            tenant: j.tenant,
+            queue: j.queue.map(QueuePlace::from),
             ranks: j.ranks,
             dtype: j.dtype,
             mtu: j.mtu,
             message_size: j.message_size,
             window: j.window,
+            window_range: (j.least_window > 0).then_some([j.least_window, j.most_window]),
             rings: j.rings,
             icrc: j.icrc,
             order: j.order,
