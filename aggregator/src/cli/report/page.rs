@@ -164,10 +164,12 @@ fn drops(report: &Report) -> String {
         (vec![(*name).to_owned(), (*help).to_owned(), count.to_string()], false)
     };
     let rows: Vec<_> = report.drops().iter().map(row).collect();
-    let said =
-        if rows.is_empty() { "<p class=\"said\">No packet was dropped.</p>\n".into() } else { String::new() };
-    format!("<h2>Dropped packets</h2>\n{said}")
-        + &table("drops", 2, &["reason", "what that is", "packets"], &rows)
+    let dropped = if rows.is_empty() {
+        "<p class=\"said\">No packet was dropped.</p>\n".into()
+    } else {
+        table("drops", 2, &["reason", "what that is", "packets"], &rows)
+    };
+    format!("<h2>Dropped packets</h2>\n{dropped}")
 }
 
 /// The whole file.

@@ -47,7 +47,8 @@ fn svg(draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
 
 fn chart<'a, 'b>(area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     let mut chart = ChartBuilder::on(area);
-    chart.margin(12).x_label_area_size(44).y_label_area_size(76);
+    // The last mark's label reaches beyond the axis.
+    chart.margin(12).margin_right(44).x_label_area_size(44).y_label_area_size(76);
     chart
 }
 
@@ -72,7 +73,8 @@ macro_rules! mesh {
 /// If plotters fails.
 pub fn throughput(report: &Report) -> Result<String> {
     let highest = report.points.iter().map(|p| p.gbps.0.max(p.gbps.1)).fold(0.0, f64::max);
-    let highest = if highest > 0.0 { highest * 1.15 } else { 1.0 };
+    // Room for the legend above the curve.
+    let highest = if highest > 0.0 { highest * 1.35 } else { 1.0 };
     svg(|area| {
         let mut chart = chart(area).build_cartesian_2d(0.0..report.seconds.max(1e-3), 0.0..highest)?;
         mesh!(chart, "seconds", "Gb/s of payload").draw()?;

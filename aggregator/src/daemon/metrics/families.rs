@@ -19,12 +19,12 @@ use crate::dataplane::count;
 type Labels = Vec<(&'static str, String)>;
 
 /// A value of a sample.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Value {
     Count(u64),
     Gauge(u64),
     Seconds(f64),
-    Durations(Histogram),
+    Durations(Box<Histogram>),
     Info,
 }
 
@@ -192,8 +192,9 @@ const _: () = assert!(SAMPLED == 64, "the help texts say so");
 
 /// Of one fragment index in so many: rates and quantiles are as good as those of all.
 fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
-    let completion =
-        |j: &JobSnapshot| (vec![label("job_name", &j.name)], Value::Durations(j.timings.completion));
+    let completion = |j: &JobSnapshot| {
+        (vec![label("job_name", &j.name)], Value::Durations(Box::new(j.timings.completion)))
+    };
     let last = jobs.iter().flat_map(|j| {
         let of_rank = |(rank, r): (usize, &RankTiming)| {
             (vec![label("job_name", &j.name), label("rank", rank)], Value::Count(r.last))
