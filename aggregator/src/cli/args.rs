@@ -221,7 +221,7 @@ pub struct TraceArgs {
     pub count: Option<u64>,
     /// Write whole frames to a pcapng file, with the verdict as each packet's comment, in place of text; `-` is standard
     /// output.
-    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
     /// Of each frame only so many bytes; 128, which all headers fit, at least.
     #[arg(long, value_name = "BYTES", requires = "pcap", value_parser = clap::value_parser!(u32).range(128..))]

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::args::TraceArgs;
 use super::capture::Writer;
 use super::client::Client;
-use super::failure::Result;
+use super::failure::{Failure, Kind, Result};
 use super::layout::{BAD, FAIR, NAME, PLAIN};
 use super::print::Format;
 use crate::dataplane::unmapped;
@@ -290,6 +290,9 @@ enum Sink {
 
 /// `netsum trace`.
 pub async fn run(args: TraceArgs, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
+    if args.pcap.is_some() && format != Format::Text {
+        return Err(Failure::new(Kind::Usage, "--pcap writes frames, and no JSON: leave -j and -p out"));
+    }
     let capture = match args.pcap {
         Some(_) => args.snaplen.unwrap_or(u32::MAX),
         None => 0,
