@@ -95,6 +95,9 @@ async fn refusals_reach_the_command_line_in_plain_words() {
     let error = d.netsum(&format!("{flow} --qpn 0xbad --port p0")).await.unwrap_err();
     assert!(error.contains("does not like 0xbad"), "{error}");
     assert!(d.netsum("job show train").await.unwrap().contains("failed"));
+    // JSON on the way to a capture file would be lost.
+    let (_, result) = d.netsum_both("-j trace --pcap frames.pcapng").await;
+    assert_eq!(result.unwrap_err().kind, Kind::Usage);
     let gone = Cli::try_parse_from(["netsum", "--socket", "/nowhere/netsum.sock", "job", "list"]).unwrap();
     let error = format!("{:#}", execute(gone, &mut Vec::new()).await.unwrap_err());
     assert!(error.contains("no daemon at /nowhere/netsum.sock: is `netsum run` running?"), "{error}");
@@ -337,7 +340,6 @@ async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
         ("trace --job nobody", Kind::NotFound),
         ("trace --ring 0", Kind::Usage),
         ("trace --snaplen 200", Kind::Usage),
-        ("-j trace --pcap -", Kind::Usage),
         ("trace --job train --ring 1", Kind::Refused),
         ("trace --verdict nonsense", Kind::Refused),
         ("simulate /nowhere/frames.pcap", Kind::Failed),
