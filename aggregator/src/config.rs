@@ -1,11 +1,14 @@
 //! The configuration file of `netsum run`.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::core::job::is_name;
+use crate::core::tenant::Limits;
 use crate::core::watch::Patience;
 use crate::daemon::socket::Access;
 use crate::dataplane::XdpMode;
@@ -44,6 +47,8 @@ pub struct Config {
     pub patience: Patience,
     /// Where Prometheus calls, on a loopback address; nowhere when `None`.
     pub metrics: Option<SocketAddr>,
+    /// Who may have how much of the pool, by name.
+    pub tenants: BTreeMap<String, Limits>,
 }
 
 /// Where the ports come from.
@@ -111,6 +116,18 @@ struct File {
     restart: Restart,
     #[serde(default)]
     metrics: Metrics,
+    #[serde(default)]
+    tenants: BTreeMap<String, Tenant>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Tenant {
+    priority: i32,
+    jobs: Option<u64>,
+    rings: Option<u64>,
+    slots: Option<u64>,
+    memory: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -285,6 +302,7 @@ impl Config {
                 }
             },
         };
+        let tenants = file.tenants.into_iter().map(tenant).collect::<Result<_, _>>()?;
         let Watch { hold_ms, stall_ms } = file.watch;
         if hold_ms == 0 {
             return refuse("watch.hold-ms", &hold_ms, "at least 1");
@@ -311,8 +329,27 @@ impl Config {
                 stall: Duration::from_millis(stall_ms),
             },
             metrics,
+            tenants,
         })
     }
+}
+
+/// Checks a section `[tenants.NAME]`.
+fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigError> {
+    if !is_name(&name) {
+        let expected = "a name of 1 to 64 of a-z, 0-9, `.`, `_`, `-` is possible".into();
+        return Err(ConfigError::Value { field: "tenants", value: format!("{name:?}"), expected });
+    }
+    let Tenant { priority, jobs, rings, slots, memory } = section;
+    let size = |text: String| match text.parse::<Size>() {
+        Ok(size) => Ok(size.0),
+        Err(_) => Err(ConfigError::Value {
+            field: "tenants.NAME.memory",
+            value: format!("{text:?}"),
+            expected: format!("tenant {name}: a size like \"64MiB\" is expected"),
+        }),
+    };
+    Ok((name.clone(), Limits { priority, jobs, rings, slots, memory: memory.map(size).transpose()? }))
 }
 
 impl Config {
@@ -351,13 +388,22 @@ mod tests {
     #[test]
     fn what_only_a_start_can_change_is_named() {
         let old = parse("bridge = \"br0\"").unwrap();
-        let live = "bridge = \"br1\"\n[pool]\nmemory = \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
+        let live = "bridge = \"br1\"\n[tenants.a]\njobs = 1\n[pool]\nmemory = \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
         assert!(old.needs_restart(&parse(live).unwrap()).is_empty());
         let start = "bridge = \"br0\"\nxdp = \"skb\"\n[listen]\nadmin-mode = \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
         assert_eq!(
             old.needs_restart(&parse(start).unwrap()),
             ["xdp", "listen.admin-mode, listen.admin-group", "metrics.listen"]
         );
+    }
+
+    #[test]
+    fn tenants_have_limits_or_none() {
+        let text = "bridge = \"br0\"\n[tenants.vision]\njobs = 4\nmemory = \"64MiB\"\npriority = -1\n[tenants.default]\n";
+        let tenants = parse(text).unwrap().tenants;
+        let vision = Limits { priority: -1, jobs: Some(4), memory: Some(64 << 20), ..Limits::default() };
+        let expected = [("default".to_owned(), Limits::default()), ("vision".to_owned(), vision)];
+        assert_eq!(tenants.into_iter().collect::<Vec<_>>(), expected);
     }
 
     #[test]
@@ -386,6 +432,13 @@ mod tests {
             ),
             ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
             ("bridge = 7", "expected a string"),
+            ("bridge = \"br0\"\n[tenants.a]\njobs = -1", "expected u64"),
+            ("bridge = \"br0\"\n[tenants.a]\ncpus = 1", "unknown field `cpus`"),
+            ("bridge = \"br0\"\n[tenants.A]", "tenants = \"A\": a name of 1 to 64"),
+            (
+                "bridge = \"br0\"\n[tenants.a]\nmemory = \"lots\"",
+                "tenants.NAME.memory = \"lots\": tenant a: a size",
+            ),
             ("bridge = \"br0\"\n[restart]\npin = \"here\"", "restart.pin = \"here\": a folder like"),
             ("bridge = \"br0\"\n[restart]\nstate = \"/\"", "restart.state = \"/\": a file like"),
             ("bridge = \"br0\"\n[watch]\nhold-ms = 0", "watch.hold-ms = 0: at least 1"),

@@ -9,7 +9,9 @@ use arbitrary::{Result, Unstructured};
 use netsum_aggregator::core::in_band::Outcome;
 use netsum_aggregator::core::membership::Join;
 use netsum_aggregator::core::pool::job_memory;
-use netsum_aggregator::core::{Action, Connection, Controller, JobSpec, PortInfo, RankAddress, State};
+use netsum_aggregator::core::{
+    Action, Connection, Controller, JobSpec, PortInfo, RankAddress, State, WindowRange,
+};
 use netsum_aggregator::daemon::mac_from_text;
 use netsum_aggregator::dataplane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_api::v1 as api;
@@ -132,6 +134,7 @@ impl System {
                     assert!(before.is_none(), "two jobs with one token");
                 }
                 Action::IgnoreInBand(token) => assert!(told.listening.remove(&token).is_some()),
+                Action::Dequeued { .. } => panic!("nobody waits in the queue"),
                 Action::Reply { waiter, .. } => assert!(self.waiting.remove(&waiter), "answered twice"),
             }
         }
@@ -173,8 +176,11 @@ impl System {
             order: "in-order".into(),
             token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
             in_band: u.ratio(1u8, 3u8)?,
+            tenant: String::new(),
+            least_window: 0,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
+        let range = WindowRange { least: r.least_window, most: r.window };
         let spec = JobSpec {
             verify_icrc: r.icrc == "verify",
             in_order: r.order == "in-order",
@@ -184,9 +190,11 @@ impl System {
             mtu: r.mtu,
             message_size: r.message_size,
             window: r.window,
+            window_range: (r.least_window > 0).then_some(range),
             rings: r.rings,
             in_band: r.in_band,
             token: r.token.into(),
+            tenant: "default".into(),
         };
         let answer = self.controller.create_job(spec);
         self.answered(answer);

@@ -9,7 +9,7 @@ use super::failure::EXIT_STATUS;
 use crate::size::Size;
 
 const AFTER_HELP: &str = "\
-OBJECT := { job | ring | flow | slot | port | stats | prog }. `list` is `show`, an object alone is its `show`, and every word \
+OBJECT := { job | ring | flow | slot | port | stats | prog | tenant }. `list` is `show`, an object alone is its `show`, and every word \
 can be cut short while it stays unique: `netsum j s`. `help` works behind every object.";
 
 /// Sums gradients inside the network: the daemon of the box, and its administration.
@@ -97,6 +97,12 @@ pub enum Command {
         #[command(subcommand)]
         command: Option<ProgCommand>,
     },
+    /// Tenants: whose jobs may have how much.
+    Tenant {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<TenantCommand>,
+    },
     /// Why does a job stand still? Watches it for a moment, and says what to do next.
     Diagnose {
         /// The job.
@@ -131,7 +137,7 @@ pub enum Command {
 /// Commands for jobs.
 #[derive(Subcommand, Debug)]
 pub enum JobCommand {
-    /// Create a job and reserve its slots.
+    /// Create a job and reserve its slots, or wait for its turn to get them.
     Create(CreateJob),
     /// Show a job with its flows, or all.
     #[command(visible_alias = "list")]
@@ -174,9 +180,10 @@ pub struct CreateJob {
     /// Largest message, like 64K.
     #[arg(long, default_value = "64KiB", value_name = "BYTES")]
     pub message_size: Size,
-    /// Messages that a rank may send without having their sums.
-    #[arg(long, default_value_t = 2, value_name = "W")]
-    pub window: u32,
+    /// Messages that a rank may send without having their sums. MIN..MAX: the most of these for which there is room when the job
+    /// is created; it keeps what it gets.
+    #[arg(long, default_value = "2", value_name = "W", value_parser = window)]
+    pub window: Window,
     /// Rings; each is served by one CPU of the box.
     #[arg(long, default_value_t = 1, value_name = "R")]
     pub rings: u32,
@@ -193,6 +200,37 @@ pub struct CreateJob {
     /// What workers must know to join; made up when not given.
     #[arg(long, default_value = "")]
     pub token: String,
+    /// Whose it is; the configuration says how much a tenant may have.
+    #[arg(long, default_value = crate::core::tenant::DEFAULT, value_name = "TENANT")]
+    pub tenant: String,
+    /// Where there is no room, wait for the job's turn, and print its place whenever that changes. An interrupt (Ctrl-C) takes it
+    /// out of the queue.
+    #[arg(long)]
+    pub wait: bool,
+    /// Wait for so long at the most, like 10m.
+    #[arg(long, value_name = "TIME", requires = "wait", value_parser = humantime::parse_duration)]
+    pub timeout: Option<Duration>,
+}
+
+/// A window, or the least and the most that will do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Window {
+    /// The least; none where only `most` will do.
+    pub least: Option<u32>,
+    /// The most.
+    pub most: u32,
+}
+
+/// Commands for tenants.
+#[derive(Subcommand, Debug)]
+pub enum TenantCommand {
+    /// Show a tenant, or all: limits, what is in use, and how many jobs wait.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The tenant.
+        #[arg(value_name = "TENANT")]
+        tenant: Option<String>,
+    },
 }
 
 /// Commands for rings.
@@ -332,6 +370,16 @@ fn number(text: &str) -> Result<u32, String> {
     parsed.map_err(|_| "a number is expected, decimal or 0x".into())
 }
 
+fn window(text: &str) -> Result<Window, String> {
+    let number = |n: &str| n.parse().map_err(|_| "a number like 2, or a range like 1..8, is expected");
+    Ok(match text.split_once("..") {
+        // 0 stands for no range in the API.
+        Some(("0", _)) => return Err("the least window is 1".into()),
+        Some((least, most)) => Window { least: Some(number(least)?), most: number(most)? },
+        None => Window { least: None, most: number(text)? },
+    })
+}
+
 fn interval(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
     if (Duration::from_millis(10)..=Duration::from_secs(86_400)).contains(&time) {
@@ -364,6 +412,16 @@ mod tests {
     }
 
     #[test]
+    fn a_window_is_a_number_or_a_range() {
+        assert_eq!(window("4"), Ok(Window { least: None, most: 4 }));
+        assert_eq!(window("1..8"), Ok(Window { least: Some(1), most: 8 }));
+        for wrong in ["", "..", "1..", "..8", "0..8", "1..8..9", "a", "-1"] {
+            assert!(window(wrong).is_err(), "{wrong}");
+        }
+        assert!(Cli::try_parse_from("netsum job create a --ranks 2 --timeout 1s".split(' ')).is_err());
+    }
+
+    #[test]
     fn show_and_list_and_an_object_alone_and_prefixes_are_the_same() {
         for line in ["netsum j s", "netsum job list", "netsum jo l", "netsum -j job show"] {
             assert!(
@@ -377,6 +435,9 @@ mod tests {
                 matches!(parsed(line), Command::Port { command: Some(PortCommand::Show { port: None }) }),
                 "{line}"
             );
+        }
+        for line in ["netsum t", "netsum te s vision", "netsum tenant list"] {
+            assert!(matches!(parsed(line), Command::Tenant { .. }), "{line}");
         }
         for line in ["netsum ri l", "netsum pr s", "netsum f l app", "netsum sl s app", "netsum sta s app"] {
             parsed(line);

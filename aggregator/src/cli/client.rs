@@ -3,12 +3,14 @@
 use std::error::Error as _;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_client::AdminClient;
+use netsum_api::v1::queue_job_reply::Turn;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Response, Status};
+use tonic::{Code, Response, Status, Streaming};
 use tower::service_fn;
 
 use super::failure::{Failure, Kind, Result};
@@ -20,27 +22,42 @@ pub struct Client {
 
 /// What the daemon said, without gRPC's own words.
 fn said<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
-    answer.map(Response::into_inner).map_err(|status| {
-        let transport = status.source().is_some_and(|e| e.is::<tonic::transport::Error>());
-        let (kind, message) = match status.code() {
-            Code::NotFound => (Kind::NotFound, status.message().to_owned()),
-            Code::InvalidArgument
-            | Code::AlreadyExists
-            | Code::ResourceExhausted
-            | Code::FailedPrecondition
-            | Code::PermissionDenied
-            | Code::Unauthenticated
-            | Code::DeadlineExceeded => (Kind::Refused, status.message().to_owned()),
-            Code::Unimplemented => {
-                (Kind::Refused, "the daemon does not know that request: it is of an older version".into())
-            }
-            Code::Unavailable | Code::Unknown if transport => {
-                (Kind::NoDaemon, "the daemon has gone away before it answered".into())
-            }
-            _ => (Kind::Failed, status.message().to_owned()),
-        };
-        Failure::new(kind, message)
-    })
+    answer.map(Response::into_inner).map_err(failure)
+}
+
+/// Why it has not done what it was asked to.
+fn failure(status: Status) -> Failure {
+    let transport = status.source().is_some_and(|e| e.is::<tonic::transport::Error>());
+    let (kind, message) = match status.code() {
+        Code::NotFound => (Kind::NotFound, status.message().to_owned()),
+        Code::InvalidArgument
+        | Code::AlreadyExists
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::DeadlineExceeded => (Kind::Refused, status.message().to_owned()),
+        Code::Unimplemented => {
+            (Kind::Refused, "the daemon does not know that request: it is of an older version".into())
+        }
+        Code::Unavailable | Code::Unknown if transport => {
+            (Kind::NoDaemon, "the daemon has gone away before it answered".into())
+        }
+        _ => (Kind::Failed, status.message().to_owned()),
+    };
+    Failure::new(kind, message)
+}
+
+/// How a job in the queue stands, again and again.
+pub struct Turns(Streaming<api::QueueJobReply>);
+
+impl Turns {
+    /// Waits for what comes next.
+    pub async fn next(&mut self) -> Result<Turn> {
+        let reply = self.0.message().await.map_err(failure)?;
+        let gone = || Failure::new(Kind::NoDaemon, "the daemon has gone away before it answered");
+        reply.and_then(|r| r.turn).ok_or_else(gone)
+    }
 }
 
 /// The I/O error that an error rests on.
@@ -84,6 +101,24 @@ impl Client {
     pub async fn create_job(&mut self, request: api::CreateJobRequest) -> Result<api::Job> {
         log::debug!("CreateJob {}", request.name);
         said(self.admin.create_job(request).await)
+    }
+
+    /// Has a job wait for its turn to be created.
+    pub async fn queue_job(
+        &mut self,
+        job: api::CreateJobRequest,
+        timeout: Option<Duration>,
+    ) -> Result<Turns> {
+        log::debug!("QueueJob {}", job.name);
+        let timeout_ms = timeout.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1));
+        let request = api::QueueJobRequest { job: Some(job), timeout_ms };
+        Ok(Turns(said(self.admin.queue_job(request).await)?))
+    }
+
+    /// All tenants.
+    pub async fn list_tenants(&mut self) -> Result<Vec<api::Tenant>> {
+        log::debug!("ListTenants");
+        Ok(said(self.admin.list_tenants(api::ListTenantsRequest {}).await)?.tenants)
     }
 
     /// All jobs.

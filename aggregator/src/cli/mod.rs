@@ -7,6 +7,8 @@
 //! | [`client`] | the connection to the daemon |
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
+//! | [`tenants`] | `netsum tenant show` |
+//! | [`wait`] | `netsum job create --wait` |
 //! | [`rates`] | `netsum stats --interval` |
 //! | [`diagnosis`] | `netsum diagnose` |
 //! | [`batch`] | `netsum batch` |
@@ -20,7 +22,9 @@ pub mod layout;
 pub mod print;
 pub mod rates;
 pub mod schema;
+pub mod tenants;
 pub mod view;
+pub mod wait;
 
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -29,7 +33,7 @@ use netsum_api::v1 as api;
 
 use args::{
     BatchCommand, CreateJob, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats,
-    SlotCommand, StatsCommand,
+    SlotCommand, StatsCommand, TenantCommand,
 };
 pub use args::{Cli, Command};
 use client::Client;
@@ -66,6 +70,10 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
     match command {
         Command::Run { .. } | Command::Batch(_) | Command::Check { .. } => {
             Err(Failure::new(Kind::Failed, "`run`, `batch` and `check` are no requests to the daemon"))
+        }
+        Command::Job { command: Some(JobCommand::Create(job)) } if job.wait => {
+            let timeout = job.timeout;
+            wait::create(create_request(job)?, timeout, format, client, out).await
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
             print::job(out, format, client.create_job(create_request(job)?).await?)
@@ -109,6 +117,11 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
             let ports = client.list_ports().await?;
             print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
         }
+        Command::Tenant { command } => {
+            let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
+            let all = client.list_tenants().await?;
+            tenants::tenants(out, format, only(all, "TENANT", wanted, |t| &t.name)?)
+        }
         Command::Slot(SlotCommand::Show { job, ring }) => {
             print::slots(out, format, client.show_slots(job, ring).await?)
         }
@@ -147,12 +160,14 @@ fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
         dtype: c.dtype,
         mtu: c.mtu,
         message_size,
-        window: c.window,
+        window: c.window.most,
+        least_window: c.window.least.unwrap_or(0),
         rings: c.rings,
         icrc: c.icrc,
         order: c.order,
         token: c.token,
         in_band: c.in_band,
+        tenant: c.tenant,
     })
 }
 

@@ -6,6 +6,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 use super::diagnosis::Diagnosis;
+use super::tenants::Tenant;
 use super::view::{BatchEntry, Counters, Error, Flow, Job, Port, Programs, Rates, Ring, Slots};
 use crate::check::Report;
 
@@ -36,6 +37,7 @@ pub fn all() -> Vec<Schema> {
         of::<Vec<Port>>("ports.json", "netsum -j port show"),
         of::<Counters>("stats.json", "netsum -j stats: counters by name"),
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
+        of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB"),
         of::<Vec<BatchEntry>>("batch.json", "netsum -j batch file FILE"),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
 use super::membership::{Epoch, Forming};
-use super::{Action, Refusal, Token};
+use super::{Action, Refusal, Token, tenant};
 use crate::dataplane::{FlowSpec, RingSpec};
 
 /// What a job is created with.
@@ -24,8 +24,11 @@ pub struct JobSpec {
     pub mtu: u32,
     /// Bytes of a message.
     pub message_size: u32,
-    /// Messages that a rank may send without having their sums.
+    /// Messages that a rank may send without having their sums; before the job is admitted, the most.
     pub window: u32,
+    /// What it left to admission, if it did.
+    #[serde(default)]
+    pub window_range: Option<WindowRange>,
     /// Rings.
     pub rings: u32,
     /// The ICRC of contributions is verified.
@@ -36,6 +39,28 @@ pub struct JobSpec {
     pub in_band: bool,
     /// What workers must know.
     pub token: Token,
+    /// Whose it is.
+    #[serde(default = "default_tenant")]
+    pub tenant: String,
+}
+
+/// Windows of which any will do. A job gets one of them when it is admitted, and keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowRange {
+    /// The least.
+    pub least: u32,
+    /// The most.
+    pub most: u32,
+}
+
+/// Whether a text can be the name of a job, or of a tenant.
+pub fn is_name(text: &str) -> bool {
+    let is_possible = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    (1..=64).contains(&text.len()) && text.chars().all(is_possible)
+}
+
+fn default_tenant() -> String {
+    tenant::DEFAULT.to_owned()
 }
 
 impl JobSpec {
@@ -44,11 +69,27 @@ impl JobSpec {
         self.message_size.div_ceil(self.mtu)
     }
 
+    /// Slots of a ring, had the job this window. `None` where that are too many.
+    pub fn slots_for(&self, window: u32) -> Option<u32> {
+        abi::ring_slots(window, self.fragments())
+    }
+
+    /// The least window that will do.
+    pub fn least_window(&self) -> u32 {
+        self.window_range.map_or(self.window, |range| range.least)
+    }
+
+    fn window_in_words(&self) -> String {
+        match self.window_range {
+            Some(WindowRange { least, most }) => format!("{least}..{most}"),
+            None => self.window.to_string(),
+        }
+    }
+
     /// Checks every property; the slots of a ring.
     pub fn check(&self) -> Result<u32, Refusal> {
         let invalid = |message: String| Err(Refusal::Invalid(message));
-        let name_ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
-        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(name_ok) {
+        if !is_name(&self.name) {
             return invalid(format!("NAME `{}`: 1 to 64 of a-z, 0-9, `.`, `_`, `-` are possible", self.name));
         }
         if !(2..=MAX_RANKS as u32).contains(&self.ranks) {
@@ -77,8 +118,14 @@ impl JobSpec {
                 self.message_size
             ));
         }
-        if self.window == 0 {
-            return invalid("--window 0: at least 1 is needed".into());
+        if self.least_window() == 0 {
+            return invalid(format!("--window {}: at least 1 is needed", self.window_in_words()));
+        }
+        if self.window_range.is_some_and(|range| range.least > range.most) {
+            return invalid(format!(
+                "--window {}: the least comes first, then the most",
+                self.window_in_words()
+            ));
         }
         if self.rings == 0 || self.rings >= MAX_RINGS {
             return invalid(format!("--rings {}: 1 to {} are possible", self.rings, MAX_RINGS - 1));
@@ -90,7 +137,7 @@ impl JobSpec {
                     .into(),
             );
         }
-        abi::ring_slots(self.window, self.fragments()).ok_or_else(|| {
+        self.slots_for(self.window).ok_or_else(|| {
             Refusal::Invalid(format!(
                 "--window {} with --message-size {}: 2 x {} x {} slots in a ring, at most {MAX_SLOTS} are possible",
                 self.window,

@@ -8,6 +8,8 @@
 //! | [`job`] | a job and its checked properties |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`pool`] | memory, ring numbers and CPUs |
+//! | [`tenant`] | who may have how much of that |
+//! | [`queue`] | who gets it, when it is short |
 //! | [`saved`] | what outlives the daemon |
 //! | [`token`] | the secret of a job |
 //! | [`watch`] | rings that stand still, over time |
@@ -19,7 +21,9 @@ pub mod in_band;
 pub mod job;
 pub mod membership;
 pub mod pool;
+pub mod queue;
 pub mod saved;
+pub mod tenant;
 #[cfg(test)]
 mod tests;
 pub mod token;
@@ -35,10 +39,12 @@ use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
 use crate::dataplane::{FlowSpec, InBandSpec, RingSpec};
-pub use job::{Job, JobSpec, State};
+pub use job::{Job, JobSpec, State, WindowRange};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
+use queue::Queued;
+use tenant::Limits;
 pub use token::Token;
 
 /// Why a request is refused, in words that name the argument.
@@ -91,6 +97,13 @@ pub enum Action {
         /// Its ports' interfaces.
         ports: Vec<u32>,
     },
+    /// A job that waited to be admitted does so no longer, and will not be.
+    Dequeued {
+        /// Its ticket.
+        ticket: u64,
+        /// Why.
+        why: Refusal,
+    },
     /// Answer a rank that waits in `join`.
     Reply {
         /// The number that the rank's request came with.
@@ -122,12 +135,24 @@ pub struct Controller {
     pool: Pool,
     ports: Vec<PortInfo>,
     heartbeat_timeout: Duration,
+    tenants: BTreeMap<String, Limits>,
+    /// In the order in which they came.
+    queue: Vec<Queued>,
+    next_ticket: u64,
 }
 
 impl Controller {
-    /// No jobs; `memory` bytes for rings, spread over `cpus` CPUs.
+    /// No jobs; `memory` bytes for rings, spread over `cpus` CPUs; one tenant, without limits.
     pub fn new(memory: u64, cpus: u32, heartbeat_timeout: Duration) -> Self {
-        Self { jobs: BTreeMap::new(), pool: Pool::new(memory, cpus), ports: Vec::new(), heartbeat_timeout }
+        Self {
+            jobs: BTreeMap::new(),
+            pool: Pool::new(memory, cpus),
+            ports: Vec::new(),
+            heartbeat_timeout,
+            tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
+            queue: Vec::new(),
+            next_ticket: 0,
+        }
     }
 
     /// Bytes that the jobs' rings take.
@@ -210,11 +235,21 @@ impl Controller {
 
     /// A job.
     pub fn job(&self, name: &str) -> Result<&Job, Refusal> {
-        self.jobs.get(name).ok_or_else(|| no_job(name))
+        self.jobs.get(name).ok_or_else(|| self.no_job(name))
     }
 
     fn job_mut(&mut self, name: &str) -> Result<&mut Job, Refusal> {
-        self.jobs.get_mut(name).ok_or_else(|| no_job(name))
+        let missing = self.no_job(name);
+        self.jobs.get_mut(name).ok_or(missing)
+    }
+
+    fn no_job(&self, name: &str) -> Refusal {
+        if self.is_queued(name) {
+            return Refusal::NotNow(format!(
+                "NAME `{name}`: the job waits in the queue, and has nothing yet"
+            ));
+        }
+        no_job(name)
     }
 
     /// A job, for somebody who must know its token.
@@ -225,21 +260,48 @@ impl Controller {
         if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }
 
-    /// Creates a job and reserves its memory.
+    /// Creates a job and reserves its memory, if there is room beside those that wait for it.
     pub fn create_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
-        let slots = spec.check()?;
+        self.check_new(&spec)?;
+        self.admit_at_once(spec)
+    }
+
+    /// That nothing but room could keep a job from being created.
+    fn check_new(&self, spec: &JobSpec) -> Result<(), Refusal> {
+        spec.check()?;
         if self.jobs.contains_key(&spec.name) {
             return Err(Refusal::Exists(format!("NAME `{}`: there is such a job already", spec.name)));
         }
-        let who = format!("--mtu {}", spec.mtu);
-        self.ports.iter().try_for_each(|port| self.check_mtu(&who, spec.mtu, port.ifindex))?;
-        let twin = self.jobs.values().find(|j| j.spec.in_band && j.spec.token == spec.token);
-        if let Some(job) = twin.filter(|_| spec.in_band) {
+        if self.is_queued(&spec.name) {
             return Err(Refusal::Exists(format!(
-                "--token: job `{}` has the same; first packets with it could be of either",
-                job.spec.name
+                "NAME `{}`: such a job waits in the queue already",
+                spec.name
             )));
         }
+        if !self.tenants.contains_key(&spec.tenant) {
+            let names: Vec<&str> = self.tenants.keys().map(String::as_str).collect();
+            return Err(Refusal::Invalid(format!(
+                "--tenant `{}`: the configuration has {}",
+                spec.tenant,
+                names.join(", ")
+            )));
+        }
+        let who = format!("--mtu {}", spec.mtu);
+        self.ports.iter().try_for_each(|port| self.check_mtu(&who, spec.mtu, port.ifindex))?;
+        let mut others = self.jobs.values().map(|j| &j.spec).chain(self.queued());
+        let twin = others.find(|other| other.in_band && other.token == spec.token);
+        if let Some(other) = twin.filter(|_| spec.in_band) {
+            return Err(Refusal::Exists(format!(
+                "--token: job `{}` has the same; first packets with it could be of either",
+                other.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Makes a job for which there is room.
+    fn insert_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+        let slots = spec.check()?;
         let rings = self.pool.take(&spec, slots)?;
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
         let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
@@ -249,8 +311,11 @@ impl Controller {
         Ok(actions)
     }
 
-    /// Deletes a job; ranks that wait for it are told.
+    /// Deletes a job; ranks that wait for it are told. One that waits itself leaves the queue.
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
+        if let Some(action) = self.remove_queued(name) {
+            return Ok(vec![action]);
+        }
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
         let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
         actions.extend(job.in_band_spec().map(|spec| Action::IgnoreInBand(spec.token)));
@@ -350,10 +415,12 @@ impl Controller {
         }
     }
 
-    /// Looks at the clock: ranks that are late to join, or silent.
+    /// Looks at the clock: ranks that are late to join, or silent, and jobs that have waited for long enough.
     pub fn tick(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = self.late_in_queue(now);
         let timeout = self.heartbeat_timeout;
-        self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)).collect()
+        actions.extend(self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)));
+        actions
     }
 }
 

@@ -3,6 +3,7 @@
 use netsum_common::abi::{self, MAX_RINGS};
 use netsum_common::slot::Slot;
 
+use super::tenant::Amount;
 use super::{JobSpec, Refusal};
 use crate::dataplane::RingSpec;
 use crate::size::Size;
@@ -36,6 +37,21 @@ pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
     )
 }
 
+/// Why a job does not get the memory that it needs.
+pub(super) fn no_memory(spec: &JobSpec, slots: u32, free: u64, total: u64) -> Refusal {
+    Refusal::Exhausted(format!(
+        "not enough memory for slots: {}; {} of {} are free; a smaller --window, --message-size or --rings needs less",
+        memory_in_words(spec, slots),
+        Size(free),
+        Size(total)
+    ))
+}
+
+/// Why a job does not get the rings that it needs.
+pub(super) fn no_rings(spec: &JobSpec, free: u64) -> Refusal {
+    Refusal::Exhausted(format!("--rings {}: {free} of {} rings are free", spec.rings, MAX_RINGS - 1))
+}
+
 impl Pool {
     /// Nothing taken.
     pub fn new(total: u64, cpus: u32) -> Self {
@@ -62,24 +78,28 @@ impl Pool {
         self.used
     }
 
+    /// Memory and rings in all.
+    pub(super) fn whole(&self) -> Amount {
+        Amount { rings: u64::from(MAX_RINGS) - 1, memory: self.total, ..Amount::default() }
+    }
+
+    /// Memory and rings that are free.
+    pub(super) fn free(&self) -> Amount {
+        let rings = self.rings[1..].iter().filter(|taken| !**taken).count() as u64;
+        Amount { rings, memory: self.total - self.used, ..Amount::default() }
+    }
+
     /// Takes what a job needs.
     pub fn take(&mut self, spec: &JobSpec, slots: u32) -> Result<Vec<RingSpec>, Refusal> {
         let needed = job_memory(spec, slots);
         let free = self.total - self.used;
         if needed > free {
-            return Err(Refusal::Exhausted(format!(
-                "not enough memory for slots: {}; {} of {} are free; a smaller --window, --message-size or --rings needs less",
-                memory_in_words(spec, slots),
-                Size(free),
-                Size(self.total)
-            )));
+            return Err(no_memory(spec, slots, free, self.total));
         }
         let free: Vec<u32> =
             (1..MAX_RINGS).filter(|&i| !self.rings[i as usize]).take(spec.rings as usize).collect();
         if free.len() < spec.rings as usize {
-            let message =
-                format!("--rings {}: {} of {} rings are free", spec.rings, free.len(), MAX_RINGS - 1);
-            return Err(Refusal::Exhausted(message));
+            return Err(no_rings(spec, free.len() as u64));
         }
         self.used += needed;
         let rings = free.into_iter().map(|id| {

@@ -17,11 +17,13 @@ fn spec(name: &str, ranks: u32) -> JobSpec {
         mtu: 1024,
         message_size: 65536,
         window: 2,
+        window_range: None,
         rings: 1,
         verify_icrc: true,
         in_order: true,
         in_band: false,
         token: "t".into(),
+        tenant: "default".into(),
     }
 }
 
@@ -413,7 +415,7 @@ proptest! {
                         prop_assert!(rings.contains(&r.id));
                         prop_assert_eq!(ports.len(), r.ranks as usize);
                     }
-                    Action::Reply { .. } | Action::ResetCounters(_) => {}
+                    Action::Reply { .. } | Action::ResetCounters(_) | Action::Dequeued { .. } => {}
                     Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
                 }
             }
@@ -509,7 +511,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                     keys.iter().for_each(|k| assert!(flows.remove(k)));
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
-                Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
+                Action::ListenInBand(_) | Action::IgnoreInBand(_) | Action::Dequeued { .. } => {}
             }
         }
         (rings.len(), flows.len())

@@ -1,7 +1,7 @@
 //! The administration service.
 
 use std::net::IpAddr;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_server::Admin;
@@ -13,9 +13,13 @@ use tonic::{Request, Response, Status};
 use super::diagnose;
 use super::links::Netlink;
 use super::load::{counters, fragment_bytes, ring_load};
+use super::queue::{Turns, place_message, turns};
 use super::state::{Inner, Shared};
-use super::{job_message, mac_from_text, mac_text};
-use crate::core::{Job, JobSpec, State};
+use super::{job_message, mac_from_text, mac_text, of_spec};
+use crate::core::pool::job_memory;
+use crate::core::queue::{Queued, Standing, TenantView};
+use crate::core::tenant::{self, Limits};
+use crate::core::{Job, JobSpec, State, WindowRange};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
 
 /// Answers administration.
@@ -25,6 +29,9 @@ pub struct AdminService {
     netlink: Option<Netlink>,
     started: Instant,
 }
+
+/// The longest that a job waits for its turn where a limit is given.
+const MAX_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -47,6 +54,7 @@ impl AdminService {
     fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
         let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
+        of_tenant(&mut message, &job.spec);
         // The box may have learned what was not given.
         for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
             let Ok(seen) = inner.plane.flow_seen(spec.key()) else { continue };
@@ -64,6 +72,54 @@ impl AdminService {
     }
 }
 
+/// A job that waits for its turn.
+fn queued_message(queued: &Queued, standing: &Standing) -> api::Job {
+    let spec = &queued.spec;
+    let slots = spec.slots_for(spec.window).unwrap_or(0);
+    let mut message = api::Job {
+        state: api::JobState::Queued.into(),
+        queue: Some(place_message(standing)),
+        memory: job_memory(spec, slots),
+        slots,
+        ..of_spec(spec)
+    };
+    of_tenant(&mut message, spec);
+    message
+}
+
+/// What of a job is for administration alone.
+fn of_tenant(message: &mut api::Job, spec: &JobSpec) {
+    message.tenant.clone_from(&spec.tenant);
+    if let Some(WindowRange { least, most }) = spec.window_range {
+        (message.least_window, message.most_window) = (least, most);
+    }
+}
+
+/// What a job is to be created with.
+fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
+    let choice = |option: &str, value: &str, yes: &str, no: &str| match value {
+        v if v == yes => Ok(true),
+        v if v == no => Ok(false),
+        v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
+    };
+    let range = WindowRange { least: r.least_window, most: r.window };
+    Ok(JobSpec {
+        verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
+        in_order: choice("--order", &r.order, "in-order", "relaxed")?,
+        name: r.name,
+        ranks: r.ranks,
+        dtype: r.dtype,
+        mtu: r.mtu,
+        message_size: r.message_size,
+        window: r.window,
+        window_range: (r.least_window > 0).then_some(range),
+        rings: r.rings,
+        in_band: r.in_band,
+        token: if r.token.is_empty() { token()? } else { r.token }.into(),
+        tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
+    })
+}
+
 fn token() -> Result<String, Status> {
     let mut bytes = [0u8; 16];
     getrandom::fill(&mut bytes).map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
@@ -79,35 +135,50 @@ fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
-        let r = request.into_inner();
-        let choice = |option: &str, value: &str, yes: &str, no: &str| match value {
-            v if v == yes => Ok(true),
-            v if v == no => Ok(false),
-            v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
-        };
-        let spec = JobSpec {
-            verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
-            in_order: choice("--order", &r.order, "in-order", "relaxed")?,
-            name: r.name.clone(),
-            ranks: r.ranks,
-            dtype: r.dtype,
-            mtu: r.mtu,
-            message_size: r.message_size,
-            window: r.window,
-            rings: r.rings,
-            in_band: r.in_band,
-            token: if r.token.is_empty() { token()? } else { r.token }.into(),
-        };
+        let spec = job_spec(request.into_inner())?;
+        let name = spec.name.clone();
         self.look_at_ports().await?;
         let mut inner = self.shared.lock();
         let actions = inner.controller.create_job(spec)?;
         if let Err(error) = inner.carry_out(None, actions) {
-            let actions = inner.controller.delete_job(&r.name)?;
+            let actions = inner.controller.delete_job(&name)?;
             inner.carry_out(None, actions)?;
             return Err(error);
         }
-        log::info!("job {} created", r.name);
-        Ok(Response::new(self.job(&inner, inner.controller.job(&r.name)?, true)))
+        log::info!("job {name} created");
+        Ok(Response::new(self.job(&inner, inner.controller.job(&name)?, true)))
+    }
+
+    type QueueJobStream = Turns;
+
+    async fn queue_job(&self, request: Request<api::QueueJobRequest>) -> Answer<Turns> {
+        let r = request.into_inner();
+        let spec = job_spec(r.job.ok_or_else(|| Status::invalid_argument("job: missing"))?)?;
+        let name = spec.name.clone();
+        self.look_at_ports().await?;
+        let (ticket, followed) = {
+            let mut inner = self.shared.lock();
+            let patience = (r.timeout_ms > 0).then(|| Duration::from_millis(r.timeout_ms).min(MAX_WAIT));
+            let deadline = patience.map(|patience| Instant::now() + patience);
+            let ticket = inner.controller.enqueue_job(spec, deadline)?;
+            log::info!("job {name} waits for its turn");
+            let followed = inner.follow(ticket);
+            inner.carry_out(None, Vec::new())?;
+            (ticket, followed)
+        };
+        let service = self.clone();
+        let created = move |name: &str| {
+            let inner = service.shared.lock();
+            Ok(service.job(&inner, inner.controller.job(name)?, true))
+        };
+        Ok(Response::new(turns(self.shared.clone(), ticket, name, followed, created)))
+    }
+
+    async fn list_tenants(&self, _: Request<api::ListTenantsRequest>) -> Answer<api::ListTenantsReply> {
+        let tenants = self.shared.lock().controller.tenants();
+        Ok(Response::new(api::ListTenantsReply {
+            tenants: tenants.into_iter().map(tenant_message).collect(),
+        }))
     }
 
     async fn delete_job(&self, request: Request<api::DeleteJobRequest>) -> Answer<api::DeleteJobReply> {
@@ -130,13 +201,21 @@ impl Admin for AdminService {
 
     async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
         let inner = self.shared.lock();
-        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false)).collect();
+        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false));
+        let standings = inner.controller.standings();
+        let jobs = jobs.chain(standings.iter().map(|(queued, standing)| queued_message(queued, standing)));
+        let jobs = jobs.collect();
         Ok(Response::new(api::ListJobsReply { jobs }))
     }
 
     async fn show_job(&self, request: Request<api::ShowJobRequest>) -> Answer<api::Job> {
         let r = request.into_inner();
         let inner = self.shared.lock();
+        if let Some((queued, standing)) =
+            inner.controller.standings().into_iter().find(|(queued, _)| queued.spec.name == r.name)
+        {
+            return Ok(Response::new(queued_message(queued, &standing)));
+        }
         let job = inner.controller.job(&r.name)?;
         Ok(Response::new(self.job(&inner, job, r.show_token)))
     }
@@ -334,6 +413,26 @@ fn ring_message(inner: &Inner, job: &Job, number: u32, ring: &RingSpec) -> anyho
         credit_used: load.credit_used,
         waits_ms: load.waits.map(|t| t.as_millis() as u64),
     })
+}
+
+fn tenant_message(t: TenantView) -> api::Tenant {
+    let configured = t.limits.is_some();
+    let Limits { priority, jobs, rings, slots, memory } = t.limits.unwrap_or_default();
+    api::Tenant {
+        name: t.name,
+        configured,
+        priority,
+        jobs_limit: jobs,
+        rings_limit: rings,
+        slots_limit: slots,
+        memory_limit: memory,
+        jobs: t.used.jobs,
+        rings: t.used.rings,
+        slots: t.used.slots,
+        memory: t.used.memory,
+        waiting: t.waiting,
+        share: t.share,
+    }
 }
 
 fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {

@@ -6,6 +6,7 @@
 //! | [`admin`] | the administration service |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`in_band`] | first packets of jobs that are set up in band |
+//! | [`queue`] | jobs that wait for their turn |
 //! | [`worker`] | the workers' service |
 //! | [`doorman`] | what strangers on the workers' TCP port may use up |
 //! | [`socket`] | the administration socket: who may open it |
@@ -27,6 +28,7 @@ pub mod load;
 pub mod metrics;
 pub mod persist;
 pub mod privileges;
+pub mod queue;
 pub mod reload;
 pub mod run;
 pub mod socket;
@@ -37,7 +39,7 @@ pub mod worker;
 use netsum_api::v1 as api;
 use tonic::Status;
 
-use crate::core::{Job, Refusal, State, epoch_number, pool};
+use crate::core::{Job, JobSpec, Refusal, State, epoch_number, pool};
 use crate::dataplane::{FirstPacket, FlowSpec};
 
 impl From<Refusal> for Status {
@@ -115,15 +117,6 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
     };
     let spec = &job.spec;
     api::Job {
-        name: spec.name.clone(),
-        ranks: spec.ranks,
-        dtype: spec.dtype.clone(),
-        mtu: spec.mtu,
-        message_size: spec.message_size,
-        window: spec.window,
-        rings: spec.rings,
-        icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
-        order: if spec.in_order { "in-order" } else { "relaxed" }.into(),
         state: state_message(&job.state).into(),
         error,
         memory: pool::job_memory(spec, job.slots),
@@ -133,10 +126,27 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         heartbeat_ms,
         epoch: epoch_number(job),
         ring_ids: job.rings.iter().map(|r| r.id).collect(),
-        in_band: spec.in_band,
         in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
         claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
         unclaimed: job.unclaimed().into_iter().map(|(ring, rank)| api::Place { ring, rank }).collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
+        ..of_spec(spec)
+    }
+}
+
+/// A job's properties, of one that waits for its turn too. Whose it is and what it could do with is for administration alone.
+fn of_spec(spec: &JobSpec) -> api::Job {
+    api::Job {
+        name: spec.name.clone(),
+        ranks: spec.ranks,
+        dtype: spec.dtype.clone(),
+        mtu: spec.mtu,
+        message_size: spec.message_size,
+        window: spec.window,
+        rings: spec.rings,
+        icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
+        order: if spec.in_order { "in-order" } else { "relaxed" }.into(),
+        in_band: spec.in_band,
+        ..api::Job::default()
     }
 }

@@ -66,14 +66,17 @@ impl Reloader {
             }
             inner.controller.set_memory(new.memory)?;
             inner.controller.set_heartbeat_timeout(new.heartbeat_timeout);
+            inner.controller.set_tenants(new.tenants.clone());
             inner.watch.set_patience(new.patience);
+            // There may be room for jobs that wait.
+            inner.carry_out(None, Vec::new()).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
         }
         let waits = self.config.needs_restart(&new);
         if !waits.is_empty() {
             log::warn!("changes at the next start alone: {}", waits.join(", "));
         }
-        let Config { ports, memory, heartbeat_timeout, patience, .. } = new;
-        self.config = Config { ports, memory, heartbeat_timeout, patience, ..self.config.clone() };
+        let Config { ports, memory, heartbeat_timeout, patience, tenants, .. } = new;
+        self.config = Config { ports, memory, heartbeat_timeout, patience, tenants, ..self.config.clone() };
         self.refused.clear();
         self.take(&links);
         Ok(())

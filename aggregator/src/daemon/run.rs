@@ -68,6 +68,7 @@ impl Ready {
         let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
         let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
         controller.set_ports(links.iter().map(port_info).collect());
+        controller.set_tenants(config.tenants.clone());
         let begun = begin(config, &cpus, &links, reset, controller)?;
         Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers, metrics })
     }

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tonic::Status;
 
 use super::persist::Store;
+use crate::core::queue::{Admission, Standing};
 use crate::core::watch::{Patience, Watch};
 use crate::core::{Action, Controller, Refusal};
 use crate::dataplane::DataPlane;
@@ -38,6 +39,19 @@ pub struct Inner {
     pub store: Option<Store>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
+    /// Who is told about jobs in the queue, by their tickets.
+    queue: HashMap<u64, watch::Sender<Turn>>,
+}
+
+/// How a job that was put into the queue stands.
+#[derive(Clone, Debug)]
+pub enum Turn {
+    /// It waits.
+    Waits(Standing),
+    /// It has been created.
+    Created,
+    /// It will not be.
+    Ended(Status),
 }
 
 impl Shared {
@@ -57,6 +71,7 @@ impl Shared {
             store: None,
             waiters: HashMap::new(),
             next_waiter: 0,
+            queue: HashMap::new(),
         };
         Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
     }
@@ -105,6 +120,7 @@ impl Inner {
     /// Carries out actions for a job. What the data plane cannot do fails the job.
     pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let result = self.all(job, actions);
+        self.admit();
         // After the deed: a daemon that comes next finds what has not been told and ends the job.
         if let Some(store) = &mut self.store
             && let Err(e) = store.write(&self.controller.save())
@@ -112,6 +128,68 @@ impl Inner {
             log::error!("{}: {e:#}; if the daemon is killed now, its jobs end", store.path().display());
         }
         result
+    }
+
+    /// What becomes of a job that was put into the queue a moment ago comes out here.
+    pub fn follow(&mut self, ticket: u64) -> watch::Receiver<Turn> {
+        let standing = Standing { position: 0, of: 0, waits_for: String::new() };
+        let (sender, receiver) = watch::channel(Turn::Waits(standing));
+        self.queue.insert(ticket, sender);
+        receiver
+    }
+
+    /// Nobody follows this job any more.
+    pub fn forget_turns(&mut self, ticket: u64) {
+        self.queue.remove(&ticket);
+    }
+
+    /// Lets jobs out of the queue for which there is room by now, and tells all who wait there where they stand.
+    fn admit(&mut self) {
+        loop {
+            let admissions = self.controller.admit();
+            if admissions.is_empty() {
+                break;
+            }
+            admissions.into_iter().for_each(|admission| self.admit_one(admission));
+        }
+        if self.queue.is_empty() {
+            return;
+        }
+        for (queued, standing) in self.controller.standings() {
+            let Some(sender) = self.queue.get(&queued.ticket) else { continue };
+            sender.send_if_modified(|turn| {
+                let new = !matches!(turn, Turn::Waits(old) if *old == standing);
+                if new {
+                    *turn = Turn::Waits(standing);
+                }
+                new
+            });
+        }
+    }
+
+    fn admit_one(&mut self, Admission { ticket, job, actions }: Admission) {
+        let turn = match self.all(None, actions) {
+            Ok(()) => {
+                log::info!("job {job} created: it has waited for its turn");
+                Turn::Created
+            }
+            Err(error) => {
+                log::error!("job {job}: {}", error.message());
+                let undo = self.controller.delete_job(&job).unwrap_or_default();
+                if let Err(e) = self.all(None, undo) {
+                    log::error!("job {job}, after a failure: {}", e.message());
+                }
+                Turn::Ended(error)
+            }
+        };
+        self.tell(ticket, turn);
+    }
+
+    /// Tells who follows a job what has become of it. Nobody may.
+    fn tell(&mut self, ticket: u64, turn: Turn) {
+        if let Some(sender) = self.queue.remove(&ticket) {
+            sender.send_replace(turn);
+        }
     }
 
     fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
@@ -142,6 +220,11 @@ impl Inner {
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
             Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
+            Action::Dequeued { ticket, why } => {
+                log::info!("{why}");
+                self.tell(ticket, Turn::Ended(why.into()));
+                Ok(())
+            }
             Action::Reply { waiter, result } => {
                 if let Some(sender) = self.waiters.remove(&waiter) {
                     // A rank that has gone away needs no answer.

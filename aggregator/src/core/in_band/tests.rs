@@ -18,11 +18,13 @@ fn spec(name: &str) -> JobSpec {
         mtu: 1024,
         message_size: 65536,
         window: 2,
+        window_range: None,
         rings: 1,
         verify_icrc: true,
         in_order: true,
         in_band: true,
         token: name.into(),
+        tenant: "default".into(),
     }
 }
 

@@ -1,0 +1,256 @@
+//! Admission: jobs that are refused, or wait until there is room for them; see [`plan`] for whose turn it is.
+
+pub mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::job::JobSpec;
+use super::tenant::{Amount, Limits, WHOLE};
+use super::{Action, Controller, Job, Refusal};
+use plan::{Candidate, Market, Obstacle, Plan};
+
+/// Jobs that may wait at once.
+pub const MOST_WAITING: usize = 1024;
+
+/// A job that waits.
+#[derive(Debug)]
+pub struct Queued {
+    /// Its ticket.
+    pub ticket: u64,
+    /// What it wants.
+    pub spec: JobSpec,
+    /// When it gives up; never when `None`.
+    deadline: Option<Instant>,
+    /// Younger jobs that got what it waits for.
+    overtaken: u32,
+}
+
+/// How a job that waits stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Its place, from 1.
+    pub position: u32,
+    /// How many wait.
+    pub of: u32,
+    /// What it waits for.
+    pub waits_for: String,
+}
+
+/// A job that has left the queue for the pool.
+#[derive(Debug)]
+pub struct Admission {
+    /// Its ticket.
+    pub ticket: u64,
+    /// Its name.
+    pub job: String,
+    /// What the edge is to do for it.
+    pub actions: Vec<Action>,
+}
+
+/// A tenant, and how it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantView {
+    /// Its name.
+    pub name: String,
+    /// Its limits; `None` where it is not in the configuration any more, but has jobs.
+    pub limits: Option<Limits>,
+    /// What its jobs take.
+    pub used: Amount,
+    /// Its jobs that wait.
+    pub waiting: u32,
+    /// How much of what it may have it has, of the resource of which that is the most; more than 1 where a limit was lowered.
+    pub share: f64,
+}
+
+impl Controller {
+    /// Changes who may have how much. No job ends by that.
+    pub fn set_tenants(&mut self, mut tenants: BTreeMap<String, Limits>) {
+        tenants.entry(super::tenant::DEFAULT.to_owned()).or_default();
+        self.tenants = tenants;
+    }
+
+    /// Every tenant that is configured, or has jobs.
+    pub fn tenants(&self) -> Vec<TenantView> {
+        let market = self.market();
+        let known = self.tenants.keys().map(String::as_str);
+        let mut names: Vec<&str> = known.chain(market.used.keys().copied()).collect();
+        names.extend(self.queue.iter().map(|q| q.spec.tenant.as_str()));
+        names.sort_unstable();
+        names.dedup();
+        let view = |name: &str| {
+            let used = market.used.get(name).copied().unwrap_or_default();
+            let limits = self.tenants.get(name);
+            let share = limits.cloned().unwrap_or_default().share(used, market.pool);
+            TenantView {
+                name: name.to_owned(),
+                limits: limits.cloned(),
+                used,
+                waiting: self.queue.iter().filter(|q| q.spec.tenant == name).count() as u32,
+                share: share as f64 / WHOLE as f64,
+            }
+        };
+        names.into_iter().map(view).collect()
+    }
+
+    /// Has a job wait for its turn; its ticket. [`admit`](Self::admit) tells when that has come.
+    pub fn enqueue_job(&mut self, spec: JobSpec, deadline: Option<Instant>) -> Result<u64, Refusal> {
+        self.check_new(&spec)?;
+        let market = self.market();
+        if market.obstacle(&spec, spec.least_window()) == Obstacle::Never {
+            let refusal = self.refusal(&market, &spec);
+            return Err(Refusal::Exhausted(format!(
+                "{refusal}; nor would it fit if all other jobs ended, so there is no use in waiting"
+            )));
+        }
+        if self.queue.len() >= MOST_WAITING {
+            return Err(Refusal::Exhausted(format!("{MOST_WAITING} jobs wait already")));
+        }
+        self.next_ticket += 1;
+        self.queue.push(Queued { ticket: self.next_ticket, spec, deadline, overtaken: 0 });
+        Ok(self.next_ticket)
+    }
+
+    /// Admits whose turn it is. To be called after everything that may have made room, before anybody else asks.
+    pub fn admit(&mut self) -> Vec<Admission> {
+        if self.queue.is_empty() {
+            return Vec::new();
+        }
+        let plan = self.plan(None);
+        self.note_overtaken(&plan);
+        let mut admissions = Vec::new();
+        for (ticket, window) in plan.admitted {
+            let Some(i) = self.queue.iter().position(|q| q.ticket == ticket) else { continue };
+            let spec = self.queue.remove(i).spec;
+            let job = spec.name.clone();
+            match self.insert_job(JobSpec { window, ..spec }) {
+                Ok(actions) => admissions.push(Admission { ticket, job, actions }),
+                Err(why) => {
+                    let actions = vec![Action::Dequeued { ticket, why }];
+                    admissions.push(Admission { ticket, job, actions });
+                }
+            }
+        }
+        admissions
+    }
+
+    /// Creates a job at once, or refuses it: who waits goes first.
+    pub(super) fn admit_at_once(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+        let ticket = self.next_ticket + 1;
+        let plan = self.plan(Some(Candidate { ticket, spec: &spec, overtaken: 0 }));
+        let Some(&(_, window)) = plan.admitted.iter().find(|(t, _)| *t == ticket) else {
+            let obstacle = plan.waiting.into_iter().find(|(t, ..)| *t == ticket).map(|(_, o, _)| o);
+            let market = self.market();
+            return Err(match obstacle {
+                Some(kept @ (Obstacle::PoolKept(_) | Obstacle::LimitKept(_))) => {
+                    let why = market.in_words(&spec, &kept);
+                    Refusal::Exhausted(format!("not now: {why}; --wait waits for its turn"))
+                }
+                _ => self.refusal(&market, &spec),
+            });
+        };
+        self.next_ticket = ticket;
+        self.note_overtaken(&plan);
+        self.insert_job(JobSpec { window, ..spec })
+    }
+
+    /// Takes a job out of the queue.
+    pub fn leave_queue(&mut self, ticket: u64) -> bool {
+        let before = self.queue.len();
+        self.queue.retain(|q| q.ticket != ticket);
+        self.queue.len() < before
+    }
+
+    /// Takes a job out of the queue, because somebody else says so.
+    pub(super) fn remove_queued(&mut self, name: &str) -> Option<Action> {
+        let i = self.queue.iter().position(|q| q.spec.name == name)?;
+        let ticket = self.queue.remove(i).ticket;
+        let why = Refusal::NotNow(format!("job `{name}` was taken out of the queue"));
+        Some(Action::Dequeued { ticket, why })
+    }
+
+    /// Takes out those whose time is over.
+    pub(super) fn late_in_queue(&mut self, now: Instant) -> Vec<Action> {
+        let is_late = |q: &Queued| q.deadline.is_some_and(|d| d <= now);
+        if !self.queue.iter().any(is_late) {
+            return Vec::new();
+        }
+        let standings = self.standings();
+        let late = self.queue.iter().filter(|q| is_late(q)).map(|q| {
+            let standing = standings.iter().find(|(queued, _)| queued.ticket == q.ticket);
+            let why = standing.map_or(String::new(), |(_, s)| {
+                format!(
+                    "job `{}` waited in vain, at last in place {} of {}: {}",
+                    q.spec.name, s.position, s.of, s.waits_for
+                )
+            });
+            Action::Dequeued { ticket: q.ticket, why: Refusal::Late(why) }
+        });
+        let late: Vec<Action> = late.collect();
+        self.queue.retain(|q| !is_late(q));
+        late
+    }
+
+    /// Those that wait, in the order of their turns.
+    pub fn standings(&self) -> Vec<(&Queued, Standing)> {
+        if self.queue.is_empty() {
+            return Vec::new();
+        }
+        let (plan, market, of) = (self.plan(None), self.market(), self.queue.len() as u32);
+        let admitted = plan.admitted.iter().map(|&(ticket, _)| (ticket, Obstacle::Nothing));
+        let order = admitted.chain(plan.waiting.into_iter().map(|(ticket, obstacle, _)| (ticket, obstacle)));
+        let standing = |(i, (ticket, obstacle)): (usize, (u64, Obstacle))| {
+            let queued = self.queue.iter().find(|q| q.ticket == ticket)?;
+            let waits_for = market.in_words(&queued.spec, &obstacle);
+            Some((queued, Standing { position: i as u32 + 1, of, waits_for }))
+        };
+        order.enumerate().filter_map(standing).collect()
+    }
+
+    /// Whether a job of this name waits.
+    pub fn is_queued(&self, name: &str) -> bool {
+        self.queue.iter().any(|q| q.spec.name == name)
+    }
+
+    pub(super) fn queued(&self) -> impl Iterator<Item = &JobSpec> {
+        self.queue.iter().map(|q| &q.spec)
+    }
+
+    fn plan(&self, one_more: Option<Candidate<'_>>) -> Plan {
+        fn candidate(q: &Queued) -> Candidate<'_> {
+            Candidate { ticket: q.ticket, spec: &q.spec, overtaken: q.overtaken }
+        }
+        self.market().plan(self.queue.iter().map(candidate).chain(one_more))
+    }
+
+    fn note_overtaken(&mut self, plan: &Plan) {
+        for (ticket, _, overtaken) in &plan.waiting {
+            if let Some(q) = self.queue.iter_mut().find(|q| q.ticket == *ticket) {
+                q.overtaken = *overtaken;
+            }
+        }
+    }
+
+    fn market(&self) -> Market<'_> {
+        let mut used: BTreeMap<&str, Amount> = BTreeMap::new();
+        for Job { spec, slots, .. } in self.jobs.values() {
+            let of_tenant = used.entry(&spec.tenant).or_default();
+            *of_tenant = *of_tenant + Amount::of(spec, *slots);
+        }
+        Market { pool: self.pool.whole(), free: self.pool.free(), tenants: &self.tenants, used }
+    }
+
+    /// Why a job is refused: the limit, what is in use, and what would fit.
+    fn refusal(&self, market: &Market<'_>, spec: &JobSpec) -> Refusal {
+        let least = spec.least_window();
+        let obstacle = market.obstacle_now(spec, least);
+        let would_fit = match market.largest_window(spec, least.saturating_sub(1)) {
+            Some(window) => format!("; --window {window} would fit"),
+            None if matches!(obstacle, Obstacle::Memory(_)) => "; no --window would fit".into(),
+            None => String::new(),
+        };
+        Refusal::Exhausted(market.in_words(spec, &obstacle) + &would_fit)
+    }
+}
