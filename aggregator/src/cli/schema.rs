@@ -6,7 +6,8 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 use super::diagnosis::Diagnosis;
-use super::view::{BatchEntry, Counters, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Tenant};
+use super::tenants::Tenant;
+use super::view::{BatchEntry, Counters, Error, Flow, Job, Port, Programs, Rates, Ring, Slots};
 use crate::check::Report;
 
 /// A schema, and the file that has it.
