@@ -132,7 +132,7 @@ fn interrupted(command: Running) -> Ended {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_command_waits_for_its_jobs_turn_and_an_interrupt_takes_it_out() {
-    let cluster = start(LabSpec::hosts(2), 1, "[tenants.small]\njobs = 0\n");
+    let mut cluster = start(LabSpec::hosts(2), 1, "[tenants.small]\njobs = 0\n");
     let (lab, socket) = (cluster.lab(), cluster.socket());
     let shape = |name| [&["job", "create", name][..], &SHAPE].concat();
     cluster.netsum(&shape("first")).unwrap();
@@ -197,6 +197,15 @@ fn a_command_waits_for_its_jobs_turn_and_an_interrupt_takes_it_out() {
         cluster.netsum(&["job", "delete", name]).unwrap();
     }
     assert_eq!(cluster.netsum_json(&["job", "show"]).unwrap(), Value::Array(Vec::new()));
+
+    // The queue ends with the daemon, and who waits is told.
+    cluster.netsum(&shape("six")).unwrap();
+    let mut seven = create(lab, &socket, "seven", &[]);
+    assert_eq!(place(&mut seven), "1 of 1");
+    cluster.kill_daemon().unwrap();
+    let ended = seven.end(PATIENCE).unwrap();
+    assert_eq!(ended.status.code(), Some(5), "{ended:?}");
+    assert!(ended.stderr.contains("the daemon has gone away"), "{ended:?}");
 }
 
 const JOBS: u32 = 64;

@@ -54,8 +54,12 @@ pub struct Turns(Streaming<api::QueueJobReply>);
 impl Turns {
     /// Waits for what comes next.
     pub async fn next(&mut self) -> Result<Turn> {
-        let reply = self.0.message().await.map_err(failure)?;
         let gone = || Failure::new(Kind::NoDaemon, "the daemon has gone away before it answered");
+        let reply = self.0.message().await.map_err(|status| {
+            // What the daemon says itself has no cause; a connection that broke has.
+            let broken = status.source().is_some() || status.code() == Code::Unavailable;
+            if broken { gone() } else { failure(status) }
+        })?;
         reply.and_then(|r| r.turn).ok_or_else(gone)
     }
 }

@@ -7,6 +7,7 @@
 //! | [`client`] | the connection to the daemon |
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
+//! | [`tenants`] | `netsum tenant show` |
 //! | [`wait`] | `netsum job create --wait` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
@@ -27,6 +28,7 @@ pub mod rates;
 pub mod report;
 pub mod schema;
 pub mod simulate;
+pub mod tenants;
 pub mod timing;
 pub mod top;
 pub mod trace;
@@ -137,8 +139,8 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
         }
         Command::Tenant { command } => {
             let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
-            let tenants = client.list_tenants().await?;
-            print::tenants(out, format, only(tenants, "TENANT", wanted, |t| &t.name)?)
+            let all = client.list_tenants().await?;
+            tenants::tenants(out, format, only(all, "TENANT", wanted, |t| &t.name)?)
         }
         Command::Slot(SlotCommand::Show { job, ring }) => {
             print::slots(out, format, client.show_slots(job, ring).await?)

@@ -8,9 +8,7 @@ use serde::Serialize;
 use super::failure::Result;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
 use super::timing::{self, Sums};
-use super::view::{
-    Flow, InBand, Job, Port, Programs, QueuePlace, Quota, Ring, Slots, State, Stats, Tenant,
-};
+use super::view::{Flow, InBand, Job, Port, Programs, QueuePlace, Ring, Slots, State, Stats};
 use crate::size::Size;
 
 /// How to print.
@@ -57,7 +55,8 @@ pub(super) fn state(state: State) -> Cell {
     styled(state.name(), style)
 }
 
-fn name(text: impl std::fmt::Display) -> Cell {
+/// An object's name at the start of its line.
+pub(super) fn name(text: impl std::fmt::Display) -> Cell {
     styled(format!("{text}:"), NAME)
 }
 
@@ -265,41 +264,6 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
         entry
     };
     layout::print(out, &rings.iter().map(entry).collect::<Vec<_>>())?;
-    Ok(())
-}
-
-/// Tenants.
-pub fn tenants(out: &mut impl Write, format: Format, tenants: Vec<api::Tenant>) -> Result<()> {
-    let tenants: Vec<Tenant> = tenants.into_iter().map(Tenant::from).collect();
-    if format.json(out, &tenants)? {
-        return Ok(());
-    }
-    let entry = |t: &Tenant| {
-        let mut entry = Entry::new(vec![
-            name(&t.name),
-            if t.configured { plain("configured") } else { styled("not configured", FAIR) },
-            attribute("priority", t.priority),
-            plain(format!("share {:.0} %", 100.0 * t.share)),
-            styled(format!("waiting {}", t.waiting), if t.waiting > 0 { FAIR } else { PLAIN }),
-        ]);
-        let quota = |key: &str, quota: &Quota, text: fn(u64) -> String| {
-            let limit = quota.limit.map_or_else(|| "no limit".into(), text);
-            let full = quota.limit.is_some_and(|limit| quota.used >= limit);
-            styled(format!("{key} {}/{limit}", text(quota.used)), if full { FAIR } else { PLAIN })
-        };
-        let number = |n: u64| n.to_string();
-        entry.attributes(
-            0,
-            vec![
-                quota("jobs", &t.jobs, number),
-                quota("rings", &t.rings, number),
-                quota("slots", &t.slots, number),
-                quota("memory", &t.memory, |n| Size(n).to_string()),
-            ],
-        );
-        entry
-    };
-    layout::print(out, &tenants.iter().map(entry).collect::<Vec<_>>())?;
     Ok(())
 }
 
@@ -522,28 +486,6 @@ mod tests {
             "train: queued  place 2 of 3 in the queue, waits for: tenant `vision`: jobs limit 4, 4 in use, 1 needed\n"
         );
         assert_eq!(text(|o| place(o, Format::Json, "train", &place_in)), "");
-    }
-
-    #[test]
-    fn tenants_as_text() {
-        let tenant = |name: &str, configured, waiting| api::Tenant {
-            name: name.into(),
-            configured,
-            jobs_limit: configured.then_some(4),
-            memory_limit: configured.then_some(64 << 20),
-            jobs: 4,
-            rings: 5,
-            slots: 1280,
-            memory: 1 << 20,
-            waiting,
-            share: 0.25,
-            ..api::Tenant::default()
-        };
-        insta::assert_snapshot!(text(|o| tenants(
-            o,
-            Format::Text,
-            vec![tenant("vision", true, 2), tenant("gone", false, 0)]
-        )));
     }
 
     #[test]

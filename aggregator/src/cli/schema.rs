@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use super::diagnosis::Diagnosis;
 use super::simulate::Simulation;
+use super::tenants::Tenant;
 use super::trace::Packet;
-use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Tenant, Written};
+use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written};
 use crate::check::Report;
 
 /// A schema, and the file that has it.

@@ -78,9 +78,9 @@ pub struct Job {
     pub icrc: String,
     /// `in-order` or `relaxed`.
     pub order: String,
-    /// Slots of one ring.
+    /// Slots of one ring; of a job in the queue the most that it may get.
     pub slots: u32,
-    /// Bytes of all rings on the box.
+    /// Bytes of all rings on the box, likewise.
     pub memory: u64,
     /// Number of the set of connections; counts up when ranks join anew.
     pub epoch: u32,
@@ -110,55 +110,6 @@ pub struct QueuePlace {
 impl From<api::QueuePlace> for QueuePlace {
     fn from(place: api::QueuePlace) -> Self {
         Self { position: place.position, of: place.of, waits_for: place.waits_for }
-    }
-}
-
-/// Whose jobs may have how much, and have how much.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Tenant {
-    /// Its name.
-    pub name: String,
-    /// It is in the configuration; `default` always is.
-    pub configured: bool,
-    /// Who has a higher one goes first.
-    pub priority: i32,
-    /// Jobs.
-    pub jobs: Quota,
-    /// Rings of all jobs.
-    pub rings: Quota,
-    /// Slots of all rings.
-    pub slots: Quota,
-    /// Bytes of all rings on the box.
-    pub memory: Quota,
-    /// How much of what it may have is in use, of the resource of which that is the most, from 0 to 1. More where a limit was
-    /// lowered. Who has less goes first.
-    pub share: f64,
-    /// Jobs that wait for their turn.
-    pub waiting: u32,
-}
-
-/// What is in use of something.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Quota {
-    /// In use.
-    pub used: u64,
-    /// The limit; null where that is the pool.
-    pub limit: Option<u64>,
-}
-
-impl From<api::Tenant> for Tenant {
-    fn from(t: api::Tenant) -> Self {
-        Self {
-            name: t.name,
-            configured: t.configured,
-            priority: t.priority,
-            jobs: Quota { used: t.jobs, limit: t.jobs_limit },
-            rings: Quota { used: t.rings, limit: t.rings_limit },
-            slots: Quota { used: t.slots, limit: t.slots_limit },
-            memory: Quota { used: t.memory, limit: t.memory_limit },
-            share: t.share,
-            waiting: t.waiting,
-        }
     }
 }
 
