@@ -119,7 +119,7 @@ fn exit_codes_and_prefixes_are_as_the_manual_says() {
         ("f l train", 0),
         ("po l port0", 0),
         ("pr", 0),
-        ("t l default", 0),
+        ("te l default", 0),
         ("-j stats show train", 0),
         ("help", 0),
         ("job help", 0),

@@ -65,10 +65,11 @@ fn is_traced(cluster: &Cluster) -> bool {
     watched(cluster) & watch::TRACE != 0
 }
 
-/// All counters that are not zero, of a job or of the box.
+/// All counters that are not zero, of a job or of the box. How long sums took stands beside them.
 fn counters(cluster: &Cluster, job: Option<&str>) -> BTreeMap<String, u64> {
     let stats = cluster.netsum_json(&[&["stats"][..], job.as_slice()].concat()).unwrap();
-    let all = stats.as_object().unwrap().iter().map(|(name, n)| (name.clone(), n.as_u64().unwrap()));
+    let counters = stats.as_object().unwrap().iter().filter(|(name, _)| *name != "timing");
+    let all = counters.map(|(name, n)| (name.clone(), n.as_u64().unwrap()));
     all.filter(|(_, n)| *n > 0).collect()
 }
 

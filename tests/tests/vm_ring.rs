@@ -176,7 +176,9 @@ fn traffic_of_others_passes_untouched_beside_a_ring() {
     for counter in Counter::ALL.iter().filter(|counter| counter.kind() == Kind::Drop) {
         assert_eq!(cluster.counter(None, counter.name()).unwrap(), 0, "{}", counter.name());
     }
-    assert!(cluster.counter(None, "no_flow").unwrap() > 1000, "others have sent packets");
+    // Three of perftest, 20 times 64 packets each; besides acknowledgements and the other two.
+    let others = cluster.counter(None, "no_flow").unwrap();
+    assert!(others > 3 * 20 * 64, "others have sent {others} packets");
 }
 
 /// perftest and the examples of libibverbs, all at the same time.
@@ -205,7 +207,9 @@ fn strangers(lab: &Lab) {
         // "65536  20  peak  average  rate" of perftest; "100 iters in ..." of the others.
         let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let done = words.into_iter().any(|words| match words[..] {
-            ["65536", "20", _, average, ..] => average.parse::<f64>().is_ok_and(|mib| mib > 0.0),
+            // A rate of 0.00 has been seen: perftest divides by the processor's frequency, which it finds out by itself, and the
+            // processor is emulated. That data has come by is counted at the box.
+            ["65536", "20", _, average, ..] => average.parse::<f64>().is_ok(),
             ["100", "iters", "in", ..] => true,
             _ => false,
         });

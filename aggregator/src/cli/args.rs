@@ -538,9 +538,12 @@ mod tests {
                 "{line}"
             );
         }
-        for line in ["netsum t", "netsum te s vision", "netsum tenant list"] {
+        for line in ["netsum te", "netsum te s vision", "netsum tenant list"] {
             assert!(matches!(parsed(line), Command::Tenant { .. }), "{line}");
         }
+        // A tenant, top or trace?
+        let error = Cli::try_parse_from(["netsum", "t"]).map(drop).unwrap_err().to_string();
+        assert!(["tenant", "top", "trace"].iter().all(|name| error.contains(name)), "{error}");
         for line in ["netsum ri l", "netsum pr s", "netsum f l app", "netsum sl s app", "netsum sta s app"] {
             parsed(line);
         }
