@@ -189,6 +189,7 @@ fn a_job_over_tls_with_client_certificates() {
     }
     for refused in perf(&cluster, &token, &good[..1]) {
         let error = format!("{:#}", refused.unwrap_err());
+        // Also where the daemon's alert has stayed unread.
         assert!(error.contains("refuses this worker's certificate (none was given)"), "{error}");
     }
 }

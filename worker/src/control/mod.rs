@@ -120,7 +120,15 @@ impl Control {
                 Err(s) if s.code() == Code::Unavailable && started.elapsed() < PATIENCE.min(timeout) => {
                     std::thread::sleep(Duration::from_millis(100));
                 }
-                Err(s) => return Err(self.error(s.message())),
+                Err(s) => {
+                    let broken = ["broken pipe", "reset"].iter().any(|word| s.message().contains(word));
+                    return Err(match &self.files {
+                        Some(files) if s.code() == Code::Unavailable && broken => {
+                            self.error(format!("{}: {}", s.message(), tls::suspicion(files)))
+                        }
+                        _ => self.error(s.message()),
+                    });
+                }
             }
         }
     }

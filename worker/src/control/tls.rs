@@ -41,12 +41,24 @@ pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<Stri
     })
 }
 
-/// What the daemon's alert means; by its name in RFC 8446, section 6.
-fn refused(alert: &str, files: &Tls) -> String {
-    let own = match &files.identity {
+/// What else it may be when a connection over TLS breaks off before the first answer. In TLS 1.3 the daemon refuses a certificate when
+/// the worker has begun to speak already; what the worker says next then meets a closed connection, and the alert that explains it can
+/// stay unread.
+pub fn suspicion(files: &Tls) -> String {
+    format!("perhaps the daemon refuses this worker's certificate ({})", own(files))
+}
+
+/// This worker's certificate.
+fn own(files: &Tls) -> String {
+    match &files.identity {
         Some((certificate, _)) => certificate.display().to_string(),
         None => "none was given".to_owned(),
-    };
+    }
+}
+
+/// What the daemon's alert means; by its name in RFC 8446, section 6.
+fn refused(alert: &str, files: &Tls) -> String {
+    let own = own(files);
     let why = match alert {
         "CertificateRequired" => "it asks for one",
         "CertificateExpired" => "it has expired",
