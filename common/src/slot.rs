@@ -269,11 +269,14 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
 
 /// Whether an index is so far behind that [`on_fragment`] would find it [`Output::Stale`] in any state with this `low`, or a
 /// later one: the index that its slot holds by now, one lap ahead at least, has been released. So another CPU may ask, with a
-/// `low` that is not the newest. What lies before the ring's first index is behind in the same way: to a receiver both are
-/// packets from before the one that it expects.
+/// `low` that is not the newest.
+///
+/// Indices begin with 0, and the comparison as plain numbers leaves out what lies before that: a flow that was registered with
+/// a wrong PSN sends such, and its receiver, which expects them, would take them for sums. For `on_fragment` they are beyond
+/// the credit. It leaves out some that are laps behind, too, when indices have wrapped a while ago.
 #[inline(always)]
 pub const fn is_laps_behind(ring: &RingConfig, low: u32, index: u32) -> bool {
-    serial::diff(low, index) > ring.slots as i32
+    index < low && serial::diff(low, index) > ring.slots as i32
 }
 
 /// Moves a relaxed ring's `low` past slots that have been released, a bounded number at a time.

@@ -4,6 +4,7 @@ use netsum_aggregator::dataplane::{DataPlane, FlowSpec};
 use netsum_common::abi::ReleaseTag;
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
+use netsum_common::serial;
 use netsum_common::slot::GAP_PSN_AHEAD;
 use netsum_common::wire::{self, Opcode};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
@@ -702,6 +703,32 @@ fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
     let expected = [Counter::Steered, Counter::Stale, Counter::WrongSourceIp, Counter::WrongSourceMac];
     assert!(expected.iter().all(|e| counted.iter().any(|(c, _)| c == e)), "{counted:?}");
     assert_eq!(counted.len(), expected.len(), "{counted:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
+    // As of a flow that was registered with a PSN too high: its receiver waits for just these.
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    for (ran, behind) in [(0, 1), (0, 9), (0, 1 << 20), (30, 1), (30, 9), (30, 1 << 20)] {
+        let done = bench.plane.ring_state(1).unwrap().low;
+        for index in done..ran {
+            sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
+        }
+        let mut early = fragment(0, 2, 0, lanes(9, 64));
+        early.bth.psn = serial::sub(early.bth.psn, behind);
+        let frame = early.build();
+        assert_eq!(
+            bench.run("ingress", &frame).unwrap().action,
+            REDIRECT,
+            "{ran} {behind}: as every contribution"
+        );
+        if ran == 0 {
+            assert_eq!(bench.aggregate(&frame).unwrap().action, DROP, "{ran} {behind}");
+        }
+    }
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::CreditViolation, 3)), "{counters:?}");
 }
 
 #[test]

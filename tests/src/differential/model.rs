@@ -262,7 +262,9 @@ impl Model {
             Class::Data(frame, flow) => {
                 let spec = &self.flows[flow].1.spec;
                 let (id, ring) = (spec.ring, &self.rings[&spec.ring]);
-                let behind = serial::diff(ring.state.low, serial::sub(frame.bth.psn, spec.base_psn));
+                let (low, index) = (ring.state.low, serial::sub(frame.bth.psn, spec.base_psn));
+                // Not before the first index of all.
+                let behind = if index < low { serial::diff(low, index) } else { 0 };
                 let sender = self.check_sender(&frame, flow);
                 let flags = ring.config.flags;
                 let active = flags & ring_flags::ACTIVE != 0 && flags & ring_flags::IN_BAND == 0;
