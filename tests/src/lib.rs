@@ -10,6 +10,7 @@
 //! | [`application`] | a ring of reliable connections that knows nothing of netsum |
 //! | [`attacker`] | a host that forges frames |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
+//! | [`contest`] | netsum beside others who all-reduce |
 //! | [`data`] | what ranks reduce |
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
@@ -28,6 +29,7 @@ pub mod app;
 pub mod application;
 pub mod attacker;
 pub mod cluster;
+pub mod contest;
 pub mod data;
 pub mod differential;
 pub mod faults;

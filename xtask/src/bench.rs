@@ -1,12 +1,17 @@
 //! `cargo xtask bench`: measurements, as figures to compare within one run.
 
-use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
 use crate::{paths, setup};
 
 /// Where the record of the data plane's figures is.
 const DATAPLANE: &str = "benchmarks/dataplane.txt";
+/// Where that of whole all-reduces is, without the endings.
+const ALLREDUCE: &str = "benchmarks/allreduce";
 
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args, Debug)]
@@ -26,30 +31,75 @@ enum What {
         #[arg(long)]
         save: bool,
     },
+    /// All-reduces of netsum with and without its box, Gloo and Open MPI, in turns, each in a lab of its own. Installs what is missing.
+    Allreduce {
+        /// Also writes figures and a picture, with machine and kernel, to benchmarks/allreduce.{txt,json,svg}.
+        #[arg(long)]
+        save: bool,
+        /// Arguments of the benchmark itself; `-- --help` lists them.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
 }
 
 /// Runs a benchmark.
 pub fn run(args: BenchArgs) -> Result<()> {
-    let What::Dataplane { json, save } = args.what;
-    setup::require_bpf()?;
-    let mut cargo = paths::cargo()?;
-    cargo.args(["run", "--quiet", "--release", "--package", "netsum-lab", "--bin", "bench-dataplane", "--"]);
-    if json {
-        cargo.arg("--json");
+    match args.what {
+        What::Dataplane { json, save } => {
+            setup::require_bpf()?;
+            let json_option = if json { vec!["--json".to_owned()] } else { Vec::new() };
+            let text = bench("bench-dataplane", &json_option)?;
+            if save { write(DATAPLANE, "$ cargo xtask bench dataplane --save", &text) } else { Ok(()) }
+        }
+        What::Allreduce { save, mut arguments } => {
+            setup::require_bpf()?;
+            // Without them the benchmark says who is missing.
+            if let Err(error) = setup::require_rivals() {
+                println!("{error:#}");
+            }
+            let said = ["$ cargo xtask bench allreduce --save".to_owned()].into_iter();
+            let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
+            let said = said.collect::<Vec<_>>().join(" ");
+            if save {
+                for kind in ["json", "svg"] {
+                    let path = paths::root()?.join(format!("{ALLREDUCE}.{kind}"));
+                    arguments.extend([format!("--{kind}"), path.display().to_string()]);
+                }
+            }
+            let text = bench("bench-allreduce", &arguments)?;
+            if save { write(&format!("{ALLREDUCE}.txt"), &said, &text) } else { Ok(()) }
+        }
     }
-    let output = cargo.stderr(std::process::Stdio::inherit()).output().context("cargo")?;
-    let text = String::from_utf8(output.stdout)?;
-    print!("{text}");
-    if !output.status.success() {
-        bail!("the benchmark failed: {}", output.status);
+}
+
+/// Builds a benchmark and runs it; what it printed, which has been shown.
+fn bench(program: &str, arguments: &[String]) -> Result<String> {
+    // The programs that it starts are built with it.
+    let mut build = paths::cargo()?;
+    build.args(["build", "--quiet", "--release", "--bins"]);
+    build.args(["--package", "netsum-lab", "--package", "netsum-aggregator", "--package", "netsum-worker"]);
+    ensure!(build.status().context("cargo")?.success(), "the benchmark cannot be built");
+    let path = paths::target_dir()?.join("release").join(program);
+    let mut command = Command::new(path);
+    let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().context(program.to_owned())?;
+    let mut text = String::new();
+    for line in BufReader::new(child.stdout.take().context("stdout")?).lines() {
+        let line = line?;
+        println!("{line}");
+        text += &line;
+        text.push('\n');
     }
-    if save {
-        let path = paths::root()?.join(DATAPLANE);
-        std::fs::create_dir_all(path.parent().context("a folder")?)?;
-        let head = format!("$ cargo xtask bench dataplane --save\n{}\n\n", machine()?);
-        std::fs::write(&path, head + &text).with_context(|| path.display().to_string())?;
-        println!("\nwritten to {DATAPLANE}");
-    }
+    let status = child.wait()?;
+    ensure!(status.success(), "the benchmark failed: {status}");
+    Ok(text)
+}
+
+fn write(file: &str, command: &str, text: &str) -> Result<()> {
+    let path = paths::root()?.join(file);
+    std::fs::create_dir_all(path.parent().context("a folder")?)?;
+    let head = format!("{command}\n{}\n\n", machine()?);
+    std::fs::write(&path, head + text).with_context(|| path.display().to_string())?;
+    println!("\nwritten to {file}");
     Ok(())
 }
 

@@ -29,6 +29,21 @@ const VM_TOOLS: [Tool; 2] = [
 const TERMINAL_TOOLS: [Tool; 1] =
     [Tool { program: "tmux", package: "tmux", purpose: "is the terminal that `netsum top` is looked at in" }];
 
+/// What netsum is compared with: modules of Debian's own Python.
+const RIVALS: [Tool; 3] = [
+    Tool { program: "mpirun", package: "openmpi-bin", purpose: "starts Open MPI's ranks" },
+    Tool {
+        program: "/usr/lib/python3/dist-packages/torch/__init__.py",
+        package: "python3-torch",
+        purpose: "has Gloo",
+    },
+    Tool {
+        program: "/usr/lib/python3/dist-packages/mpi4py/__init__.py",
+        package: "python3-mpi4py",
+        purpose: "calls Open MPI",
+    },
+];
+
 /// Where the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -77,6 +92,14 @@ pub fn require_vms(kernels: &[Kernel]) -> Result<()> {
 /// What is missing and cannot be had.
 pub fn require_terminal() -> Result<()> {
     install(&TERMINAL_TOOLS)
+}
+
+/// Makes the machine ready for comparisons with others who all-reduce.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_rivals() -> Result<()> {
+    install(&RIVALS)
 }
 
 /// Whether a program is in one of the usual places or on the path.

@@ -1,0 +1,119 @@
+//! All-reduces of netsum, Gloo and Open MPI on the same machine, in turns: `cargo xtask bench allreduce`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use netsum_lab::cluster::JobSpec;
+use netsum_lab::contest::report::{Row, picture};
+use netsum_lab::contest::start::{Who, is_there, start};
+use netsum_lab::contest::{Contestant, Order, Round};
+
+#[derive(Parser)]
+struct Args {
+    /// Hosts.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: u32,
+    /// Smallest vector, in KiB.
+    #[arg(long, default_value_t = 1)]
+    from_kib: usize,
+    /// Largest vector, in KiB.
+    #[arg(long, default_value_t = 65536)]
+    to_kib: usize,
+    /// From each size to the next.
+    #[arg(long, default_value_t = 4)]
+    factor: usize,
+    /// 32-bit integers in place of floats.
+    #[arg(long)]
+    ints: bool,
+    /// Path MTU of netsum; the links are 104 bytes wider for everybody.
+    #[arg(long, default_value_t = 2048)]
+    mtu: u32,
+    /// netsum's message size in bytes.
+    #[arg(long, default_value_t = 65536)]
+    message_size: u32,
+    /// netsum's window in messages.
+    #[arg(long, default_value_t = 8)]
+    window: u32,
+    /// netsum's rings.
+    #[arg(long, default_value_t = 1)]
+    rings: u32,
+    /// Turns of each contestant with each size.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Seconds that a turn takes about.
+    #[arg(long, default_value_t = 0.7)]
+    seconds: f64,
+    /// Only those whose name begins with one of these.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Also writes all figures to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Also draws them.
+    #[arg(long)]
+    svg: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    env_logger::init();
+    let args = Args::parse();
+    ensure!(args.factor > 1, "--factor {}: at least 2", args.factor);
+    let job = JobSpec {
+        mtu: args.mtu,
+        message_size: args.message_size,
+        window: args.window,
+        rings: args.rings,
+        ..JobSpec::new("bench", args.ranks)
+    };
+    let wanted = |who: &Who| args.only.is_empty() || args.only.iter().any(|n| who.name().starts_with(&**n));
+    let mut contestants = Vec::new();
+    for who in Who::ALL.into_iter().filter(wanted) {
+        match is_there(who) {
+            Ok(()) => contestants.push(
+                start(who, &job, args.mtu + 104).with_context(|| format!("{} does not start", who.name()))?,
+            ),
+            Err(error) => println!("without {}: {error:#}", who.name()),
+        }
+    }
+    ensure!(!contestants.is_empty(), "nobody takes part");
+    let mut rows = Vec::new();
+    println!("{}", Row::titles());
+    let sizes = std::iter::successors(Some(args.from_kib), |s| s.checked_mul(args.factor));
+    for size in sizes.take_while(|s| *s <= args.to_kib) {
+        let these = measure(&args, &mut contestants, size << 10)?;
+        these.iter().for_each(|row| println!("{}", row.text()));
+        rows.extend(these);
+    }
+    if let Some(path) = &args.json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")
+            .with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &args.svg {
+        let title = format!("all-reduce of {} hosts on one machine", args.ranks);
+        std::fs::write(path, picture(&rows, &title)?).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// All contestants with one size, in turns.
+fn measure(args: &Args, contestants: &mut [Contestant], bytes: usize) -> Result<Vec<Row>> {
+    let order = |iters| Order { len: bytes / 4, float: !args.ints, iters };
+    let mut turns = Vec::new();
+    for contestant in &mut *contestants {
+        // The first warms up, the second tells how long it takes.
+        contestant.run(&order(1))?;
+        let tried = contestant.run(&order(3))?.answer.micros;
+        let second = tried.iter().sum::<f64>() / tried.len() as f64 / 1e6;
+        turns.push((args.seconds / second).clamp(3.0, 2000.0) as u32);
+    }
+    let mut rounds: Vec<Vec<Round>> = contestants.iter().map(|_| Vec::new()).collect();
+    for _ in 0..args.rounds {
+        for ((contestant, rounds), iters) in contestants.iter_mut().zip(&mut rounds).zip(&turns) {
+            rounds.push(contestant.run(&order(*iters))?);
+        }
+    }
+    let row =
+        |(c, rounds): (&Contestant, &Vec<Round>)| Row::new(c.name, !args.ints, bytes, args.ranks, rounds);
+    Ok(contestants.iter().zip(&rounds).map(row).collect())
+}
