@@ -45,6 +45,8 @@ pub fn sums(lanes: &[i32]) -> (u32, u32) {
 }
 
 /// As [`sums`], over lanes as they are on the wire: little-endian words. A rest of less than a word counts as nothing.
+// Always inlined: callers compile it for the registers that they know of.
+#[inline(always)]
 pub fn sums_of_bytes(lanes: &[u8]) -> (u32, u32) {
     let (mut a, mut b) = (0u32, 0u32);
     for (i, &x) in lanes.as_chunks::<4>().0.iter().enumerate() {

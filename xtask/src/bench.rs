@@ -31,6 +31,8 @@ enum What {
         #[arg(long)]
         save: bool,
     },
+    /// What a rank does to every byte of a message, beside a copy.
+    Numeric,
     /// All-reduces of netsum with and without its box, Gloo and Open MPI, in turns, each in a lab of its own. Installs what is missing.
     Allreduce {
         /// Also writes figures and a picture, with machine and kernel, to benchmarks/allreduce.{txt,json,svg}.
@@ -50,6 +52,13 @@ pub fn run(args: BenchArgs) -> Result<()> {
             let json_option = if json { vec!["--json".to_owned()] } else { Vec::new() };
             let text = bench("bench-dataplane", &json_option)?;
             if save { write(DATAPLANE, "$ cargo xtask bench dataplane --save", &text) } else { Ok(()) }
+        }
+        What::Numeric => {
+            let mut cargo = paths::cargo()?;
+            cargo.args(["bench", "--quiet", "--package", "netsum-worker", "--bench", "numeric"]);
+            let status = cargo.status().context("cargo")?;
+            ensure!(status.success(), "the benchmark failed: {status}");
+            Ok(())
         }
         What::Allreduce { save, mut arguments } => {
             setup::require_bpf()?;

@@ -5,6 +5,8 @@
 //! exponents are added up by the box like everything else: as a histogram of [`BUCKETS`] buckets of eight bits, four to
 //! a lane. Each rank adds one in one bucket, so with at most 64 ranks no bucket carries into its neighbour.
 
+use multiversion::multiversion;
+
 /// Buckets of a histogram: one for each biased exponent of an f32.
 pub const BUCKETS: usize = 256;
 /// Lanes of a histogram.
@@ -16,6 +18,7 @@ pub const NON_FINITE: u8 = 255;
 
 /// The largest biased exponent among `x`: |x| < 2^(bucket - 126) for every finite element. [`NON_FINITE`] if there is
 /// an infinity or a NaN, 0 if all are zero or subnormal.
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 pub fn bucket(x: &[f32]) -> u8 {
     // Without their sign, the bits of floats are ordered as their magnitudes are.
     let largest = x.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
@@ -66,25 +69,43 @@ impl Scale {
 
     /// `x 2^s`, rounded to the nearest integer, ties to even, as little-endian words into `out`.
     pub fn quantise(self, x: &[f32], out: &mut [u8]) {
-        // Adding 1.5 x 2^52 leaves the rounded integer in the low bits, in two's complement: no conversion, no branch.
-        const MAGIC: f64 = 6_755_399_441_055_744.0;
-        let (factor, limit) = (self.factor(), f64::from(self.limit));
-        for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
-            // Comparisons rather than `clamp`, which asks about NaN first. Both products are exact.
-            let v = f64::from(*x) * factor;
-            let v = if v < limit { v } else { limit };
-            let v = if v > -limit { v } else { -limit };
-            *out = ((v + MAGIC).to_bits() as u32).to_le_bytes();
-        }
+        quantise(self.factor(), f64::from(self.limit), x, out);
     }
 
     /// Sums of quantised values, as little-endian words, back to floats: `sum 2^-s`, rounded once.
     pub fn restore(self, sums: &[u8], out: &mut [f32]) {
-        let inverse = self.inverse();
-        for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
-            *out = (f64::from(i32::from_le_bytes(*sum)) * inverse) as f32;
-        }
+        restore(self.inverse(), sums, out);
     }
+}
+
+// Plain loops that compilers vectorise, in versions for wider registers than every x86-64 has; the processor chooses at run
+// time. `cargo xtask bench numeric`, 64 KiB on a Xeon with AVX-512, plain and so, in us: largest exponent 4.2, 1.0; quantise 6.8, 3.9;
+// restore 8.2, 2.5; check lanes 5.8, 1.4. A copy takes 2.0.
+
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+fn quantise(factor: f64, limit: f64, x: &[f32], out: &mut [u8]) {
+    // Adding 1.5 x 2^52 leaves the rounded integer in the low bits, in two's complement: no conversion, no branch.
+    const MAGIC: f64 = 6_755_399_441_055_744.0;
+    for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
+        // Comparisons rather than `clamp`, which asks about NaN first. Both products are exact.
+        let v = f64::from(*x) * factor;
+        let v = if v < limit { v } else { limit };
+        let v = if v > -limit { v } else { -limit };
+        *out = ((v + MAGIC).to_bits() as u32).to_le_bytes();
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+fn restore(inverse: f64, sums: &[u8], out: &mut [f32]) {
+    for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
+        *out = (f64::from(i32::from_le_bytes(*sum)) * inverse) as f32;
+    }
+}
+
+/// [`sums_of_bytes`](netsum_common::lanes::sums_of_bytes) of check lanes.
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+pub fn check_sums(lanes: &[u8]) -> (u32, u32) {
+    netsum_common::lanes::sums_of_bytes(lanes)
 }
 
 /// 2^e, for exponents that an f64 has.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use netsum_common::lanes::{CHECK_LANES, Check, Finding, sums_of_bytes};
+use netsum_common::lanes::{CHECK_LANES, Check, Finding};
 
 use super::{Engine, Kept, Path};
 use crate::comm::buffer::Buffer;
@@ -209,7 +209,7 @@ impl Engine {
         if let Some((i, range)) = &message.data {
             data.load(range.clone(), op.scale(ring, *i, self.place.ranks), values);
         }
-        let (a, b) = sums_of_bytes(lanes);
+        let (a, b) = quant::check_sums(lanes);
         let lanes = Check { count: 1, sequence: op.sequence(number), a, b }.encode();
         for (out, lane) in check.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
             *out = lane.to_le_bytes();
@@ -247,7 +247,7 @@ impl Engine {
             _ => return Finding::Wrong,
         };
         let check: [i32; CHECK_LANES] = std::array::from_fn(|i| i32::from_le_bytes(check[i]));
-        let (check, sums) = (Check::decode(check), sums_of_bytes(lanes));
+        let (check, sums) = (Check::decode(check), quant::check_sums(lanes));
         let state = &self.rings[ring as usize];
         let own = self.operation.as_ref().filter(|_| state.verified < state.next);
         let Some(op) = own else {
