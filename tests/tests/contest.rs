@@ -9,7 +9,7 @@ use netsum_lab::contest::start::{Who, start};
 fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
     let order = Order { len: 100_000, float: true, iters: 3 };
-    let rounds = [Who::Box, Who::Ring].map(|who| {
+    let rounds = [Who::Box, Who::Ring { offload: true }].map(|who| {
         let mut contestant = start(who, &job, 2152).unwrap();
         contestant.run(&Order { float: false, ..order }).unwrap();
         let round = contestant.run(&order).unwrap();

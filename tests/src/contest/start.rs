@@ -23,10 +23,13 @@ pub enum Who {
     /// netsum by the box.
     Box,
     /// netsum's ring of the same endpoints, which needs no box.
-    Ring,
+    Ring {
+        /// Segments are cut and put together by the network devices, which a wire does not give for nothing.
+        offload: bool,
+    },
     /// PyTorch's Gloo over TCP.
     Gloo {
-        /// Segments are cut and put together by the network devices, which a wire does not give for nothing.
+        /// The same.
         offload: bool,
     },
     /// Open MPI over TCP.
@@ -38,9 +41,10 @@ pub enum Who {
 
 impl Who {
     /// All.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Box,
-        Self::Ring,
+        Self::Ring { offload: true },
+        Self::Ring { offload: false },
         Self::Gloo { offload: true },
         Self::Gloo { offload: false },
         Self::Mpi { offload: true },
@@ -51,7 +55,8 @@ impl Who {
     pub fn name(self) -> &'static str {
         match self {
             Self::Box => "netsum",
-            Self::Ring => "netsum-ring",
+            Self::Ring { offload: true } => "netsum-ring",
+            Self::Ring { offload: false } => "netsum-ring-no-offload",
             Self::Gloo { offload: true } => "gloo",
             Self::Gloo { offload: false } => "gloo-no-offload",
             Self::Mpi { offload: true } => "openmpi",
@@ -73,7 +78,10 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
             let token = cluster.create_job(job)?;
             netsum(&cluster, job, Some(&token))?
         }
-        Who::Ring => netsum(&cluster, job, None)?,
+        Who::Ring { offload } => {
+            set_offload(&cluster, offload)?;
+            netsum(&cluster, job, None)?
+        }
         Who::Gloo { offload } => {
             set_offload(&cluster, offload)?;
             gloo(&cluster, job.ranks)?
@@ -192,7 +200,7 @@ fn agent(cluster: &Cluster) -> String {
 /// What it lacks.
 pub fn is_there(who: Who) -> Result<()> {
     let module = match who {
-        Who::Box | Who::Ring => return Ok(()),
+        Who::Box | Who::Ring { .. } => return Ok(()),
         Who::Gloo { .. } => "torch.distributed",
         Who::Mpi { .. } => "mpi4py.MPI",
     };
