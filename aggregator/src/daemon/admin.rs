@@ -9,17 +9,19 @@ use netsum_common::abi;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
 use super::links::Netlink;
 use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_load};
 use super::queue::{Turns, place_message, turns};
-use super::state::{Inner, Shared};
+use super::state::{Inner, Shared, Turn};
 use super::trace;
 use super::{job_message, mac_from_text, mac_text, of_spec};
+use crate::clock;
 use crate::core::pool::job_memory;
-use crate::core::queue::{Queued, Standing, TenantView};
+use crate::core::queue::{Arrival, Queued, Standing, TenantView};
 use crate::core::tenant::{self, Limits};
 use crate::core::{Job, JobSpec, State, WindowRange};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
@@ -122,6 +124,17 @@ fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
     })
 }
 
+/// Since when somebody waits, and for how long it will.
+fn arrival(r: &api::QueueJobRequest) -> Arrival {
+    let patience = (r.timeout_ms > 0).then(|| Duration::from_millis(r.timeout_ms).min(MAX_WAIT));
+    Arrival {
+        now: clock::monotonic(),
+        since: r.since_ns,
+        overtaken: r.overtaken,
+        deadline: patience.map(|patience| Instant::now() + patience),
+    }
+}
+
 fn token() -> Result<String, Status> {
     let mut bytes = [0u8; 16];
     getrandom::fill(&mut bytes).map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
@@ -154,19 +167,22 @@ impl Admin for AdminService {
     type QueueJobStream = Turns;
 
     async fn queue_job(&self, request: Request<api::QueueJobRequest>) -> Answer<Turns> {
-        let r = request.into_inner();
-        let spec = job_spec(r.job.ok_or_else(|| Status::invalid_argument("job: missing"))?)?;
+        let mut r = request.into_inner();
+        let spec = job_spec(r.job.take().ok_or_else(|| Status::invalid_argument("job: missing"))?)?;
         let name = spec.name.clone();
         self.look_at_ports().await?;
         let (ticket, followed) = {
             let mut inner = self.shared.lock();
-            let patience = (r.timeout_ms > 0).then(|| Duration::from_millis(r.timeout_ms).min(MAX_WAIT));
-            let deadline = patience.map(|patience| Instant::now() + patience);
-            let ticket = inner.controller.enqueue_job(spec, deadline)?;
-            log::info!("job {name} waits for its turn");
-            let followed = inner.follow(ticket);
-            inner.carry_out(None, Vec::new())?;
-            (ticket, followed)
+            if inner.claim(&name, r.since_ns)? {
+                log::info!("job {name}: who has waited for it has come back");
+                (0, watch::channel(Turn::Created).1)
+            } else {
+                let ticket = inner.controller.enqueue_job(spec, arrival(&r))?;
+                log::info!("job {name} waits for its turn");
+                let followed = inner.follow(ticket);
+                inner.carry_out(None, Vec::new())?;
+                (ticket, followed)
+            }
         };
         let service = self.clone();
         let created = move |name: &str| {
