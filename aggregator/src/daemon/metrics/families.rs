@@ -450,6 +450,8 @@ fn of_ports(s: &Snapshot) -> Vec<Family> {
 mod tests {
     use std::time::Duration;
 
+    // The one crate that knows the format's rules for names, units, types and buckets. It is under the LGPL-3.0, and so for tests
+    // alone: nothing that is shipped has it. nom-openmetrics (MIT) and prometheus-parse (Apache-2.0) take apart lines, no more.
     use openmetrics_parser::openmetrics::parse_openmetrics;
 
     use super::*;
