@@ -18,11 +18,11 @@ use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_loa
 use super::queue::{Turns, place_message, turns};
 use super::state::{Inner, Shared, Turn};
 use super::trace;
-use super::{job_message, mac_from_text, mac_text, of_spec};
+use super::{job_message, job_spec, mac_from_text, mac_text, of_spec};
 use crate::clock;
 use crate::core::pool::job_memory;
 use crate::core::queue::{Arrival, Queued, Standing, TenantView};
-use crate::core::tenant::{self, Limits};
+use crate::core::tenant::Limits;
 use crate::core::{Job, JobSpec, State, WindowRange};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
 
@@ -99,31 +99,6 @@ fn of_tenant(message: &mut api::Job, spec: &JobSpec) {
     }
 }
 
-/// What a job is to be created with.
-fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
-    let choice = |option: &str, value: &str, yes: &str, no: &str| match value {
-        v if v == yes => Ok(true),
-        v if v == no => Ok(false),
-        v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
-    };
-    let range = WindowRange { least: r.least_window, most: r.window };
-    Ok(JobSpec {
-        verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
-        in_order: choice("--order", &r.order, "in-order", "relaxed")?,
-        name: r.name,
-        ranks: r.ranks,
-        dtype: r.dtype,
-        mtu: r.mtu,
-        message_size: r.message_size,
-        window: r.window,
-        window_range: (r.least_window > 0).then_some(range),
-        rings: r.rings,
-        in_band: r.in_band,
-        token: if r.token.is_empty() { token()? } else { r.token }.into(),
-        tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
-    })
-}
-
 /// Since when somebody waits, and for how long it will.
 fn arrival(r: &api::QueueJobRequest) -> Arrival {
     let patience = (r.timeout_ms > 0).then(|| Duration::from_millis(r.timeout_ms).min(MAX_WAIT));
@@ -133,12 +108,6 @@ fn arrival(r: &api::QueueJobRequest) -> Arrival {
         overtaken: r.overtaken,
         deadline: patience.map(|patience| Instant::now() + patience),
     }
-}
-
-fn token() -> Result<String, Status> {
-    let mut bytes = [0u8; 16];
-    getrandom::fill(&mut bytes).map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
-    Ok(bytes.map(|b| format!("{b:02x}")).concat())
 }
 
 fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
