@@ -14,21 +14,7 @@ use super::*;
 const ONE: u64 = 32 * (256 + 224 + 24);
 
 fn spec(name: &str, tenant: &str) -> JobSpec {
-    JobSpec {
-        name: name.into(),
-        ranks: 2,
-        dtype: "i32".into(),
-        mtu: 256,
-        message_size: 2048,
-        window: 2,
-        window_range: None,
-        rings: 1,
-        verify_icrc: true,
-        in_order: true,
-        in_band: false,
-        token: "t".into(),
-        tenant: tenant.into(),
-    }
+    JobSpec { mtu: 256, message_size: 2048, tenant: tenant.into(), ..super::super::tests::spec(name, 2) }
 }
 
 /// So many rings in place of one.
