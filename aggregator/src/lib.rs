@@ -3,6 +3,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`check`] | `netsum check`: a machine before the first start |
+//! | [`clock`] | clocks that processes agree on |
 //! | [`config`] | the configuration file |
 //! | [`core`] | the controller, a pure state machine |
 //! | [`daemon`] | what is around it: gRPC, netlink, clocks |
@@ -12,6 +13,7 @@
 
 pub mod check;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod core;
 pub mod daemon;

@@ -9,10 +9,8 @@ use arbitrary::{Result, Unstructured};
 use netsum_aggregator::core::in_band::Outcome;
 use netsum_aggregator::core::membership::Join;
 use netsum_aggregator::core::pool::job_memory;
-use netsum_aggregator::core::{
-    Action, Connection, Controller, JobSpec, PortInfo, RankAddress, State, WindowRange,
-};
-use netsum_aggregator::daemon::mac_from_text;
+use netsum_aggregator::core::{Action, Connection, Controller, PortInfo, RankAddress, State};
+use netsum_aggregator::daemon::{job_spec, mac_from_text};
 use netsum_aggregator::dataplane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_api::v1 as api;
 use netsum_common::abi::{FlowKey, MAX_RINGS};
@@ -180,22 +178,9 @@ impl System {
             least_window: 0,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
-        let range = WindowRange { least: r.least_window, most: r.window };
-        let spec = JobSpec {
-            verify_icrc: r.icrc == "verify",
-            in_order: r.order == "in-order",
-            name: r.name,
-            ranks: r.ranks,
-            dtype: r.dtype,
-            mtu: r.mtu,
-            message_size: r.message_size,
-            window: r.window,
-            window_range: (r.least_window > 0).then_some(range),
-            rings: r.rings,
-            in_band: r.in_band,
-            token: r.token.into(),
-            tenant: "default".into(),
-        };
+        // The daemon would make one up, and a run would not be the same twice.
+        let token = if r.token.is_empty() { "v".into() } else { r.token };
+        let Ok(spec) = job_spec(api::CreateJobRequest { token, ..r }) else { return Ok(()) };
         let answer = self.controller.create_job(spec);
         self.answered(answer);
         Ok(())

@@ -111,22 +111,13 @@ impl App {
     /// # Errors
     /// What the daemon says.
     pub fn create_job(&mut self, cluster: &Cluster) -> Result<()> {
-        let numbers = [self.ranks, self.mtu, self.message_size, self.window].map(|n| n.to_string());
-        let [ranks, mtu, message_size, window] = numbers.each_ref().map(String::as_str);
-        let created = cluster.netsum_json(&[
-            "job",
-            "create",
-            "app",
-            "--in-band",
-            "--ranks",
-            ranks,
-            "--mtu",
-            mtu,
-            "--message-size",
-            message_size,
-            "--window",
-            window,
-        ])?;
+        let numbers = [
+            ("--ranks", self.ranks),
+            ("--mtu", self.mtu),
+            ("--message-size", self.message_size),
+            ("--window", self.window),
+        ];
+        let created = cluster.create("app", &numbers, &["--in-band"])?;
         let text = created["in_band"]["token"].as_str().with_context(|| format!("no token in {created}"))?;
         for (i, byte) in self.token.0.iter_mut().enumerate() {
             *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2).context("a short token")?, 16)?;

@@ -1,19 +1,20 @@
 //! A whole netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use netsum_aggregator::dataplane::FlowSpec;
-use netsum_worker::{Layout, reference_sum};
+use netsum_worker::Layout;
 use nix::sys::signal::Signal;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::group::Started;
+pub use crate::group::{Answer, Group, Order, Outcome, RankSpec, to_hex};
 use crate::process::Running;
-use crate::{Lab, LabSpec, data, janitor, netns};
+use crate::{Lab, LabSpec, janitor, netns};
 
 /// How long anything may take that should be quick.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,7 +72,8 @@ impl JobSpec {
         }
     }
 
-    fn layout(&self) -> Layout {
+    /// Its layout for the library.
+    pub fn layout(&self) -> Layout {
         Layout { message_size: self.message_size, window: self.window, rings: self.rings }
     }
 }
@@ -82,104 +84,6 @@ pub type Place = (usize, usize);
 /// Rank r on host r.
 pub fn one_on_each_host(ranks: u32) -> Vec<Place> {
     (0..ranks as usize).map(|host| (host, 0)).collect()
-}
-
-/// What `netsum-rank` is started with.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RankSpec {
-    /// Its rank.
-    pub rank: u32,
-    /// World size.
-    pub ranks: u32,
-    /// Its address.
-    pub ip: IpAddr,
-    /// Address of the daemon's API for workers; without one the ranks find each other by `peers`.
-    pub controller: Option<String>,
-    /// The job's name.
-    pub job: String,
-    /// The job's token.
-    pub token: String,
-    /// Addresses of all ranks.
-    pub peers: Vec<IpAddr>,
-    /// Path MTU, without a daemon.
-    pub mtu: u32,
-    /// Message size, without a daemon.
-    pub message_size: u32,
-    /// Window, without a daemon.
-    pub window: u32,
-    /// Rings, without a daemon.
-    pub rings: u32,
-    /// After which silence a rank is dead, in milliseconds.
-    pub timeout_ms: u64,
-    /// How long it waits for others when it connects, in milliseconds.
-    pub connect_timeout_ms: u64,
-    /// How an RDMA adapter tries again.
-    pub retry: (u8, u8),
-}
-
-/// What `netsum-rank` is told to do.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// Reduce made-up data.
-    AllReduce {
-        /// `i32` or `f32`.
-        dtype: String,
-        /// Elements.
-        len: usize,
-        /// Of the data.
-        seed: u64,
-        /// File for the result's bytes; without one, as in another machine, they are in the answer.
-        out: Option<PathBuf>,
-        /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
-        together: bool,
-    },
-    /// Give the communicator up, and connect a new one to the same job.
-    Reconnect,
-}
-
-/// What `netsum-rank` answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// Done.
-    Done(Outcome),
-    /// The communicator's error.
-    Error(String),
-}
-
-impl Answer {
-    fn transport(self) -> String {
-        match self {
-            Self::Done(outcome) => outcome.transport,
-            Self::Error(_) => String::new(),
-        }
-    }
-}
-
-/// What an operation came to; see `netsum_worker::Report` and `netsum_worker::Statistics`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
-    /// `box` or `ring`.
-    pub mode: String,
-    /// Sums verified by their check lanes.
-    pub verified: u64,
-    /// Packets sent again; 0 over an RDMA adapter, where nobody knows.
-    pub retransmissions: u64,
-    /// Time taken.
-    pub micros: u64,
-    /// Fall-backs to the ring, since the start.
-    pub fall_backs: u64,
-    /// Messages that were no right sum, since the start.
-    pub wrong: u64,
-    /// Packets that had met congestion, since the start.
-    pub marked: u64,
-    /// Connections that an adapter gave up and that were started anew, since the start.
-    pub restarts: u64,
-    /// What carries the rank's packets.
-    pub transport: String,
-    /// The result's bytes in hexadecimal digits, if they were asked for.
-    pub result: Option<String>,
 }
 
 /// How a daemon is run, beyond the usual.
@@ -346,28 +250,25 @@ impl Cluster {
         serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
     }
 
+    /// Creates a job with these numbers, and further options; what is said of it.
+    pub fn create(&self, name: &str, numbers: &[(&str, u32)], more: &[&str]) -> Result<Value> {
+        let numbers: Vec<_> = numbers.iter().map(|(option, n)| (*option, n.to_string())).collect();
+        let mut arguments = vec!["job", "create", name];
+        arguments.extend(numbers.iter().flat_map(|(option, n)| [*option, n]));
+        self.netsum_json(&[&arguments, more].concat())
+    }
+
     /// Creates a job; its token.
     pub fn create_job(&self, job: &JobSpec) -> Result<String> {
-        let JobSpec { name, ranks, mtu, message_size, window, rings, .. } = job;
-        let numbers = [ranks, mtu, message_size, window, rings].map(u32::to_string);
-        let [ranks, mtu, message_size, window, rings] = numbers.each_ref().map(String::as_str);
-        let created = self.netsum_json(&[
-            "job",
-            "create",
-            name,
-            "--ranks",
-            ranks,
-            "--dtype",
-            "i32",
-            "--mtu",
-            mtu,
-            "--message-size",
-            message_size,
-            "--window",
-            window,
-            "--rings",
-            rings,
-        ])?;
+        let &JobSpec { ref name, ranks, mtu, message_size, window, rings, .. } = job;
+        let numbers = [
+            ("--ranks", ranks),
+            ("--mtu", mtu),
+            ("--message-size", message_size),
+            ("--window", window),
+            ("--rings", rings),
+        ];
+        let created = self.create(name, &numbers, &["--dtype", "i32"])?;
         let token = created["token"].as_str().with_context(|| format!("no token in {created}"))?;
         Ok(token.to_owned())
     }
@@ -416,7 +317,7 @@ impl Cluster {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
         let (controller, token) = controller.unzip();
-        let (mut ranks, mut homes, mut elsewhere) = (Vec::new(), Vec::new(), Vec::new());
+        let mut started = Vec::new();
         for (rank, place) in places.iter().enumerate() {
             let spec = RankSpec {
                 rank: rank as u32,
@@ -434,34 +335,15 @@ impl Cluster {
                 connect_timeout_ms: job.connect_timeout.as_millis() as u64,
                 retry: job.retry,
             };
-            ranks.push(Some(self.rank(place.0, &spec)?));
-            homes.push((place.0, spec));
-            elsewhere.push(self.lab.host(place.0).vm().is_some());
+            let running = self.rank(place.0, &spec)?;
+            let elsewhere = self.lab.host(place.0).vm().is_some();
+            started.push(Started { running, host: place.0, spec, elsewhere });
         }
-        let mut group = Group {
-            job: job.clone(),
-            ranks,
-            homes,
-            elsewhere,
-            files: 0,
-            together: false,
-            folder: tempfile::tempdir()?,
-            transports: Vec::new(),
-        };
-        let answers = group.answers(PATIENCE)?;
-        let mut errors = answers.iter().filter_map(|(rank, answer)| match answer {
-            Answer::Done(_) => None,
-            Answer::Error(error) => Some(format!("rank {rank} cannot connect: {error}\n")),
-        });
-        if errors.clone().next().is_some() {
-            bail!("{}{}{}", errors.by_ref().collect::<String>(), group.log(), self.daemon_log());
-        }
-        group.transports = answers.into_iter().map(|(_, answer)| answer.transport()).collect();
-        Ok(group)
+        Group::new(job, started).with_context(|| self.daemon_log())
     }
 
     /// Starts a rank's process on a host.
-    fn rank(&self, host: usize, spec: &RankSpec) -> Result<Running> {
+    pub(crate) fn rank(&self, host: usize, spec: &RankSpec) -> Result<Running> {
         let mut command = self.lab.host(host).command(program("netsum-rank")?);
         command.arg(serde_json::to_string(spec)?).env("RUST_LOG", log_level());
         Running::start(&format!("{} rank {}", spec.job, spec.rank), &mut command)
@@ -479,186 +361,4 @@ impl Cluster {
 /// `RUST_LOG` of the programs that tests start.
 fn log_level() -> String {
     std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into())
-}
-
-/// The ranks of a job that run.
-#[derive(Debug)]
-pub struct Group {
-    job: JobSpec,
-    ranks: Vec<Option<Running>>,
-    /// Each rank's host, and what it was started with.
-    homes: Vec<(usize, RankSpec)>,
-    /// Which of them share no files with the test.
-    elsewhere: Vec<bool>,
-    files: u32,
-    together: bool,
-    folder: TempDir,
-    /// What carries each rank's packets.
-    pub transports: Vec<String>,
-}
-
-impl Group {
-    /// From now on all ranks wait for each other before each operation, in which nothing is then late but the network.
-    pub fn start_together(&mut self) {
-        self.together = true;
-    }
-
-    /// Kills a rank as `kill -9` does.
-    pub fn kill(&mut self, rank: usize) -> Result<()> {
-        let victim = self.ranks[rank].take().context("that rank has gone already")?;
-        victim.signal(Signal::SIGKILL)
-    }
-
-    /// Starts a killed rank again. It answers when all ranks have connected anew.
-    pub fn start_again(&mut self, cluster: &Cluster, rank: usize) -> Result<()> {
-        let (host, spec) = &self.homes[rank];
-        self.ranks[rank] = Some(cluster.rank(*host, spec)?);
-        Ok(())
-    }
-
-    /// Has a rank connect anew.
-    pub fn order_reconnect(&mut self, rank: usize) -> Result<()> {
-        let running = self.ranks[rank].as_mut().context("that rank has gone")?;
-        running.say(&serde_json::to_string(&Order::Reconnect)?)
-    }
-
-    /// The next answer of one rank.
-    pub fn answer(&mut self, rank: usize, timeout: Duration) -> Result<Answer> {
-        let line = self.ranks[rank].as_mut().context("that rank has gone")?.line(timeout)?;
-        serde_json::from_str(&line).with_context(|| line.clone())
-    }
-
-    /// Tells all ranks to reduce made-up data, without waiting for them. The files for their results.
-    pub fn order_all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<PathBuf>> {
-        self.order_all_reduce_last_late(dtype, len, seed, Duration::ZERO)
-    }
-
-    /// The same, but the last rank is told so much later.
-    pub fn order_all_reduce_last_late(
-        &mut self,
-        dtype: &str,
-        len: usize,
-        seed: u64,
-        late: Duration,
-    ) -> Result<Vec<PathBuf>> {
-        self.files += 1;
-        let (mut files, last) = (Vec::new(), self.ranks.len() - 1);
-        for (rank, running) in self.ranks.iter_mut().enumerate() {
-            if rank == last {
-                std::thread::sleep(late);
-            }
-            let out = self.folder.path().join(format!("{}-{rank}", self.files));
-            let order = Order::AllReduce {
-                dtype: dtype.into(),
-                len,
-                seed,
-                out: (!self.elsewhere[rank]).then(|| out.clone()),
-                together: self.together,
-            };
-            if let Some(running) = running {
-                running.say(&serde_json::to_string(&order)?)?;
-            }
-            files.push(out);
-        }
-        Ok(files)
-    }
-
-    /// The next answer of every rank that lives.
-    pub fn answers(&mut self, timeout: Duration) -> Result<Vec<(usize, Answer)>> {
-        let mut answers = Vec::new();
-        for (rank, running) in self.ranks.iter_mut().enumerate() {
-            if let Some(running) = running {
-                let line = running.line(timeout)?;
-                answers.push((rank, serde_json::from_str(&line).with_context(|| line.clone())?));
-            }
-        }
-        Ok(answers)
-    }
-
-    /// All ranks reduce made-up data; every result is compared bit by bit with a sum done here.
-    pub fn all_reduce(&mut self, dtype: &str, len: usize, seed: u64) -> Result<Vec<Outcome>> {
-        let files = self.order_all_reduce(dtype, len, seed)?;
-        self.check_all_reduce(dtype, len, seed, &files)
-    }
-
-    /// Waits for what [`Group::order_all_reduce`] has begun, and compares.
-    pub fn check_all_reduce(
-        &mut self,
-        dtype: &str,
-        len: usize,
-        seed: u64,
-        files: &[PathBuf],
-    ) -> Result<Vec<Outcome>> {
-        let mut outcomes = Vec::new();
-        let mut errors = Vec::new();
-        for (rank, answer) in self.answers(2 * PATIENCE)? {
-            match answer {
-                Answer::Done(mut outcome) => {
-                    if let Some(result) = outcome.result.take() {
-                        std::fs::write(&files[rank], from_hex(&result)?)?;
-                    }
-                    outcomes.push(outcome);
-                }
-                Answer::Error(error) => errors.push(format!("rank {rank}: {error}")),
-            }
-        }
-        ensure!(errors.is_empty(), "{}", errors.join("\n"));
-        let expected = expected(dtype, len, seed, &self.job)?;
-        for (rank, file) in files.iter().enumerate() {
-            let got = std::fs::read(file)?;
-            ensure!(got.len() == expected.len(), "rank {rank}: {} bytes, not {}", got.len(), expected.len());
-            let (got, expected) = (got.as_chunks::<4>().0, expected.as_chunks::<4>().0);
-            let wrong: Vec<usize> = (0..len).filter(|&i| got[i] != expected[i]).collect();
-            if let Some(&first) = wrong.first() {
-                bail!(
-                    "rank {rank}, {dtype}: {} of {len} elements are wrong; element {first} has the bits {:02x?}, not {:02x?}",
-                    wrong.len(),
-                    got[first],
-                    expected[first]
-                );
-            }
-            std::fs::remove_file(file)?;
-        }
-        Ok(outcomes)
-    }
-
-    /// What the ranks have said on standard error.
-    pub fn log(&self) -> String {
-        self.ranks.iter().flatten().map(Running::stderr).collect()
-    }
-}
-
-/// Bytes as hexadecimal digits, two for each.
-pub fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(text: &str) -> Result<Vec<u8>> {
-    let byte = |digits: &[u8; 2]| Ok(u8::from_str_radix(str::from_utf8(digits)?, 16)?);
-    text.as_bytes().as_chunks::<2>().0.iter().map(byte).collect()
-}
-
-/// The bytes of the right result.
-fn expected(dtype: &str, len: usize, seed: u64, job: &JobSpec) -> Result<Vec<u8>> {
-    let layout = job.layout();
-    match dtype {
-        "i32" => {
-            let all: Vec<_> = (0..job.ranks).map(|rank| data::ints(rank, seed, len)).collect();
-            // Nothing but addition: no need to trust the library's own reference.
-            let sum = (0..len).map(|i| all.iter().fold(0i32, |sum, x| sum.wrapping_add(x[i])));
-            Ok(sum.flat_map(i32::to_le_bytes).collect())
-        }
-        "f32" => {
-            let all: Vec<_> = (0..job.ranks).map(|rank| data::floats(rank, seed, len)).collect();
-            let slices: Vec<_> = all.iter().map(|x| &x[..]).collect();
-            let sum = reference_sum(&slices, &layout);
-            for (i, sum) in sum.iter().enumerate() {
-                // The reference in turn must be near the sum in double precision: 8 ranks, magnitudes below 32.
-                let exact: f64 = all.iter().map(|x| f64::from(x[i])).sum();
-                ensure!((f64::from(*sum) - exact).abs() < 1e-5, "element {i}: {sum}, not {exact}");
-            }
-            Ok(sum.into_iter().flat_map(f32::to_le_bytes).collect())
-        }
-        other => bail!("no data type {other}"),
-    }
 }

@@ -14,6 +14,7 @@
 //! | [`data`] | what ranks reduce |
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
+//! | [`group`] | the ranks of a job, in processes of their own |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
@@ -34,6 +35,7 @@ pub mod data;
 pub mod differential;
 pub mod faults;
 pub mod frames;
+pub mod group;
 pub mod janitor;
 pub mod lab;
 pub mod machine;

@@ -6,17 +6,26 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
 use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions, OBJECT};
 use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, count};
 use netsum_common::abi::{self, FlowKey};
 use netsum_common::counters::Counter;
 
+use crate::frames::{FrameSpec, lanes};
+
 /// The loopback interface, where packets of a test run come in.
 pub const LOOPBACK: u32 = 1;
 /// First PSN of every rank, unless a test changes it.
 pub const BASE_PSN: u32 = 0x00ff_fff0;
+
+/// Verdicts.
+pub const DROP: u32 = 1;
+/// To the bridge.
+pub const PASS: u32 = 2;
+/// To the ring's CPU, or to ports.
+pub const REDIRECT: u32 = 4;
 
 /// What a program made of a packet.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,6 +71,12 @@ pub fn host(rank: u32) -> u8 {
 /// Queue pair that rank's next neighbour receives on.
 pub fn qpn(rank: u32) -> u32 {
     0x100 + rank
+}
+
+/// Rank's fragment with an index.
+pub fn fragment(rank: u32, ranks: u32, index: u32, payload: Vec<u8>) -> FrameSpec {
+    let psn = (BASE_PSN + index) & 0xff_ffff;
+    FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload)
 }
 
 /// The flow of a rank of a ring in a bench.
@@ -116,6 +131,20 @@ impl Bench {
         }
         plane.activate_ring(&ring, &vec![LOOPBACK; ring.ranks as usize])?;
         Ok(Self { plane, ring, keys })
+    }
+
+    /// Rank 0's and rank 1's fragments of a ring of two through `aggregate`, in this order of (rank, index), with these verdicts.
+    pub fn sequence(&mut self, steps: &[(u32, u32, u32)]) -> Result<()> {
+        for (i, &(rank, index, action)) in steps.iter().enumerate() {
+            let out = self.aggregate(&fragment(rank, 2, index, lanes(rank + index, 64)).build())?;
+            ensure!(
+                out.action == action,
+                "step {i}, rank {rank}, index {index}: {}, {:?}",
+                out.action,
+                self.counters()?
+            );
+        }
+        Ok(())
     }
 
     /// Runs a program over a packet.

@@ -22,7 +22,8 @@ fn busy() -> (Cluster, Group) {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     // A namespace begins without loopback.
     cluster.lab().box_().set_link("lo", true).unwrap();
-    let listen = "[metrics]\nlisten = \"127.0.0.1:4792\"\n".to_owned();
+    let limits = "[tenants.default]\njobs = 9\nrings = 20\nslots = 100000\nmemory = \"128MiB\"\n";
+    let listen = format!("[metrics]\nlisten = \"127.0.0.1:4792\"\n{limits}");
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
     let job = JobSpec { rings: 2, ..JobSpec::new("train", 2) };
     let token = cluster.create_job(&job).unwrap();
@@ -209,8 +210,19 @@ fn metrics_count_what_the_command_line_shows() {
         ("netsum_port_up{port=\"port0\"}", 1.0),
         ("netsum_ring_info{job_name=\"train\",ring=\"1\"", 1.0),
         ("netsum_ring_slots_used{job_name=\"idle\",ring=\"0\"}", 0.0),
+        ("netsum_tenant_jobs{tenant=\"default\"}", 2.0),
+        ("netsum_tenant_jobs_limit{tenant=\"default\"}", 9.0),
+        ("netsum_tenant_rings{tenant=\"default\"}", 3.0),
+        ("netsum_tenant_admitted_jobs_total{tenant=\"default\"}", 2.0),
     ] {
         assert_eq!(value(&after, sample), expected, "{sample}");
+    }
+    let tenant = &cluster.netsum_json(&["tenant", "show"]).unwrap()[0];
+    for (what, unit) in [("rings", ""), ("slots", ""), ("memory", "_bytes")] {
+        for (field, suffix) in [("used", ""), ("limit", "_limit")] {
+            let sample = format!("netsum_tenant_{what}{suffix}{unit}{{tenant=\"default\"}}");
+            assert_eq!(Some(value(&after, &sample)), tenant[what][field].as_f64(), "{sample}");
+        }
     }
     let job = cluster.netsum_json(&["job", "show", "train", "--show-token"]).unwrap();
     for forbidden in ["slot=", "psn=", "qpn=", "token=", job["token"].as_str().unwrap()] {

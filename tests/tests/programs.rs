@@ -1,24 +1,13 @@
 //! The XDP programs with BPF_PROG_TEST_RUN: packet in, verdict, packet out, counters.
 
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec};
+use netsum_aggregator::dataplane::DataPlane;
 use netsum_common::abi::ReleaseTag;
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
-use netsum_common::serial;
 use netsum_common::slot::GAP_PSN_AHEAD;
 use netsum_common::wire::{self, Opcode};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
-use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, flow, host, qpn, ring, tag};
-
-const DROP: u32 = 1;
-const PASS: u32 = 2;
-const REDIRECT: u32 = 4;
-
-/// Rank's fragment with an index.
-fn fragment(rank: u32, ranks: u32, index: u32, payload: Vec<u8>) -> FrameSpec {
-    let psn = (BASE_PSN + index) & 0xff_ffff;
-    FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload)
-}
+use netsum_lab::programs::{Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
 
 /// What egress should make of a rank's saved headers and a sum, for a receiver with a VLAN tag or none.
 fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool, vlan: Option<u16>) -> Vec<u8> {
@@ -172,25 +161,12 @@ fn congestion_marks_are_carried_over() {
     all_reduce(&mut bench, &specs, true);
 }
 
-/// Rank 0's and rank 1's fragments of a ring of two, in this order of (rank, index), and the verdicts.
-fn sequence(bench: &mut Bench, steps: &[(u32, u32, u32)]) {
-    for (i, &(rank, index, action)) in steps.iter().enumerate() {
-        let out = bench.aggregate(&fragment(rank, 2, index, lanes(rank + index, 64)).build()).unwrap();
-        assert_eq!(
-            out.action,
-            action,
-            "step {i}, rank {rank}, index {index}: {:?}",
-            bench.counters().unwrap()
-        );
-    }
-}
-
 #[test]
 #[ignore = "needs root and BPF"]
 fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     let total = sum(&[lanes(0, 64), lanes(1, 64)]);
-    sequence(&mut bench, &[(0, 0, DROP), (0, 0, DROP), (0, 0, DROP), (1, 0, REDIRECT)]);
+    bench.sequence(&[(0, 0, DROP), (0, 0, DROP), (0, 0, DROP), (1, 0, REDIRECT)]).unwrap();
     let mut again = fragment(0, 2, 0, lanes(0, 64));
     again.bth.ack_request = true;
     let out = bench.aggregate(&again.build()).unwrap();
@@ -216,7 +192,7 @@ fn duplicates_are_never_added_twice_and_finished_ones_are_replayed() {
 fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
     // Rank 0 loses 0. Its 1 and 2 go on so that their receiver NAKs (gaps of 1 and 2); its 3 does not.
-    sequence(&mut bench, &[(1, 0, DROP), (1, 1, DROP), (1, 2, DROP), (1, 3, DROP)]);
+    bench.sequence(&[(1, 0, DROP), (1, 1, DROP), (1, 2, DROP), (1, 3, DROP)]).unwrap();
     for (index, action) in [(1u32, PASS), (2, PASS), (3, DROP)] {
         // These complete their slots, whose sums must wait.
         let mut spec = fragment(0, 2, index, lanes(index, 64));
@@ -231,7 +207,7 @@ fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::Held, 3)) && counters.contains(&(Counter::OutOfSequence, 3)));
     // It goes back: each packet is the vehicle of a release.
-    sequence(&mut bench, &[(0, 0, REDIRECT), (0, 1, REDIRECT), (0, 2, REDIRECT), (0, 3, REDIRECT)]);
+    bench.sequence(&[(0, 0, REDIRECT), (0, 1, REDIRECT), (0, 2, REDIRECT), (0, 3, REDIRECT)]).unwrap();
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::Released, 4)), "{counters:?}");
 }
@@ -262,7 +238,7 @@ fn a_packet_past_a_gap_is_forwarded_where_no_receiver_can_take_it_for_data() {
 fn stale_retransmissions_pass_and_credit_violations_do_not() {
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     for index in 0..10 {
-        sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
+        bench.sequence(&[(0, index, DROP), (1, index, REDIRECT)]).unwrap();
     }
     let mut stale = fragment(0, 2, 1, lanes(9, 64));
     stale.udp_checksum = 0xbbbb;
@@ -270,11 +246,11 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
     stale.udp_checksum = 0;
     assert_eq!((out.action, out.packet), (PASS, stale.build()), "slot 1 holds 9");
     // The window is 4: index 14 would need credit that cannot exist, 13 is the last.
-    sequence(&mut bench, &[(0, 10, DROP), (0, 11, DROP), (0, 12, DROP), (0, 13, DROP), (0, 14, DROP)]);
+    bench.sequence(&[(0, 10, DROP), (0, 11, DROP), (0, 12, DROP), (0, 13, DROP), (0, 14, DROP)]).unwrap();
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::Stale, 1)), "{counters:?}");
     assert!(counters.contains(&(Counter::CreditViolation, 1)), "{counters:?}");
-    sequence(&mut bench, &[(1, 10, REDIRECT), (1, 11, REDIRECT), (1, 12, REDIRECT), (1, 13, REDIRECT)]);
+    bench.sequence(&[(1, 10, REDIRECT), (1, 11, REDIRECT), (1, 12, REDIRECT), (1, 13, REDIRECT)]).unwrap();
 }
 
 #[test]
@@ -304,12 +280,18 @@ fn relaxed_rings_release_as_they_complete() {
     let mut ring = ring(2, 256, 16);
     ring.in_order = false;
     let mut bench = Bench::new(ring, false).unwrap();
-    sequence(
-        &mut bench,
-        &[(0, 1, DROP), (1, 0, DROP), (1, 1, REDIRECT), (1, 2, DROP), (0, 2, REDIRECT), (0, 0, REDIRECT)],
-    );
+    bench
+        .sequence(&[
+            (0, 1, DROP),
+            (1, 0, DROP),
+            (1, 1, REDIRECT),
+            (1, 2, DROP),
+            (0, 2, REDIRECT),
+            (0, 0, REDIRECT),
+        ])
+        .unwrap();
     for index in 3..200 {
-        sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
+        bench.sequence(&[(0, index, DROP), (1, index, REDIRECT)]).unwrap();
     }
 }
 
@@ -640,99 +622,6 @@ fn bad_input_is_counted_by_reason_and_never_added() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn data_on_a_wrong_port_or_of_a_waiting_ring_is_dropped() {
-    let spec = ring(2, 256, 16);
-    let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, false)).collect();
-    flows[0].ifindex = 4711;
-    let mut bench = Bench::with_flows(spec.clone(), flows).unwrap();
-    let data = fragment(0, 2, 0, lanes(0, 64)).build();
-    assert_eq!(bench.aggregate(&data).unwrap().action, DROP);
-    assert_eq!(bench.counters().unwrap(), [(Counter::WrongPort, 1)]);
-
-    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
-    assert_eq!(bench.aggregate(&data).unwrap().action, PASS, "no flow any more");
-    bench.plane.create_ring(&spec).unwrap();
-    bench.plane.add_flow(&flow(&spec, 0, false)).unwrap();
-    assert_eq!(bench.aggregate(&data).unwrap().action, DROP, "not yet active");
-    let counters = bench.counters().unwrap();
-    assert!(counters.contains(&(Counter::InactiveRing, 1)), "{counters:?}");
-}
-
-#[test]
-#[ignore = "needs root and BPF"]
-fn ingress_steers_data_of_flows_and_passes_the_rest() {
-    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
-    let data = fragment(0, 2, 0, lanes(0, 64));
-    let out = bench.run("ingress", &data.build()).unwrap();
-    assert_eq!((out.action, out.packet), (REDIRECT, data.build()));
-    let mut other = data.clone();
-    other.bth.qpn = 0x77;
-    let out = bench.run("ingress", &other.build()).unwrap();
-    assert_eq!((out.action, out.packet), (PASS, other.build()));
-    let mut ack = data.clone();
-    ack.bth.opcode = Opcode::ACK;
-    assert_eq!(bench.run("ingress", &ack.build()).unwrap().action, PASS);
-    assert_eq!(
-        bench.counters().unwrap(),
-        [(Counter::Steered, 1), (Counter::NoFlow, 1), (Counter::NotData, 1)]
-    );
-}
-
-#[test]
-#[ignore = "needs root and BPF"]
-fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
-    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
-    for index in 0..10 {
-        sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
-    }
-    let before = bench.counters().unwrap();
-    // 10 is next: slot 1 holds 9, and slot 2 still 2, whose result could be asked for.
-    for (index, action) in [(0, PASS), (1, PASS), (2, REDIRECT), (9, REDIRECT)] {
-        let frame = fragment(0, 2, index, lanes(9, 64)).build();
-        let out = bench.run("ingress", &frame).unwrap();
-        assert_eq!((out.action, out.packet), (action, frame), "index {index}");
-    }
-    let mut spoilt = [fragment(0, 2, 1, lanes(9, 64)), fragment(0, 2, 10, lanes(9, 64))];
-    spoilt[0].src[3] = 99;
-    spoilt[1].macs.1[5] = 99;
-    for frame in &spoilt {
-        assert_eq!(bench.run("ingress", &frame.build()).unwrap().action, DROP);
-    }
-    let mut counted = bench.counters().unwrap();
-    counted.retain(|c| !before.contains(c));
-    let expected = [Counter::Steered, Counter::Stale, Counter::WrongSourceIp, Counter::WrongSourceMac];
-    assert!(expected.iter().all(|e| counted.iter().any(|(c, _)| c == e)), "{counted:?}");
-    assert_eq!(counted.len(), expected.len(), "{counted:?}");
-}
-
-#[test]
-#[ignore = "needs root and BPF"]
-fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
-    // As of a flow that was registered with a PSN too high: its receiver waits for just these.
-    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
-    for (ran, behind) in [(0, 1), (0, 9), (0, 1 << 20), (30, 1), (30, 9), (30, 1 << 20)] {
-        let done = bench.plane.ring_state(1).unwrap().low;
-        for index in done..ran {
-            sequence(&mut bench, &[(0, index, DROP), (1, index, REDIRECT)]);
-        }
-        let mut early = fragment(0, 2, 0, lanes(9, 64));
-        early.bth.psn = serial::sub(early.bth.psn, behind);
-        let frame = early.build();
-        assert_eq!(
-            bench.run("ingress", &frame).unwrap().action,
-            REDIRECT,
-            "{ran} {behind}: as every contribution"
-        );
-        if ran == 0 {
-            assert_eq!(bench.aggregate(&frame).unwrap().action, DROP, "{ran} {behind}");
-        }
-    }
-    let counters = bench.counters().unwrap();
-    assert!(counters.contains(&(Counter::CreditViolation, 3)), "{counters:?}");
-}
-
-#[test]
-#[ignore = "needs root and BPF"]
 fn a_sequence_number_wraps_within_a_ring() {
     let mut bench = Bench::new(ring(2, 256, 64), false).unwrap();
     // BASE_PSN is 16 below 2^24.
@@ -740,101 +629,4 @@ fn a_sequence_number_wraps_within_a_ring() {
         let specs: Vec<_> = (0..2).map(|r| fragment(r, 2, index, lanes(r + index, 64))).collect();
         all_reduce(&mut bench, &specs, false);
     }
-}
-
-#[test]
-#[ignore = "needs root and BPF"]
-fn an_address_of_a_rank_passes_on_its_own_port_alone() {
-    /// Rank 0 is behind `port`; packets come in by the loopback interface.
-    fn bench(port: u32, v6: bool) -> Bench {
-        let spec = ring(2, 256, 16);
-        let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, v6)).collect();
-        flows[0].ifindex = port;
-        flows[0].src_mac = Some([2, 0, 0, 0, 0, host(0)]);
-        Bench::with_flows(spec, flows).unwrap()
-    }
-    let (rank, stranger) = (host(0), 77);
-    let other = |v6: bool, from: u8, mac: u8| {
-        let mut spec = FrameSpec::send(from, host(1), 0x77, 5, lanes(0, 8));
-        spec.macs.1[5] = mac;
-        if v6 { spec.v6() } else { spec }
-    };
-    let tcp = |v6: bool| {
-        let mut frame = other(v6, rank, stranger).build();
-        frame[if v6 { 20 } else { 23 }] = 6;
-        frame
-    };
-    let arp = |ip: u8| {
-        let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, stranger]].concat();
-        frame.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, stranger, 10, 0, 0, ip]);
-        frame.resize(60, 0);
-        frame
-    };
-    // A neighbour advertisement: from an address of its own, for somebody else's.
-    let advertisement = |target: u8| {
-        let mut frame = other(true, stranger, stranger).build();
-        frame[20] = 58;
-        frame[54..62].copy_from_slice(&[136, 0, 0, 0, 0x60, 0, 0, 0]);
-        frame[62..78].copy_from_slice(&[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, target]);
-        frame
-    };
-    let mut ack = other(false, rank, rank);
-    ack.bth.opcode = Opcode::ACK;
-    let mut tagged = other(false, rank, stranger);
-    tagged.vlan = Some(7);
-    let mut options = other(false, rank, stranger).build();
-    options[14] = 0x46;
-    let cases: [(&str, bool, Vec<u8>, bool); 14] = [
-        ("ACK", false, ack.build(), false),
-        ("IP", false, other(false, rank, stranger).build(), false),
-        ("MAC", false, other(false, stranger, rank).build(), false),
-        ("IP behind a tag", false, tagged.build(), false),
-        ("IP with options", false, options, false),
-        ("TCP", false, tcp(false), false),
-        ("ARP", false, arp(rank), false),
-        ("IPv6", true, other(true, rank, stranger).build(), false),
-        ("TCP over IPv6", true, tcp(true), false),
-        ("neighbour advertisement", true, advertisement(rank), false),
-        ("a stranger", false, other(false, stranger, stranger).build(), true),
-        ("a stranger's ARP", false, arp(stranger), true),
-        ("a stranger's advertisement", true, advertisement(stranger), true),
-        ("a stub of a frame", false, vec![2; 14], true),
-    ];
-    for (what, v6, packet, passes) in cases {
-        let mut away = bench(4711, v6);
-        let expected = if passes { PASS } else { DROP };
-        assert_eq!(away.run("ingress", &packet).unwrap().action, expected, "{what} on another port");
-        assert_eq!(away.counters().unwrap().contains(&(Counter::Spoofed, 1)), !passes, "{what}");
-        // Once the job has gone, the address is anybody's.
-        away.plane.delete_ring(1, &away.keys.clone(), &[LOOPBACK]).unwrap();
-        assert_eq!(away.run("ingress", &packet).unwrap().action, PASS, "{what}, afterwards");
-        let mut home = bench(LOOPBACK, v6);
-        assert_eq!(home.run("ingress", &packet).unwrap().action, PASS, "{what} on its own port");
-    }
-}
-
-#[test]
-#[ignore = "needs root and BPF"]
-fn an_address_is_a_ranks_until_its_last_flow_has_gone() {
-    let spec = ring(2, 256, 16);
-    let flows: Vec<FlowSpec> = (0..2)
-        .map(|r| FlowSpec { ifindex: 4711, src_mac: Some([2, 0, 0, 0, 0, host(r)]), ..flow(&spec, r, false) })
-        .collect();
-    let mut bench = Bench::with_flows(spec.clone(), flows.clone()).unwrap();
-    let mut second = ring(2, 256, 16);
-    second.id = 2;
-    bench.plane.create_ring(&second).unwrap();
-    let again = FlowSpec { ring: 2, qpn: 0x4711, ..flows[0].clone() };
-    // Registered twice is registered once.
-    bench.plane.add_flow(&again).unwrap();
-    bench.plane.add_flow(&again).unwrap();
-    let elsewhere = FlowSpec { ring: 2, qpn: 0x4712, ifindex: 4712, ..flows[0].clone() };
-    let error = format!("{:#}", bench.plane.add_flow(&elsewhere).unwrap_err());
-    assert!(error.contains("10.0.0.1: belongs to interface 4711 already, not to 4712"), "{error}");
-    let packet = FrameSpec::send(host(0), 99, 0x77, 5, lanes(0, 8)).build();
-    assert_eq!(bench.run("ingress", &packet).unwrap().action, DROP);
-    bench.plane.delete_ring(1, &bench.keys.clone(), &[]).unwrap();
-    assert_eq!(bench.run("ingress", &packet).unwrap().action, DROP, "one flow is left");
-    bench.plane.delete_ring(2, &[again.key()], &[]).unwrap();
-    assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "none is");
 }

@@ -198,14 +198,145 @@ fn a_command_waits_for_its_jobs_turn_and_an_interrupt_takes_it_out() {
     }
     assert_eq!(cluster.netsum_json(&["job", "show"]).unwrap(), Value::Array(Vec::new()));
 
-    // The queue ends with the daemon, and who waits is told.
+    // Who waits for a daemon that has gone away does so no longer than it wanted to, and can be interrupted.
     cluster.netsum(&shape("six")).unwrap();
     let mut seven = create(lab, &socket, "seven", &[]);
     assert_eq!(place(&mut seven), "1 of 1");
+    let mut eight = create(lab, &socket, "eight", &["--timeout", "2s"]);
+    assert_eq!(place(&mut eight), "2 of 2");
     cluster.kill_daemon().unwrap();
-    let ended = seven.end(PATIENCE).unwrap();
+    let ended = eight.end(PATIENCE).unwrap();
     assert_eq!(ended.status.code(), Some(5), "{ended:?}");
-    assert!(ended.stderr.contains("the daemon has gone away"), "{ended:?}");
+    assert!(ended.stderr.contains("gone away and not come back"), "{ended:?}");
+    let ended = interrupted(seven);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("job `seven` waits up to 120 s for the next one"), "{ended:?}");
+    assert!(ended.stderr.contains("interrupted: job `seven` waits no more"), "{ended:?}");
+}
+
+/// A daemon whose jobs outlive it, with room for so many.
+fn start_pinned(room: u64) -> Cluster {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
+    cluster.pin();
+    start_again(&mut cluster, room);
+    cluster
+}
+
+fn start_again(cluster: &mut Cluster, room: u64) {
+    let listen = format!("[pool]\nmemory = \"{}\"\n", room * ONE);
+    cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
+}
+
+/// The names of all jobs, those that wait last.
+fn jobs(cluster: &Cluster) -> Vec<String> {
+    let all = cluster.netsum_json(&["job", "show"]).unwrap();
+    all.as_array().unwrap().iter().map(|j| j["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Waits until these are the jobs that there are.
+fn wait_for_jobs(cluster: &Cluster, expected: &[&str]) {
+    let start = Instant::now();
+    while jobs(cluster) != expected {
+        assert!(start.elapsed() < PATIENCE, "{:?}: {}", jobs(cluster), cluster.daemon_log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn who_waits_keeps_its_place_when_the_daemon_is_killed() {
+    let mut cluster = start_pinned(1);
+    let socket = cluster.socket();
+    cluster.netsum(&[&["job", "create", "first"][..], &SHAPE].concat()).unwrap();
+    let mut old = create(cluster.lab(), &socket, "old", &[]);
+    wait_for_jobs(&cluster, &["first", "old"]);
+    let young = create(cluster.lab(), &socket, "young", &[]);
+    wait_for_jobs(&cluster, &["first", "old", "young"]);
+    let fickle = create(cluster.lab(), &socket, "fickle", &[]);
+    wait_for_jobs(&cluster, &["first", "old", "young", "fickle"]);
+
+    // The older one comes back later, and one not at all.
+    old.signal(Signal::SIGSTOP).unwrap();
+    cluster.kill_daemon().unwrap();
+    let start = Instant::now();
+    while !fickle.stderr().contains("the daemon has gone away") {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ended = interrupted(fickle);
+    assert!(ended.stderr.contains("interrupted: job `fickle` waits no more"), "{ended:?}");
+    start_again(&mut cluster, 1);
+    wait_for_jobs(&cluster, &["first", "young"]);
+    old.signal(Signal::SIGCONT).unwrap();
+    wait_for_jobs(&cluster, &["first", "old", "young"]);
+
+    // The next daemon has room for another one, and gives it to the one that has waited for longer.
+    old.signal(Signal::SIGSTOP).unwrap();
+    cluster.kill_daemon().unwrap();
+    start_again(&mut cluster, 2);
+    wait_for_jobs(&cluster, &["first", "young"]);
+    let shown = cluster.netsum_json(&["job", "show", "young"]).unwrap();
+    assert!(shown["queue"]["waits_for"].as_str().unwrap().contains("others to come back"), "{shown}");
+    old.signal(Signal::SIGCONT).unwrap();
+    while !old.line(PATIENCE).unwrap().starts_with("old: waiting") {}
+    wait_for_jobs(&cluster, &["first", "old", "young"]);
+    let said = old.stderr();
+    assert_eq!(said.matches("the daemon has gone away; job `old` waits up to 120 s").count(), 2, "{said}");
+    old.success(PATIENCE).unwrap();
+    cluster.netsum(&["job", "delete", "old"]).unwrap();
+    assert!(young.success(PATIENCE).unwrap().contains("young: waiting"));
+    assert_eq!(jobs(&cluster), ["first", "young"]);
+}
+
+/// The job that a command has waited for is there, and the token that it has printed is that of the job.
+fn assert_has_job(cluster: &Cluster, name: &str, command: Running) {
+    let created: Value = serde_json::from_str(&command.success(PATIENCE).unwrap()).unwrap();
+    let shown = cluster.netsum_json(&["job", "show", name, "--show-token"]).unwrap();
+    assert_eq!((&created["token"], &shown["state"]), (&shown["token"], &"waiting".into()), "{shown}");
+    assert_eq!(jobs(cluster), [name], "nothing is left behind");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_job_that_is_created_while_the_daemon_is_killed_is_neither_lost_nor_left_behind() {
+    let mut cluster = start_pinned(1);
+    let socket = cluster.socket();
+    cluster.netsum(&[&["job", "create", "turn0"][..], &SHAPE].concat()).unwrap();
+    // Killed earlier or later, around the moment in which one job ends and the next one is created.
+    for turn in 1..=10 {
+        let (before, name) = (format!("turn{}", turn - 1), format!("turn{turn}"));
+        let waits = create(cluster.lab(), &socket, &name, &["-j"]);
+        wait_for_jobs(&cluster, &[&before, &name]);
+        let mut delete = cluster.lab().box_().command(program("netsum").unwrap());
+        delete.args(["--socket", &socket, "job", "delete", &before]);
+        let delete = Running::start("job delete", &mut delete).unwrap();
+        std::thread::sleep(Duration::from_millis(2 * turn));
+        cluster.kill_daemon().unwrap();
+        drop(delete);
+        start_again(&mut cluster, 1);
+        if jobs(&cluster).contains(&before) {
+            cluster.netsum(&["job", "delete", &before]).unwrap();
+        }
+        assert_has_job(&cluster, &name, waits);
+    }
+
+    // For certain: as if the one job, which is there, were the one that is waited for and that nobody was told of.
+    let mut last = cluster.lab().box_().command(program("netsum").unwrap());
+    last.args(["-d", "--socket", &socket, "job", "create", "last", "--wait", "-j"]).args(SHAPE);
+    let last = Running::start("job create last", &mut last).unwrap();
+    wait_for_jobs(&cluster, &["turn10", "last"]);
+    cluster.kill_daemon().unwrap();
+    let said = last.stderr();
+    let since = said.split("QueueJob last, since ").nth(1).and_then(|s| s.split(' ').next()).unwrap();
+    let text = std::fs::read_to_string(cluster.state_file()).unwrap();
+    let mut state: Value = serde_json::from_str(&text).unwrap();
+    state["jobs"][0]["spec"]["name"] = "last".into();
+    let since: u64 = since.parse().unwrap();
+    state["handed"] = serde_json::json!({ "last": { "since": since, "told": false } });
+    std::fs::write(cluster.state_file(), state.to_string()).unwrap();
+    start_again(&mut cluster, 1);
+    assert_has_job(&cluster, "last", last);
+    assert!(cluster.daemon_log().contains("who has waited for it has come back"), "{}", cluster.daemon_log());
 }
 
 const JOBS: u32 = 64;

@@ -17,17 +17,21 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn start(cluster: &Cluster, (width, height): (u16, u16)) -> Self {
-        let terminal = Self { folder: cluster.folder().join(format!("terminal-{width}")) };
-        std::fs::create_dir(&terminal.folder).unwrap();
+    fn start(cluster: &Cluster, size: (u16, u16)) -> Self {
         let netsum = program("netsum").unwrap();
+        let command = format!("{} --socket {} top", netsum.display(), cluster.socket());
+        Self::with(cluster.folder(), &command, size)
+    }
+
+    /// A shell that runs something else.
+    fn with(folder: &Path, command: &str, (width, height): (u16, u16)) -> Self {
+        let terminal = Self { folder: folder.join(format!("terminal-{width}")) };
+        std::fs::create_dir(&terminal.folder).unwrap();
         // Its number is that of the inner shell.
         let script = format!(
-            "cd {}; stty -g > before; sh -c 'echo $$ > pid; exec {} --socket {} top'; \
+            "cd {}; stty -g > before; sh -c 'echo $$ > pid; exec {command}'; \
              echo ended with $?; stty -g > after; touch over; exec sleep 600",
-            terminal.folder.display(),
-            netsum.display(),
-            cluster.socket()
+            terminal.folder.display()
         );
         let size = [width.to_string(), height.to_string()];
         let mut tmux = terminal.tmux();
@@ -85,13 +89,19 @@ impl Terminal {
 
     /// It has ended well, and the terminal is as it was.
     fn is_restored(&self) {
-        let screen = self.wait("the end", |screen| screen.contains("ended with 0") && self.has("over"));
+        self.is_restored_by("ended with 0");
+    }
+
+    /// It has ended like that, and the terminal is as it was; what it shows then.
+    fn is_restored_by(&self, end: &str) -> String {
+        let screen = self.wait("the end", |screen| screen.contains(end) && self.has("over"));
         assert!(!screen.contains("netsum top"), "its screen is still there:\n{screen}");
         let flags =
             output(self.tmux().args(["display-message", "-p", "#{alternate_on} #{cursor_flag}"])).unwrap();
         assert_eq!(flags.trim(), "0 1", "alternate screen, cursor");
         assert!(!self.file("before").is_empty());
         assert_eq!(self.file("before"), self.file("after"), "stty");
+        screen
     }
 
     fn has(&self, file: &str) -> bool {
@@ -115,14 +125,6 @@ fn busy() -> (Cluster, Group) {
     (cluster, group)
 }
 
-/// All-reduces to which the last rank comes late. All of each is within a window, so that all of it waits.
-fn work(group: &mut Group, rounds: u64) {
-    for seed in 0..rounds {
-        group.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20)).unwrap();
-        assert_eq!(group.answers(PATIENCE).unwrap().len(), 3);
-    }
-}
-
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
@@ -134,7 +136,7 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
         "{screen}"
     );
     assert!((0..3).all(|p| screen.contains(&cluster.lab().box_().port(p))), "{screen}");
-    work(&mut group, 10);
+    group.work(10).unwrap();
     let screen = terminal.wait("who is last", |screen| {
         screen.lines().any(|l| l.trim_start().starts_with("train") && l.contains("!2 "))
     });
@@ -146,7 +148,7 @@ fn a_job_at_work_is_seen_and_the_terminal_is_given_back() {
     assert!(screen.find("train").unwrap() < screen.find("idle").unwrap(), "{screen}");
     terminal.press("k");
     terminal.press("Enter");
-    work(&mut group, 10);
+    group.work(10).unwrap();
     let screen = terminal.wait_for("The others wait for rank 2");
     println!("{screen}");
     assert!(screen.contains("10.0.0.3") && screen.contains("<- the last"), "{screen}");
@@ -194,4 +196,21 @@ fn without_a_terminal_it_says_so() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.code() == Some(2) && said.contains("top needs a terminal"), "{out:?}");
     assert!(out.stdout.is_empty());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_panic_gives_the_terminal_back_and_can_be_read_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let panics = program("lab-top-panics").unwrap();
+    for (width, thread) in [(80, ""), (90, "thread")] {
+        let command = format!("{} {thread}", panics.display());
+        let terminal = Terminal::with(folder.path(), &command, (width, 24));
+        let flags = || output(terminal.tmux().args(["display-message", "-p", "#{alternate_on}"])).unwrap();
+        terminal.wait_for("netsum top");
+        assert_eq!(flags().trim(), "1", "it has a screen of its own");
+        terminal.press("x");
+        let screen = terminal.is_restored_by("ended with 101");
+        assert!(screen.contains("panicked at") && screen.contains("on purpose"), "{screen}");
+    }
 }

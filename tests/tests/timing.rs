@@ -6,7 +6,7 @@ use std::time::Duration;
 use netsum_aggregator::dataplane::DataPlane as _;
 use netsum_common::timing::{SAMPLED, Timing, is_sampled};
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host, program};
+use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host, program};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::process::Running;
 use netsum_lab::programs::{BASE_PSN, Bench, host, qpn, ring};
@@ -97,14 +97,6 @@ fn a_complete_sum_that_waits_for_an_earlier_one_is_timed_when_it_is_complete() {
     assert!(timing.completion.sum_ns - took >= 20_000_000 && took < 20_000_000, "{took}");
 }
 
-/// All-reduces to which the last rank comes late. All of each is within a window, so that all of it waits.
-fn work(group: &mut Group, rounds: u64) {
-    for seed in 0..rounds {
-        group.order_all_reduce_last_late("i32", 50_000, seed, Duration::from_millis(20)).unwrap();
-        assert_eq!(group.answers(PATIENCE).unwrap().len(), 3);
-    }
-}
-
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
@@ -114,7 +106,7 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     let job = JobSpec { rings: 2, ..JobSpec::new("train", 3) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();
-    work(&mut group, 8);
+    group.work(8).unwrap();
     let stats = cluster.netsum_json(&["stats", "train"]).unwrap();
     let timing = &stats["timing"];
     let timed = timing["completion"]["count"].as_u64().unwrap();
@@ -146,7 +138,7 @@ fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
     let before = cluster.counter(Some("train"), "fragments").unwrap();
     let mut watching = Running::start("report", &mut report).unwrap();
     while watching.is_running() {
-        work(&mut group, 1);
+        group.work(1).unwrap();
     }
     let said = watching.success(PATIENCE).unwrap();
     assert!(said.contains("2.0 s of job train"), "{said}");

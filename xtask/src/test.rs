@@ -64,7 +64,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let terminal_ready = setup::require_bpf().and_then(|()| setup::require_terminal());
     for program in lab {
         let (set, ready) = match program.name.as_str() {
-            "programs" | "xdp" => ("XDP programs", &ready),
+            "programs" | "ingress" | "xdp" => ("XDP programs", &ready),
             _ if program.needs_vms() => ("virtual machines", &vms_ready),
             _ if program.needs_terminal() => ("terminal", &terminal_ready),
             _ => ("lab", &ready),

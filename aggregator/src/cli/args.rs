@@ -298,7 +298,7 @@ pub struct CreateJob {
     #[arg(long, default_value = crate::core::tenant::DEFAULT, value_name = "TENANT")]
     pub tenant: String,
     /// Where there is no room, wait for the job's turn, and print its place whenever that changes. An interrupt (Ctrl-C) takes it
-    /// out of the queue.
+    /// out of the queue. When the daemon goes away, it waits up to two minutes for the next one, with the age that it has.
     #[arg(long)]
     pub wait: bool,
     /// Wait for so long at the most, like 10m.

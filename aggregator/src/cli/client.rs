@@ -3,7 +3,6 @@
 use std::error::Error as _;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use netsum_api::v1 as api;
@@ -108,14 +107,9 @@ impl Client {
     }
 
     /// Has a job wait for its turn to be created.
-    pub async fn queue_job(
-        &mut self,
-        job: api::CreateJobRequest,
-        timeout: Option<Duration>,
-    ) -> Result<Turns> {
-        log::debug!("QueueJob {}", job.name);
-        let timeout_ms = timeout.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1));
-        let request = api::QueueJobRequest { job: Some(job), timeout_ms };
+    pub async fn queue_job(&mut self, request: api::QueueJobRequest) -> Result<Turns> {
+        let name = request.job.as_ref().map_or("", |j| &j.name);
+        log::debug!("QueueJob {name}, since {} ns", request.since_ns);
         Ok(Turns(said(self.admin.queue_job(request).await)?))
     }
 

@@ -463,6 +463,7 @@ mod tests {
                 position: 2,
                 of: 3,
                 waits_for: "tenant `vision`: jobs limit 4, 4 in use, 1 needed".into(),
+                overtaken: 1,
             }),
             ..example()
         }

@@ -240,8 +240,16 @@ fn reason(
     }
     let Some(cause) = cause(counters) else { return fine(String::new()) };
     let help = cause.help().trim();
-    if cause == Counter::Duplicate {
-        return fine("it has been added already, and is never added twice".into());
+    let drops = match cause {
+        Counter::Duplicate => "it has been added already, and is never added twice",
+        Counter::InBandFirst => {
+            "it begins a connection of the job: the daemon notes that, and the sender comes again"
+        }
+        Counter::InBandWaits => "its connection has begun, and waits until those of all ranks have",
+        _ => "",
+    };
+    if !drops.is_empty() {
+        return fine(drops.into());
     }
     if cause.kind() != CounterKind::Drop {
         return fine(format!("counted among {help}"));
@@ -274,21 +282,7 @@ fn simulated(
     box_: &Box_,
     copy: &mut Replica,
 ) -> Result<Simulated> {
-    let (what, transport) = describe(&captured.frame);
-    let mut frame = Simulated {
-        number,
-        port: box_.port_name(ifindex),
-        what,
-        len: captured.len as u32,
-        transport,
-        job: None,
-        ring: None,
-        slot: None,
-        outcome: Outcome::Skipped,
-        steps: Vec::new(),
-        reason: String::new(),
-        next: String::new(),
-    };
+    let mut frame = skipped(number, captured, box_.port_name(ifindex), String::new());
     let steps = copy.run(&captured.frame, ifindex)?;
     let Some((action, counters)) = telling(&steps) else { return Ok(frame) };
     frame.outcome = outcome(action, counters);

@@ -46,6 +46,7 @@ use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
 use queue::Queued;
+use queue::again::{Handed, Return};
 use tenant::Limits;
 pub use token::Token;
 
@@ -138,9 +139,15 @@ pub struct Controller {
     ports: Vec<PortInfo>,
     heartbeat_timeout: Duration,
     tenants: BTreeMap<String, Limits>,
-    /// In the order in which they came.
     queue: Vec<Queued>,
     next_ticket: u64,
+    /// When this daemon began, and whether those come back that have waited with an earlier one.
+    began: u64,
+    comeback: Return,
+    /// Jobs that came out of the queue, by name.
+    handed: BTreeMap<String, Handed>,
+    /// Jobs created, by tenant.
+    admitted: BTreeMap<String, u64>,
 }
 
 impl Controller {
@@ -153,7 +160,11 @@ impl Controller {
             heartbeat_timeout,
             tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
             queue: Vec::new(),
-            next_ticket: 0,
+            next_ticket: 1,
+            began: 0,
+            comeback: Return::default(),
+            handed: BTreeMap::new(),
+            admitted: BTreeMap::new(),
         }
     }
 
@@ -309,6 +320,7 @@ impl Controller {
         let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
         let job = Job::new(spec, slots, rings);
         actions.extend(job.in_band_spec().map(Action::ListenInBand));
+        *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
         self.jobs.insert(job.spec.name.clone(), job);
         Ok(actions)
     }
@@ -319,6 +331,7 @@ impl Controller {
             return Ok(vec![action]);
         }
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
+        self.handed.remove(name);
         let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
         actions.extend(job.in_band_spec().map(|spec| Action::IgnoreInBand(spec.token)));
         actions.extend(job.teardown());
@@ -420,6 +433,7 @@ impl Controller {
     /// Looks at the clock: ranks that are late to join, or silent, and jobs that have waited for long enough.
     pub fn tick(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = self.late_in_queue(now);
+        actions.extend(self.give_up_unclaimed(now));
         let timeout = self.heartbeat_timeout;
         actions.extend(self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)));
         actions

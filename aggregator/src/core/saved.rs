@@ -1,12 +1,14 @@
 //! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
 //! that was killed goes on with it.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobSpec, State};
 use super::membership::{Epoch, RankAddress};
+use super::queue::again::Handed;
 use super::{Action, Controller, PortInfo};
 use crate::dataplane::{FlowSpec, RingSpec};
 
@@ -17,6 +19,9 @@ pub struct Saved {
     pub ports: Vec<PortInfo>,
     /// Jobs, by name.
     pub jobs: Vec<SavedJob>,
+    /// Those of them that came out of the queue.
+    #[serde(default)]
+    handed: BTreeMap<String, Handed>,
 }
 
 /// A job.
@@ -64,7 +69,8 @@ impl Controller {
                 left: (0..e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
             }),
         };
-        Saved { ports: self.ports.clone(), jobs: self.jobs.values().map(job).collect() }
+        let jobs = self.jobs.values().map(job).collect();
+        Saved { ports: self.ports.clone(), jobs, handed: self.handed.clone() }
     }
 
     /// Takes over what another has saved, into a controller without jobs. The present ports are set already. Jobs for
@@ -99,6 +105,7 @@ impl Controller {
             }
             self.jobs.insert(name, job);
         }
+        self.restore_handed(saved.handed, now);
         Ok(actions)
     }
 }

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use super::membership::Join;
 use super::*;
 
-fn spec(name: &str, ranks: u32) -> JobSpec {
+/// What tests of the core make jobs of, each with what matters to it.
+pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
     JobSpec {
         name: name.into(),
         ranks,

@@ -9,18 +9,20 @@ use netsum_common::abi;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
 use super::links::Netlink;
 use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_load};
 use super::queue::{Turns, place_message, turns};
-use super::state::{Inner, Shared};
+use super::state::{Inner, Shared, Turn};
 use super::trace;
-use super::{job_message, mac_from_text, mac_text, of_spec};
+use super::{job_message, job_spec, mac_from_text, mac_text, of_spec};
+use crate::clock;
 use crate::core::pool::job_memory;
-use crate::core::queue::{Queued, Standing, TenantView};
-use crate::core::tenant::{self, Limits};
+use crate::core::queue::{Arrival, Queued, Standing, TenantView};
+use crate::core::tenant::Limits;
 use crate::core::{Job, JobSpec, State, WindowRange};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
 
@@ -97,35 +99,15 @@ fn of_tenant(message: &mut api::Job, spec: &JobSpec) {
     }
 }
 
-/// What a job is to be created with.
-fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
-    let choice = |option: &str, value: &str, yes: &str, no: &str| match value {
-        v if v == yes => Ok(true),
-        v if v == no => Ok(false),
-        v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
-    };
-    let range = WindowRange { least: r.least_window, most: r.window };
-    Ok(JobSpec {
-        verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
-        in_order: choice("--order", &r.order, "in-order", "relaxed")?,
-        name: r.name,
-        ranks: r.ranks,
-        dtype: r.dtype,
-        mtu: r.mtu,
-        message_size: r.message_size,
-        window: r.window,
-        window_range: (r.least_window > 0).then_some(range),
-        rings: r.rings,
-        in_band: r.in_band,
-        token: if r.token.is_empty() { token()? } else { r.token }.into(),
-        tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
-    })
-}
-
-fn token() -> Result<String, Status> {
-    let mut bytes = [0u8; 16];
-    getrandom::fill(&mut bytes).map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
-    Ok(bytes.map(|b| format!("{b:02x}")).concat())
+/// Since when somebody waits, and for how long it will.
+fn arrival(r: &api::QueueJobRequest) -> Arrival {
+    let patience = (r.timeout_ms > 0).then(|| Duration::from_millis(r.timeout_ms).min(MAX_WAIT));
+    Arrival {
+        now: clock::monotonic(),
+        since: r.since_ns,
+        overtaken: r.overtaken,
+        deadline: patience.map(|patience| Instant::now() + patience),
+    }
 }
 
 fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
@@ -154,19 +136,22 @@ impl Admin for AdminService {
     type QueueJobStream = Turns;
 
     async fn queue_job(&self, request: Request<api::QueueJobRequest>) -> Answer<Turns> {
-        let r = request.into_inner();
-        let spec = job_spec(r.job.ok_or_else(|| Status::invalid_argument("job: missing"))?)?;
+        let mut r = request.into_inner();
+        let spec = job_spec(r.job.take().ok_or_else(|| Status::invalid_argument("job: missing"))?)?;
         let name = spec.name.clone();
         self.look_at_ports().await?;
         let (ticket, followed) = {
             let mut inner = self.shared.lock();
-            let patience = (r.timeout_ms > 0).then(|| Duration::from_millis(r.timeout_ms).min(MAX_WAIT));
-            let deadline = patience.map(|patience| Instant::now() + patience);
-            let ticket = inner.controller.enqueue_job(spec, deadline)?;
-            log::info!("job {name} waits for its turn");
-            let followed = inner.follow(ticket);
-            inner.carry_out(None, Vec::new())?;
-            (ticket, followed)
+            if inner.claim(&name, r.since_ns)? {
+                log::info!("job {name}: who has waited for it has come back");
+                (0, watch::channel(Turn::Created).1)
+            } else {
+                let ticket = inner.controller.enqueue_job(spec, arrival(&r))?;
+                log::info!("job {name} waits for its turn");
+                let followed = inner.follow(ticket);
+                inner.carry_out(None, Vec::new())?;
+                (ticket, followed)
+            }
         };
         let service = self.clone();
         let created = move |name: &str| {

@@ -41,7 +41,7 @@ pub mod worker;
 use netsum_api::v1 as api;
 use tonic::Status;
 
-use crate::core::{Job, JobSpec, Refusal, State, epoch_number, pool};
+use crate::core::{Job, JobSpec, Refusal, State, WindowRange, epoch_number, pool, tenant};
 use crate::dataplane::{FirstPacket, FlowSpec};
 
 impl From<Refusal> for Status {
@@ -151,4 +151,38 @@ fn of_spec(spec: &JobSpec) -> api::Job {
         in_band: spec.in_band,
         ..api::Job::default()
     }
+}
+
+/// What a job is to be created with; a token where the request has none.
+///
+/// # Errors
+/// If a word is none of those that there are. The controller looks at numbers.
+pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
+    let choice = |option: &str, value: &str, yes: &str, no: &str| match value {
+        v if v == yes => Ok(true),
+        v if v == no => Ok(false),
+        v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
+    };
+    let range = WindowRange { least: r.least_window, most: r.window };
+    Ok(JobSpec {
+        verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
+        in_order: choice("--order", &r.order, "in-order", "relaxed")?,
+        name: r.name,
+        ranks: r.ranks,
+        dtype: r.dtype,
+        mtu: r.mtu,
+        message_size: r.message_size,
+        window: r.window,
+        window_range: (r.least_window > 0).then_some(range),
+        rings: r.rings,
+        in_band: r.in_band,
+        token: if r.token.is_empty() { token()? } else { r.token }.into(),
+        tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
+    })
+}
+
+fn token() -> Result<String, Status> {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
+    Ok(bytes.map(|b| format!("{b:02x}")).concat())
 }

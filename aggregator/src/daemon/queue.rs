@@ -18,8 +18,8 @@ pub type Turns = Pin<Box<dyn Stream<Item = Result<api::QueueJobReply, Status>> +
 
 /// A standing for the API.
 pub fn place_message(standing: &Standing) -> api::QueuePlace {
-    let Standing { position, of, waits_for } = standing;
-    api::QueuePlace { position: *position, of: *of, waits_for: waits_for.clone() }
+    let Standing { position, of, waits_for, overtaken } = standing.clone();
+    api::QueuePlace { position, of, waits_for, overtaken }
 }
 
 /// Somebody's hold on a job, until it has been told that the job is there.
@@ -31,13 +31,25 @@ struct Hold {
     told: bool,
 }
 
+impl Hold {
+    /// Has the state file say that the command knows of its job, before it does: a daemon that is killed in between leaves a job
+    /// that the command still asks for, and not one that the next daemon takes for nobody's.
+    fn note_told(&self) {
+        let mut inner = self.shared.lock();
+        inner.controller.tell(&self.job);
+        if let Err(e) = inner.carry_out(None, Vec::new()) {
+            log::error!("job {}: {}", self.job, e.message());
+        }
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.told {
             return;
         }
         let mut inner = self.shared.lock();
-        let actions = if inner.controller.leave_queue(self.ticket) {
+        let actions = if inner.controller.leave_queue(self.ticket, &self.job) {
             log::info!("job {}: nobody waits for its turn any more", self.job);
             Vec::new()
         } else if matches!(*self.turns.borrow(), Turn::Created) {
@@ -77,6 +89,7 @@ pub fn turns(
             Turn::Waits(standing) => Ok(Message::Waits(place_message(&standing))),
             Turn::Created => {
                 hold.told = true;
+                hold.note_told();
                 created(&hold.job).map(Message::Created)
             }
             Turn::Ended(why) => {

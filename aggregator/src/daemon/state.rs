@@ -10,9 +10,10 @@ use tonic::Status;
 
 use super::persist::Store;
 use super::trace::Tracers;
+use crate::clock;
 use crate::core::queue::{Admission, Standing};
 use crate::core::watch::{Patience, Watch};
-use crate::core::{Action, Controller, Refusal};
+use crate::core::{Action, Controller, Refusal, State};
 use crate::dataplane::DataPlane;
 
 /// What a rank in `join` waits for.
@@ -60,12 +61,13 @@ pub enum Turn {
 impl Shared {
     /// A daemon's state.
     pub fn new(
-        controller: Controller,
+        mut controller: Controller,
         plane: Box<dyn DataPlane>,
         heartbeat: Duration,
         patience: Patience,
     ) -> Self {
         let watch = Watch::new(patience);
+        controller.set_began(clock::monotonic());
         let inner = Inner {
             controller,
             plane,
@@ -91,8 +93,10 @@ impl Shared {
         loop {
             tick.tick().await;
             let mut inner = self.lock();
-            let actions = inner.controller.tick(Instant::now());
-            if actions.is_empty() {
+            let now = Instant::now();
+            let all_are_back = inner.controller.end_return(now);
+            let actions = inner.controller.tick(now);
+            if actions.is_empty() && !all_are_back {
                 continue;
             }
             if let Err(e) = inner.carry_out(None, actions) {
@@ -134,9 +138,23 @@ impl Inner {
         result
     }
 
+    /// Whether an earlier daemon has created a job for a command that has waited since then and comes for it. One that has come to
+    /// an end meanwhile is deleted, to be waited for again.
+    pub fn claim(&mut self, name: &str, since: u64) -> Result<bool, Status> {
+        if !self.controller.claim(name, since) {
+            return Ok(false);
+        }
+        if !matches!(self.controller.job(name)?.state, State::Failed(_)) {
+            return Ok(true);
+        }
+        let actions = self.controller.delete_job(name)?;
+        self.carry_out(None, actions)?;
+        Ok(false)
+    }
+
     /// What becomes of a job that was put into the queue a moment ago comes out here.
     pub fn follow(&mut self, ticket: u64) -> watch::Receiver<Turn> {
-        let standing = Standing { position: 0, of: 0, waits_for: String::new() };
+        let standing = Standing { position: 0, of: 0, waits_for: String::new(), overtaken: 0 };
         let (sender, receiver) = watch::channel(Turn::Waits(standing));
         self.queue.insert(ticket, sender);
         receiver

@@ -10,12 +10,12 @@ use netsum_common::abi::TraceEvent;
 use netsum_common::counters::of_bits;
 use netsum_common::serial;
 use netsum_common::slot::Slot;
-use nix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 
 use super::state::{Inner, Shared};
+use crate::clock;
 use crate::core::Refusal;
 use crate::core::trace::{Wanted, program_name, together};
 use crate::dataplane::Traced;
@@ -121,7 +121,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
 
 /// Takes packets out while somebody traces.
 async fn pump(shared: Shared) {
-    let clock = clock_offset();
+    let clock = clock::offset();
     loop {
         let full = {
             let mut inner = shared.lock();
@@ -196,15 +196,6 @@ pub struct Place {
     pub ring: u32,
     /// The job's ranks.
     pub ranks: u32,
-}
-
-/// What has to be added to CLOCK_MONOTONIC for nanoseconds since 1970.
-pub fn clock_offset() -> u64 {
-    let ns = |clock| {
-        let t = clock_gettime(clock).unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
-        t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
-    };
-    ns(ClockId::CLOCK_REALTIME).wrapping_sub(ns(ClockId::CLOCK_MONOTONIC))
 }
 
 /// A traced packet for the API, with `capture` bytes of its frame at the most.

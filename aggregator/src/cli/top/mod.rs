@@ -30,10 +30,15 @@ const EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The terminal, until it is dropped. A panic's hook gives it back too, before the panic is printed.
-struct Screen(DefaultTerminal);
+#[derive(Debug)]
+pub struct Screen(DefaultTerminal);
 
 impl Screen {
-    fn take() -> Result<Self> {
+    /// Takes it.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn take() -> Result<Self> {
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
             let message = "top needs a terminal; `netsum stats --interval 1s` does without";
             return Err(Failure::new(Kind::Usage, message));
@@ -42,7 +47,11 @@ impl Screen {
         Ok(Self(terminal.map_err(|e| Failure::new(Kind::Failed, format!("the terminal: {e}")))?))
     }
 
-    fn draw(&mut self, model: &Model) -> Result<()> {
+    /// Shows what is known.
+    ///
+    /// # Errors
+    /// If the terminal has gone.
+    pub fn draw(&mut self, model: &Model) -> Result<()> {
         self.0.draw(|frame| draw::draw(frame, model))?;
         Ok(())
     }

@@ -11,21 +11,7 @@ use crate::core::{JobSpec, PortInfo, Refusal};
 const RANKS: u32 = 3;
 
 fn spec(name: &str) -> JobSpec {
-    JobSpec {
-        name: name.into(),
-        ranks: RANKS,
-        dtype: "i32".into(),
-        mtu: 1024,
-        message_size: 65536,
-        window: 2,
-        window_range: None,
-        rings: 1,
-        verify_icrc: true,
-        in_order: true,
-        in_band: true,
-        token: name.into(),
-        tenant: "default".into(),
-    }
+    JobSpec { in_band: true, token: name.into(), ..crate::core::tests::spec(name, RANKS) }
 }
 
 fn controller() -> Controller {

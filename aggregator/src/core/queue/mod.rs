@@ -1,5 +1,6 @@
 //! Admission: jobs that are refused, or wait until there is room for them; see [`plan`] for whose turn it is.
 
+pub mod again;
 pub mod plan;
 #[cfg(test)]
 mod tests;
@@ -10,16 +11,32 @@ use std::time::Instant;
 use super::job::JobSpec;
 use super::tenant::{Amount, Limits, WHOLE};
 use super::{Action, Controller, Job, Refusal};
-use plan::{Candidate, Market, Obstacle, Plan};
+use again::Handed;
+use plan::{Candidate, MOST, Market, Obstacle, Plan};
 
 /// Jobs that may wait at once.
 pub const MOST_WAITING: usize = 1024;
 
+/// Since when somebody waits, and for how long it will. The clock goes forward only, and goes on from one daemon to the next.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrival {
+    /// Nanoseconds of that clock.
+    pub now: u64,
+    /// When it has begun to wait; 0 where that is now.
+    pub since: u64,
+    /// How often it has been overtaken by now.
+    pub overtaken: u32,
+    /// When it gives up; never when `None`.
+    pub deadline: Option<Instant>,
+}
+
 /// A job that waits.
 #[derive(Debug)]
 pub struct Queued {
-    /// Its ticket.
+    /// Its ticket. Who waits for longer has a lower one.
     pub ticket: u64,
+    /// Since when it waits.
+    pub since: u64,
     /// What it wants.
     pub spec: JobSpec,
     /// When it gives up; never when `None`.
@@ -37,6 +54,8 @@ pub struct Standing {
     pub of: u32,
     /// What it waits for.
     pub waits_for: String,
+    /// How many younger ones have got what it waits for.
+    pub overtaken: u32,
 }
 
 /// A job that has left the queue for the pool.
@@ -61,6 +80,10 @@ pub struct TenantView {
     pub used: Amount,
     /// Its jobs that wait.
     pub waiting: u32,
+    /// Since when the one waits that has waited for longest.
+    pub waits_since: Option<u64>,
+    /// Its jobs that have been created, since the daemon began.
+    pub admitted: u64,
     /// How much of what it may have it has, of the resource of which that is the most; more than 1 where a limit was lowered.
     pub share: f64,
 }
@@ -84,11 +107,14 @@ impl Controller {
             let used = market.used.get(name).copied().unwrap_or_default();
             let limits = self.tenants.get(name);
             let share = limits.cloned().unwrap_or_default().share(used, market.pool);
+            let waiting = || self.queue.iter().filter(|q| q.spec.tenant == name);
             TenantView {
                 name: name.to_owned(),
                 limits: limits.cloned(),
                 used,
-                waiting: self.queue.iter().filter(|q| q.spec.tenant == name).count() as u32,
+                waiting: waiting().count() as u32,
+                waits_since: waiting().map(|q| q.since).min(),
+                admitted: self.admitted.get(name).copied().unwrap_or(0),
                 share: share as f64 / WHOLE as f64,
             }
         };
@@ -96,7 +122,7 @@ impl Controller {
     }
 
     /// Has a job wait for its turn; its ticket. [`admit`](Self::admit) tells when that has come.
-    pub fn enqueue_job(&mut self, spec: JobSpec, deadline: Option<Instant>) -> Result<u64, Refusal> {
+    pub fn enqueue_job(&mut self, spec: JobSpec, arrival: Arrival) -> Result<u64, Refusal> {
         self.check_new(&spec)?;
         let market = self.market();
         if market.obstacle(&spec, spec.least_window()) == Obstacle::Never {
@@ -108,14 +134,28 @@ impl Controller {
         if self.queue.len() >= MOST_WAITING {
             return Err(Refusal::Exhausted(format!("{MOST_WAITING} jobs wait already")));
         }
-        self.next_ticket += 1;
-        self.queue.push(Queued { ticket: self.next_ticket, spec, deadline, overtaken: 0 });
-        Ok(self.next_ticket)
+        let Arrival { now, since, overtaken, deadline } = arrival;
+        // Nobody waits since tomorrow.
+        let since = if since == 0 { now } else { since.min(now) };
+        self.note_return(since);
+        let ticket = self.ticket(since, arrival.since == 0);
+        self.queue.push(Queued { ticket, since, spec, deadline, overtaken: overtaken.min(MOST) });
+        Ok(ticket)
+    }
+
+    /// A ticket that says since when somebody waits; who comes only now is younger than all that came before.
+    fn ticket(&mut self, since: u64, comes_now: bool) -> u64 {
+        let mut ticket = if comes_now { since.max(self.next_ticket) } else { since };
+        while self.queue.iter().any(|q| q.ticket == ticket) {
+            ticket += 1;
+        }
+        self.next_ticket = self.next_ticket.max(ticket + 1);
+        ticket
     }
 
     /// Admits whose turn it is. To be called after everything that may have made room, before anybody else asks.
     pub fn admit(&mut self) -> Vec<Admission> {
-        if self.queue.is_empty() {
+        if self.queue.is_empty() || self.is_waiting_for_others() {
             return Vec::new();
         }
         let plan = self.plan(None);
@@ -123,10 +163,13 @@ impl Controller {
         let mut admissions = Vec::new();
         for (ticket, window) in plan.admitted {
             let Some(i) = self.queue.iter().position(|q| q.ticket == ticket) else { continue };
-            let spec = self.queue.remove(i).spec;
+            let Queued { spec, since, .. } = self.queue.remove(i);
             let job = spec.name.clone();
             match self.insert_job(JobSpec { window, ..spec }) {
-                Ok(actions) => admissions.push(Admission { ticket, job, actions }),
+                Ok(actions) => {
+                    self.handed.insert(job.clone(), Handed::new(since));
+                    admissions.push(Admission { ticket, job, actions });
+                }
                 Err(why) => {
                     let actions = vec![Action::Dequeued { ticket, why }];
                     admissions.push(Admission { ticket, job, actions });
@@ -138,7 +181,8 @@ impl Controller {
 
     /// Creates a job at once, or refuses it: who waits goes first.
     pub(super) fn admit_at_once(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
-        let ticket = self.next_ticket + 1;
+        // The youngest of all.
+        let ticket = u64::MAX;
         let plan = self.plan(Some(Candidate { ticket, spec: &spec, overtaken: 0 }));
         let Some(&(_, window)) = plan.admitted.iter().find(|(t, _)| *t == ticket) else {
             let obstacle = plan.waiting.into_iter().find(|(t, ..)| *t == ticket).map(|(_, o, _)| o);
@@ -151,15 +195,14 @@ impl Controller {
                 _ => self.refusal(&market, &spec),
             });
         };
-        self.next_ticket = ticket;
         self.note_overtaken(&plan);
         self.insert_job(JobSpec { window, ..spec })
     }
 
     /// Takes a job out of the queue.
-    pub fn leave_queue(&mut self, ticket: u64) -> bool {
+    pub fn leave_queue(&mut self, ticket: u64, name: &str) -> bool {
         let before = self.queue.len();
-        self.queue.retain(|q| q.ticket != ticket);
+        self.queue.retain(|q| q.ticket != ticket || q.spec.name != name);
         self.queue.len() < before
     }
 
@@ -203,8 +246,14 @@ impl Controller {
         let order = admitted.chain(plan.waiting.into_iter().map(|(ticket, obstacle, _)| (ticket, obstacle)));
         let standing = |(i, (ticket, obstacle)): (usize, (u64, Obstacle))| {
             let queued = self.queue.iter().find(|q| q.ticket == ticket)?;
-            let waits_for = market.in_words(&queued.spec, &obstacle);
-            Some((queued, Standing { position: i as u32 + 1, of, waits_for }))
+            let waits_for = match obstacle {
+                Obstacle::Nothing if self.is_waiting_for_others() => {
+                    "others to come back that waited with the daemon that was killed".into()
+                }
+                obstacle => market.in_words(&queued.spec, &obstacle),
+            };
+            let overtaken = queued.overtaken;
+            Some((queued, Standing { position: i as u32 + 1, of, waits_for, overtaken }))
         };
         order.enumerate().filter_map(standing).collect()
     }

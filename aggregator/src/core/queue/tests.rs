@@ -14,21 +14,7 @@ use super::*;
 const ONE: u64 = 32 * (256 + 224 + 24);
 
 fn spec(name: &str, tenant: &str) -> JobSpec {
-    JobSpec {
-        name: name.into(),
-        ranks: 2,
-        dtype: "i32".into(),
-        mtu: 256,
-        message_size: 2048,
-        window: 2,
-        window_range: None,
-        rings: 1,
-        verify_icrc: true,
-        in_order: true,
-        in_band: false,
-        token: "t".into(),
-        tenant: tenant.into(),
-    }
+    JobSpec { mtu: 256, message_size: 2048, tenant: tenant.into(), ..super::super::tests::spec(name, 2) }
 }
 
 /// So many rings in place of one.
@@ -60,9 +46,14 @@ fn admitted(c: &mut Controller) -> Vec<String> {
 
 /// Puts a job into the queue; it must wait there.
 fn waits(c: &mut Controller, spec: JobSpec) -> u64 {
-    let ticket = c.enqueue_job(spec, None).unwrap();
+    let ticket = c.enqueue_job(spec, Arrival::default()).unwrap();
     assert_eq!(admitted(c), [""; 0]);
     ticket
+}
+
+/// Comes now, and waits until then.
+fn until(deadline: Instant) -> Arrival {
+    Arrival { deadline: Some(deadline), ..Arrival::default() }
 }
 
 fn order(c: &Controller) -> Vec<String> {
@@ -72,14 +63,16 @@ fn order(c: &Controller) -> Vec<String> {
 #[test]
 fn who_fits_is_admitted_at_once_and_who_does_not_waits() {
     let mut c = controller(1);
-    let first = c.enqueue_job(spec("first", "a"), None).unwrap();
+    let first = c.enqueue_job(spec("first", "a"), Arrival::default()).unwrap();
     let admissions = c.admit();
     let [Admission { ticket, actions, .. }] = &admissions[..] else { panic!("{admissions:?}") };
     assert_eq!(*ticket, first);
     assert!(matches!(&actions[..], [Action::ResetCounters(1), Action::CreateRing(r)] if r.slots == 32));
     waits(&mut c, spec("second", "a"));
     let standings = c.standings();
-    let (queued, Standing { position: 1, of: 1, waits_for }) = &standings[0] else { panic!("{standings:?}") };
+    let (queued, Standing { position: 1, of: 1, waits_for, .. }) = &standings[0] else {
+        panic!("{standings:?}")
+    };
     assert_eq!(queued.spec.name, "second");
     assert!(
         waits_for.contains("not enough memory for slots") && waits_for.contains("0 B of 15.8 KiB are free")
@@ -166,7 +159,7 @@ fn there_is_no_waiting_for_what_can_never_be() {
         (elastic("x", "a", 4, 2), "--window 4..2: the least comes first"),
         (elastic("x", "a", 1, 1 << 20), "slots in a ring, at most"),
     ] {
-        let said = c.enqueue_job(spec, None).unwrap_err().to_string();
+        let said = c.enqueue_job(spec, Arrival::default()).unwrap_err().to_string();
         assert!(said.contains(expected), "{said}");
     }
     assert!(c.standings().is_empty());
@@ -209,7 +202,7 @@ fn a_large_job_is_overtaken_only_so_often() {
     // One ends after the other, and there is always another one of a tenant with a higher priority.
     let mut next = 4;
     while !c.is_queued("large") || next < 100 {
-        c.enqueue_job(spec(&format!("small{next}"), "vip"), None).unwrap();
+        c.enqueue_job(spec(&format!("small{next}"), "vip"), Arrival::default()).unwrap();
         let oldest = c.jobs().map(|j| j.spec.name.clone()).min_by_key(|n| n[5..].parse::<u32>().unwrap());
         c.delete_job(&oldest.unwrap()).unwrap();
         next += 1;
@@ -248,7 +241,7 @@ fn who_waits_for_its_own_limit_keeps_nobody_else_out() {
 fn time_runs_out_for_those_that_wait() {
     let (mut c, now) = (controller(1), Instant::now());
     c.create_job(spec("first", "a")).unwrap();
-    let late = c.enqueue_job(spec("late", "a"), Some(now + Duration::from_secs(5))).unwrap();
+    let late = c.enqueue_job(spec("late", "a"), until(now + Duration::from_secs(5))).unwrap();
     waits(&mut c, spec("patient", "a"));
     assert_eq!(c.tick(now + Duration::from_secs(4)), []);
     let actions = c.tick(now + Duration::from_secs(5));
@@ -260,7 +253,7 @@ fn time_runs_out_for_those_that_wait() {
     let actions = c.delete_job("patient").unwrap();
     assert!(matches!(&actions[..], [Action::Dequeued { why: Refusal::NotNow(_), .. }]), "{actions:?}");
     let ticket = waits(&mut c, spec("fickle", "a"));
-    assert!(c.leave_queue(ticket) && !c.leave_queue(ticket));
+    assert!(c.leave_queue(ticket, "fickle") && !c.leave_queue(ticket, "fickle"));
     c.delete_job("first").unwrap();
     assert_eq!(admitted(&mut c), [""; 0]);
 }
@@ -305,6 +298,90 @@ fn a_job_that_leaves_the_choice_gets_the_widest_window_that_nobody_waits_for() {
     c.delete_job("old").unwrap();
     assert_eq!(admitted(&mut c), ["one", "two"]);
     assert_eq!((window(&c, "one"), window(&c, "two")), (8, 8));
+}
+
+/// Waits since then, by a clock that stands at 1000.
+fn since(since: u64, overtaken: u32) -> Arrival {
+    Arrival { now: 1000, since, overtaken, deadline: None }
+}
+
+#[test]
+fn who_has_waited_for_longer_goes_first_whenever_it_comes() {
+    let mut c = controller(1);
+    c.create_job(spec("old", "a")).unwrap();
+    for (name, at) in
+        [("later", 20), ("first", 10), ("twin", 20), ("now", 0), ("tomorrow", u64::MAX), ("last", 0)]
+    {
+        c.enqueue_job(spec(name, "a"), since(at, 0)).unwrap();
+    }
+    assert_eq!(order(&c), ["first", "later", "twin", "now", "tomorrow", "last"]);
+    // Nor is somebody due for ever, whatever it says.
+    c.enqueue_job(spec("due", "a"), since(900, u32::MAX)).unwrap();
+    assert_eq!(order(&c)[0], "due");
+    assert_eq!(c.standings()[0].1.overtaken, MOST);
+    assert_eq!(c.tenants()[0].waits_since, Some(10));
+}
+
+#[test]
+fn nobody_is_admitted_before_those_had_time_to_come_back_that_waited_with_an_earlier_daemon() {
+    let (mut c, now) = (controller(1), Instant::now());
+    c.set_began(500);
+    // As long as nobody comes back, nobody is waited for.
+    c.enqueue_job(spec("new", "a"), since(600, 0)).unwrap();
+    assert_eq!(admitted(&mut c), ["new"]);
+    c.delete_job("new").unwrap();
+    c.enqueue_job(spec("young", "a"), since(300, 0)).unwrap();
+    assert_eq!(admitted(&mut c), [""; 0]);
+    assert!(c.standings()[0].1.waits_for.contains("others to come back"), "{:?}", c.standings());
+    assert!(!c.end_return(now) && !c.end_return(now + again::RETURN / 2));
+    c.enqueue_job(spec("old", "a"), since(200, 0)).unwrap();
+    assert_eq!(admitted(&mut c), [""; 0]);
+    // Nor does anybody get past them who does not wait.
+    assert!(c.create_job(spec("quick", "a")).is_err());
+    assert!(c.end_return(now + again::RETURN));
+    assert_eq!(admitted(&mut c), ["old"]);
+    // Once is enough: who comes even later has its age, and nobody waits for it.
+    c.delete_job("old").unwrap();
+    c.enqueue_job(spec("oldest", "a"), since(100, 0)).unwrap();
+    assert!(!c.end_return(now + 2 * again::RETURN));
+    assert_eq!(admitted(&mut c), ["oldest"]);
+}
+
+/// Another daemon's controller, with the jobs of one that was killed.
+fn next_daemon(c: &Controller, room: u64, now: Instant) -> Controller {
+    let text = serde_json::to_string(&c.save()).unwrap();
+    let mut next = controller(room);
+    next.set_began(1000);
+    assert_eq!(next.restore(serde_json::from_str(&text).unwrap(), now, |_| None), Ok(Vec::new()));
+    next
+}
+
+#[test]
+fn a_job_that_nobody_could_be_told_of_is_kept_for_its_command_and_not_for_ever() {
+    let (mut c, now) = (controller(3), Instant::now());
+    for (n, name) in ["claimed", "told", "left"].into_iter().enumerate() {
+        c.enqueue_job(spec(name, "a"), since(10 + n as u64, 0)).unwrap();
+    }
+    assert_eq!(admitted(&mut c), ["claimed", "told", "left"]);
+    c.tell("told");
+    let mut next = next_daemon(&c, 3, now);
+    assert!(!next.claim("claimed", 9) && !next.claim("claimed", 0) && !next.claim("other", 10));
+    assert!(next.claim("claimed", 10));
+    // The earlier daemon was killed after it noted that it would tell, and before it did.
+    assert!(next.claim("told", 11));
+    assert_eq!(next.tick(now + again::UNCLAIMED / 2), []);
+    let actions = next.tick(now + again::UNCLAIMED);
+    assert!(matches!(&actions[..], [Action::DeleteRing { .. }]), "{actions:?}");
+    assert_eq!(next.jobs().map(|j| j.spec.name.as_str()).collect::<Vec<_>>(), ["claimed", "told"]);
+    // One that goes by the same name later is another one.
+    next.delete_job("told").unwrap();
+    next.create_job(spec("told", "a")).unwrap();
+    assert!(!next.claim("told", 11));
+    assert_eq!(next.tick(now + 2 * again::UNCLAIMED), []);
+    // A state file of a daemon that knew nothing of that.
+    let mut old = serde_json::to_value(next.save()).unwrap();
+    old.as_object_mut().unwrap().remove("handed").unwrap();
+    assert!(serde_json::from_value::<super::super::saved::Saved>(old).is_ok());
 }
 
 fn abi_slots(window: u32) -> u32 {
@@ -472,7 +549,7 @@ proptest! {
                     match wait {
                         Some(wait) => {
                             let hopeless = m.is_hopeless(&c, &spec);
-                            let answer = c.enqueue_job(spec.clone(), Some(now + Duration::from_millis(wait)));
+                            let answer = c.enqueue_job(spec.clone(), until(now + Duration::from_millis(wait)));
                             prop_assert_eq!(answer.is_err(), hopeless);
                             if let Ok(ticket) = answer {
                                 m.waiting.insert(ticket, Waiting { spec, overtaken: 0 });
@@ -500,7 +577,7 @@ proptest! {
                 Event::Abort(i) => {
                     let tickets: Vec<u64> = m.waiting.keys().copied().collect();
                     if let Some(ticket) = tickets.get(i % tickets.len().max(1)) {
-                        prop_assert!(c.leave_queue(*ticket));
+                        prop_assert!(c.leave_queue(*ticket, &m.waiting[ticket].spec.name));
                         m.waiting.remove(ticket);
                     }
                 }
@@ -544,6 +621,40 @@ proptest! {
         prop_assert_eq!(c.memory_used(), 0);
     }
 
+    /// Whoever waits is in the same order with the next daemon, in whatever order it comes back.
+    #[test]
+    fn the_order_outlives_the_daemon(
+        jobs in prop::collection::vec((0u8..3, 1u32..5, 0u32..10, 1u64..50), 1..20),
+        seed in any::<u64>(),
+    ) {
+        let mut c = controller(4);
+        (0..4).for_each(|i| drop(c.create_job(spec(&format!("start{i}"), ["a", "b"][i % 2])).unwrap()));
+        for (n, (tenant, rings, overtaken, at)) in jobs.into_iter().enumerate() {
+            let s = big(&format!("n{n}"), ["a", "b", "vip"][usize::from(tenant)], rings);
+            // No two began at the same moment.
+            let arrival = since(20 * at + n as u64, overtaken);
+            drop(c.enqueue_job(s, arrival));
+        }
+        let before = c.standings();
+        let mut back: Vec<&Queued> = before.iter().map(|(q, _)| *q).collect();
+        back.sort_by_key(|q| q.ticket.wrapping_mul(seed | 1));
+        let (now, mut next) = (Instant::now(), next_daemon(&c, 4, Instant::now()));
+        for q in back {
+            next.enqueue_job(q.spec.clone(), since(q.since, q.overtaken)).unwrap();
+            prop_assert!(next.admit().is_empty());
+        }
+        while next.is_waiting_for_others() {
+            next.end_return(now + again::RETURN);
+            next.end_return(now + 2 * again::RETURN);
+        }
+        let after = next.standings();
+        prop_assert_eq!(before.len(), after.len());
+        for ((_, b), (_, a)) in before.iter().zip(&after) {
+            prop_assert_eq!(b, a);
+        }
+        prop_assert_eq!(order(&c), order(&next));
+    }
+
     /// Jobs keep coming, of all sizes, priorities and tenants, and the first one that waits has the least luck possible.
     #[test]
     fn younger_jobs_get_what_somebody_waits_for_only_so_often(
@@ -557,7 +668,7 @@ proptest! {
         for (n, (t, rings, wait)) in others.into_iter().enumerate() {
             let s = big(&format!("n{n}"), ["vip", "b", "vip"][usize::from(t)], rings);
             if wait {
-                c.enqueue_job(s, None).unwrap();
+                c.enqueue_job(s, Arrival::default()).unwrap();
             } else if c.create_job(s).is_ok() {
                 younger += 1;
             }

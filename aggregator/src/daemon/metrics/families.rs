@@ -11,8 +11,9 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::gather::{JobSnapshot, Snapshot};
+use super::gather::{JobSnapshot, Snapshot, TenantSnapshot};
 use crate::core::State;
+use crate::core::tenant::{Amount, Limits};
 use crate::dataplane::count;
 
 /// The label of a job is `job_name`: `job` is Prometheus's own, which it gives to whatever it scrapes.
@@ -23,7 +24,8 @@ type Labels = Vec<(&'static str, String)>;
 enum Value {
     Count(u64),
     Gauge(u64),
-    Seconds(f64),
+    /// Of seconds, or of a whole.
+    Real(f64),
     Durations(Box<Histogram>),
     Info,
 }
@@ -73,7 +75,7 @@ fn encode(metric: &mut MetricEncoder<'_>, value: Value) -> fmt::Result {
     match value {
         Value::Count(n) => metric.encode_counter::<NoLabelSet, u64, u64>(&n, None),
         Value::Gauge(n) => metric.encode_gauge(&(n as f64)),
-        Value::Seconds(s) => metric.encode_gauge(&s),
+        Value::Real(x) => metric.encode_gauge(&x),
         Value::Durations(h) => {
             metric.encode_histogram::<NoLabelSet>(h.sum_ns as f64 / 1e9, h.count(), &buckets(&h), None)
         }
@@ -136,6 +138,7 @@ fn families(s: &Snapshot) -> Vec<Family> {
             vec![(Vec::new(), Value::Gauge(s.memory.1))],
         ),
     ];
+    all.extend(of_tenants(&s.tenants));
     all.extend(of_jobs(&s.jobs));
     all.extend(of_timings(&s.jobs));
     all.extend(of_counters(s));
@@ -144,11 +147,99 @@ fn families(s: &Snapshot) -> Vec<Family> {
     all
 }
 
+/// What a tenant has of something.
+type Used = fn(Amount) -> u64;
+/// What it may have; `None` where the pool alone is the limit.
+type Limit = fn(&Limits) -> Option<u64>;
+
+fn of_tenants(tenants: &[TenantSnapshot]) -> Vec<Family> {
+    let labels = |t: &TenantSnapshot| vec![label("tenant", &t.view.name)];
+    let each = |value: fn(&TenantSnapshot) -> Value| -> Vec<(Labels, Value)> {
+        tenants.iter().map(|t| (labels(t), value(t))).collect()
+    };
+    let described = |t: &TenantSnapshot| {
+        let priority = t.view.limits.as_ref().map_or(0, |l| l.priority);
+        let mut labels = labels(t);
+        labels.extend([label("configured", t.view.limits.is_some()), label("priority", priority)]);
+        labels
+    };
+    let quota = |used: (&'static str, &'static str),
+                 limit: (&'static str, &'static str),
+                 unit: Option<Unit>,
+                 u: Used,
+                 l: Limit| {
+        let limits =
+            tenants.iter().filter_map(|t| Some((labels(t), Value::Gauge(l(t.view.limits.as_ref()?)?))));
+        let used_by = tenants.iter().map(|t| (labels(t), Value::Gauge(u(t.view.used))));
+        [
+            gauge(used.0, unit.clone(), used.1, used_by.collect()),
+            gauge(limit.0, unit, limit.1, limits.collect()),
+        ]
+    };
+    let mut all = vec![info("tenant", "who has jobs, or may have", tenants.iter().map(described).collect())];
+    all.extend(quota(
+        ("tenant_jobs", "jobs that a tenant has"),
+        ("tenant_jobs_limit", "jobs that a tenant may have"),
+        None,
+        |used| used.jobs,
+        |limits| limits.jobs,
+    ));
+    all.extend(quota(
+        ("tenant_rings", "rings of a tenant's jobs"),
+        ("tenant_rings_limit", "rings that a tenant may have"),
+        None,
+        |used| used.rings,
+        |limits| limits.rings,
+    ));
+    all.extend(quota(
+        ("tenant_slots", "slots of a tenant's rings"),
+        ("tenant_slots_limit", "slots that a tenant may have"),
+        None,
+        |used| used.slots,
+        |limits| limits.slots,
+    ));
+    all.extend(quota(
+        ("tenant_memory", "memory of a tenant's rings"),
+        ("tenant_memory_limit", "memory that a tenant may have"),
+        Some(Unit::Bytes),
+        |used| used.memory,
+        |limits| limits.memory,
+    ));
+    all.extend([
+        gauge(
+            "tenant_share_ratio",
+            None,
+            "how much of what it may have a tenant has, of the resource of which that is the most",
+            each(|t| Value::Real(t.view.share)),
+        ),
+        gauge(
+            "tenant_waiting_jobs",
+            None,
+            "jobs of a tenant that wait for their turn",
+            each(|t| Value::Gauge(t.view.waiting.into())),
+        ),
+        gauge(
+            "tenant_longest_wait",
+            Some(Unit::Seconds),
+            "for how long the job has waited that has waited for longest; 0 where none waits",
+            each(|t| Value::Real(t.longest_wait.as_secs_f64())),
+        ),
+        counter(
+            "tenant_admitted_jobs",
+            None,
+            "jobs of a tenant that were created, at once or after they had waited",
+            each(|t| Value::Count(t.view.admitted)),
+        ),
+    ]);
+    all
+}
+
 fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
     let job = |j: &JobSnapshot| vec![label("job_name", &j.name)];
     let described = |j: &JobSnapshot| {
         vec![
             label("job_name", &j.name),
+            label("tenant", &j.tenant),
             label("ranks", j.ranks),
             label("dtype", &j.dtype),
             label("mtu", j.mtu),
@@ -166,7 +257,7 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
     };
     let heard = |j: &JobSnapshot| {
         let of_rank = |&(rank, ago): &(u32, std::time::Duration)| {
-            (vec![label("job_name", &j.name), label("rank", rank)], Value::Seconds(ago.as_secs_f64()))
+            (vec![label("job_name", &j.name), label("rank", rank)], Value::Real(ago.as_secs_f64()))
         };
         j.heard.iter().map(of_rank).collect::<Vec<_>>()
     };
@@ -293,7 +384,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             credit_used.push((labels, Value::Gauge(used.into())));
         }
     }
-    let waits = |w: Option<std::time::Duration>| Value::Seconds(w.unwrap_or_default().as_secs_f64());
+    let waits = |w: Option<std::time::Duration>| Value::Real(w.unwrap_or_default().as_secs_f64());
     vec![
         info("ring", "the CPU that serves a ring", rings().map(cpu).collect()),
         gauge(
@@ -359,9 +450,12 @@ fn of_ports(s: &Snapshot) -> Vec<Family> {
 mod tests {
     use std::time::Duration;
 
+    // The one crate that knows the format's rules for names, units, types and buckets. It is under the LGPL-3.0, and so for tests
+    // alone: nothing that is shipped has it. nom-openmetrics (MIT) and prometheus-parse (Apache-2.0) take apart lines, no more.
     use openmetrics_parser::openmetrics::parse_openmetrics;
 
     use super::*;
+    use crate::core::queue::TenantView;
     use crate::daemon::links::Link;
     use crate::daemon::load::{RingLoad, Timings};
     use crate::dataplane::RingSpec;
@@ -389,6 +483,7 @@ mod tests {
         timings.ranks[1].last = 4;
         let job = JobSnapshot {
             name: "train".into(),
+            tenant: "vision".into(),
             ranks: 2,
             dtype: "i32".into(),
             mtu: 1024,
@@ -411,7 +506,16 @@ mod tests {
             counters: [1, 2, 3, 4],
         };
         let no_job = vec![1; Counter::ALL.len()];
-        Snapshot { memory: (256 << 20, 1 << 20), no_job, jobs: vec![job], ports: vec![port] }
+        let tenant = |name: &str, limits, waiting| {
+            let used = Amount { jobs: 1, rings: 1, slots: 256, memory: 1 << 20 };
+            let waits_since = (waiting > 0).then_some(1);
+            let view =
+                TenantView { name: name.into(), limits, used, waiting, waits_since, admitted: 7, share: 0.5 };
+            TenantSnapshot { view, longest_wait: Duration::from_millis(2500) * waiting }
+        };
+        let some = Limits { priority: -1, jobs: Some(2), memory: Some(2 << 20), ..Limits::default() };
+        let tenants = vec![tenant("vision", Some(some), 3), tenant("gone", None, 0)];
+        Snapshot { memory: (256 << 20, 1 << 20), no_job, tenants, jobs: vec![job], ports: vec![port] }
     }
 
     #[test]

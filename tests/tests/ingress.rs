@@ -1,0 +1,198 @@
+//! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and whose addresses are a rank's.
+
+use netsum_aggregator::dataplane::{DataPlane, FlowSpec};
+use netsum_common::counters::Counter;
+use netsum_common::serial;
+use netsum_common::wire::Opcode;
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, REDIRECT, flow, fragment, host, ring};
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn data_on_a_wrong_port_or_of_a_waiting_ring_is_dropped() {
+    let spec = ring(2, 256, 16);
+    let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, false)).collect();
+    flows[0].ifindex = 4711;
+    let mut bench = Bench::with_flows(spec.clone(), flows).unwrap();
+    let data = fragment(0, 2, 0, lanes(0, 64)).build();
+    assert_eq!(bench.aggregate(&data).unwrap().action, DROP);
+    assert_eq!(bench.counters().unwrap(), [(Counter::WrongPort, 1)]);
+
+    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    assert_eq!(bench.aggregate(&data).unwrap().action, PASS, "no flow any more");
+    bench.plane.create_ring(&spec).unwrap();
+    bench.plane.add_flow(&flow(&spec, 0, false)).unwrap();
+    assert_eq!(bench.aggregate(&data).unwrap().action, DROP, "not yet active");
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::InactiveRing, 1)), "{counters:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn ingress_steers_data_of_flows_and_passes_the_rest() {
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    let data = fragment(0, 2, 0, lanes(0, 64));
+    let out = bench.run("ingress", &data.build()).unwrap();
+    assert_eq!((out.action, out.packet), (REDIRECT, data.build()));
+    let mut other = data.clone();
+    other.bth.qpn = 0x77;
+    let out = bench.run("ingress", &other.build()).unwrap();
+    assert_eq!((out.action, out.packet), (PASS, other.build()));
+    let mut ack = data.clone();
+    ack.bth.opcode = Opcode::ACK;
+    assert_eq!(bench.run("ingress", &ack.build()).unwrap().action, PASS);
+    assert_eq!(
+        bench.counters().unwrap(),
+        [(Counter::Steered, 1), (Counter::NoFlow, 1), (Counter::NotData, 1)]
+    );
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn ingress_keeps_recorded_packets_and_wrong_senders_off_the_rings_cpu() {
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    for index in 0..10 {
+        bench.sequence(&[(0, index, DROP), (1, index, REDIRECT)]).unwrap();
+    }
+    let before = bench.counters().unwrap();
+    // 10 is next: slot 1 holds 9, and slot 2 still 2, whose result could be asked for.
+    for (index, action) in [(0, PASS), (1, PASS), (2, REDIRECT), (9, REDIRECT)] {
+        let frame = fragment(0, 2, index, lanes(9, 64)).build();
+        let out = bench.run("ingress", &frame).unwrap();
+        assert_eq!((out.action, out.packet), (action, frame), "index {index}");
+    }
+    let mut spoilt = [fragment(0, 2, 1, lanes(9, 64)), fragment(0, 2, 10, lanes(9, 64))];
+    spoilt[0].src[3] = 99;
+    spoilt[1].macs.1[5] = 99;
+    for frame in &spoilt {
+        assert_eq!(bench.run("ingress", &frame.build()).unwrap().action, DROP);
+    }
+    let mut counted = bench.counters().unwrap();
+    counted.retain(|c| !before.contains(c));
+    let expected = [Counter::Steered, Counter::Stale, Counter::WrongSourceIp, Counter::WrongSourceMac];
+    assert!(expected.iter().all(|e| counted.iter().any(|(c, _)| c == e)), "{counted:?}");
+    assert_eq!(counted.len(), expected.len(), "{counted:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
+    // As of a flow that was registered with a PSN too high: its receiver waits for just these.
+    let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
+    for (ran, behind) in [(0, 1), (0, 9), (0, 1 << 20), (30, 1), (30, 9), (30, 1 << 20)] {
+        let done = bench.plane.ring_state(1).unwrap().low;
+        for index in done..ran {
+            bench.sequence(&[(0, index, DROP), (1, index, REDIRECT)]).unwrap();
+        }
+        let mut early = fragment(0, 2, 0, lanes(9, 64));
+        early.bth.psn = serial::sub(early.bth.psn, behind);
+        let frame = early.build();
+        assert_eq!(
+            bench.run("ingress", &frame).unwrap().action,
+            REDIRECT,
+            "{ran} {behind}: as every contribution"
+        );
+        if ran == 0 {
+            assert_eq!(bench.aggregate(&frame).unwrap().action, DROP, "{ran} {behind}");
+        }
+    }
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::CreditViolation, 3)), "{counters:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn an_address_of_a_rank_passes_on_its_own_port_alone() {
+    /// Rank 0 is behind `port`; packets come in by the loopback interface.
+    fn bench(port: u32, v6: bool) -> Bench {
+        let spec = ring(2, 256, 16);
+        let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, v6)).collect();
+        flows[0].ifindex = port;
+        flows[0].src_mac = Some([2, 0, 0, 0, 0, host(0)]);
+        Bench::with_flows(spec, flows).unwrap()
+    }
+    let (rank, stranger) = (host(0), 77);
+    let other = |v6: bool, from: u8, mac: u8| {
+        let mut spec = FrameSpec::send(from, host(1), 0x77, 5, lanes(0, 8));
+        spec.macs.1[5] = mac;
+        if v6 { spec.v6() } else { spec }
+    };
+    let tcp = |v6: bool| {
+        let mut frame = other(v6, rank, stranger).build();
+        frame[if v6 { 20 } else { 23 }] = 6;
+        frame
+    };
+    let arp = |ip: u8| {
+        let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, stranger]].concat();
+        frame.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, stranger, 10, 0, 0, ip]);
+        frame.resize(60, 0);
+        frame
+    };
+    // A neighbour advertisement: from an address of its own, for somebody else's.
+    let advertisement = |target: u8| {
+        let mut frame = other(true, stranger, stranger).build();
+        frame[20] = 58;
+        frame[54..62].copy_from_slice(&[136, 0, 0, 0, 0x60, 0, 0, 0]);
+        frame[62..78].copy_from_slice(&[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, target]);
+        frame
+    };
+    let mut ack = other(false, rank, rank);
+    ack.bth.opcode = Opcode::ACK;
+    let mut tagged = other(false, rank, stranger);
+    tagged.vlan = Some(7);
+    let mut options = other(false, rank, stranger).build();
+    options[14] = 0x46;
+    let cases: [(&str, bool, Vec<u8>, bool); 14] = [
+        ("ACK", false, ack.build(), false),
+        ("IP", false, other(false, rank, stranger).build(), false),
+        ("MAC", false, other(false, stranger, rank).build(), false),
+        ("IP behind a tag", false, tagged.build(), false),
+        ("IP with options", false, options, false),
+        ("TCP", false, tcp(false), false),
+        ("ARP", false, arp(rank), false),
+        ("IPv6", true, other(true, rank, stranger).build(), false),
+        ("TCP over IPv6", true, tcp(true), false),
+        ("neighbour advertisement", true, advertisement(rank), false),
+        ("a stranger", false, other(false, stranger, stranger).build(), true),
+        ("a stranger's ARP", false, arp(stranger), true),
+        ("a stranger's advertisement", true, advertisement(stranger), true),
+        ("a stub of a frame", false, vec![2; 14], true),
+    ];
+    for (what, v6, packet, passes) in cases {
+        let mut away = bench(4711, v6);
+        let expected = if passes { PASS } else { DROP };
+        assert_eq!(away.run("ingress", &packet).unwrap().action, expected, "{what} on another port");
+        assert_eq!(away.counters().unwrap().contains(&(Counter::Spoofed, 1)), !passes, "{what}");
+        // Once the job has gone, the address is anybody's.
+        away.plane.delete_ring(1, &away.keys.clone(), &[LOOPBACK]).unwrap();
+        assert_eq!(away.run("ingress", &packet).unwrap().action, PASS, "{what}, afterwards");
+        let mut home = bench(LOOPBACK, v6);
+        assert_eq!(home.run("ingress", &packet).unwrap().action, PASS, "{what} on its own port");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn an_address_is_a_ranks_until_its_last_flow_has_gone() {
+    let spec = ring(2, 256, 16);
+    let flows: Vec<FlowSpec> = (0..2)
+        .map(|r| FlowSpec { ifindex: 4711, src_mac: Some([2, 0, 0, 0, 0, host(r)]), ..flow(&spec, r, false) })
+        .collect();
+    let mut bench = Bench::with_flows(spec.clone(), flows.clone()).unwrap();
+    let mut second = ring(2, 256, 16);
+    second.id = 2;
+    bench.plane.create_ring(&second).unwrap();
+    let again = FlowSpec { ring: 2, qpn: 0x4711, ..flows[0].clone() };
+    // Registered twice is registered once.
+    bench.plane.add_flow(&again).unwrap();
+    bench.plane.add_flow(&again).unwrap();
+    let elsewhere = FlowSpec { ring: 2, qpn: 0x4712, ifindex: 4712, ..flows[0].clone() };
+    let error = format!("{:#}", bench.plane.add_flow(&elsewhere).unwrap_err());
+    assert!(error.contains("10.0.0.1: belongs to interface 4711 already, not to 4712"), "{error}");
+    let packet = FrameSpec::send(host(0), 99, 0x77, 5, lanes(0, 8)).build();
+    assert_eq!(bench.run("ingress", &packet).unwrap().action, DROP);
+    bench.plane.delete_ring(1, &bench.keys.clone(), &[]).unwrap();
+    assert_eq!(bench.run("ingress", &packet).unwrap().action, DROP, "one flow is left");
+    bench.plane.delete_ring(2, &[again.key()], &[]).unwrap();
+    assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "none is");
+}
