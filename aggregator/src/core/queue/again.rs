@@ -3,6 +3,9 @@
 //! would otherwise get what an older one waits for. And a job that the earlier daemon has created, without being able to say
 //! so, is kept for whoever asks for it, and not for ever.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};

@@ -11,17 +11,17 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::gather::{JobSnapshot, Snapshot, TenantSnapshot};
+use super::gather::{JobSnapshot, Snapshot};
+use super::tenants;
 use crate::core::State;
-use crate::core::tenant::{Amount, Limits};
 use crate::dataplane::count;
 
 /// The label of a job is `job_name`: `job` is Prometheus's own, which it gives to whatever it scrapes.
-type Labels = Vec<(&'static str, String)>;
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// A value of a sample.
 #[derive(Clone, Debug)]
-enum Value {
+pub(super) enum Value {
     Count(u64),
     Gauge(u64),
     /// Of seconds, or of a whole.
@@ -32,7 +32,7 @@ enum Value {
 
 /// Samples under one name.
 #[derive(Clone, Debug)]
-struct Family {
+pub(super) struct Family {
     name: &'static str,
     help: &'static str,
     unit: Option<Unit>,
@@ -94,11 +94,11 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-fn label(name: &'static str, value: impl ToString) -> (&'static str, String) {
+pub(super) fn label(name: &'static str, value: impl ToString) -> (&'static str, String) {
     (name, value.to_string())
 }
 
-fn gauge(
+pub(super) fn gauge(
     name: &'static str,
     unit: Option<Unit>,
     help: &'static str,
@@ -107,7 +107,7 @@ fn gauge(
     Family { name, help, unit, kind: MetricType::Gauge, samples }
 }
 
-fn counter(
+pub(super) fn counter(
     name: &'static str,
     unit: Option<Unit>,
     help: &'static str,
@@ -116,7 +116,7 @@ fn counter(
     Family { name, help, unit, kind: MetricType::Counter, samples }
 }
 
-fn info(name: &'static str, help: &'static str, labels: Vec<Labels>) -> Family {
+pub(super) fn info(name: &'static str, help: &'static str, labels: Vec<Labels>) -> Family {
     let samples = labels.into_iter().map(|l| (l, Value::Info)).collect();
     Family { name, help, unit: None, kind: MetricType::Info, samples }
 }
@@ -138,99 +138,12 @@ fn families(s: &Snapshot) -> Vec<Family> {
             vec![(Vec::new(), Value::Gauge(s.memory.1))],
         ),
     ];
-    all.extend(of_tenants(&s.tenants));
+    all.extend(tenants::families(&s.tenants));
     all.extend(of_jobs(&s.jobs));
     all.extend(of_timings(&s.jobs));
     all.extend(of_counters(s));
     all.extend(of_rings(&s.jobs));
     all.extend(of_ports(s));
-    all
-}
-
-/// What a tenant has of something.
-type Used = fn(Amount) -> u64;
-/// What it may have; `None` where the pool alone is the limit.
-type Limit = fn(&Limits) -> Option<u64>;
-
-fn of_tenants(tenants: &[TenantSnapshot]) -> Vec<Family> {
-    let labels = |t: &TenantSnapshot| vec![label("tenant", &t.view.name)];
-    let each = |value: fn(&TenantSnapshot) -> Value| -> Vec<(Labels, Value)> {
-        tenants.iter().map(|t| (labels(t), value(t))).collect()
-    };
-    let described = |t: &TenantSnapshot| {
-        let priority = t.view.limits.as_ref().map_or(0, |l| l.priority);
-        let mut labels = labels(t);
-        labels.extend([label("configured", t.view.limits.is_some()), label("priority", priority)]);
-        labels
-    };
-    let quota = |used: (&'static str, &'static str),
-                 limit: (&'static str, &'static str),
-                 unit: Option<Unit>,
-                 u: Used,
-                 l: Limit| {
-        let limits =
-            tenants.iter().filter_map(|t| Some((labels(t), Value::Gauge(l(t.view.limits.as_ref()?)?))));
-        let used_by = tenants.iter().map(|t| (labels(t), Value::Gauge(u(t.view.used))));
-        [
-            gauge(used.0, unit.clone(), used.1, used_by.collect()),
-            gauge(limit.0, unit, limit.1, limits.collect()),
-        ]
-    };
-    let mut all = vec![info("tenant", "who has jobs, or may have", tenants.iter().map(described).collect())];
-    all.extend(quota(
-        ("tenant_jobs", "jobs that a tenant has"),
-        ("tenant_jobs_limit", "jobs that a tenant may have"),
-        None,
-        |used| used.jobs,
-        |limits| limits.jobs,
-    ));
-    all.extend(quota(
-        ("tenant_rings", "rings of a tenant's jobs"),
-        ("tenant_rings_limit", "rings that a tenant may have"),
-        None,
-        |used| used.rings,
-        |limits| limits.rings,
-    ));
-    all.extend(quota(
-        ("tenant_slots", "slots of a tenant's rings"),
-        ("tenant_slots_limit", "slots that a tenant may have"),
-        None,
-        |used| used.slots,
-        |limits| limits.slots,
-    ));
-    all.extend(quota(
-        ("tenant_memory", "memory of a tenant's rings"),
-        ("tenant_memory_limit", "memory that a tenant may have"),
-        Some(Unit::Bytes),
-        |used| used.memory,
-        |limits| limits.memory,
-    ));
-    all.extend([
-        gauge(
-            "tenant_share_ratio",
-            None,
-            "how much of what it may have a tenant has, of the resource of which that is the most",
-            each(|t| Value::Real(t.view.share)),
-        ),
-        gauge(
-            "tenant_waiting_jobs",
-            None,
-            "jobs of a tenant that wait for their turn",
-            each(|t| Value::Gauge(t.view.waiting.into())),
-        ),
-        gauge(
-            "tenant_longest_wait",
-            Some(Unit::Seconds),
-            "for how long the job has waited that has waited for longest; 0 where none waits",
-            each(|t| Value::Real(t.longest_wait.as_secs_f64())),
-        ),
-        counter(
-            "tenant_admitted_jobs",
-            None,
-            "jobs of a tenant that were created, at once or after they had waited",
-            each(|t| Value::Count(t.view.admitted)),
-        ),
-    ]);
     all
 }
 
@@ -456,8 +369,10 @@ mod tests {
 
     use super::*;
     use crate::core::queue::TenantView;
+    use crate::core::tenant::{Amount, Limits};
     use crate::daemon::links::Link;
     use crate::daemon::load::{RingLoad, Timings};
+    use crate::daemon::metrics::gather::TenantSnapshot;
     use crate::dataplane::RingSpec;
 
     fn snapshot() -> Snapshot {

@@ -3,10 +3,11 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`gather`](mod@gather) | reads the daemon's state, a ring at a time |
-//! | [`families`] | metrics by name, with units and labels; pure |
+//! | [`families`] | metrics by name, with units and labels; pure. [`tenants`]: those of tenants |
 
 pub mod families;
 pub mod gather;
+pub mod tenants;
 
 use std::convert::Infallible;
 use std::sync::Arc;
