@@ -69,11 +69,14 @@ fn list(numbers: &[u32]) -> String {
 }
 
 fn job_entry(j: &Job) -> Entry {
-    let window = match j.window_range {
+    let mut window = match j.window_range {
         Some([least, most]) if j.state == State::Queued => format!("{least}..{most}"),
         Some([least, most]) => format!("{} of {least}..{most}", j.window),
         None => j.window.to_string(),
     };
+    if let Some(wished) = j.wished_window {
+        window += &format!(", soon {wished}");
+    }
     let mut entry = Entry::new(vec![
         name(&j.name),
         state(j.state),

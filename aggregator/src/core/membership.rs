@@ -132,6 +132,7 @@ impl Controller {
         }
         let Join { address, ifindex, mac, waiter, deadline, .. } = join;
         forming.ranks.insert(rank, Waiting { address, ifindex, mac, waiter, deadline });
+        job.joins = true;
         if forming.ranks.len() == job.spec.ranks as usize {
             actions.extend(self.begin(&join.job, now));
         }

@@ -1,10 +1,10 @@
-//! The thread that tells the daemon that this rank lives, and hears from it when the job has failed.
+//! The thread that tells the daemon that this rank lives, and hears from it when the job has failed, or is to have another window.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Control;
+use super::{Control, Word};
 use crate::comm::error::Error;
 
 #[derive(Default)]
@@ -13,6 +13,7 @@ struct Shared {
     stop: Mutex<Option<Result<(), String>>>,
     wake: Condvar,
     failed: Mutex<Option<String>>,
+    wished: Mutex<Option<u32>>,
 }
 
 /// Beats until it is stopped.
@@ -33,21 +34,25 @@ impl Heartbeat {
             let mut unreachable = false;
             let end = loop {
                 match control.heartbeat(rank, epoch, ANSWER.max(period)) {
-                    Ok(failed) => {
+                    Ok(word) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
-                        if let Some(reason) = failed {
-                            *lock(&theirs.failed) = Some(reason);
+                        match word {
+                            Word::Failed(reason) => *lock(&theirs.failed) = Some(reason),
+                            Word::Alive { wished_window } => *lock(&theirs.wished) = wished_window,
                         }
                     }
-                    // The box sums without its daemon.
-                    Err(e) if !unreachable => {
-                        log::warn!("rank {rank}: {e}; traffic goes on");
+                    Err(e) => {
+                        // The box sums without its daemon.
+                        if !unreachable {
+                            log::warn!("rank {rank}: {e}; traffic goes on");
+                        }
                         unreachable = true;
+                        // Nobody could join.
+                        *lock(&theirs.wished) = None;
                     }
-                    Err(_) => {}
                 }
                 let until = Instant::now() + period;
                 let mut stop = lock(&theirs.stop);
@@ -80,6 +85,11 @@ impl Heartbeat {
     /// Why the job has failed, if it has.
     pub fn failed(&self) -> Option<String> {
         lock(&self.shared.failed).clone()
+    }
+
+    /// The window that the daemon would like the job to have, if that is another one.
+    pub fn wished_window(&self) -> Option<u32> {
+        *lock(&self.shared.wished)
     }
 
     /// Tells the daemon that this rank is done, or why it gives up.

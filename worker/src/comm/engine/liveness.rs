@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    fn tell_status(&mut self, t: &mut dyn Transport) {
+    pub(super) fn tell_status(&mut self, t: &mut dyn Transport) {
         let frame = Frame::Status { ranks: self.progress.clone() };
         self.tell(t, &frame);
     }

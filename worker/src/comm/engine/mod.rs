@@ -6,6 +6,7 @@
 //! | [`operation`] | an all-reduce: messages out, sums in |
 //! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, the dead, those who leave, failures |
+//! | [`renewal`] | after which operation all connect anew |
 //!
 //! ## Which messages are kept
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
@@ -15,6 +16,7 @@
 mod fallback;
 mod liveness;
 mod operation;
+mod renewal;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -29,6 +31,7 @@ use super::reduction::{Place, Reduction};
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::numeric::element::Data;
 use operation::Operation;
+use renewal::Renewal;
 
 /// What an engine is told once.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +109,8 @@ pub(crate) struct Engine {
     /// Ranks that have left in good order, bit by bit.
     left: u64,
     leaving: bool,
+    /// All are about to connect anew.
+    renewal: Option<Renewal>,
     greeted: bool,
     heard: Instant,
     /// When the next rank last acknowledged something.
@@ -145,6 +150,7 @@ impl Engine {
             failures_seen: 0,
             left: 0,
             leaving: false,
+            renewal: None,
             greeted: false,
             heard: now,
             answered: now,
@@ -247,6 +253,7 @@ impl Engine {
             }
             Frame::Failure { origin, error } => self.on_failure(t, origin, error),
             Frame::Goodbye { origin, completed } => self.on_goodbye(t, origin, completed),
+            Frame::Renew { after } => self.on_renew(t, after),
             Frame::Data(_) => {
                 self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
             }
