@@ -177,7 +177,7 @@ impl System {
             token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
             in_band: u.ratio(1u8, 3u8)?,
             tenant: String::new(),
-            least_window: 0,
+            least_window: number(u, &[0, 0, 1])?,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         let range = WindowRange { least: r.least_window, most: r.window };
@@ -407,6 +407,9 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 let actions = s.controller.data_plane_failed(&name(u)?, "no");
                 s.carry_out(actions);
             }
+        }
+        for (_, actions) in s.controller.fit_windows() {
+            s.carry_out(actions);
         }
         s.check();
     }

@@ -477,6 +477,15 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_is_to_have_another_window() {
+        let at_work = api::Job { window: 8, least_window: 1, most_window: 8, wished_window: 4, ..example() };
+        let printed = text(|o| job(o, Format::Text, at_work.clone()));
+        assert!(printed.contains("window 8 of 1..8, soon 4"), "{printed}");
+        let printed = text(|o| job(o, Format::Pretty, at_work));
+        assert!(printed.contains("\"wished_window\": 4"), "{printed}");
+    }
+
+    #[test]
     fn a_job_in_the_queue_as_json() {
         insta::assert_snapshot!(text(|o| job(o, Format::Pretty, in_the_queue())));
     }

@@ -16,6 +16,8 @@ use crate::udp::wait_for;
 
 /// The longest that a driver waits without looking at the daemon's word.
 const LOOK_UP: Duration = Duration::from_millis(100);
+/// How long rank 0 waits for the daemon's answer before it goes on without.
+const DAEMON: Duration = Duration::from_millis(500);
 /// How long a rank that leaves waits for others that may still need it.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -77,14 +79,30 @@ impl Core {
 
     /// Before an operation: where the daemon wishes for another window, rank 0 has all ranks agree to connect anew after it.
     pub fn consent(&mut self, rank: u32, window: u32) -> Result<(), Error> {
-        let wished = self.heartbeat.as_ref().filter(|_| rank == 0).and_then(Heartbeat::wished_window);
-        if wished.is_some_and(|wished| wished != window) {
+        if rank == 0 && self.wished_window(window)?.is_some_and(|wished| wished != window) {
             self.engine.ask_to_renew(&mut *self.connections);
         }
         while self.engine.waits_for_consent() {
             self.rest()?;
         }
         Ok(())
+    }
+
+    /// The window that the daemon wishes for now. What it has said last may be old, and without it nobody could join again.
+    fn wished_window(&mut self, window: u32) -> Result<Option<u32>, Error> {
+        let wished = |core: &Self| core.heartbeat.as_ref().and_then(Heartbeat::wished_window);
+        if wished(self).is_none_or(|wished| wished == window) {
+            return Ok(None);
+        }
+        let Some(question) = self.heartbeat.as_ref().map(Heartbeat::ask) else { return Ok(None) };
+        let until = Instant::now() + DAEMON;
+        while !self.heartbeat.as_ref().is_some_and(|h| h.has_answered(question)) {
+            if Instant::now() >= until || self.engine.failure().is_some() {
+                return Ok(None);
+            }
+            self.drive(Instant::now() + Duration::from_millis(1), &mut Slice(&mut idle()))?;
+        }
+        Ok(wished(self))
     }
 
     /// After the operation that all ranks connect anew after: leaves in good order, once all have completed it. Others may still
