@@ -147,6 +147,7 @@ impl Communicator {
             self.before = self.before.plus(core.statistics());
             parted
         });
+        log::debug!("rank {rank}: left to connect anew, in {:.1?}", started.elapsed());
         // All ranks are there, and have just said so.
         let connect_timeout = self.config.connect_timeout.min(self.config.timeout * 2);
         let config = CommConfig { connect_timeout, ..self.config.clone() };

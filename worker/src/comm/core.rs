@@ -105,16 +105,24 @@ impl Core {
         Ok(wished(self))
     }
 
-    /// After the operation that all ranks connect anew after: leaves in good order, once all have completed it. Others may still
-    /// find that the box is gone, and need this rank.
+    /// After the operation that all ranks connect anew after: leaves, once all have completed it. Others may still find that the
+    /// box is gone, and need this rank.
     pub fn part(&mut self) -> Result<(), Error> {
-        while !self.engine.all_are_to_renew(&mut *self.connections) {
+        let mut until = None;
+        while !self.engine.may_part(&mut *self.connections) {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
             }
+            // Perhaps the next rank has gone, and its last acknowledgement was lost.
+            if self.engine.all_have_completed()
+                && Instant::now() >= *until.get_or_insert(Instant::now() + LINGER)
+            {
+                break;
+            }
             self.rest()?;
         }
-        self.linger();
+        self.engine.leave(&mut *self.connections);
+        self.depart(Ok(()));
         Ok(())
     }
 
@@ -139,20 +147,25 @@ impl Core {
                 break;
             }
         }
+        self.depart(match failure {
+            // Over the network the others may not have heard of it.
+            Some(
+                error @ (Error::RankDied { .. }
+                | Error::Mismatch(_)
+                | Error::Protocol(_)
+                | Error::Socket { .. }
+                | Error::Adapter { .. }),
+            ) => Err(error.to_string()),
+            _ => Ok(()),
+        });
+    }
+
+    /// Tells the daemon how the job has ended for this rank.
+    fn depart(&mut self, end: Result<(), String>) {
         // Acknowledgements of what came last.
         let _ = self.connections.drive(Instant::now());
         if let Some(heartbeat) = &mut self.heartbeat {
-            heartbeat.stop(match failure {
-                // Over the network the others may not have heard of it.
-                Some(
-                    error @ (Error::RankDied { .. }
-                    | Error::Mismatch(_)
-                    | Error::Protocol(_)
-                    | Error::Socket { .. }
-                    | Error::Adapter { .. }),
-                ) => Err(error.to_string()),
-                _ => Ok(()),
-            });
+            heartbeat.stop(end);
         }
     }
 }

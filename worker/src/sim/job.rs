@@ -275,14 +275,13 @@ impl Sim {
             }
             // As `Communicator::all_reduce`.
             if host.engine.is_to_renew() {
-                if host.engine.all_are_to_renew(&mut *host.stack) {
+                let may_part = host.engine.may_part(&mut *host.stack);
+                let late = host.engine.all_have_completed()
+                    && elapsed >= *host.leaving.get_or_insert(elapsed) + Duration::from_secs(2);
+                if may_part || late {
                     host.engine.leave(&mut *host.stack);
-                    let since = *host.leaving.get_or_insert(elapsed);
-                    let patient = elapsed < since + Duration::from_millis(200);
-                    if host.engine.may_leave(patient) || elapsed >= since + Duration::from_secs(2) {
-                        host.parted = Some(elapsed);
-                        host.calls.clear();
-                    }
+                    host.parted = Some(elapsed);
+                    host.calls.clear();
                 }
                 break;
             }

@@ -122,6 +122,8 @@ pub(crate) struct Engine {
     all_started: Option<Instant>,
     plain_ids: u64,
     plain_outstanding: u64,
+    /// The last that was acknowledged; they are in their order.
+    plain_acknowledged: u64,
     pool: Vec<Buffer>,
     statistics: Statistics,
 }
@@ -161,6 +163,7 @@ impl Engine {
             all_started: None,
             plain_ids: 0,
             plain_outstanding: 0,
+            plain_acknowledged: 0,
             pool: Vec::new(),
             statistics: Statistics::default(),
         };
@@ -205,9 +208,10 @@ impl Engine {
             TransportEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
                 self.give_back(ring, id, data);
             }
-            TransportEvent::Sent { data, .. } => {
+            TransportEvent::Sent { id, data, .. } => {
                 self.answered = now;
                 self.plain_outstanding -= 1;
+                self.plain_acknowledged = self.plain_acknowledged.max(id);
                 self.recycle(data);
             }
             TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {

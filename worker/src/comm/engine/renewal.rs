@@ -3,8 +3,8 @@
 //! Rank 0 sends [`Frame::Renew`] around the plain ring before it starts an operation, and starts it only when the frame is back.
 //! Nobody can complete an operation without rank 0's part, so everybody knows before it has completed this one, however far ahead
 //! or behind it is. Whoever has completed it starts no other one over these connections, and leaves when it knows that all have
-//! completed it: then nobody needs anybody's messages any more. That a rank tells the next one all that it knows before it
-//! leaves is what lets the next one leave.
+//! completed it: then nobody needs anybody's messages any more, but for the news that all have completed it. A rank hears of
+//! the others from the one before it alone; so it leaves when the next one has acknowledged that news.
 //!
 //! It makes no difference who sums: ranks that have given the box up get to it again.
 
@@ -22,6 +22,8 @@ pub(super) struct Renewal {
     agreed: bool,
     /// The next rank has been told that this one has completed it.
     told: bool,
+    /// The frame that has told it that all have.
+    news: Option<u64>,
 }
 
 impl Engine {
@@ -31,7 +33,7 @@ impl Engine {
             return;
         }
         let after = self.own().started + 1;
-        self.renewal = Some(Renewal { after, agreed: false, told: false });
+        self.renewal = Some(Renewal { after, agreed: false, told: false, news: None });
         self.tell(t, &Frame::Renew { after });
     }
 
@@ -46,7 +48,7 @@ impl Engine {
         match &mut self.renewal {
             Some(own) if self.place.rank == 0 && own.after == after => own.agreed = true,
             None if self.place.rank != 0 && after > completed => {
-                self.renewal = Some(Renewal { after, agreed: true, told: false });
+                self.renewal = Some(Renewal { after, agreed: true, told: false, news: None });
                 self.tell(t, &Frame::Renew { after });
             }
             _ => {
@@ -62,13 +64,26 @@ impl Engine {
         self.failure.is_none() && self.renewal.is_some_and(|r| r.agreed && r.after == completed)
     }
 
-    /// Whether all ranks have completed it. The others hear of this one.
-    pub fn all_are_to_renew(&mut self, t: &mut dyn Transport) -> bool {
-        let Some(renewal) = &mut self.renewal else { return false };
-        let after = renewal.after;
-        if !std::mem::replace(&mut renewal.told, true) {
+    /// Whether all ranks have completed it.
+    pub fn all_have_completed(&self) -> bool {
+        self.renewal.is_some_and(|r| self.progress.iter().all(|p| p.completed >= r.after))
+    }
+
+    /// Whether all ranks have completed it, and the next one knows. The others hear of this one.
+    pub fn may_part(&mut self, t: &mut dyn Transport) -> bool {
+        if self.renewal.is_some_and(|r| !r.told) {
             self.tell_status(t);
         }
-        self.progress.iter().all(|p| p.completed >= after)
+        self.renewal.and_then(|r| r.news).is_some_and(|news| self.plain_acknowledged >= news)
+    }
+
+    /// The next rank has just been told all that this one knows.
+    pub(super) fn has_told(&mut self) {
+        let (completed, all, frame) = (self.is_to_renew(), self.all_have_completed(), self.plain_ids);
+        if let Some(renewal) = &mut self.renewal {
+            renewal.told |= completed;
+            // The first such frame: it is the one after which the next rank may be gone.
+            renewal.news = renewal.news.or(all.then_some(frame));
+        }
     }
 }
