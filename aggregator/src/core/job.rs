@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
 use super::membership::{Epoch, Forming};
+use super::pool::Pool;
 use super::{Action, Refusal, Token, tenant};
 use crate::dataplane::{FlowSpec, RingSpec};
 
@@ -202,13 +203,21 @@ impl Job {
         choice && self.joins && (self.epoch.is_some() || self.flows.is_empty())
     }
 
-    /// Takes another window. Nobody may be at work: the rings are to be made anew.
-    pub(super) fn set_window(&mut self, window: u32, slots: u32) {
+    /// Takes the window that it is to have, where there is one, and room. Nobody may be at work: the rings are to be made anew
+    /// then.
+    pub(super) fn take_wished(&mut self, pool: &mut Pool) -> bool {
+        let Some((window, slots)) = self.wished.and_then(|w| Some((w, self.spec.slots_for(w)?))) else {
+            return false;
+        };
+        if pool.resize(&self.spec, self.slots, slots).is_err() {
+            return false;
+        }
         (self.spec.window, self.slots, self.wished) = (window, slots, None);
         let fragments = self.spec.fragments();
         for ring in &mut self.rings {
             (ring.slots, ring.window) = (slots, window * fragments);
         }
+        true
     }
 
     /// A ring's position in the job.

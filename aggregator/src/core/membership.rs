@@ -285,6 +285,9 @@ impl Controller {
         }
         job.epoch = None;
         job.state = State::Waiting;
+        // Its rings are made anew in any case.
+        let Some(job) = self.jobs.get_mut(name) else { return Ok(Vec::new()) };
+        job.take_wished(&mut self.pool);
         Ok(job.restart())
     }
 

@@ -168,11 +168,8 @@ impl Controller {
         for job in self.jobs.values_mut() {
             let window = if job.is_elastic() { windows.next() } else { None };
             job.wished = window.filter(|window| *window != job.spec.window);
-            let Some(window) = job.wished.filter(|_| job.epoch.is_none()) else { continue };
-            let Some(slots) = job.spec.slots_for(window) else { continue };
-            // There is room now, or after somebody who becomes narrower: then it is asked again.
-            if self.pool.resize(&job.spec, job.slots, slots).is_ok() {
-                job.set_window(window, slots);
+            // There is room now, or after somebody has become narrower: then this is asked again.
+            if job.epoch.is_none() && job.take_wished(&mut self.pool) {
                 changes.push((job.spec.name.clone(), job.restart()));
             }
         }

@@ -3,8 +3,9 @@
 //! Rank 0 sends [`Frame::Renew`] around the plain ring before it starts an operation, and starts it only when the frame is back.
 //! Nobody can complete an operation without rank 0's part, so everybody knows before it has completed this one, however far ahead
 //! or behind it is. Whoever has completed it starts no other one over these connections, and leaves when it knows that all have
-//! completed it: then nobody needs anybody's messages any more, but for the news that all have completed it. A rank hears of
-//! the others from the one before it alone; so it leaves when the next one has acknowledged that news.
+//! completed it: then nobody needs anybody's messages any more, but for the news that all have completed it. Of itself the next
+//! rank knows, and of all others it hears from this one alone; so this one stays until it has acknowledged that, which it does
+//! before it can leave itself.
 //!
 //! It makes no difference who sums: ranks that have given the box up get to it again.
 
@@ -22,7 +23,7 @@ pub(super) struct Renewal {
     agreed: bool,
     /// The next rank has been told that this one has completed it.
     told: bool,
-    /// The frame that has told it that all have.
+    /// The first frame that has told it that all others have.
     news: Option<u64>,
 }
 
@@ -69,21 +70,24 @@ impl Engine {
         self.renewal.is_some_and(|r| self.progress.iter().all(|p| p.completed >= r.after))
     }
 
-    /// Whether all ranks have completed it, and the next one knows. The others hear of this one.
+    /// Whether all ranks have completed it, and the next one knows of all others. It hears of this one.
     pub fn may_part(&mut self, t: &mut dyn Transport) -> bool {
         if self.renewal.is_some_and(|r| !r.told) {
             self.tell_status(t);
         }
-        self.renewal.and_then(|r| r.news).is_some_and(|news| self.plain_acknowledged >= news)
+        let news = self.renewal.and_then(|r| r.news);
+        self.all_have_completed() && news.is_some_and(|news| self.plain_acknowledged >= news)
     }
 
     /// The next rank has just been told all that this one knows.
     pub(super) fn has_told(&mut self) {
-        let (completed, all, frame) = (self.is_to_renew(), self.all_have_completed(), self.plain_ids);
+        let (completed, frame, next) = (self.is_to_renew(), self.plain_ids, self.next() as usize);
         if let Some(renewal) = &mut self.renewal {
             renewal.told |= completed;
-            // The first such frame: it is the one after which the next rank may be gone.
-            renewal.news = renewal.news.or(all.then_some(frame));
+            let mut others = self.progress.iter().enumerate().filter(|(rank, _)| *rank != next);
+            if renewal.news.is_none() && others.all(|(_, p)| p.completed >= renewal.after) {
+                renewal.news = Some(frame);
+            }
         }
     }
 }
