@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use netsum_api::v1::{self, JobState};
 
-use super::config::{Bootstrap, CommConfig, JobShape, static_connection};
+use super::config::{Bootstrap, CommConfig, JobShape, MAX_WINDOW, static_connection};
 use super::error::Error;
 use super::links::{Numbers, RankNumbers};
 use super::network::Network;
@@ -100,7 +100,7 @@ fn join(
         return wrong(format!("ranks {}: job {job} has {}", config.ranks, described.ranks));
     }
     // The window of an epoch is known when that begins, and queue pairs are made before.
-    let window = described.window.max(described.most_window);
+    let window = described.window.max(described.most_window.min(MAX_WINDOW));
     let layout = Layout { message_size: described.message_size, window, rings: described.rings };
     let mut shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;

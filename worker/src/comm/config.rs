@@ -283,6 +283,9 @@ impl Traffic {
     }
 }
 
+/// The largest window that there can be.
+pub(crate) const MAX_WINDOW: u32 = 1024;
+
 /// Job properties that all ranks must agree on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct JobShape {
@@ -304,8 +307,8 @@ impl JobShape {
         if message_size % 4 != 0 || !(20..=1 << 24).contains(&message_size) {
             return Err(format!("message_size {message_size}: a multiple of 4 from 20 to 16777216"));
         }
-        if !(1..=1024).contains(&window) {
-            return Err(format!("window {window}: 1 to 1024"));
+        if !(1..=MAX_WINDOW).contains(&window) {
+            return Err(format!("window {window}: 1 to {MAX_WINDOW}"));
         }
         if !(1..=255).contains(&rings) {
             return Err(format!("rings {rings}: 1 to 255"));

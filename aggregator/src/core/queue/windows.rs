@@ -16,6 +16,9 @@ use std::collections::BTreeSet;
 use super::super::JobSpec;
 use super::plan::{Candidate, Market, Obstacle};
 
+/// The widest window that ranks which join by themselves know what to do with.
+const MOST_OF_HOSTS: u32 = 1024;
+
 impl<'a> Market<'a> {
     /// The window that each of these jobs is to have, in their order. All are at work with the window that their properties
     /// have, and may have any of their range; the tickets tell who is older.
@@ -49,7 +52,7 @@ impl<'a> Market<'a> {
                 if waiting.contains(spec.tenant.as_str()) {
                     return spec.window;
                 }
-                let most = spec.window_range.map_or(spec.window, |range| range.most);
+                let most = spec.window_range.map_or(spec.window, |range| range.most.min(MOST_OF_HOSTS));
                 market.largest_window(spec, most).map_or(spec.window, |widest| widest.max(spec.window))
             },
         )
