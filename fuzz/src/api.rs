@@ -175,7 +175,7 @@ impl System {
             token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
             in_band: u.ratio(1u8, 3u8)?,
             tenant: String::new(),
-            least_window: 0,
+            least_window: number(u, &[0, 0, 1])?,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make one up, and a run would not be the same twice.
@@ -392,6 +392,9 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 let actions = s.controller.data_plane_failed(&name(u)?, "no");
                 s.carry_out(actions);
             }
+        }
+        for (_, actions) in s.controller.fit_windows() {
+            s.carry_out(actions);
         }
         s.check();
     }

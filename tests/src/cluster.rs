@@ -44,8 +44,10 @@ pub struct JobSpec {
     pub mtu: u32,
     /// Message size in bytes.
     pub message_size: u32,
-    /// Window in messages.
+    /// Window in messages; the most, where there is a least.
     pub window: u32,
+    /// The least window that will do.
+    pub least_window: Option<u32>,
     /// Rings.
     pub rings: u32,
     /// After which silence a rank is dead.
@@ -65,11 +67,28 @@ impl JobSpec {
             mtu: 1024,
             message_size: 16384,
             window: 8,
+            least_window: None,
             rings: 1,
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(20),
             retry: (17, 7),
         }
+    }
+
+    /// `job create` with all of it, as arguments of `netsum`.
+    pub fn create_arguments(&self) -> Vec<String> {
+        let Self { name, ranks, mtu, message_size, window, rings, .. } = self;
+        let window = self.least_window.map_or(window.to_string(), |least| format!("{least}..{window}"));
+        let options = [
+            ("--ranks", ranks.to_string()),
+            ("--dtype", "i32".to_owned()),
+            ("--mtu", mtu.to_string()),
+            ("--message-size", message_size.to_string()),
+            ("--window", window),
+            ("--rings", rings.to_string()),
+        ];
+        let words = ["job", "create", name].map(str::to_owned).into_iter();
+        words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value])).collect()
     }
 
     /// Its layout for the library.
@@ -260,15 +279,9 @@ impl Cluster {
 
     /// Creates a job; its token.
     pub fn create_job(&self, job: &JobSpec) -> Result<String> {
-        let &JobSpec { ref name, ranks, mtu, message_size, window, rings, .. } = job;
-        let numbers = [
-            ("--ranks", ranks),
-            ("--mtu", mtu),
-            ("--message-size", message_size),
-            ("--window", window),
-            ("--rings", rings),
-        ];
-        let created = self.create(name, &numbers, &["--dtype", "i32"])?;
+        let arguments = job.create_arguments();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let created = self.netsum_json(&arguments)?;
         let token = created["token"].as_str().with_context(|| format!("no token in {created}"))?;
         Ok(token.to_owned())
     }

@@ -69,11 +69,14 @@ fn list(numbers: &[u32]) -> String {
 }
 
 fn job_entry(j: &Job) -> Entry {
-    let window = match j.window_range {
+    let mut window = match j.window_range {
         Some([least, most]) if j.state == State::Queued => format!("{least}..{most}"),
         Some([least, most]) => format!("{} of {least}..{most}", j.window),
         None => j.window.to_string(),
     };
+    if let Some(wished) = j.wished_window {
+        window += &format!(", soon {wished}");
+    }
     let mut entry = Entry::new(vec![
         name(&j.name),
         state(j.state),
@@ -472,6 +475,15 @@ mod tests {
     #[test]
     fn a_job_in_the_queue_as_text() {
         insta::assert_snapshot!(text(|o| job(o, Format::Text, in_the_queue())));
+    }
+
+    #[test]
+    fn a_job_that_is_to_have_another_window() {
+        let at_work = api::Job { window: 8, least_window: 1, most_window: 8, wished_window: 4, ..example() };
+        let printed = text(|o| job(o, Format::Text, at_work.clone()));
+        assert!(printed.contains("window 8 of 1..8, soon 4"), "{printed}");
+        let printed = text(|o| job(o, Format::Pretty, at_work));
+        assert!(printed.contains("\"wished_window\": 4"), "{printed}");
     }
 
     #[test]

@@ -72,6 +72,9 @@ pub struct Job {
     /// The least and the most window that would do; only of jobs that left the choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_range: Option<[u32; 2]>,
+    /// The window that it gets when its ranks have connected anew; only while that is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wished_window: Option<u32>,
     /// Number of rings.
     pub rings: u32,
     /// `verify` or `ignore`.
@@ -158,6 +161,7 @@ impl From<api::Job> for Job {
             message_size: j.message_size,
             window: j.window,
             window_range: (j.least_window > 0).then_some([j.least_window, j.most_window]),
+            wished_window: (j.wished_window > 0).then_some(j.wished_window),
             rings: j.rings,
             icrc: j.icrc,
             order: j.order,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
 use super::membership::{Epoch, Forming};
+use super::pool::Pool;
 use super::{Action, Refusal, Token, tenant};
 use crate::dataplane::{FlowSpec, RingSpec};
 
@@ -24,7 +25,7 @@ pub struct JobSpec {
     pub mtu: u32,
     /// Bytes of a message.
     pub message_size: u32,
-    /// Messages that a rank may send without having their sums; before the job is admitted, the most.
+    /// Messages that a rank may send without having their sums, at the moment; before the job is admitted, the most.
     pub window: u32,
     /// What it left to admission, if it did.
     #[serde(default)]
@@ -44,7 +45,7 @@ pub struct JobSpec {
     pub tenant: String,
 }
 
-/// Windows of which any will do. A job gets one of them when it is admitted, and keeps it.
+/// Windows of which any will do. A job gets one of them when it is admitted, and may get others while it is at work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowRange {
     /// The least.
@@ -177,15 +178,46 @@ pub struct Job {
     pub epoch: Option<Epoch>,
     /// Number of the last epoch that began.
     pub last_epoch: u32,
+    /// Its ticket: who was created first has the lower one.
+    pub ticket: u64,
+    /// The window that it is to have from its next epoch on, where that is another one. Changed by
+    /// [`Controller::fit_windows`](super::Controller::fit_windows) alone.
+    pub wished: Option<u32>,
+    /// Its ranks join by themselves, as far as anybody has shown up: flows that are added by hand are made for one window.
+    pub(super) joins: bool,
     pub(super) forming: Option<Forming>,
     pub(super) in_band: InBand,
 }
 
 impl Job {
-    pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
+    pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>, ticket: u64) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
         let in_band = InBand::default();
-        Self { spec, slots, rings, flows, state, epoch: None, last_epoch: 0, forming: None, in_band }
+        let (epoch, last_epoch, wished, joins, forming) = (None, 0, None, false, None);
+        Self { spec, slots, rings, flows, state, epoch, last_epoch, ticket, wished, joins, forming, in_band }
+    }
+
+    /// Whether its window may change. Its ranks must be able to connect anew, or not be there.
+    pub(super) fn is_elastic(&self) -> bool {
+        let choice = self.spec.window_range.is_some_and(|range| range.least < range.most);
+        choice && self.joins && (self.epoch.is_some() || self.flows.is_empty())
+    }
+
+    /// Takes the window that it is to have, where there is one, and room. Nobody may be at work: the rings are to be made anew
+    /// then.
+    pub(super) fn take_wished(&mut self, pool: &mut Pool) -> bool {
+        let Some((window, slots)) = self.wished.and_then(|w| Some((w, self.spec.slots_for(w)?))) else {
+            return false;
+        };
+        if pool.resize(&self.spec, self.slots, slots).is_err() {
+            return false;
+        }
+        (self.spec.window, self.slots, self.wished) = (window, slots, None);
+        let fragments = self.spec.fragments();
+        for ring in &mut self.rings {
+            (ring.slots, ring.window) = (slots, window * fragments);
+        }
+        true
     }
 
     /// A ring's position in the job.

@@ -132,6 +132,7 @@ impl Controller {
         }
         let Join { address, ifindex, mac, waiter, deadline, .. } = join;
         forming.ranks.insert(rank, Waiting { address, ifindex, mac, waiter, deadline });
+        job.joins = true;
         if forming.ranks.len() == job.spec.ranks as usize {
             actions.extend(self.begin(&join.job, now));
         }
@@ -284,6 +285,9 @@ impl Controller {
         }
         job.epoch = None;
         job.state = State::Waiting;
+        // Its rings are made anew in any case.
+        let Some(job) = self.jobs.get_mut(name) else { return Ok(Vec::new()) };
+        job.take_wished(&mut self.pool);
         Ok(job.restart())
     }
 

@@ -313,12 +313,12 @@ impl Controller {
     }
 
     /// Makes a job for which there is room.
-    fn insert_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+    fn insert_job(&mut self, spec: JobSpec, ticket: u64) -> Result<Vec<Action>, Refusal> {
         let slots = spec.check()?;
         let rings = self.pool.take(&spec, slots)?;
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
         let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
-        let job = Job::new(spec, slots, rings);
+        let job = Job::new(spec, slots, rings, ticket);
         actions.extend(job.in_band_spec().map(Action::ListenInBand));
         *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
         self.jobs.insert(job.spec.name.clone(), job);
@@ -404,6 +404,7 @@ impl Controller {
         all.push(flow.clone());
         self.check_claims(name, &all)?;
         let job = self.job_mut(name)?;
+        job.joins = false;
         job.flows.push(flow.clone());
         let mut actions = vec![Action::AddFlow(flow)];
         actions.extend(job.activate_if_complete());

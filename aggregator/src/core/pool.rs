@@ -145,6 +145,18 @@ impl Pool {
         Ok(())
     }
 
+    /// Gives a job's rings another number of slots.
+    pub fn resize(&mut self, spec: &JobSpec, from: u32, to: u32) -> Result<(), Refusal> {
+        let others = self.used - job_memory(spec, from);
+        let free = self.total.saturating_sub(others);
+        let needed = job_memory(spec, to);
+        if needed > free {
+            return Err(no_memory(spec, to, free, self.total));
+        }
+        self.used = others + needed;
+        Ok(())
+    }
+
     /// Takes back what a job had.
     pub fn give_back(&mut self, spec: &JobSpec, slots: u32, rings: &[RingSpec]) {
         self.used -= job_memory(spec, slots);

@@ -36,6 +36,12 @@ pub struct SavedJob {
     state: State,
     last_epoch: u32,
     epoch: Option<SavedEpoch>,
+    #[serde(default)]
+    ticket: u64,
+    #[serde(default)]
+    wished: Option<u32>,
+    #[serde(default)]
+    joins: bool,
 }
 
 /// Ranks that are at work.
@@ -68,6 +74,9 @@ impl Controller {
                 ranks: e.ranks.clone(),
                 left: (0..e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
             }),
+            ticket: job.ticket,
+            wished: job.wished,
+            joins: job.joins,
         };
         let jobs = self.jobs.values().map(job).collect();
         Saved { ports: self.ports.clone(), jobs, handed: self.handed.clone() }
@@ -96,8 +105,10 @@ impl Controller {
             let why = why.or_else(|| {
                 gone.map(|f| format!("rank {}: its port (interface {}) is gone", f.rank, f.ifindex))
             });
-            let mut job = Job::new(saved.spec, slots, saved.rings);
+            let mut job = Job::new(saved.spec, slots, saved.rings, saved.ticket);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
+            (job.wished, job.joins) = (saved.wished, saved.joins);
+            self.next_ticket = self.next_ticket.max(saved.ticket + 1);
             job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, &e.left, now));
             actions.extend(job.in_band_spec().map(Action::ListenInBand));
             if let Some(why) = why {

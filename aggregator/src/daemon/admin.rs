@@ -23,7 +23,7 @@ use crate::clock;
 use crate::core::pool::job_memory;
 use crate::core::queue::{Arrival, Queued, Standing, TenantView};
 use crate::core::tenant::Limits;
-use crate::core::{Job, JobSpec, State, WindowRange};
+use crate::core::{Job, State};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
 
 /// Answers administration.
@@ -58,7 +58,7 @@ impl AdminService {
     fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
         let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
-        of_tenant(&mut message, &job.spec);
+        message.tenant.clone_from(&job.spec.tenant);
         // The box may have learned what was not given.
         for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
             let Ok(seen) = inner.plane.flow_seen(spec.key()) else { continue };
@@ -80,22 +80,13 @@ impl AdminService {
 fn queued_message(queued: &Queued, standing: &Standing) -> api::Job {
     let spec = &queued.spec;
     let slots = spec.slots_for(spec.window).unwrap_or(0);
-    let mut message = api::Job {
+    api::Job {
         state: api::JobState::Queued.into(),
         queue: Some(place_message(standing)),
         memory: job_memory(spec, slots),
         slots,
+        tenant: spec.tenant.clone(),
         ..of_spec(spec)
-    };
-    of_tenant(&mut message, spec);
-    message
-}
-
-/// What of a job is for administration alone.
-fn of_tenant(message: &mut api::Job, spec: &JobSpec) {
-    message.tenant.clone_from(&spec.tenant);
-    if let Some(WindowRange { least, most }) = spec.window_range {
-        (message.least_window, message.most_window) = (least, most);
     }
 }
 

@@ -132,12 +132,14 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
         unclaimed: job.unclaimed().into_iter().map(|(ring, rank)| api::Place { ring, rank }).collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
+        wished_window: job.wished.unwrap_or(0),
         ..of_spec(spec)
     }
 }
 
-/// A job's properties, of one that waits for its turn too. Whose it is and what it could do with is for administration alone.
+/// A job's properties, of one that waits for its turn too. Whose it is is for administration alone.
 fn of_spec(spec: &JobSpec) -> api::Job {
+    let range = spec.window_range;
     api::Job {
         name: spec.name.clone(),
         ranks: spec.ranks,
@@ -145,6 +147,8 @@ fn of_spec(spec: &JobSpec) -> api::Job {
         mtu: spec.mtu,
         message_size: spec.message_size,
         window: spec.window,
+        least_window: range.map_or(0, |range| range.least),
+        most_window: range.map_or(0, |range| range.most),
         rings: spec.rings,
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if spec.in_order { "in-order" } else { "relaxed" }.into(),

@@ -165,14 +165,25 @@ impl Inner {
         self.queue.remove(&ticket);
     }
 
-    /// Lets jobs out of the queue for which there is room by now, and tells all who wait there where they stand.
+    /// Lets jobs out of the queue for which there is room by now, decides what becomes of the windows of those at work, and tells
+    /// all who wait where they stand.
     fn admit(&mut self) {
         loop {
             let admissions = self.controller.admit();
-            if admissions.is_empty() {
+            if !admissions.is_empty() {
+                admissions.into_iter().for_each(|admission| self.admit_one(admission));
+                continue;
+            }
+            // Jobs without ranks become narrower at once, which may make room.
+            let changes = self.controller.fit_windows();
+            if changes.is_empty() {
                 break;
             }
-            admissions.into_iter().for_each(|admission| self.admit_one(admission));
+            for (job, actions) in changes {
+                if let Err(e) = self.all(Some(&job), actions) {
+                    log::error!("job {job}, with another window: {}", e.message());
+                }
+            }
         }
         if self.queue.is_empty() {
             return;

@@ -206,12 +206,14 @@ impl Worker for WorkerService {
     async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        {
+        let wished_window = {
             let mut inner = self.shared.lock();
-            inner.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())?;
-        }
+            let job = inner.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())?;
+            job.wished.unwrap_or(0)
+        };
         let job = self.job(&r.job, &r.token)?;
-        Ok(Response::new(api::HeartbeatReply { state: job.state, error: job.error, epoch: job.epoch }))
+        let api::Job { state, error, epoch, .. } = job;
+        Ok(Response::new(api::HeartbeatReply { state, error, epoch, wished_window }))
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {

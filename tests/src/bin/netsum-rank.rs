@@ -89,6 +89,7 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
                 wrong: statistics.wrong,
                 marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
                 restarts: statistics.restarts,
+                renewals: statistics.renewals,
                 transport: communicator.transport().to_owned(),
                 result,
             })

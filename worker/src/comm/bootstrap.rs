@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use netsum_api::v1::{self, JobState};
 
-use super::config::{Bootstrap, CommConfig, JobShape, static_connection};
+use super::config::{Bootstrap, CommConfig, JobShape, MAX_WINDOW, static_connection};
 use super::error::Error;
 use super::links::{Numbers, RankNumbers};
 use super::network::Network;
@@ -22,8 +22,21 @@ pub(crate) struct Membership {
     pub heartbeat: Option<Heartbeat>,
 }
 
+/// What a rank makes of a daemon that cannot be reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// It may be about to start.
+    Short,
+    /// It was there, and may come again: for as long as ranks are waited for.
+    Long,
+}
+
 /// Finds the job, and the other ranks, which are told what queue pairs this one has.
-pub(crate) fn bootstrap(config: &CommConfig, network: &mut dyn Network) -> Result<Membership, Error> {
+pub(crate) fn bootstrap(
+    config: &CommConfig,
+    network: &mut dyn Network,
+    patience: Patience,
+) -> Result<Membership, Error> {
     match &config.bootstrap {
         Bootstrap::Static { peers, mtu, message_size, window, rings } => {
             if peers.len() != config.ranks as usize {
@@ -49,7 +62,13 @@ pub(crate) fn bootstrap(config: &CommConfig, network: &mut dyn Network) -> Resul
             });
             Ok(Membership { shape, ranks: ranks.collect(), heartbeat: None })
         }
-        Bootstrap::Controller { address, job, token } => join(config, network, address, job, token),
+        Bootstrap::Controller { address, job, token } => {
+            let mut control = Control::new(address, job, token, config.tls.as_ref())?;
+            if patience == Patience::Long {
+                control.be_patient(config.connect_timeout);
+            }
+            join(config, network, control, address, job)
+        }
     }
 }
 
@@ -72,18 +91,18 @@ fn check_mtu(ip: IpAddr, mtu: u32, interface: Option<&Interface>) -> Result<(), 
 fn join(
     config: &CommConfig,
     network: &mut dyn Network,
+    mut control: Control,
     address: &str,
     job: &str,
-    token: &str,
 ) -> Result<Membership, Error> {
-    let mut control = Control::new(address, job, token, config.tls.as_ref())?;
     let described = control.describe(config.connect_timeout)?;
     if described.ranks != config.ranks {
         return wrong(format!("ranks {}: job {job} has {}", config.ranks, described.ranks));
     }
-    let layout =
-        Layout { message_size: described.message_size, window: described.window, rings: described.rings };
-    let shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout };
+    // The window of an epoch is known when that begins, and queue pairs are made before.
+    let window = described.window.max(described.most_window.min(MAX_WINDOW));
+    let layout = Layout { message_size: described.message_size, window, rings: described.rings };
+    let mut shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;
@@ -113,7 +132,9 @@ fn join(
         let reason = format!("names {} ranks of {}", ranks.len(), config.ranks);
         return Err(Error::Controller { address: address.to_owned(), reason });
     }
-    let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
+    let (epoch, window) = reply.job.as_ref().map_or((epoch, described.window), |j| (j.epoch, j.window));
+    shape.layout.window = window;
+    shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
     Ok(Membership { shape, ranks, heartbeat })
@@ -165,10 +186,15 @@ mod tests {
             let bootstrap = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
             CommConfig::new(rank, ranks, "127.0.0.1".parse().unwrap(), bootstrap)
         };
-        assert!(bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused).is_ok());
-        let Err(Error::Config(e)) = bootstrap(&config(0, 2, &["127.0.0.1"]), &mut Unused) else { panic!() };
+        assert!(bootstrap(&config(0, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, Patience::Short).is_ok());
+        let Err(Error::Config(e)) = bootstrap(&config(0, 2, &["127.0.0.1"]), &mut Unused, Patience::Short)
+        else {
+            panic!()
+        };
         assert!(e.contains("1 addresses for 2 ranks"), "{e}");
-        let Err(Error::Config(e)) = bootstrap(&config(1, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused) else {
+        let Err(Error::Config(e)) =
+            bootstrap(&config(1, 2, &["127.0.0.1", "127.0.0.2"]), &mut Unused, Patience::Short)
+        else {
             panic!()
         };
         assert!(e.contains("127.0.0.2 for rank 1"), "{e}");

@@ -3,86 +3,55 @@
 //! While the application is in a call, its thread drives. Between calls the *keeper* thread does: packets that others
 //! miss are sent again, keep-alives go out, and other ranks can fall back to the ring while this one computes.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nix::poll::PollFlags;
-
-use super::bootstrap::{Membership, bootstrap};
+use super::bootstrap::{Membership, Patience, bootstrap};
 use super::config::{CommConfig, JobShape, Mode, Report, Statistics};
+use super::core::{Core, keep};
 use super::engine::{Engine, Settings};
 use super::error::Error;
-use super::network::{self, Connections};
+use super::network;
 use super::turns::Turns;
-use crate::control::heartbeat::Heartbeat;
-use crate::numeric::element::{Data, Element, Slice};
+use crate::numeric::element::{Element, Slice};
 use crate::numeric::layout::Layout;
-use crate::udp::wait_for;
-
-/// The longest that a driver waits without looking at the daemon's word.
-const LOOK_UP: Duration = Duration::from_millis(100);
-/// How long a rank that leaves waits for others that may still need it.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// A member of a job, connected to the ring of all ranks.
 ///
+/// Where the job has a range of windows, the box may change the window while the job is at work: then all ranks connect anew at the
+/// end of an all-reduce, which takes that much longer. Nothing else is noticed of it, but in [`layout`](Self::layout) and
+/// [`statistics`](Self::statistics). What it takes longer than `timeout` twice to do is an error of the next call.
+///
 /// Dropping it leaves the job in good order; that may take up to two seconds where other ranks are behind.
 pub struct Communicator {
-    rank: u32,
+    config: CommConfig,
     shape: JobShape,
     title: String,
-    /// `None` for a single rank, which needs no network.
-    shared: Option<Arc<Turns<Core>>>,
-    keeper: Option<JoinHandle<()>>,
-    alone: Statistics,
+    /// `None` for a single rank, which needs no network, and after `broken`.
+    links: Option<Links>,
+    /// Counted over earlier connections.
+    before: Statistics,
+    /// Why the ranks could not connect anew.
+    broken: Option<Error>,
 }
 
-struct Core {
-    engine: Engine,
-    connections: Box<dyn Connections>,
-    heartbeat: Option<Heartbeat>,
+/// Connections, and the thread that keeps them between calls.
+struct Links {
+    shared: Arc<Turns<Core>>,
+    keeper: JoinHandle<()>,
 }
 
-impl Core {
-    /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until` where there were none.
-    fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
-        let until = until.min(self.engine.next_timeout());
-        if let Err(error) = self.connections.drive(until) {
-            self.engine.fail(&mut *self.connections, error.clone());
-            return Err(error);
-        }
-        if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
-            self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
-        }
-        self.engine.step(Instant::now(), &mut *self.connections, data);
-        Ok(())
+impl Links {
+    /// Ends the keeper; the last part of it is done with the core.
+    fn end<T>(self, last: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = self.shared.end();
+        let done = last(&mut core);
+        drop(core);
+        // It has a descriptor of the connections, which are closed only then.
+        let _ = self.keeper.join();
+        done
     }
-}
-
-impl Core {
-    /// Waits for the previous rank's greeting, at most until `until`.
-    fn meet(&mut self, until: Instant, unreachable: Error) -> Result<(), Error> {
-        loop {
-            if let Some(error) = self.engine.failure() {
-                return Err(error.clone());
-            }
-            if self.engine.greeted() {
-                return Ok(());
-            }
-            if Instant::now() >= until {
-                self.engine.fail_to_meet(&mut *self.connections, &unreachable);
-                return Err(unreachable);
-            }
-            self.drive(Instant::now() + LOOK_UP, &mut Slice(&mut idle()))?;
-        }
-    }
-}
-
-/// Nothing to reduce: what the engine is given between operations.
-fn idle() -> [i32; 0] {
-    []
 }
 
 impl Communicator {
@@ -104,50 +73,15 @@ impl Communicator {
         }
         config.retry.check().map_err(Error::Config)?;
         if ranks == 1 {
-            return Self::alone(&config);
+            return Self::alone(config);
         }
-        let mut network = network::open(&config)?;
-        let started = Instant::now();
-        let Membership { shape, ranks, mut heartbeat } = bootstrap(&config, &mut *network)?;
-        let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
-            let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut *connections);
-            connections.start().map(|()| (engine, connections))
-        });
-        let (engine, connections) = match (connected, &mut heartbeat) {
-            (Ok(connected), _) => connected,
-            (Err(error), heartbeat) => {
-                // The others wait for this rank already.
-                if let Some(heartbeat) = heartbeat {
-                    heartbeat.stop(Err(error.to_string()));
-                }
-                return Err(error);
-            }
-        };
-        let title = connections.title();
+        let (shape, title, links) = establish(&config, Patience::Short)?;
         log::info!("rank {rank}: over {title}");
-        let mut core = Core { engine, connections, heartbeat };
-        let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;
-        let unreachable = Error::Unreachable {
-            rank: previous,
-            ip: ranks[previous as usize].ip,
-            after: config.connect_timeout,
-        };
-        if let Err(error) = core.meet(started + config.connect_timeout, unreachable) {
-            // The others must hear why.
-            core.linger();
-            return Err(error);
-        }
-        let shared = Arc::new(Turns::new(core));
-        let theirs = Arc::clone(&shared);
-        let keeper = std::thread::Builder::new()
-            .name("netsum-keeper".to_owned())
-            .spawn(move || keep(&theirs))
-            .map_err(|e| Error::Config(format!("cannot start a thread: {e}")))?;
-        let alone = Statistics::default();
-        Ok(Self { rank, shape, title, shared: Some(shared), keeper: Some(keeper), alone })
+        let before = Statistics::default();
+        Ok(Self { config, shape, title, links: Some(links), before, broken: None })
     }
 
-    fn alone(config: &CommConfig) -> Result<Self, Error> {
+    fn alone(config: CommConfig) -> Result<Self, Error> {
         let layout = match &config.bootstrap {
             super::config::Bootstrap::Static { message_size, window, rings, .. } => {
                 Layout { message_size: *message_size, window: *window, rings: *rings }
@@ -156,8 +90,8 @@ impl Communicator {
         };
         let shape = JobShape { ranks: 1, mtu: 1024, layout };
         shape.check().map_err(Error::Config)?;
-        let (title, alone) = ("nothing".to_owned(), Statistics::default());
-        Ok(Self { rank: 0, shape, title, shared: None, keeper: None, alone })
+        let (title, before) = ("nothing".to_owned(), Statistics::default());
+        Ok(Self { config, shape, title, links: None, before, broken: None })
     }
 
     /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32, `f32` as
@@ -168,37 +102,70 @@ impl Communicator {
     /// See [`Error`]. After an error the slice holds sums in some places and this rank's own elements in others.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
         let started = Instant::now();
-        let Some(shared) = &self.shared else { return self.all_reduce_alone(data, started) };
-        let mut core = shared.take();
-        let core = &mut *core;
-        let before = core.retransmissions();
-        let outcome = (|| {
-            let mut data = Slice(data);
-            core.engine.start(Instant::now(), &mut *core.connections, &data)?;
-            core.engine.step(Instant::now(), &mut *core.connections, &mut data);
-            loop {
-                if let Some(outcome) = core.engine.finished() {
-                    return outcome;
-                }
-                core.drive(Instant::now() + LOOK_UP, &mut data)?;
-            }
-        })();
-        // Nothing that the engine has just decided waits for the keeper to wake up.
-        if let Err(e) = core.connections.drive(Instant::now()) {
-            log::debug!("rank {}: at the end of an operation: {e}", self.rank);
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
         }
-        let retransmissions = core.retransmissions().zip(before).map(|(after, before)| after - before);
-        shared.give();
+        let Some(Links { shared, .. }) = &self.links else { return self.all_reduce_alone(data, started) };
+        let (outcome, retransmissions, renew) = {
+            let mut core = shared.take();
+            let before = core.retransmissions();
+            let consent = core.consent(self.config.rank, self.shape.layout.window);
+            let outcome = consent.and_then(|()| core.all_reduce(&mut Slice(data)));
+            // Nothing that the engine has just decided waits for the keeper to wake up.
+            if let Err(e) = core.connections.drive(Instant::now()) {
+                log::debug!("rank {}: at the end of an operation: {e}", self.config.rank);
+            }
+            let sent_again = core.retransmissions().zip(before).map(|(after, before)| after - before);
+            let renew = core.engine.is_to_renew();
+            // Otherwise the keeper is about to end.
+            if !renew {
+                shared.give();
+            }
+            (outcome, sent_again, renew)
+        };
+        let elapsed = started.elapsed();
+        if renew {
+            self.renew();
+        }
         let finished = outcome?;
         if let Some(range) = finished.non_finite {
             return Err(Error::NonFinite { first: range.start, end: range.end });
         }
-        Ok(Report {
-            mode: finished.mode,
-            verified: finished.verified,
-            elapsed: started.elapsed(),
-            retransmissions,
-        })
+        Ok(Report { mode: finished.mode, verified: finished.verified, elapsed, retransmissions })
+    }
+
+    /// Leaves in good order and connects anew, as all ranks do at this moment. The next call tells if that was in vain: the sums of
+    /// this one are there.
+    fn renew(&mut self) {
+        let Some(links) = self.links.take() else { return };
+        let (rank, window, started) = (self.config.rank, self.shape.layout.window, Instant::now());
+        let parted = links.end(|core| {
+            let parted = core.part();
+            if parted.is_err() {
+                core.linger();
+            }
+            self.before = self.before.plus(core.statistics());
+            parted
+        });
+        log::debug!("rank {rank}: left to connect anew, in {:.1?}", started.elapsed());
+        // All ranks are there, and have just said so.
+        let connect_timeout = self.config.connect_timeout.min(self.config.timeout * 2);
+        let config = CommConfig { connect_timeout, ..self.config.clone() };
+        match parted.and_then(|()| establish(&config, Patience::Long)) {
+            Ok((shape, title, links)) => {
+                self.before.renewals += 1;
+                let elapsed = started.elapsed();
+                log::info!(
+                    "rank {rank}: connected anew over {title} in {elapsed:.1?}: window {}, before {window}",
+                    shape.layout.window
+                );
+                (self.shape, self.title, self.links) = (shape, title, Some(links));
+            }
+            Err(error) => {
+                log::warn!("rank {rank}: could not connect anew, for another window: {error}");
+                self.broken = Some(error);
+            }
+        }
     }
 
     fn all_reduce_alone<T: Element>(&mut self, data: &mut [T], started: Instant) -> Result<Report, Error> {
@@ -212,7 +179,7 @@ impl Communicator {
         }
         let sum = crate::reference_sum(&[&*data], &self.shape.layout);
         data.copy_from_slice(&sum);
-        self.alone.all_reduces += 1;
+        self.before.all_reduces += 1;
         Ok(Report { mode: Mode::Ring, verified: 0, elapsed: started.elapsed(), retransmissions: Some(0) })
     }
 
@@ -226,7 +193,7 @@ impl Communicator {
 
     /// This rank.
     pub fn rank(&self) -> u32 {
-        self.rank
+        self.config.rank
     }
 
     /// Ranks of the job.
@@ -246,17 +213,14 @@ impl Communicator {
 
     /// Who sums: the box, until the ranks find that none does.
     pub fn mode(&self) -> Mode {
-        self.shared.as_ref().map_or(Mode::Ring, |s| s.core().engine.mode())
+        self.links.as_ref().map_or(Mode::Ring, |l| l.shared.core().engine.mode())
     }
 
     /// What this rank has done since it was connected.
     pub fn statistics(&self) -> Statistics {
-        let Some(shared) = &self.shared else { return self.alone };
-        let core = shared.core();
-        Statistics {
-            restarts: core.connections.restarts(),
-            traffic: core.connections.traffic(),
-            ..*core.engine.statistics()
+        match &self.links {
+            Some(links) => self.before.plus(links.shared.core().statistics()),
+            None => self.before,
         }
     }
 }
@@ -264,7 +228,7 @@ impl Communicator {
 impl std::fmt::Debug for Communicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Communicator")
-            .field("rank", &self.rank)
+            .field("rank", &self.config.rank)
             .field("shape", &self.shape)
             .finish_non_exhaustive()
     }
@@ -272,77 +236,47 @@ impl std::fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let Some(shared) = self.shared.take() else { return };
-        let mut core = shared.end();
-        core.linger();
-        drop(core);
-        if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
+        if let Some(links) = self.links.take() {
+            links.end(Core::linger);
         }
     }
 }
 
-impl Core {
-    fn retransmissions(&self) -> Option<u64> {
-        self.connections.traffic().map(|t| t.retransmissions)
-    }
-
-    /// Says goodbye, and stays as long as somebody may need this rank.
-    fn linger(&mut self) {
-        let failure = self.engine.failure().cloned();
-        let patient = Instant::now() + LINGER / 10;
-        let until = Instant::now() + if failure.is_some() { LINGER / 4 } else { LINGER };
-        self.engine.leave(&mut *self.connections);
-        while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
-            if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle())).is_err() {
-                break;
+/// Finds the job, opens connections and waits until the ring stands.
+fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, String, Links), Error> {
+    let CommConfig { rank, timeout, .. } = *config;
+    let mut network = network::open(config)?;
+    let started = Instant::now();
+    let Membership { shape, ranks, mut heartbeat } = bootstrap(config, &mut *network, patience)?;
+    let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
+        let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut *connections);
+        connections.start().map(|()| (engine, connections))
+    });
+    let (engine, connections) = match (connected, &mut heartbeat) {
+        (Ok(connected), _) => connected,
+        (Err(error), heartbeat) => {
+            // The others wait for this rank already.
+            if let Some(heartbeat) = heartbeat {
+                heartbeat.stop(Err(error.to_string()));
             }
+            return Err(error);
         }
-        // Acknowledgements of what came last.
-        let _ = self.connections.drive(Instant::now());
-        if let Some(heartbeat) = &mut self.heartbeat {
-            heartbeat.stop(match failure {
-                // Over the network the others may not have heard of it.
-                Some(
-                    error @ (Error::RankDied { .. }
-                    | Error::Mismatch(_)
-                    | Error::Protocol(_)
-                    | Error::Socket { .. }
-                    | Error::Adapter { .. }),
-                ) => Err(error.to_string()),
-                _ => Ok(()),
-            });
-        }
-    }
-}
-
-/// Drives between calls. Holds the core only while there is something to do, never while it waits.
-fn keep(shared: &Turns<Core>) {
-    let Ok(fd) = shared.core().connections.fd().try_clone_to_owned() else {
-        log::warn!("no file descriptor is left: connections rest between operations");
-        return;
     };
-    loop {
-        let wait = {
-            let Some(mut core) = shared.keep() else { return };
-            let core = &mut *core;
-            // Never waits: the time is now.
-            let now = Instant::now();
-            if core.drive(now, &mut Slice(&mut idle())).is_err() {
-                return;
-            }
-            match core.connections.drive(now) {
-                Err(_) => return,
-                // What came is for the engine.
-                Ok(true) => continue,
-                Ok(false) => {}
-            }
-            let timeout = core.engine.next_timeout();
-            let next = core.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
-            next.saturating_duration_since(Instant::now()).min(LOOK_UP)
-        };
-        if !wait.is_zero() && wait_for(fd.as_fd(), PollFlags::POLLIN, wait).is_err() {
-            return;
-        }
+    let title = connections.title();
+    let mut core = Core { engine, connections, heartbeat };
+    let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;
+    let unreachable =
+        Error::Unreachable { rank: previous, ip: ranks[previous as usize].ip, after: config.connect_timeout };
+    if let Err(error) = core.meet(started + config.connect_timeout, unreachable) {
+        // The others must hear why.
+        core.linger();
+        return Err(error);
     }
+    let shared = Arc::new(Turns::new(core));
+    let theirs = Arc::clone(&shared);
+    let keeper = std::thread::Builder::new()
+        .name("netsum-keeper".to_owned())
+        .spawn(move || keep(&theirs))
+        .map_err(|e| Error::Config(format!("cannot start a thread: {e}")))?;
+    Ok((shape, title, Links { shared, keeper }))
 }

@@ -217,7 +217,7 @@ pub struct Statistics {
     pub unsummed: u64,
     /// Messages received that were neither a sum nor one rank's data.
     pub wrong: u64,
-    /// How often the ranks changed from the box to a ring of their own: 0 or 1.
+    /// How often the ranks changed from the box to a ring of their own; at most once over the same connections.
     pub fall_backs: u64,
     /// Payload bytes of messages sent to be summed by the box.
     pub box_bytes: u64,
@@ -225,8 +225,31 @@ pub struct Statistics {
     pub ring_bytes: u64,
     /// How often an adapter has given a connection up, which was then started anew; see [`AdapterRetry`].
     pub restarts: u64,
+    /// How often the ranks have connected anew, for another window.
+    pub renewals: u64,
     /// Packets; `None` over an adapter, which counts for itself: see `rdma statistic`.
     pub traffic: Option<Traffic>,
+}
+
+impl Statistics {
+    /// What was done before, and since then.
+    pub(crate) fn plus(self, o: Self) -> Self {
+        Self {
+            all_reduces: self.all_reduces + o.all_reduces,
+            verified: self.verified + o.verified,
+            unsummed: self.unsummed + o.unsummed,
+            wrong: self.wrong + o.wrong,
+            fall_backs: self.fall_backs + o.fall_backs,
+            box_bytes: self.box_bytes + o.box_bytes,
+            ring_bytes: self.ring_bytes + o.ring_bytes,
+            restarts: self.restarts + o.restarts,
+            renewals: self.renewals + o.renewals,
+            traffic: match (self.traffic, o.traffic) {
+                (Some(a), Some(b)) => Some(a.plus(b)),
+                (a, b) => a.or(b),
+            },
+        }
+    }
 }
 
 /// Packets since the connection.
@@ -246,6 +269,22 @@ pub struct Traffic {
     /// Packets received that had met congestion on their way.
     pub congestion_marks: u64,
 }
+
+impl Traffic {
+    fn plus(self, o: Self) -> Self {
+        Self {
+            bytes_sent: self.bytes_sent + o.bytes_sent,
+            bytes_received: self.bytes_received + o.bytes_received,
+            packets_sent: self.packets_sent + o.packets_sent,
+            packets_received: self.packets_received + o.packets_received,
+            retransmissions: self.retransmissions + o.retransmissions,
+            congestion_marks: self.congestion_marks + o.congestion_marks,
+        }
+    }
+}
+
+/// The largest window that there can be.
+pub(crate) const MAX_WINDOW: u32 = 1024;
 
 /// Job properties that all ranks must agree on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -268,8 +307,8 @@ impl JobShape {
         if message_size % 4 != 0 || !(20..=1 << 24).contains(&message_size) {
             return Err(format!("message_size {message_size}: a multiple of 4 from 20 to 16777216"));
         }
-        if !(1..=1024).contains(&window) {
-            return Err(format!("window {window}: 1 to 1024"));
+        if !(1..=MAX_WINDOW).contains(&window) {
+            return Err(format!("window {window}: 1 to {MAX_WINDOW}"));
         }
         if !(1..=255).contains(&rings) {
             return Err(format!("rings {rings}: 1 to 255"));

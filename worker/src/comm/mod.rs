@@ -14,12 +14,14 @@
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |
+//! | [`core`] | engine, connections and the daemon's word, for whoever drives |
 //! | [`communicator`] | all of it, driven by the caller or the keeper thread |
 
 mod bootstrap;
 pub(crate) mod buffer;
 pub mod communicator;
 pub mod config;
+mod core;
 pub(crate) mod engine;
 pub mod error;
 pub(crate) mod frame;

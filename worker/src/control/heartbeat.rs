@@ -1,18 +1,35 @@
-//! The thread that tells the daemon that this rank lives, and hears from it when the job has failed.
+//! The thread that tells the daemon that this rank lives, and hears from it when the job has failed, or is to have another window.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Control;
+use super::{Control, Word};
 use crate::comm::error::Error;
 
 #[derive(Default)]
 struct Shared {
-    /// How the job ended for this rank: `Ok` in good order.
-    stop: Mutex<Option<Result<(), String>>>,
+    orders: Mutex<Orders>,
     wake: Condvar,
     failed: Mutex<Option<String>>,
+    wish: Mutex<Wish>,
+}
+
+/// What the thread is to do.
+#[derive(Default)]
+struct Orders {
+    /// How the job ended for this rank: `Ok` in good order.
+    stop: Option<Result<(), String>>,
+    /// How often somebody has asked for a beat at once.
+    asked: u64,
+}
+
+/// What the daemon wishes for.
+#[derive(Clone, Copy, Default)]
+struct Wish {
+    window: Option<u32>,
+    /// Which of those who asked have their answer.
+    answered: u64,
 }
 
 /// Beats until it is stopped.
@@ -32,30 +49,37 @@ impl Heartbeat {
         let beat = move || {
             let mut unreachable = false;
             let end = loop {
+                let asked = lock(&theirs.orders).asked;
+                let mut wished = None;
                 match control.heartbeat(rank, epoch, ANSWER.max(period)) {
-                    Ok(failed) => {
+                    Ok(word) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
-                        if let Some(reason) = failed {
-                            *lock(&theirs.failed) = Some(reason);
+                        match word {
+                            Word::Failed(reason) => *lock(&theirs.failed) = Some(reason),
+                            Word::Alive { wished_window } => wished = wished_window,
                         }
                     }
-                    // The box sums without its daemon.
-                    Err(e) if !unreachable => {
-                        log::warn!("rank {rank}: {e}; traffic goes on");
+                    Err(e) => {
+                        // The box sums without its daemon.
+                        if !unreachable {
+                            log::warn!("rank {rank}: {e}; traffic goes on");
+                        }
                         unreachable = true;
                     }
-                    Err(_) => {}
                 }
+                // Without a daemon nobody could join.
+                *lock(&theirs.wish) = Wish { window: wished, answered: asked };
                 let until = Instant::now() + period;
-                let mut stop = lock(&theirs.stop);
-                while stop.is_none() && Instant::now() < until {
+                let mut orders = lock(&theirs.orders);
+                while orders.stop.is_none() && orders.asked == asked && Instant::now() < until {
                     let wait = until.saturating_duration_since(Instant::now());
-                    stop = theirs.wake.wait_timeout(stop, wait).map_or_else(|e| e.into_inner().0, |w| w.0);
+                    orders =
+                        theirs.wake.wait_timeout(orders, wait).map_or_else(|e| e.into_inner().0, |w| w.0);
                 }
-                if let Some(end) = stop.take() {
+                if let Some(end) = orders.stop.take() {
                     break end;
                 }
             };
@@ -82,9 +106,27 @@ impl Heartbeat {
         lock(&self.shared.failed).clone()
     }
 
+    /// The window that the daemon would like the job to have, if that is another one, as it has said last.
+    pub fn wished_window(&self) -> Option<u32> {
+        lock(&self.shared.wish).window
+    }
+
+    /// Has the daemon asked at once. The number of the question.
+    pub fn ask(&self) -> u64 {
+        let mut orders = lock(&self.shared.orders);
+        orders.asked += 1;
+        self.shared.wake.notify_all();
+        orders.asked
+    }
+
+    /// Whether what it has said last was said after that question.
+    pub fn has_answered(&self, question: u64) -> bool {
+        lock(&self.shared.wish).answered >= question
+    }
+
     /// Tells the daemon that this rank is done, or why it gives up.
     pub fn stop(&mut self, end: Result<(), String>) {
-        *lock(&self.shared.stop) = Some(end);
+        lock(&self.shared.orders).stop = Some(end);
         self.shared.wake.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

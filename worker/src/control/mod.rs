@@ -25,6 +25,18 @@ use crate::comm::error::Error;
 /// How long to try again where nobody listens: the daemon may be about to start.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The daemon's answer to a sign of life.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Word {
+    /// The job is at work.
+    Alive {
+        /// The window that it gets when all ranks connect anew, if that is another one.
+        wished_window: Option<u32>,
+    },
+    /// The job has failed: why.
+    Failed(String),
+}
+
 /// A client of one job.
 pub(crate) struct Control {
     runtime: tokio::runtime::Runtime,
@@ -33,6 +45,10 @@ pub(crate) struct Control {
     token: String,
     tls: Option<ClientTlsConfig>,
     files: Option<Tls>,
+    /// How long to try again where nobody listens.
+    patience: Duration,
+    /// Whether to try again, too, where the daemon goes away before it has answered.
+    again: bool,
     client: Option<WorkerClient<Channel>>,
 }
 
@@ -51,8 +67,15 @@ impl Control {
             token: token.to_owned(),
             tls,
             files: files.cloned(),
+            patience: PATIENCE,
+            again: false,
             client: None,
         })
+    }
+
+    /// Tries again for so long, also where the daemon goes away before it has answered: it was there a moment ago.
+    pub fn be_patient(&mut self, patience: Duration) {
+        (self.patience, self.again) = (patience, true);
     }
 
     fn error(&self, reason: impl Into<String>) -> Error {
@@ -117,7 +140,7 @@ impl Control {
             let wait = Duration::from_secs(10).min(timeout);
             match self.call(wait, |mut c| async move { c.describe(request).await }) {
                 Ok(job) => return Ok(job),
-                Err(s) if s.code() == Code::Unavailable && started.elapsed() < PATIENCE.min(timeout) => {
+                Err(s) if s.code() == Code::Unavailable && started.elapsed() < self.patience.min(timeout) => {
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 Err(s) => {
@@ -140,29 +163,42 @@ impl Control {
         epoch: u32,
         timeout: Duration,
     ) -> Result<v1::JoinReply, Error> {
-        let request = v1::JoinRequest {
-            job: self.job.clone(),
-            token: self.token.clone(),
-            address: Some(address),
-            epoch,
-            timeout_ms: timeout.as_millis() as u32,
-        };
-        // The daemon's own deadline comes first: its answer names the ranks that are missing.
-        let wait = timeout + Duration::from_secs(2);
-        self.call(wait, |mut c| async move { c.join(request).await }).map_err(|s| self.error(s.message()))
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let request = v1::JoinRequest {
+                job: self.job.clone(),
+                token: self.token.clone(),
+                address: Some(address.clone()),
+                epoch,
+                timeout_ms: left.as_millis() as u32,
+            };
+            // The daemon's own deadline comes first: its answer names the ranks that are missing.
+            let wait = left + Duration::from_secs(2);
+            match self.call(wait, |mut c| async move { c.join(request).await }) {
+                // Who asks a second time with the same address gets the same answer.
+                Err(s) if self.again && s.code() == Code::Unavailable && !left.is_zero() => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                answer => return answer.map_err(|s| self.error(s.message())),
+            }
+        }
     }
 
-    /// Says that this rank lives. Gives the reason where the job has failed. A daemon that does not know the job has been
-    /// started anew: an error like any other, because the ranks can do without it.
-    pub fn heartbeat(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<Option<String>, Error> {
+    /// Says that this rank lives. A daemon that does not know the job has been started anew: an error like any other, because
+    /// the ranks can do without it.
+    pub fn heartbeat(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<Word, Error> {
         let request = v1::HeartbeatRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
-            Ok(reply) if reply.state() == JobState::Failed => Ok(Some(reply.error)),
-            Ok(reply) if reply.epoch != epoch => Ok(Some(format!(
+            Ok(reply) if reply.state() == JobState::Failed => Ok(Word::Failed(reply.error)),
+            Ok(reply) if reply.epoch != epoch => Ok(Word::Failed(format!(
                 "its connections were replaced (epoch {}, this rank's is {epoch})",
                 reply.epoch
             ))),
-            Ok(_) => Ok(None),
+            Ok(reply) => {
+                let wished_window = Some(reply.wished_window).filter(|window| *window > 0);
+                Ok(Word::Alive { wished_window })
+            }
             Err(s) => Err(self.error(s.message())),
         }
     }

@@ -43,6 +43,8 @@ pub(super) struct Spec {
     pub present: Range<Duration>,
     /// When a rank falls silent for ever.
     pub death: Option<(usize, Duration)>,
+    /// Before which call, from 0, rank 0 asks all to connect anew after it.
+    pub renew: Option<usize>,
     /// When ranks do nothing, while packets wait in their sockets.
     pub pauses: Vec<(usize, Range<Duration>)>,
     /// Longest simulated time; what takes longer is a hang.
@@ -65,6 +67,7 @@ impl Spec {
             connect_timeout: Duration::from_secs(10),
             present: ALWAYS,
             death: None,
+            renew: None,
             pauses: Vec::new(),
             limit: Duration::from_secs(60),
         }
@@ -85,6 +88,9 @@ pub(super) struct Host {
     /// Outcome, slice and time.
     pub results: Vec<(Result<Finished, Error>, Vector, Duration)>,
     pub alive: bool,
+    /// When it had left to connect anew; it does nothing more.
+    pub parted: Option<Duration>,
+    leaving: Option<Duration>,
     /// What has arrived during a pause.
     inbox: Vec<(usize, Vec<u8>)>,
     /// When it must be looked at next.
@@ -172,6 +178,8 @@ impl Sim {
                 current: None,
                 results: Vec::new(),
                 alive: true,
+                parted: None,
+                leaving: None,
                 inbox: Vec::new(),
                 due: Some(start),
             }
@@ -243,7 +251,7 @@ impl Sim {
         let pause = self.paused(rank);
         let host = &mut self.hosts[rank];
         host.due = None;
-        if !host.alive {
+        if !host.alive || host.parted.is_some() {
             return;
         }
         if let Some(end) = pause {
@@ -265,6 +273,18 @@ impl Sim {
             {
                 host.results.push((outcome, data, elapsed));
             }
+            // As `Communicator::all_reduce`.
+            if host.engine.is_to_renew() {
+                let may_part = host.engine.may_part(&mut *host.stack);
+                let late = host.engine.all_have_completed()
+                    && elapsed >= *host.leaving.get_or_insert(elapsed) + Duration::from_secs(2);
+                if may_part || late {
+                    host.engine.leave(&mut *host.stack);
+                    host.parted = Some(elapsed);
+                    host.calls.clear();
+                }
+                break;
+            }
             if host.current.is_some() || host.calls.front().is_none_or(|c| elapsed < c.not_before) {
                 break;
             }
@@ -280,6 +300,12 @@ impl Sim {
                 }
                 break;
             }
+            if rank == 0 && self.spec.renew == Some(host.results.len()) {
+                host.engine.ask_to_renew(&mut *host.stack);
+            }
+            if host.engine.waits_for_consent() {
+                break;
+            }
             let Some(Call { data, .. }) = host.calls.pop_front() else { break };
             match host.engine.start(now, &mut *host.stack, &data) {
                 Ok(()) => host.current = Some(data),
@@ -288,6 +314,9 @@ impl Sim {
         }
         self.transmit(rank);
         let host = &mut self.hosts[rank];
+        if host.parted.is_some() {
+            return;
+        }
         let calls = host.calls.front().filter(|_| host.current.is_none());
         let call = calls.map(|c| {
             start
@@ -322,13 +351,13 @@ impl Sim {
         self.hop(Direction::Down, Class::of(&datagram), from, to, datagram);
     }
 
-    /// Goes to what happens next.
-    fn step(&mut self) {
+    /// Goes to what happens next. Whether anything does.
+    fn step(&mut self) -> bool {
         let hosts = self.hosts.iter().enumerate();
         let due = hosts.filter(|(_, h)| h.alive).filter_map(|(r, h)| h.due.map(|t| (t, r))).min();
         match (self.queue.peek(), due) {
             (Some(Reverse(flying)), due) if due.is_none_or(|d| flying.at <= d.0) => {
-                let Some(Reverse(flying)) = self.queue.pop() else { return };
+                let Some(Reverse(flying)) = self.queue.pop() else { return false };
                 self.now = self.now.max(flying.at);
                 self.arrive(flying);
             }
@@ -336,27 +365,27 @@ impl Sim {
                 self.now = self.now.max(at);
                 self.work(rank);
             }
-            (_, None) => panic!("nobody is alive"),
+            (_, None) => return false,
         }
+        true
     }
 
-    /// Runs until all ranks alive have finished their calls.
+    /// Runs until all ranks alive have finished their calls, and left where they connect anew.
     ///
     /// # Panics
     /// After the specified longest time.
     pub fn run(&mut self) {
-        while self.hosts.iter().any(|h| h.alive && (h.current.is_some() || !h.calls.is_empty())) {
+        let is_busy = |h: &Host| h.current.is_some() || !h.calls.is_empty() || h.engine.is_to_renew();
+        while self.hosts.iter().any(|h| h.alive && h.parted.is_none() && is_busy(h)) {
             assert!(self.elapsed() < self.spec.limit, "a hang: {}", self.describe());
-            self.step();
+            assert!(self.step(), "nobody is alive");
         }
     }
 
     /// Goes on for a while: what is on its way arrives, and what has not been acknowledged is.
     pub fn settle(&mut self, time: Duration) {
         let end = self.elapsed() + time;
-        while self.elapsed() < end {
-            self.step();
-        }
+        while self.elapsed() < end && self.step() {}
     }
 
     fn describe(&self) -> String {

@@ -160,8 +160,11 @@ impl Scenario {
             };
             (dtype, length as usize)
         });
-        let operations = operations.collect();
-        Self { operations, idle: rng.pick(&[0, 0, 4]), spoil, spec }
+        let operations: Vec<_> = operations.collect();
+        let idle = rng.pick(&[0, 0, 4]);
+        let renewed = rng.below(operations.len() as u64) as usize;
+        spec.renew = (rng.below(4) == 0).then_some(renewed);
+        Self { operations, idle, spoil, spec }
     }
 
     fn calls(&self, rank: u32) -> Vec<Call> {
@@ -220,7 +223,8 @@ impl Scenario {
         (summary.lost, summary.corrupted) = (sim.network.damage.lost, sim.network.damage.corrupted);
         let quiet = sim.network.damage == Damage::default() && self.spec.death.is_none();
         let busy = self.idle == 0 && self.spec.pauses.is_empty() && self.spec.present == ALWAYS;
-        if quiet && busy && summary.right && !summary.by_ring && summary.retransmissions > 0 {
+        let stays = self.spec.renew.is_none();
+        if quiet && busy && stays && summary.right && !summary.by_ring && summary.retransmissions > 0 {
             return Err(format!("{} packets sent again without any fault", summary.retransmissions));
         }
         Ok(summary)
@@ -229,11 +233,18 @@ impl Scenario {
     fn check_results(&self, sim: &Sim, summary: &mut Summary) -> Result<(), String> {
         let all: Vec<Vec<Call>> = (0..self.spec.ranks).map(|r| self.calls(r)).collect();
         let dead = self.spec.death.map(|d| d.0);
+        if let Some(last) = self.spec.renew {
+            self.check_renewal(sim, last)?;
+        }
         for n in 0..self.operations.len() {
             let contributions: Vec<Vector> = all.iter().map(|c| c[n].data.clone()).collect();
             let expected = Vector::sum(&self.spec.layout, &contributions);
             for (rank, host) in sim.hosts.iter().enumerate().filter(|(r, _)| Some(*r) != dead) {
                 let Some((outcome, data, _)) = host.results.get(n) else {
+                    // It connects anew, and has nothing to do with what comes then.
+                    if host.parted.is_some() && self.spec.renew.is_some_and(|last| last < n) {
+                        continue;
+                    }
                     return Err(format!("rank {rank} has no outcome of operation {n}"));
                 };
                 match outcome {
@@ -248,6 +259,20 @@ impl Scenario {
                         self.check_error(rank, error)?;
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranks that connect anew have done the same before, and all do.
+    fn check_renewal(&self, sim: &Sim, last: usize) -> Result<(), String> {
+        for (rank, host) in sim.hosts.iter().enumerate() {
+            let right = host.results.iter().all(|(outcome, ..)| outcome.is_ok());
+            if host.parted.is_some() && !(right && host.results.len() == last + 1) {
+                return Err(format!("rank {rank} has left after {} operations", host.results.len()));
+            }
+            if host.parted.is_none() && right && self.unreachable().is_none() {
+                return Err(format!("rank {rank} has stayed"));
             }
         }
         Ok(())
@@ -290,6 +315,9 @@ impl fmt::Display for Scenario {
         }
         if let Some((rank, at)) = s.death {
             write!(f, "; rank {rank} dies at {at:?}")?;
+        }
+        if let Some(last) = s.renew {
+            write!(f, "; connects anew after operation {last}")?;
         }
         if self.idle > 0 {
             write!(f, "; {} of operations late", percent(1_000_000 / self.idle as u32))?;

@@ -1,9 +1,11 @@
-//! Admission: jobs that are refused, or wait until there is room for them; see [`plan`] for whose turn it is.
+//! Admission: jobs that are refused, or wait until there is room for them; see [`plan`] for whose turn it is, and [`windows`] for
+//! how much of it those at work have.
 
 pub mod again;
 pub mod plan;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -165,7 +167,7 @@ impl Controller {
             let Some(i) = self.queue.iter().position(|q| q.ticket == ticket) else { continue };
             let Queued { spec, since, .. } = self.queue.remove(i);
             let job = spec.name.clone();
-            match self.insert_job(JobSpec { window, ..spec }) {
+            match self.insert_job(JobSpec { window, ..spec }, ticket) {
                 Ok(actions) => {
                     self.handed.insert(job.clone(), Handed::new(since));
                     admissions.push(Admission { ticket, job, actions });
@@ -196,7 +198,29 @@ impl Controller {
             });
         };
         self.note_overtaken(&plan);
-        self.insert_job(JobSpec { window, ..spec })
+        let ticket = self.ticket(0, true);
+        self.insert_job(JobSpec { window, ..spec }, ticket)
+    }
+
+    /// Decides which windows the jobs at work are to have; those without ranks get them at once. To be called when
+    /// [`admit`](Self::admit) has admitted everybody that it can, and to be followed by it where there are actions, each with its job.
+    pub fn fit_windows(&mut self) -> Vec<(String, Vec<Action>)> {
+        if self.is_waiting_for_others() {
+            return Vec::new();
+        }
+        let elastic: Vec<_> = self.elastic().collect();
+        let queue: Vec<Candidate<'_>> = self.candidates().collect();
+        let mut windows = self.market().windows(&elastic, &queue).into_iter();
+        let mut changes = Vec::new();
+        for job in self.jobs.values_mut() {
+            let window = if job.is_elastic() { windows.next() } else { None };
+            job.wished = window.filter(|window| *window != job.spec.window);
+            // There is room now, or after somebody has become narrower: then this is asked again.
+            if job.epoch.is_none() && job.take_wished(&mut self.pool) {
+                changes.push((job.spec.name.clone(), job.restart()));
+            }
+        }
+        changes
     }
 
     /// Takes a job out of the queue.
@@ -267,11 +291,12 @@ impl Controller {
         self.queue.iter().map(|q| &q.spec)
     }
 
+    fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
+        self.queue.iter().map(|q| Candidate { ticket: q.ticket, spec: &q.spec, overtaken: q.overtaken })
+    }
+
     fn plan(&self, one_more: Option<Candidate<'_>>) -> Plan {
-        fn candidate(q: &Queued) -> Candidate<'_> {
-            Candidate { ticket: q.ticket, spec: &q.spec, overtaken: q.overtaken }
-        }
-        self.market().plan(self.queue.iter().map(candidate).chain(one_more))
+        self.market().plan(self.candidates().chain(one_more))
     }
 
     fn note_overtaken(&mut self, plan: &Plan) {
@@ -280,6 +305,19 @@ impl Controller {
                 q.overtaken = *overtaken;
             }
         }
+    }
+
+    fn elastic(&self) -> impl Iterator<Item = (u64, &JobSpec)> {
+        self.jobs.values().filter(|j| j.is_elastic()).map(|j| (j.ticket, &j.spec))
+    }
+
+    /// Whether jobs at work would be asked to do with less, were it to wait.
+    fn would_make_room(&self, market: &Market<'_>, spec: &JobSpec) -> bool {
+        let elastic: Vec<_> = self.elastic().collect();
+        let queue: Vec<_> =
+            self.candidates().chain([Candidate { ticket: u64::MAX, spec, overtaken: 0 }]).collect();
+        let windows = market.windows(&elastic, &queue);
+        elastic.iter().zip(windows).any(|((_, spec), window)| window < spec.window)
     }
 
     fn market(&self) -> Market<'_> {
@@ -296,6 +334,9 @@ impl Controller {
         let least = spec.least_window();
         let obstacle = market.obstacle_now(spec, least);
         let would_fit = match market.largest_window(spec, least.saturating_sub(1)) {
+            _ if self.would_make_room(market, spec) => {
+                "; --wait has others make room, whose windows may be less".into()
+            }
             Some(window) => format!("; --window {window} would fit"),
             None if matches!(obstacle, Obstacle::Memory(_)) => "; no --window would fit".into(),
             None => String::new(),

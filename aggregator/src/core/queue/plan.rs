@@ -70,7 +70,7 @@ pub enum Obstacle {
 
 impl Obstacle {
     /// Whether it is no matter of the pool.
-    fn is_of_tenant(&self) -> bool {
+    pub(super) fn is_of_tenant(&self) -> bool {
         matches!(self, Self::NoTenant | Self::Limit(_) | Self::LimitKept(_) | Self::Never)
     }
 }
@@ -90,7 +90,7 @@ impl<'a> Market<'a> {
     }
 
     /// What a job takes with a window. `None` where no ring can have so many slots.
-    fn amount(spec: &JobSpec, window: u32) -> Option<Amount> {
+    pub(super) fn amount(spec: &JobSpec, window: u32) -> Option<Amount> {
         Some(Amount::of(spec, spec.slots_for(window)?))
     }
 
@@ -118,14 +118,14 @@ impl<'a> Market<'a> {
         if needed.rings > self.free.rings { Obstacle::Rings } else { Obstacle::Nothing }
     }
 
-    fn take(&mut self, spec: &'a JobSpec, amount: Amount) {
+    pub(super) fn take(&mut self, spec: &'a JobSpec, amount: Amount) {
         self.free.memory -= amount.memory;
         self.free.rings -= amount.rings;
         let used = self.used.entry(&spec.tenant).or_default();
         *used = *used + amount;
     }
 
-    fn give_back(&mut self, spec: &'a JobSpec, amount: Amount) {
+    pub(super) fn give_back(&mut self, spec: &'a JobSpec, amount: Amount) {
         self.free.memory += amount.memory;
         self.free.rings += amount.rings;
         let used = self.used.entry(&spec.tenant).or_default();
@@ -133,7 +133,7 @@ impl<'a> Market<'a> {
     }
 
     /// The place of a candidate in the order: the lowest is first.
-    fn place(&self, c: &Candidate<'_>) -> (bool, Reverse<i32>, u64, u64) {
+    pub(super) fn place(&self, c: &Candidate<'_>) -> (bool, Reverse<i32>, u64, u64) {
         let limits = self.tenants.get(&c.spec.tenant);
         let share = limits.map_or(u64::MAX, |l| l.share(self.used(&c.spec.tenant), self.pool));
         let due = c.overtaken >= MOST;

@@ -6,6 +6,7 @@
 //! | [`operation`] | an all-reduce: messages out, sums in |
 //! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, the dead, those who leave, failures |
+//! | [`renewal`] | after which operation all connect anew |
 //!
 //! ## Which messages are kept
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
@@ -15,6 +16,7 @@
 mod fallback;
 mod liveness;
 mod operation;
+mod renewal;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -29,6 +31,7 @@ use super::reduction::{Place, Reduction};
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::numeric::element::Data;
 use operation::Operation;
+use renewal::Renewal;
 
 /// What an engine is told once.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +109,8 @@ pub(crate) struct Engine {
     /// Ranks that have left in good order, bit by bit.
     left: u64,
     leaving: bool,
+    /// All are about to connect anew.
+    renewal: Option<Renewal>,
     greeted: bool,
     heard: Instant,
     /// When the next rank last acknowledged something.
@@ -117,6 +122,8 @@ pub(crate) struct Engine {
     all_started: Option<Instant>,
     plain_ids: u64,
     plain_outstanding: u64,
+    /// The last that was acknowledged; they are in their order.
+    plain_acknowledged: u64,
     pool: Vec<Buffer>,
     statistics: Statistics,
 }
@@ -145,6 +152,7 @@ impl Engine {
             failures_seen: 0,
             left: 0,
             leaving: false,
+            renewal: None,
             greeted: false,
             heard: now,
             answered: now,
@@ -155,6 +163,7 @@ impl Engine {
             all_started: None,
             plain_ids: 0,
             plain_outstanding: 0,
+            plain_acknowledged: 0,
             pool: Vec::new(),
             statistics: Statistics::default(),
         };
@@ -199,9 +208,10 @@ impl Engine {
             TransportEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
                 self.give_back(ring, id, data);
             }
-            TransportEvent::Sent { data, .. } => {
+            TransportEvent::Sent { id, data, .. } => {
                 self.answered = now;
                 self.plain_outstanding -= 1;
+                self.plain_acknowledged = self.plain_acknowledged.max(id);
                 self.recycle(data);
             }
             TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
@@ -247,6 +257,7 @@ impl Engine {
             }
             Frame::Failure { origin, error } => self.on_failure(t, origin, error),
             Frame::Goodbye { origin, completed } => self.on_goodbye(t, origin, completed),
+            Frame::Renew { after } => self.on_renew(t, after),
             Frame::Data(_) => {
                 self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
             }

@@ -1,0 +1,207 @@
+//! What moves a communicator on: the engine, its connections and the word of the daemon, in one place for whoever drives.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::PollFlags;
+
+use super::config::Statistics;
+use super::engine::{Engine, Finished};
+use super::error::Error;
+use super::network::Connections;
+use super::turns::Turns;
+use crate::control::heartbeat::Heartbeat;
+use crate::numeric::element::{Data, Slice};
+use crate::udp::wait_for;
+
+/// The longest that a driver waits without looking at the daemon's word.
+const LOOK_UP: Duration = Duration::from_millis(100);
+/// How long rank 0 waits for the daemon's answer before it goes on without.
+const DAEMON: Duration = Duration::from_millis(500);
+/// How long a rank that leaves waits for others that may still need it.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The state of a communicator that is connected.
+pub(super) struct Core {
+    pub engine: Engine,
+    pub connections: Box<dyn Connections>,
+    pub heartbeat: Option<Heartbeat>,
+}
+
+impl Core {
+    /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until` where there were none.
+    pub fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
+        let until = until.min(self.engine.next_timeout());
+        if let Err(error) = self.connections.drive(until) {
+            self.engine.fail(&mut *self.connections, error.clone());
+            return Err(error);
+        }
+        if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
+            self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
+        }
+        self.engine.step(Instant::now(), &mut *self.connections, data);
+        Ok(())
+    }
+
+    /// Waits for the previous rank's greeting, at most until `until`.
+    pub fn meet(&mut self, until: Instant, unreachable: Error) -> Result<(), Error> {
+        loop {
+            if let Some(error) = self.engine.failure() {
+                return Err(error.clone());
+            }
+            if self.engine.greeted() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                self.engine.fail_to_meet(&mut *self.connections, &unreachable);
+                return Err(unreachable);
+            }
+            self.rest()?;
+        }
+    }
+
+    /// Drives while there is nothing to reduce.
+    fn rest(&mut self) -> Result<(), Error> {
+        self.drive(Instant::now() + LOOK_UP, &mut Slice(&mut idle()))
+    }
+
+    /// An operation from its start to its end.
+    pub fn all_reduce(&mut self, data: &mut dyn Data) -> Result<Finished, Error> {
+        self.engine.start(Instant::now(), &mut *self.connections, data)?;
+        self.engine.step(Instant::now(), &mut *self.connections, data);
+        loop {
+            if let Some(outcome) = self.engine.finished() {
+                return outcome;
+            }
+            self.drive(Instant::now() + LOOK_UP, data)?;
+        }
+    }
+
+    /// Before an operation: where the daemon wishes for another window, rank 0 has all ranks agree to connect anew after it.
+    pub fn consent(&mut self, rank: u32, window: u32) -> Result<(), Error> {
+        if rank == 0 && self.wished_window(window)?.is_some_and(|wished| wished != window) {
+            self.engine.ask_to_renew(&mut *self.connections);
+        }
+        while self.engine.waits_for_consent() {
+            self.rest()?;
+        }
+        Ok(())
+    }
+
+    /// The window that the daemon wishes for now. What it has said last may be old, and without it nobody could join again.
+    fn wished_window(&mut self, window: u32) -> Result<Option<u32>, Error> {
+        let wished = |core: &Self| core.heartbeat.as_ref().and_then(Heartbeat::wished_window);
+        if wished(self).is_none_or(|wished| wished == window) {
+            return Ok(None);
+        }
+        let Some(question) = self.heartbeat.as_ref().map(Heartbeat::ask) else { return Ok(None) };
+        let until = Instant::now() + DAEMON;
+        while !self.heartbeat.as_ref().is_some_and(|h| h.has_answered(question)) {
+            if Instant::now() >= until || self.engine.failure().is_some() {
+                return Ok(None);
+            }
+            self.drive(Instant::now() + Duration::from_millis(1), &mut Slice(&mut idle()))?;
+        }
+        Ok(wished(self))
+    }
+
+    /// After the operation that all ranks connect anew after: leaves, once all have completed it. Others may still find that the
+    /// box is gone, and need this rank.
+    pub fn part(&mut self) -> Result<(), Error> {
+        let mut until = None;
+        while !self.engine.may_part(&mut *self.connections) {
+            if let Some(error) = self.engine.failure() {
+                return Err(error.clone());
+            }
+            // Perhaps the next rank has gone, and its last acknowledgement was lost.
+            if self.engine.all_have_completed()
+                && Instant::now() >= *until.get_or_insert(Instant::now() + LINGER)
+            {
+                break;
+            }
+            self.rest()?;
+        }
+        self.engine.leave(&mut *self.connections);
+        self.depart(Ok(()));
+        Ok(())
+    }
+
+    /// What has been done over these connections.
+    pub fn statistics(&self) -> Statistics {
+        let (restarts, traffic) = (self.connections.restarts(), self.connections.traffic());
+        Statistics { restarts, traffic, ..*self.engine.statistics() }
+    }
+
+    pub fn retransmissions(&self) -> Option<u64> {
+        self.connections.traffic().map(|t| t.retransmissions)
+    }
+
+    /// Says goodbye, and stays as long as somebody may need this rank.
+    pub fn linger(&mut self) {
+        let failure = self.engine.failure().cloned();
+        let patient = Instant::now() + LINGER / 10;
+        let until = Instant::now() + if failure.is_some() { LINGER / 4 } else { LINGER };
+        self.engine.leave(&mut *self.connections);
+        while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
+            if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle())).is_err() {
+                break;
+            }
+        }
+        self.depart(match failure {
+            // Over the network the others may not have heard of it.
+            Some(
+                error @ (Error::RankDied { .. }
+                | Error::Mismatch(_)
+                | Error::Protocol(_)
+                | Error::Socket { .. }
+                | Error::Adapter { .. }),
+            ) => Err(error.to_string()),
+            _ => Ok(()),
+        });
+    }
+
+    /// Tells the daemon how the job has ended for this rank.
+    fn depart(&mut self, end: Result<(), String>) {
+        // Acknowledgements of what came last.
+        let _ = self.connections.drive(Instant::now());
+        if let Some(heartbeat) = &mut self.heartbeat {
+            heartbeat.stop(end);
+        }
+    }
+}
+
+/// Nothing to reduce: what the engine is given between operations.
+fn idle() -> [i32; 0] {
+    []
+}
+
+/// Drives between calls. Holds the core only while there is something to do, never while it waits.
+pub(super) fn keep(shared: &Turns<Core>) {
+    let Ok(fd) = shared.core().connections.fd().try_clone_to_owned() else {
+        log::warn!("no file descriptor is left: connections rest between operations");
+        return;
+    };
+    loop {
+        let wait = {
+            let Some(mut core) = shared.keep() else { return };
+            let core = &mut *core;
+            // Never waits: the time is now.
+            let now = Instant::now();
+            if core.drive(now, &mut Slice(&mut idle())).is_err() {
+                return;
+            }
+            match core.connections.drive(now) {
+                Err(_) => return,
+                // What came is for the engine.
+                Ok(true) => continue,
+                Ok(false) => {}
+            }
+            let timeout = core.engine.next_timeout();
+            let next = core.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
+            next.saturating_duration_since(Instant::now()).min(LOOK_UP)
+        };
+        if !wait.is_zero() && wait_for(fd.as_fd(), PollFlags::POLLIN, wait).is_err() {
+            return;
+        }
+    }
+}
