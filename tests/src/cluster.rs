@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use netsum_aggregator::dataplane::FlowSpec;
 use netsum_worker::Layout;
 use nix::sys::signal::Signal;
@@ -352,7 +352,8 @@ impl Cluster {
             let elsewhere = self.lab.host(place.0).vm().is_some();
             started.push(Started { running, host: place.0, spec, elsewhere });
         }
-        Group::new(job, started).with_context(|| self.daemon_log())
+        // What the ranks say comes first.
+        Group::new(job, started).map_err(|e| anyhow!("{e:#}{}", self.daemon_log()))
     }
 
     /// Starts a rank's process on a host.
