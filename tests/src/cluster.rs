@@ -329,25 +329,11 @@ impl Cluster {
         let ip = |&(host, k): &Place| {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
-        let (controller, token) = controller.unzip();
+        let peers: Vec<_> = places.iter().map(ip).collect();
+        let daemon = controller.as_ref().map(|(address, token)| (&**address, *token));
         let mut started = Vec::new();
         for (rank, place) in places.iter().enumerate() {
-            let spec = RankSpec {
-                rank: rank as u32,
-                ranks: job.ranks,
-                ip: ip(place),
-                controller: controller.clone(),
-                job: job.name.clone(),
-                token: token.unwrap_or_default().to_owned(),
-                peers: places.iter().map(ip).collect(),
-                mtu: job.mtu,
-                message_size: job.message_size,
-                window: job.window,
-                rings: job.rings,
-                timeout_ms: job.timeout.as_millis() as u64,
-                connect_timeout_ms: job.connect_timeout.as_millis() as u64,
-                retry: job.retry,
-            };
+            let spec = RankSpec::new(job, rank, &peers, daemon);
             let running = self.rank(place.0, &spec)?;
             let elsewhere = self.lab.host(place.0).vm().is_some();
             started.push(Started { running, host: place.0, spec, elsewhere });

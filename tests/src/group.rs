@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_worker::reference_sum;
+use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, reference_sum};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -45,6 +45,52 @@ pub struct RankSpec {
     pub connect_timeout_ms: u64,
     /// How an RDMA adapter tries again.
     pub retry: (u8, u8),
+}
+
+impl RankSpec {
+    /// Rank `rank` of a job, at `peers[rank]`; with the address and the token that lead to a daemon, or without one.
+    pub fn new(job: &JobSpec, rank: usize, peers: &[IpAddr], daemon: Option<(&str, &str)>) -> Self {
+        let (controller, token) = daemon.unzip();
+        Self {
+            rank: rank as u32,
+            ranks: job.ranks,
+            ip: peers[rank],
+            controller: controller.map(str::to_owned),
+            job: job.name.clone(),
+            token: token.unwrap_or_default().to_owned(),
+            peers: peers.to_vec(),
+            mtu: job.mtu,
+            message_size: job.message_size,
+            window: job.window,
+            rings: job.rings,
+            timeout_ms: job.timeout.as_millis() as u64,
+            connect_timeout_ms: job.connect_timeout.as_millis() as u64,
+            retry: job.retry,
+        }
+    }
+
+    /// The same for the library.
+    pub fn config(&self) -> CommConfig {
+        let bootstrap = match &self.controller {
+            Some(address) => Bootstrap::Controller {
+                address: address.clone(),
+                job: self.job.clone(),
+                token: self.token.clone(),
+            },
+            None => Bootstrap::Static {
+                peers: self.peers.clone(),
+                mtu: self.mtu,
+                message_size: self.message_size,
+                window: self.window,
+                rings: self.rings,
+            },
+        };
+        let mut config = CommConfig::new(self.rank, self.ranks, self.ip, bootstrap);
+        config.timeout = Duration::from_millis(self.timeout_ms);
+        config.connect_timeout = Duration::from_millis(self.connect_timeout_ms);
+        config.retry = AdapterRetry { timeout: self.retry.0, count: self.retry.1 };
+        config
+    }
 }
 
 /// What `netsum-rank` is told to do.

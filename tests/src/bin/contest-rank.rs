@@ -1,33 +1,18 @@
 //! netsum's rank in a contest: does what it is told on standard input, a JSON object a line, and answers likewise.
 
 use std::io::{BufRead, Write};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use netsum_lab::cluster::RankSpec;
 use netsum_lab::contest::{Answer, Order};
-use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Element, Mode};
+use netsum_worker::{Communicator, Element, Mode};
 
 fn main() -> Result<()> {
     env_logger::init();
     let spec: RankSpec = serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
     // Without a controller the ranks sum by themselves, and no box is asked for.
     let wanted = if spec.controller.is_some() { Mode::Box } else { Mode::Ring };
-    let bootstrap = match spec.controller {
-        Some(address) => Bootstrap::Controller { address, job: spec.job, token: spec.token },
-        None => Bootstrap::Static {
-            peers: spec.peers,
-            mtu: spec.mtu,
-            message_size: spec.message_size,
-            window: spec.window,
-            rings: spec.rings,
-        },
-    };
-    let mut config = CommConfig::new(spec.rank, spec.ranks, spec.ip, bootstrap);
-    config.timeout = Duration::from_millis(spec.timeout_ms);
-    config.connect_timeout = Duration::from_millis(spec.connect_timeout_ms);
-    config.retry = AdapterRetry { timeout: spec.retry.0, count: spec.retry.1 };
-    let mut comm = Communicator::connect(config)?;
+    let mut comm = Communicator::connect(spec.config())?;
     println!("ready");
     for line in std::io::stdin().lock().lines() {
         let order: Order = serde_json::from_str(&line?)?;

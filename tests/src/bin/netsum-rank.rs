@@ -1,34 +1,16 @@
 //! A rank for tests: does what it is told on standard input, a JSON object a line, and answers likewise.
 
 use std::io::{BufRead, Write};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use netsum_lab::cluster::{Answer, Order, Outcome, RankSpec, to_hex};
 use netsum_lab::data;
-use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Element, Error, Report};
+use netsum_worker::{CommConfig, Communicator, Element, Error, Report};
 
 fn main() -> Result<()> {
     env_logger::init();
     let spec: RankSpec = serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
-    let bootstrap = match &spec.controller {
-        Some(address) => Bootstrap::Controller {
-            address: address.clone(),
-            job: spec.job.clone(),
-            token: spec.token.clone(),
-        },
-        None => Bootstrap::Static {
-            peers: spec.peers.clone(),
-            mtu: spec.mtu,
-            message_size: spec.message_size,
-            window: spec.window,
-            rings: spec.rings,
-        },
-    };
-    let mut config = CommConfig::new(spec.rank, spec.ranks, spec.ip, bootstrap);
-    config.timeout = Duration::from_millis(spec.timeout_ms);
-    config.connect_timeout = Duration::from_millis(spec.connect_timeout_ms);
-    config.retry = AdapterRetry { timeout: spec.retry.0, count: spec.retry.1 };
+    let config = spec.config();
     let Some(mut communicator) = connect(&config)? else { return Ok(()) };
     for line in std::io::stdin().lock().lines() {
         match serde_json::from_str(&line?)? {

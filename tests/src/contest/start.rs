@@ -101,23 +101,9 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
 
 fn netsum(cluster: &Cluster, job: &JobSpec, token: Option<&str>) -> Result<Vec<Running>> {
     let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(0)).collect();
+    let workers = cluster.workers().to_string();
     let rank = |(rank, host): (usize, &Host)| {
-        let spec = RankSpec {
-            rank: rank as u32,
-            ranks: job.ranks,
-            ip: host.ip(0),
-            controller: token.map(|_| cluster.workers().to_string()),
-            job: job.name.clone(),
-            token: token.unwrap_or_default().to_owned(),
-            peers: peers.clone(),
-            mtu: job.mtu,
-            message_size: job.message_size,
-            window: job.window,
-            rings: job.rings,
-            timeout_ms: job.timeout.as_millis() as u64,
-            connect_timeout_ms: job.connect_timeout.as_millis() as u64,
-            retry: job.retry,
-        };
+        let spec = RankSpec::new(job, rank, &peers, token.map(|token| (&*workers, token)));
         let mut command = host.command(program("contest-rank")?);
         Running::start(&format!("netsum's rank {rank}"), command.arg(serde_json::to_string(&spec)?))
     };
@@ -178,7 +164,9 @@ fn mpi(cluster: &Cluster) -> Result<Vec<Running>> {
         // Ranks that spin keep others from two cores.
         .args(["--mca", "mpi_yield_when_idle", "1", PYTHON])
         .arg(script)
-        .arg("mpi");
+        .arg("mpi")
+        // It leaves files behind when it is killed.
+        .env("TMPDIR", cluster.folder());
     Ok(vec![Running::start("mpirun", &mut command)?])
 }
 
