@@ -5,6 +5,7 @@ use aya_ebpf::helpers::bpf_ringbuf_output;
 use aya_ebpf::macros::btf_map;
 use netsum_common::abi::*;
 use netsum_common::counters::{COUNTERS as COUNTERS_PER_RING, Counter};
+use netsum_common::icrc::Lagged;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 
@@ -49,6 +50,9 @@ static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
 static COUNTERS: PerCpuArray<u64, COUNTERS_LEN> = PerCpuArray::new();
 #[btf_map]
 static TIMINGS: Array<Timing, RINGS_LEN> = Array::new();
+
+#[btf_map]
+static LAGGED: PerCpuArray<Lagged, 1> = PerCpuArray::new();
 
 #[btf_map]
 static WATCH: Array<u32, 1> = Array::new();
@@ -120,6 +124,12 @@ pub fn count_stranger(key: &StrangerKey) {
             let _ = STRANGERS.insert(key, 1, 0);
         }
     }
+}
+
+/// Room for the CRC of a long payload.
+#[inline(always)]
+pub fn lagged() -> Option<*mut Lagged> {
+    LAGGED.get_ptr_mut(0)
 }
 
 /// Adds one to a ring's counter; ring 0 stands for none.

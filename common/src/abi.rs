@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -61,6 +61,8 @@ pub mod maps {
     pub const PORTS: &str = "PORTS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
+    /// Per-CPU array of one [`crate::icrc::Lagged`], for the CRC of a long payload.
+    pub const LAGGED: &str = "LAGGED";
     /// Array of one u32, bits of [`super::watch`]: what is looked at beyond the work itself.
     pub const WATCH: &str = "WATCH";
     /// Hash that forgets the oldest, [`super::StrangerKey`] to its SEND and WRITE packets as u64.
@@ -87,9 +89,10 @@ pub mod maps {
     /// Per-CPU array of one [`super::TraceRecord`], where an event is put together.
     pub const SCRATCH: &str = "SCRATCH";
     /// All of them.
-    pub const ALL: [&str; 24] = [
+    pub const ALL: [&str; 25] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
         WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST, SCRATCH,
+        LAGGED,
     ];
 }
 
