@@ -52,7 +52,12 @@ class Mpi:
         self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
 
     def order(self):
-        return self.world.bcast(sys.stdin.readline() if self.rank == 0 else None)
+        line = sys.stdin.readline() if self.rank == 0 else None
+        # Who waits in Open MPI spins, and would take the processors from whoever's turn it is.
+        barrier = self.world.Ibarrier()
+        while not barrier.Test():
+            time.sleep(0.002)
+        return self.world.bcast(line)
 
     def make(self, length, is_float):
         return self.numpy.empty(length, dtype=self.numpy.float32 if is_float else self.numpy.int32)
