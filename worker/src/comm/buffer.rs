@@ -48,6 +48,11 @@ impl Buffer {
 
     /// Appends bytes.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        if let Memory::Heap(own) = &mut self.0 {
+            // Without zeros first.
+            own.extend_from_slice(bytes);
+            return;
+        }
         let before = self.len();
         self.resize(before + bytes.len());
         self[before..].copy_from_slice(bytes);
