@@ -12,6 +12,12 @@
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
 //! Originals are kept until then. So when the ranks fall back, the first message that some rank has not verified is
 //! still kept by all who have sent it.
+//!
+//! ## Several operations
+//! Up to [`MAX_OPEN`] operations may be open. Their messages have numbers in the order of the operations, which is that of the calls
+//! at every rank, so that each number belongs to the same message of the same operation everywhere, whoever has started how many.
+//! The window is about numbers alone: the next operation's messages go out while the window has room and this one has no more to
+//! send. What is said above about messages says nothing of operations, and holds as it is. Operations are completed in their order.
 
 mod fallback;
 mod liveness;
@@ -21,7 +27,7 @@ mod renewal;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-pub(crate) use operation::Finished;
+pub(crate) use operation::{Finished, Outcome, Work};
 
 use super::buffer::Buffer;
 use super::config::{JobShape, Mode, Statistics};
@@ -75,6 +81,8 @@ struct Kept {
 struct Ring {
     /// The next to send.
     next: u64,
+    /// Behind the last of the operations that have been started.
+    end: u64,
     /// The first without a verified sum.
     verified: u64,
     /// The first that the connection has not been told to expect an acknowledgement of.
@@ -92,8 +100,10 @@ pub(crate) struct Engine {
     /// Who gave the box up first, as far as this rank has heard, and why.
     reason: Option<(u32, Reason)>,
     rings: Vec<Ring>,
-    operation: Option<Operation>,
-    finished: Option<Result<Finished, Error>>,
+    /// Those that are open, in their order.
+    operations: VecDeque<Operation>,
+    /// What others have come to, in their order.
+    outcomes: VecDeque<Outcome>,
     /// What is known of all ranks, this one among them.
     progress: Vec<Progress>,
     /// Operations of the previous rank that this rank has not started.
@@ -119,6 +129,7 @@ pub(crate) struct Engine {
     next_query: Instant,
     query_interval: Duration,
     last_progress: Instant,
+    /// Since when all ranks are known to have started the oldest open operation.
     all_started: Option<Instant>,
     plain_ids: u64,
     plain_outstanding: u64,
@@ -130,6 +141,8 @@ pub(crate) struct Engine {
 
 /// Buffers kept for reuse.
 const POOL: usize = 64;
+/// Operations that may be open at a time.
+pub(crate) const MAX_OPEN: usize = 64;
 
 impl Engine {
     /// An engine that has greeted its next rank.
@@ -141,8 +154,8 @@ impl Engine {
             path: Path::Box,
             reason: None,
             rings: (0..layout.rings).map(|_| Ring::default()).collect(),
-            operation: None,
-            finished: None,
+            operations: VecDeque::new(),
+            outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],
             announced: VecDeque::new(),
             unverified: vec![None; ranks as usize],
@@ -181,8 +194,8 @@ impl Engine {
         engine
     }
 
-    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started;
-    /// an empty one between operations.
+    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started with
+    /// [`Work::Lent`]; an empty one where there is none.
     pub fn step(&mut self, now: Instant, transport: &mut dyn Transport, data: &mut dyn Data) {
         while let Some(event) = transport.poll() {
             self.on_event(now, transport, data, event);
@@ -197,7 +210,7 @@ impl Engine {
     /// When [`step`](Self::step) should be called at the latest.
     pub fn next_timeout(&self) -> Instant {
         let mut next = self.next_keep_alive;
-        if self.operation.is_some() && self.failure.is_none() {
+        if !self.operations.is_empty() && self.failure.is_none() {
             next = next.min(self.next_query);
         }
         next
@@ -257,7 +270,7 @@ impl Engine {
             }
             Frame::Failure { origin, error } => self.on_failure(t, origin, error),
             Frame::Goodbye { origin, completed } => self.on_goodbye(t, origin, completed),
-            Frame::Renew { after } => self.on_renew(t, after),
+            Frame::Renew { after, decided } => self.on_renew(t, after, decided),
             Frame::Data(_) => {
                 self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
             }
