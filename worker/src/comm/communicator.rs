@@ -204,8 +204,7 @@ impl Communicator {
     /// The same as the sum of one rank.
     fn all_reduce_alone(&mut self, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
         let (dtype, layout) = (data.dtype(), Layout { rings: 1, ..self.shape.layout });
-        let plan =
-            Plan::new(&layout, dtype, data.len()).map_err(|reason| Error::Length { dtype, reason })?;
+        let plan = Plan::new(&layout, dtype, data.len()).map_err(|reason| Error::Length { dtype, reason })?;
         let ranges: Vec<_> = (0..plan.data_messages(0)).map(|i| plan.range(0, i)).collect();
         let is_finite = |range: &&std::ops::Range<usize>| {
             dtype == Dtype::F32 && data.bucket((*range).clone()) == NON_FINITE

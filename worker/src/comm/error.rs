@@ -17,7 +17,10 @@ pub struct Position {
 fn stretch(first: &Position, last: &Position) -> String {
     if first.tensor == last.tensor {
         let Position { tensor, element } = first;
-        return format!("tensor {tensor}: elements {element}..{} hold an infinity or a NaN", last.element + 1);
+        return format!(
+            "tensor {tensor}: elements {element}..{} hold an infinity or a NaN",
+            last.element + 1
+        );
     }
     format!(
         "tensors {} to {}, from element {} of the first to element {} of the last, hold an infinity or a NaN",
@@ -135,10 +138,7 @@ mod tests {
             let (first, last) = (Position { tensor: a, element: b }, Position { tensor: c, element: d });
             Error::NonFiniteTensors { first, last }.to_string()
         };
-        assert_eq!(
-            text(2, 5, 2, 9),
-            "tensor 2: elements 5..10 hold an infinity or a NaN at some rank"
-        );
+        assert_eq!(text(2, 5, 2, 9), "tensor 2: elements 5..10 hold an infinity or a NaN at some rank");
         assert_eq!(
             text(0, 70, 3, 1),
             "tensors 0 to 3, from element 70 of the first to element 1 of the last, hold an infinity or a NaN at some rank"

@@ -68,7 +68,9 @@ impl<C> Turns<C> {
         }
         let place = Place(self);
         let turn = Turn { core: lock(&self.core), _place: place };
-        (!lock(&self.state).over).then_some(turn)
+        // Let go of before the turn is, which changes it.
+        let over = lock(&self.state).over;
+        (!over).then_some(turn)
     }
 
     /// Whether somebody else waits for the turn that a caller has.

@@ -228,11 +228,7 @@ impl<T: Element> Data for Slices<'_, '_, T> {
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         for (tensor, part, lanes) in self.parts(range).collect::<Vec<_>>() {
-            T::from_lanes(
-                &sums[lanes.start * 4..lanes.end * 4],
-                scale,
-                &mut self.tensors[tensor][part],
-            );
+            T::from_lanes(&sums[lanes.start * 4..lanes.end * 4], scale, &mut self.tensors[tensor][part]);
         }
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct Spec {
     pub renew: Option<usize>,
     /// How many calls may be in flight.
     pub depth: usize,
+    /// Among those, one of so many is one that the caller waits for; not the same at all ranks.
+    pub blocking: usize,
     /// When ranks do nothing, while packets wait in their sockets.
     pub pauses: Vec<(usize, Range<Duration>)>,
     /// Longest simulated time; what takes longer is a hang.
@@ -71,6 +73,7 @@ impl Spec {
             death: None,
             renew: None,
             depth: 1,
+            blocking: 5,
             pauses: Vec::new(),
             limit: Duration::from_secs(60),
         }
@@ -82,9 +85,6 @@ pub(super) struct Call {
     pub data: Vector,
     pub not_before: Duration,
 }
-
-/// Among calls in flight, each of so many is one that the caller waits for.
-const BLOCKING: usize = 5;
 
 pub(super) struct Host {
     pub stack: Box<dyn Stack>,
@@ -318,8 +318,8 @@ impl Sim {
             }
             let Some(Call { data, .. }) = host.calls.pop_front() else { break };
             host.begun += 1;
-            // Which ones wait is not the same at all ranks.
-            let blocking = self.spec.depth == 1 || (host.begun + rank).is_multiple_of(BLOCKING);
+            let Spec { depth, blocking, .. } = self.spec;
+            let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
             let work = if blocking { Work::Lent(&data) } else { Work::Owned(data.clone().into()) };
             match host.engine.start(now, &mut *host.stack, work) {
                 Ok(_) if blocking => host.current = Some(data),
