@@ -77,6 +77,78 @@ fn small_ones_take_a_fraction_of_the_time_and_nothing_is_sent_again() {
 }
 
 #[test]
+fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_always() {
+    let exponents = [0, 1, 0, -40, -39, -38, 90, 90, -126, -149, 127, 3, 2, 1, 0];
+    let few = |rank: u32, n: usize| {
+        let scale = 2f64.powi(exponents[n % exponents.len()]);
+        let x = (0..1 + n % 62).map(|i| {
+            let x = ((i * 7919 + n * 31 + rank as usize * 104_729) % 10_007) as f64 / 5003.5 - 1.0;
+            (x * scale) as f32
+        });
+        Vector::F(x.collect())
+    };
+    for seed in 0..40 {
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let present = [ALWAYS, NEVER, Duration::ZERO..Duration::from_micros(50 + 37 * seed)];
+        let spec = Spec {
+            present: present[seed as usize / 4 % 3].clone(),
+            faults: Faults::loss([0, 20_000][seed as usize % 2]),
+            depth: [1, 6][seed as usize / 8 % 2],
+            ..Spec::new(ranks, LAYOUT, seed)
+        };
+        // Others in between, also in the same ring.
+        let data = |rank, n: usize| if n % 5 == 4 { data(rank, n) } else { few(rank, n) };
+        let mut sim = Sim::new(&spec, |rank| {
+            (0..60).map(|n| Call { data: data(rank, n), not_before: Duration::ZERO }).collect()
+        });
+        sim.run();
+        for (rank, host) in sim.hosts.iter().enumerate() {
+            assert_eq!(host.results.len(), 60);
+            for (n, (outcome, sum, _)) in host.results.iter().enumerate() {
+                assert!(outcome.is_ok(), "seed {seed} rank {rank} operation {n}: {outcome:?}");
+                let all: Vec<Vector> = (0..ranks).map(|r| data(r, n)).collect();
+                assert!(sum.bits() == Vector::sum(&LAYOUT, &all), "seed {seed} rank {rank} operation {n}");
+            }
+        }
+    }
+    // One way there and back, unless the exponent has moved by more than one.
+    for (step, ways) in [(1, 1), (3, 2)] {
+        let mut sim = Sim::new(&Spec::new(3, LAYOUT, 1), |rank| {
+            let call = |n: i32| Call {
+                data: Vector::F(vec![2f32.powi(n * step) * (rank + 1) as f32; 60]),
+                not_before: Duration::ZERO,
+            };
+            (0..20).map(call).collect()
+        });
+        sim.run();
+        let (time, way) = (sim.elapsed(), Duration::from_micros(20 * 20 * ways));
+        assert!(time > way && time < way * 5 / 4, "{step}: {time:?}");
+    }
+}
+
+#[test]
+fn few_floats_with_infinities_are_named_and_do_no_harm() {
+    let mut sim = Sim::new(&Spec { depth: 4, ..Spec::new(3, LAYOUT, 1) }, |rank| {
+        let call = |n| {
+            let bad = if n % 3 == 1 && rank == 2 { f32::NAN } else { 1.5 };
+            Call { data: Vector::F(vec![1e3, bad, n as f32]), not_before: Duration::ZERO }
+        };
+        (0..12).map(call).collect()
+    });
+    sim.run();
+    for host in &sim.hosts {
+        for (n, (outcome, sum, _)) in host.results.iter().enumerate() {
+            let non_finite = outcome.as_ref().unwrap().non_finite.clone();
+            assert_eq!(non_finite, (n % 3 == 1).then_some(0..3), "{n}");
+            if n % 3 != 1 {
+                let all = vec![Vector::F(vec![1e3, 1.5, n as f32]); 3];
+                assert_eq!(sum.bits(), Vector::sum(&LAYOUT, &all), "{n}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_death_is_told_for_every_operation_that_is_open() {
     for seed in 0..24 {
         let ranks = [2, 3, 4, 8][seed as usize % 4];

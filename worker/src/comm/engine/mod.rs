@@ -18,6 +18,13 @@
 //! at every rank, so that each number belongs to the same message of the same operation everywhere, whoever has started how many.
 //! The window is about numbers alone: the next operation's messages go out while the window has room and this one has no more to
 //! send. What is said above about messages says nothing of operations, and holds as it is. Operations are completed in their order.
+//!
+//! ## Few floats
+//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the same: next to what the last such
+//! message of the ring has turned out to need. That is known when the next one is built, because behind a guess nothing is sent
+//! in its ring before its sum is there. A sum tells all ranks the same; so where no guess was right, all ranks put
+//! the second message in right behind it, before those of later operations, none of which has been sent. The result has the bits of
+//! the right scale, never of another one.
 
 mod fallback;
 mod liveness;
@@ -83,6 +90,10 @@ struct Ring {
     next: u64,
     /// Behind the last of the operations that have been started.
     end: u64,
+    /// Behind a guess that has been sent: before its sum is there, nobody knows what the next message is.
+    guessed: u64,
+    /// The largest exponent over all ranks in the last guess message whose sum has been verified.
+    bucket: u8,
     /// The first without a verified sum.
     verified: u64,
     /// The first that the connection has not been told to expect an acknowledgement of.
@@ -139,6 +150,8 @@ pub(crate) struct Engine {
     statistics: Statistics,
 }
 
+/// The first guess at the largest exponent: numbers from 1 to 2.
+const FIRST_GUESS: u8 = 127;
 /// Buffers kept for reuse.
 const POOL: usize = 64;
 /// Operations that may be open at a time.
@@ -153,7 +166,7 @@ impl Engine {
             place: Place { rank: settings.rank, ranks },
             path: Path::Box,
             reason: None,
-            rings: (0..layout.rings).map(|_| Ring::default()).collect(),
+            rings: (0..layout.rings).map(|_| Ring { bucket: FIRST_GUESS, ..Ring::default() }).collect(),
             operations: VecDeque::new(),
             outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],
