@@ -3,7 +3,8 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`operation`] | an all-reduce: messages out, sums in |
+//! | [`queue`] | all-reduces that are open: how they begin and end |
+//! | [`operation`] | what they consist of: messages out, sums in |
 //! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, the dead, those who leave, failures |
 //! | [`renewal`] | after which operation all connect anew |
@@ -29,12 +30,14 @@
 mod fallback;
 mod liveness;
 mod operation;
+mod queue;
 mod renewal;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-pub(crate) use operation::{Finished, Outcome, Work};
+pub(crate) use operation::Finished;
+pub(crate) use queue::{Outcome, Work};
 
 use super::buffer::Buffer;
 use super::config::{JobShape, Mode, Statistics};
