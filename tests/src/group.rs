@@ -110,6 +110,15 @@ pub enum Order {
         /// Wait for the others first, so that nobody's timer runs while another rank still makes up its data.
         together: bool,
     },
+    /// Reduce several made-up vectors in flight at once.
+    InFlight {
+        /// Type and elements of each.
+        operations: Vec<(String, usize)>,
+        /// Of the first one's data; each next one's is one more.
+        seed: u64,
+        /// File for the bytes of all results, in their order.
+        out: PathBuf,
+    },
     /// Give the communicator up, and connect a new one to the same job.
     Reconnect,
 }
@@ -348,6 +357,47 @@ impl Group {
                     got[first],
                     expected[first]
                 );
+            }
+            std::fs::remove_file(file)?;
+        }
+        Ok(outcomes)
+    }
+
+    /// Tells all ranks to reduce several made-up vectors in flight at once, without waiting for them. The files for their results.
+    pub fn order_in_flight(&mut self, operations: &[(&str, usize)], seed: u64) -> Result<Vec<PathBuf>> {
+        self.files += 1;
+        let mut files = Vec::new();
+        for (rank, running) in self.ranks.iter_mut().enumerate() {
+            let out = self.folder.path().join(format!("{}-{rank}", self.files));
+            let operations = operations.iter().map(|(dtype, len)| ((*dtype).to_owned(), *len)).collect();
+            let order = Order::InFlight { operations, seed, out: out.clone() };
+            if let Some(running) = running {
+                running.say(&serde_json::to_string(&order)?)?;
+            }
+            files.push(out);
+        }
+        Ok(files)
+    }
+
+    /// The same, and waits; every result is compared bit by bit with a sum done here. What the last operation came to at each rank.
+    pub fn in_flight(&mut self, operations: &[(&str, usize)], seed: u64) -> Result<Vec<Outcome>> {
+        let files = self.order_in_flight(operations, seed)?;
+        let mut outcomes = Vec::new();
+        for (rank, answer) in self.answers(2 * PATIENCE)? {
+            match answer {
+                Answer::Done(outcome) => outcomes.push(outcome),
+                Answer::Error(error) => bail!("rank {rank}: {error}"),
+            }
+        }
+        let mut all = Vec::new();
+        for (n, (dtype, len)) in operations.iter().enumerate() {
+            all.extend(expected(dtype, *len, seed + n as u64, &self.job)?);
+        }
+        for (rank, file) in files.iter().enumerate() {
+            let got = std::fs::read(file)?;
+            ensure!(got.len() == all.len(), "rank {rank}: {} bytes, not {}", got.len(), all.len());
+            if let Some(at) = (0..got.len()).find(|at| got[*at] != all[*at]) {
+                bail!("rank {rank}: byte {at} of all results is wrong");
             }
             std::fs::remove_file(file)?;
         }

@@ -11,14 +11,22 @@ fn netsum_perf_prints_a_row_for_each_size_and_finds_no_sum_wrong() {
     let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
     let job = JobSpec { message_size: 65536, window: 2, ..JobSpec::new("perf", 4) };
     let token = cluster.create_job(&job).unwrap();
+    for more in ["--iters 2", "--iters 7 --inflight 3", "--iters 2 --tensors 5"] {
+        measure(&cluster, &job, &token, more);
+    }
+}
+
+/// All ranks measure, with some more options.
+fn measure(cluster: &Cluster, job: &JobSpec, token: &str, more: &str) {
     let mut ranks = Vec::new();
     for rank in 0..4 {
         let host = cluster.lab().host(rank);
         let mut perf = host.command(program("netsum-perf").unwrap());
-        perf.args("all_reduce -b 8 -e 4M -f 8 --dtype f32 --iters 2 --check -j".split(' '))
+        perf.args("all_reduce -b 8 -e 4M -f 8 --dtype f32 --check -j".split(' '))
+            .args(more.split_whitespace())
             .env("NETSUM_CONTROLLER", format!("{}:{WORKER_PORT}", cluster.lab().box_().ip()))
             .env("NETSUM_JOB", &job.name)
-            .env("NETSUM_TOKEN", &token)
+            .env("NETSUM_TOKEN", token)
             .env("NETSUM_RANK", rank.to_string())
             .env("NETSUM_RANKS", "4")
             .env("NETSUM_IP", host.ip(0).to_string());
@@ -29,6 +37,7 @@ fn netsum_perf_prints_a_row_for_each_size_and_finds_no_sum_wrong() {
         serde_json::from_str(&printed[0]).unwrap_or_else(|e| panic!("{e}: {}", printed[0]));
     let sizes: Vec<_> = rows.iter().map(|row| row["size"].as_u64().unwrap()).collect();
     assert_eq!(sizes, [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20]);
+    println!("{more}: {:?} us", rows.iter().map(|row| row["time_us"].as_f64().unwrap()).collect::<Vec<_>>());
     for row in &rows {
         assert_eq!((row["wrong"].as_u64(), row["by"].as_str()), (Some(0), Some("box")), "{row}");
         assert!(row["algbw"].as_f64().unwrap() > 0.0, "{row}");

@@ -144,6 +144,30 @@ fn a_job_makes_room_for_another_and_takes_it_back_and_every_sum_is_right() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn the_window_changes_while_operations_are_in_flight() {
+    const OPERATIONS: [(&str, usize); 7] =
+        [("f32", 20_000), ("i32", 100), ("f32", 10), ("i32", 30_000), ("f32", 500), ("i32", 1), ("f32", 1)];
+    let cluster = start();
+    let (mut wide, next) = one_waits(&cluster, 10 * SECOND);
+    let (begun, mut changed) = (Instant::now(), 0);
+    // A few more at the new window.
+    for seed in 0.. {
+        for (rank, o) in wide.in_flight(&OPERATIONS, 100 * seed).unwrap().iter().enumerate() {
+            assert_eq!((&*o.mode, o.wrong, o.fall_backs), ("box", 0, 0), "rank {rank}: {o:?}");
+            assert!(changed == 0 || o.renewals == 1, "rank {rank}: {o:?}");
+        }
+        changed += u32::from(window(&show(&cluster, "wide")) == 4);
+        if changed > 2 {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{}\n{}", show(&cluster, "wide"), cluster.daemon_log());
+    }
+    next.success(PATIENCE).unwrap();
+    assert_eq!(cluster.counter(None, "credit_violation").unwrap(), 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn a_daemon_that_is_killed_while_a_change_is_pending() {
     let mut cluster = start();
     let (mut wide, next) = one_waits(&cluster, 10 * SECOND);

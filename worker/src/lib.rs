@@ -38,8 +38,8 @@ pub mod udp;
 mod verbs;
 
 pub use comm::{
-    AdapterRetry, Bootstrap, CommConfig, Communicator, Error, Mode, Report, Statistics, Tls, Traffic,
-    Transport,
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Error, Mode, Pending, Position, Report, Statistics,
+    Tls, Traffic, Transport,
 };
 pub use numeric::element::{Dtype, Element};
 pub use numeric::layout::Layout;

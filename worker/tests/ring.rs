@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Error, Layout, Mode, reference_sum};
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Position, reference_sum};
 
 /// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
 fn address(test: u8, rank: u32) -> IpAddr {
     let pid = std::process::id();
-    Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, test * 16 + rank as u8 + 1).into()
+    Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, test * 8 + rank as u8 + 1).into()
 }
 
 fn config(test: u8, rank: u32, ranks: u32, layout: Layout) -> CommConfig {
@@ -62,6 +62,138 @@ fn without_a_box_the_ranks_get_the_same_sums() {
         for s in reports {
             assert_eq!((s.fall_backs, s.all_reduces), (1, 9), "{s:?}");
         }
+    }
+}
+
+#[test]
+fn tensors_in_one_operation_are_their_concatenation() {
+    run(13, 3, LAYOUT, |mut comm| {
+        let rank = comm.rank();
+        let whole = floats(rank, 30_000);
+        for cuts in [&[0, 1, 1, 64, 20_000][..], &[29_999], &[]] {
+            let mut expected = whole.clone();
+            comm.all_reduce(&mut expected).unwrap();
+            let mut copy = whole.clone();
+            let mut tensors = Vec::new();
+            let (mut rest, mut at) = (&mut copy[..], 0);
+            for cut in cuts {
+                let (tensor, behind) = rest.split_at_mut(cut - at);
+                tensors.push(tensor);
+                (rest, at) = (behind, *cut);
+            }
+            tensors.push(rest);
+            let verified = comm.all_reduce_many(&mut tensors).unwrap().verified;
+            assert!(verified > 0);
+            assert!(copy.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{cuts:?}");
+        }
+        comm.all_reduce_many::<i32>(&mut []).unwrap();
+        let (mut a, mut b) = ([1.0f32; 10], [2.0f32; 7]);
+        b[3] = if rank == 1 { f32::NAN } else { 1.0 };
+        let error = comm.all_reduce_many(&mut [&mut a, &mut b]).unwrap_err();
+        let place = |tensor, element| Position { tensor, element };
+        assert_eq!(error, Error::NonFiniteTensors { first: place(0, 0), last: place(1, 6) });
+    });
+}
+
+#[test]
+fn operations_in_flight_give_the_same_sums() {
+    for (test, ranks) in [(14, 2), (15, 3)] {
+        run(test, ranks, LAYOUT, |mut comm| {
+            let rank = comm.rank();
+            let lengths = |n: usize| [1, 5000, 0, 100_000, 64][n % 5];
+            // More than may be in flight, with blocking ones among them; some handles are dropped.
+            let mut pending = Vec::new();
+            for n in 0..100 {
+                let handle = comm.all_reduce_async(floats(rank, lengths(n))).unwrap();
+                if n % 7 != 3 {
+                    pending.push((n, handle));
+                }
+                if n % 30 == 29 {
+                    let mut x = [rank as i32 + 1, n as i32];
+                    comm.all_reduce(&mut x).unwrap();
+                    let count = ranks as i32;
+                    assert_eq!(x, [count * (count + 1) / 2, n as i32 * count]);
+                    assert!(pending.iter().all(|(_, handle)| handle.is_done()));
+                }
+            }
+            for (n, handle) in pending {
+                let (sum, report) = handle.wait().unwrap();
+                let all: Vec<_> = (0..ranks).map(|r| floats(r, lengths(n))).collect();
+                let all: Vec<_> = all.iter().map(|v| &v[..]).collect();
+                let expected = reference_sum(&all, &comm.layout());
+                assert!(sum.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{n}");
+                assert_eq!((sum.len(), report.mode), (lengths(n), Mode::Ring));
+            }
+            assert_eq!(comm.statistics().all_reduces, 103);
+        });
+    }
+}
+
+#[test]
+fn operations_go_on_without_anybody_who_waits() {
+    run(16, 2, LAYOUT, |mut comm| {
+        let handle = comm.all_reduce_async(floats(comm.rank(), 300_000)).unwrap();
+        let started = Instant::now();
+        while !handle.is_done() {
+            assert!(started.elapsed() < Duration::from_secs(10), "nobody drives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        handle.wait().unwrap();
+    });
+}
+
+#[test]
+fn handles_may_be_waited_for_by_other_threads() {
+    run(17, 3, LAYOUT, |mut comm| {
+        std::thread::scope(|s| {
+            for n in 0..10usize {
+                let handle = comm.all_reduce_async(vec![n as i32; 20_000]).unwrap();
+                s.spawn(move || assert_eq!(handle.wait().unwrap().0, vec![n as i32 * 3; 20_000]));
+                let mut x = [n as i32];
+                comm.all_reduce(&mut x).unwrap();
+                assert_eq!(x, [n as i32 * 3]);
+            }
+        });
+    });
+}
+
+#[test]
+fn a_communicator_that_is_dropped_completes_what_it_can_and_gives_up_the_rest() {
+    let started = Instant::now();
+    let outcomes = run(18, 3, LAYOUT, |mut comm| {
+        let rank = comm.rank();
+        let first = comm.all_reduce_async(vec![1i32; 50_000]).unwrap();
+        let second = (rank != 1).then(|| comm.all_reduce_async(vec![1i32; 50_000]).unwrap());
+        drop(comm);
+        (first.wait().map(|(x, _)| x[49_999]), second.map(|s| s.wait().map(|(x, _)| x[0])))
+    });
+    assert!(started.elapsed() < Duration::from_secs(12));
+    for (rank, (first, second)) in outcomes.into_iter().enumerate() {
+        assert_eq!(first, Ok(3), "rank {rank}");
+        match second {
+            None => assert_eq!(rank, 1),
+            // Rank 1 leaves without it.
+            Some(second) => {
+                let error = second.unwrap_err();
+                assert!(matches!(error, Error::Closed | Error::RankLeft { rank: 1 }), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_handle_hears_of_a_rank_that_leaves() {
+    let errors = run(19, 3, LAYOUT, |mut comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 2 {
+            return Vec::new();
+        }
+        let started: Vec<_> = (0..20).map(|n| comm.all_reduce_async(vec![n as f32; 3000])).collect();
+        started.into_iter().map(|handle| handle.and_then(|h| h.wait()).unwrap_err()).collect()
+    });
+    for error in errors.into_iter().flatten() {
+        // Or one that has heard of it has left itself.
+        assert!(matches!(error, Error::RankLeft { .. }), "{error}");
     }
 }
 
@@ -158,4 +290,11 @@ fn a_single_rank_is_its_own_sum() {
     comm.all_reduce(&mut x).unwrap();
     assert_eq!(x, [1, 2, 3]);
     comm.barrier().unwrap();
+    let (mut a, mut b) = ([1.5f32], [2.5f32, 3.5]);
+    comm.all_reduce_many(&mut [&mut a, &mut b]).unwrap();
+    assert_eq!((a, b), ([1.5], [2.5, 3.5]));
+    let handle = comm.all_reduce_async(vec![4, 5]).unwrap();
+    assert!(handle.is_done());
+    assert_eq!(handle.wait().unwrap().0, [4, 5]);
+    assert!(comm.all_reduce_async(vec![f32::NAN]).unwrap().wait().is_err());
 }

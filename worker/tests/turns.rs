@@ -1,4 +1,4 @@
-//! The hand-over between the application's thread and the keeper, in every interleaving (loom).
+//! The hand-over between the application's threads and the keeper, in every interleaving (loom).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +13,7 @@ mod turns;
 use loom::sync::Arc;
 use turns::Turns;
 
-/// What both threads write: who has the core, and what has happened to it.
+/// What all threads write: who has the core, and what has happened to it.
 #[derive(Default)]
 struct Core {
     calls: u32,
@@ -36,15 +36,58 @@ fn the_core_goes_from_hand_to_hand_and_the_keeper_ends() {
         });
         let mut core = turns.take();
         core.calls += 1;
-        // As in a call: the turn is given while the core is still held.
-        turns.give();
+        assert!(!turns.is_wanted(), "the keeper waits without a word");
         drop(core);
         assert_eq!(turns.core().calls, 1);
         let mut core = turns.end();
         core.ended = true;
         drop(core);
+        assert!(turns.try_take().is_none());
         // No deadlock in any interleaving: loom finds those.
         keeper.join().unwrap();
     });
     assert!(KEPT.load(Ordering::Relaxed) > 0, "the keeper never had a turn");
+}
+
+#[test]
+fn one_who_waits_for_a_handle_makes_room_for_other_callers_and_for_the_end() {
+    static DRIVEN: AtomicUsize = AtomicUsize::new(0);
+    static REFUSED: AtomicUsize = AtomicUsize::new(0);
+    loom::model(|| {
+        let turns = Arc::new(Turns::new(Core::default()));
+        let theirs = Arc::clone(&turns);
+        // As `Pending::wait`.
+        let waits = loom::thread::spawn(move || match theirs.try_take() {
+            Some(mut core) => {
+                // Who ends it waits for this one.
+                assert!(!core.ended, "somebody drives what has ended");
+                core.calls += 1;
+                DRIVEN.fetch_add(1, Ordering::Relaxed);
+            }
+            None => {
+                REFUSED.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // As `Communicator::all_reduce`, and as its drop.
+        turns.take().calls += 1;
+        let mut core = turns.end();
+        core.ended = true;
+        drop(core);
+        waits.join().unwrap();
+    });
+    assert!(DRIVEN.load(Ordering::Relaxed) > 0 && REFUSED.load(Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn the_keeper_has_its_turn_again_after_two_callers() {
+    loom::model(|| {
+        let turns = Arc::new(Turns::new(Core::default()));
+        let theirs = Arc::clone(&turns);
+        let other = loom::thread::spawn(move || theirs.take().calls += 1);
+        turns.take().calls += 1;
+        // Blocks for ever, which loom finds, if a caller's end is not told.
+        assert!(turns.keep().is_some());
+        other.join().unwrap();
+        assert_eq!(turns.core().calls, 2);
+    });
 }

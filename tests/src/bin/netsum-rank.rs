@@ -1,11 +1,12 @@
 //! A rank for tests: does what it is told on standard input, a JSON object a line, and answers likewise.
 
 use std::io::{BufRead, Write};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use netsum_lab::cluster::{Answer, Order, Outcome, RankSpec, to_hex};
 use netsum_lab::data;
-use netsum_worker::{CommConfig, Communicator, Element, Error, Report};
+use netsum_worker::{CommConfig, Communicator, Element, Error, Pending, Report};
 
 fn main() -> Result<()> {
     env_logger::init();
@@ -18,6 +19,9 @@ fn main() -> Result<()> {
                 drop(communicator);
                 let Some(another) = connect(&config)? else { return Ok(()) };
                 communicator = another;
+            }
+            Order::InFlight { operations, seed, out } => {
+                answer(&in_flight(&mut communicator, spec.rank, &operations, seed, &out)?)?;
             }
             order => answer(&obey(&mut communicator, spec.rank, &order)?)?,
         }
@@ -60,23 +64,77 @@ fn obey(communicator: &mut Communicator, rank: u32, order: &Order) -> Result<Ans
         None => Some(to_hex(&bytes)),
     };
     Ok(match reduced {
-        Ok(report) => {
-            let statistics = communicator.statistics();
-            Answer::Done(Outcome {
-                mode: report.mode.name().to_owned(),
-                verified: report.verified,
-                retransmissions: report.retransmissions.unwrap_or(0),
-                micros: report.elapsed.as_micros() as u64,
-                fall_backs: statistics.fall_backs,
-                wrong: statistics.wrong,
-                marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
-                restarts: statistics.restarts,
-                renewals: statistics.renewals,
-                transport: communicator.transport().to_owned(),
-                result,
-            })
-        }
+        Ok(report) => Answer::Done(outcome(communicator, &report, result)),
         Err(error) => Answer::Error(error.to_string()),
+    })
+}
+
+fn outcome(communicator: &Communicator, report: &Report, result: Option<String>) -> Outcome {
+    let statistics = communicator.statistics();
+    Outcome {
+        mode: report.mode.name().to_owned(),
+        verified: report.verified,
+        retransmissions: report.retransmissions.unwrap_or(0),
+        micros: report.elapsed.as_micros() as u64,
+        fall_backs: statistics.fall_backs,
+        wrong: statistics.wrong,
+        marked: statistics.traffic.map_or(0, |t| t.congestion_marks),
+        restarts: statistics.restarts,
+        renewals: statistics.renewals,
+        transport: communicator.transport().to_owned(),
+        result,
+    }
+}
+
+/// One in flight.
+enum Handle {
+    Ints(Pending<i32>),
+    Floats(Pending<f32>),
+}
+
+impl Handle {
+    /// The result's bytes.
+    fn wait(self) -> Result<(Vec<u8>, Report), Error> {
+        fn bytes<T, const N: usize>(x: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
+            x.iter().flat_map(bytes).collect()
+        }
+        match self {
+            Self::Ints(pending) => pending.wait().map(|(x, r)| (bytes(&x, |x| x.to_le_bytes()), r)),
+            Self::Floats(pending) => pending.wait().map(|(x, r)| (bytes(&x, |x| x.to_le_bytes()), r)),
+        }
+    }
+}
+
+/// Starts all of them, then waits for all of them. The answer is what the last one came to, or the errors of all, one a line.
+fn in_flight(
+    communicator: &mut Communicator,
+    rank: u32,
+    operations: &[(String, usize)],
+    seed: u64,
+    out: &Path,
+) -> Result<Answer> {
+    let mut handles = Vec::new();
+    for ((dtype, len), seed) in operations.iter().zip(seed..) {
+        handles.push(match &**dtype {
+            "i32" => communicator.all_reduce_async(data::ints(rank, seed, *len)).map(Handle::Ints),
+            "f32" => communicator.all_reduce_async(data::floats(rank, seed, *len)).map(Handle::Floats),
+            other => anyhow::bail!("no data type {other}"),
+        });
+    }
+    let (mut all, mut last, mut errors) = (Vec::new(), None, Vec::new());
+    for handle in handles {
+        match handle.and_then(Handle::wait) {
+            Ok((bytes, report)) => {
+                all.extend(bytes);
+                last = Some(report);
+            }
+            Err(error) => errors.push(error.to_string()),
+        }
+    }
+    std::fs::write(out, all)?;
+    Ok(match last {
+        Some(report) if errors.is_empty() => Answer::Done(outcome(communicator, &report, None)),
+        _ => Answer::Error(errors.join("\n")),
     })
 }
 

@@ -1,60 +1,65 @@
-//! The communicator: the engine, its connections and a socket, driven by whoever has time.
+//! The communicator: what the application calls.
 //!
-//! While the application is in a call, its thread drives. Between calls the *keeper* thread does: packets that others
-//! miss are sent again, keep-alives go out, and other ranks can fall back to the ring while this one computes.
+//! While the application is in a call, its thread drives. Between calls the *keeper* thread does: operations in flight go on, packets
+//! that others miss are sent again, keep-alives go out, and other ranks can fall back to the ring while this one computes.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::bootstrap::{Membership, Patience, bootstrap};
-use super::config::{CommConfig, JobShape, Mode, Report, Statistics};
-use super::core::{Core, keep};
-use super::engine::{Engine, Settings};
-use super::error::Error;
-use super::network;
+use super::config::{Bootstrap, CommConfig, JobShape, Mode, Report, Statistics};
+use super::engine::{Finished, MAX_OPEN};
+use super::error::{Error, Position};
+use super::pending::Pending;
+use super::session::{Session, keep};
 use super::turns::Turns;
-use crate::numeric::element::{Element, Slice};
-use crate::numeric::layout::Layout;
+use crate::numeric::element::{Data, Dtype, Element, Slice, Slices};
+use crate::numeric::layout::{Layout, Plan};
+use crate::numeric::quant::{NON_FINITE, Scale};
 
 /// A member of a job, connected to the ring of all ranks.
 ///
-/// Where the job has a range of windows, the box may change the window while the job is at work: then all ranks connect anew at the
-/// end of an all-reduce, which takes that much longer. Nothing else is noticed of it, but in [`layout`](Self::layout) and
-/// [`statistics`](Self::statistics). What it takes longer than `timeout` twice to do is an error of the next call.
+/// All ranks call for the same operations in the same order, as with MPI or NCCL; which of them wait and which are in flight may differ
+/// from rank to rank.
 ///
-/// Dropping it leaves the job in good order; that may take up to two seconds where other ranks are behind.
+/// Where the job has a range of windows, the box may change the window while the job is at work: then all ranks connect anew at the
+/// end of an all-reduce, before any later one, which takes that much longer. Nothing else is noticed of it, but in
+/// [`layout`](Self::layout) and [`statistics`](Self::statistics). What it takes longer than `timeout` twice to do is an error of the
+/// next call.
+///
+/// Dropping it completes what is in flight, where the other ranks get there within two seconds, and leaves the job in good order; that
+/// may take up to two seconds more where other ranks are behind.
 pub struct Communicator {
     config: CommConfig,
     shape: JobShape,
     title: String,
-    /// `None` for a single rank, which needs no network, and after `broken`.
+    /// `None` for a single rank, which needs no network.
     links: Option<Links>,
-    /// Counted over earlier connections.
-    before: Statistics,
-    /// Why the ranks could not connect anew.
-    broken: Option<Error>,
+    /// What a single rank has done.
+    alone: Statistics,
 }
 
-/// Connections, and the thread that keeps them between calls.
+/// The session, and the thread that keeps it between calls.
 struct Links {
-    shared: Arc<Turns<Core>>,
+    shared: Arc<Turns<Session>>,
     keeper: JoinHandle<()>,
+    alarm: UnixStream,
 }
 
 impl Links {
-    /// Ends the keeper; the last part of it is done with the core.
-    fn end<T>(self, last: impl FnOnce(&mut Core) -> T) -> T {
-        let mut core = self.shared.end();
-        let done = last(&mut core);
-        drop(core);
-        // It has a descriptor of the connections, which are closed only then.
-        let _ = self.keeper.join();
-        done
+    /// Has the keeper look, wherever it waits.
+    fn wake(&self) {
+        // Full means that it has been woken already.
+        let _ = (&self.alarm).write(&[0]);
     }
 }
 
 impl Communicator {
+    /// Operations that may be in flight; see [`all_reduce_async`](Self::all_reduce_async).
+    pub const MAX_IN_FLIGHT: usize = MAX_OPEN;
+
     /// Finds the job, opens the connections and waits until the ring stands.
     ///
     /// # Errors
@@ -75,115 +80,150 @@ impl Communicator {
         if ranks == 1 {
             return Self::alone(config);
         }
-        let (shape, title, links) = establish(&config, Patience::Short)?;
-        log::info!("rank {rank}: over {title}");
-        let before = Statistics::default();
-        Ok(Self { config, shape, title, links: Some(links), before, broken: None })
+        let session = Session::new(config.clone())?;
+        let (shape, title) = (session.shape, session.title.clone());
+        let shared = Arc::new(Turns::new(session));
+        let theirs = Arc::clone(&shared);
+        let no_thread = |e| Error::Config(format!("cannot start a thread: {e}"));
+        let (alarm, ring) = UnixStream::pair().map_err(no_thread)?;
+        for end in [&alarm, &ring] {
+            end.set_nonblocking(true).map_err(no_thread)?;
+        }
+        let keeper = std::thread::Builder::new()
+            .name("netsum-keeper".to_owned())
+            .spawn(move || keep(&theirs, ring))
+            .map_err(no_thread)?;
+        let links = Some(Links { shared, keeper, alarm });
+        Ok(Self { config, shape, title, links, alone: Statistics::default() })
     }
 
     fn alone(config: CommConfig) -> Result<Self, Error> {
         let layout = match &config.bootstrap {
-            super::config::Bootstrap::Static { message_size, window, rings, .. } => {
+            Bootstrap::Static { message_size, window, rings, .. } => {
                 Layout { message_size: *message_size, window: *window, rings: *rings }
             }
             _ => Layout { message_size: 1 << 16, window: 1, rings: 1 },
         };
         let shape = JobShape { ranks: 1, mtu: 1024, layout };
         shape.check().map_err(Error::Config)?;
-        let (title, before) = ("nothing".to_owned(), Statistics::default());
-        Ok(Self { config, shape, title, links: None, before, broken: None })
+        let (title, alone) = ("nothing".to_owned(), Statistics::default());
+        Ok(Self { config, shape, title, links: None, alone })
     }
 
     /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32, `f32` as
     /// [`reference_sum`](crate::reference_sum) does it, the same bits at every rank and in every run. All ranks must call
-    /// with the same length and type.
+    /// with the same length and type. What is in flight comes first.
     ///
     /// # Errors
     /// See [`Error`]. After an error the slice holds sums in some places and this rank's own elements in others.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
-        let started = Instant::now();
-        if let Some(error) = &self.broken {
-            return Err(error.clone());
-        }
-        let Some(Links { shared, .. }) = &self.links else { return self.all_reduce_alone(data, started) };
-        let (outcome, retransmissions, renew) = {
-            let mut core = shared.take();
-            let before = core.retransmissions();
-            let consent = core.consent(self.config.rank, self.shape.layout.window);
-            let outcome = consent.and_then(|()| core.all_reduce(&mut Slice(data)));
-            // Nothing that the engine has just decided waits for the keeper to wake up.
-            if let Err(e) = core.connections.drive(Instant::now()) {
-                log::debug!("rank {}: at the end of an operation: {e}", self.config.rank);
+        self.reduce(&mut Slice(data))
+    }
+
+    /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were one behind the other in one slice: the same bits, and
+    /// where all of them fit in a message, one message instead of many. Nothing is copied together for that. All ranks must call
+    /// with the same length in all; where one tensor ends and the next begins may differ.
+    ///
+    /// ```no_run
+    /// # fn example(mut comm: netsum_worker::Communicator) -> Result<(), netsum_worker::Error> {
+    /// let (mut weights, mut biases) = (vec![0.25f32; 4096], vec![0.5f32; 64]);
+    /// comm.all_reduce_many(&mut [&mut weights, &mut biases])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), but [`Error::NonFiniteTensors`] for infinities and NaNs.
+    pub fn all_reduce_many<T: Element>(&mut self, tensors: &mut [&mut [T]]) -> Result<Report, Error> {
+        let mut data = Slices::new(tensors);
+        self.reduce(&mut data).map_err(|error| match error {
+            Error::NonFinite { first, end } => {
+                let position = |element| {
+                    let (tensor, element) = data.place(element);
+                    Position { tensor, element }
+                };
+                Error::NonFiniteTensors { first: position(first), last: position(end - 1) }
             }
-            let sent_again = core.retransmissions().zip(before).map(|(after, before)| after - before);
-            let renew = core.engine.is_to_renew();
-            // Otherwise the keeper is about to end.
-            if !renew {
-                shared.give();
-            }
-            (outcome, sent_again, renew)
+            error => error,
+        })
+    }
+
+    /// Starts an [`all_reduce`](Self::all_reduce) that goes on while the application does something else, and gives a handle that waits
+    /// for its sum. All-reduces are done in the order in which they are called for, by this call or others; the messages of the next one
+    /// go out as soon as the window has room that the one before has no more use for. So a gradient's buckets can be summed while
+    /// the next ones are computed.
+    ///
+    /// At most [`MAX_IN_FLIGHT`](Self::MAX_IN_FLIGHT) can be in flight; the call waits for the oldest where there are as many.
+    ///
+    /// ```no_run
+    /// # fn example(mut comm: netsum_worker::Communicator) -> Result<(), netsum_worker::Error> {
+    /// let mut buckets = Vec::new();
+    /// for layer in 0..8 {
+    ///     let gradient = vec![layer as f32; 65536];
+    ///     buckets.push(comm.all_reduce_async(gradient)?);
+    /// }
+    /// for bucket in buckets {
+    ///     let (sum, report) = bucket.wait()?;
+    ///     println!("{} elements in {:?}", sum.len(), report.elapsed);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Error`]: what ends the communicator, or an element type that messages have no room for. Other errors come from
+    /// [`Pending::wait`].
+    pub fn all_reduce_async<T: Element>(&mut self, data: Vec<T>) -> Result<Pending<T>, Error> {
+        let Some(links) = &self.links else {
+            let mut data = data;
+            let outcome = self.all_reduce_alone(&mut Slice(&mut data), Instant::now());
+            return Ok(Pending::done(outcome.map(|report| (data, report))));
         };
-        let elapsed = started.elapsed();
-        if renew {
-            self.renew();
-        }
-        let finished = outcome?;
-        if let Some(range) = finished.non_finite {
-            return Err(Error::NonFinite { first: range.start, end: range.end });
-        }
-        Ok(Report { mode: finished.mode, verified: finished.verified, elapsed, retransmissions })
+        let pending = {
+            let mut session = links.shared.take();
+            let core = session.ready()?;
+            let (pending, promise) = Pending::new(Arc::clone(&links.shared), core.retransmissions());
+            core.start(T::own(data), promise)?;
+            (self.shape, self.title) = (session.shape, session.title.clone());
+            pending
+        };
+        // It may be waiting for longer than it should now.
+        links.wake();
+        Ok(pending)
     }
 
-    /// Leaves in good order and connects anew, as all ranks do at this moment. The next call tells if that was in vain: the sums of
-    /// this one are there.
-    fn renew(&mut self) {
-        let Some(links) = self.links.take() else { return };
-        let (rank, window, started) = (self.config.rank, self.shape.layout.window, Instant::now());
-        let parted = links.end(|core| {
-            let parted = core.part();
-            if parted.is_err() {
-                core.linger();
-            }
-            self.before = self.before.plus(core.statistics());
-            parted
-        });
-        log::debug!("rank {rank}: left to connect anew, in {:.1?}", started.elapsed());
-        // All ranks are there, and have just said so.
-        let connect_timeout = self.config.connect_timeout.min(self.config.timeout * 2);
-        let config = CommConfig { connect_timeout, ..self.config.clone() };
-        match parted.and_then(|()| establish(&config, Patience::Long)) {
-            Ok((shape, title, links)) => {
-                self.before.renewals += 1;
-                let elapsed = started.elapsed();
-                log::info!(
-                    "rank {rank}: connected anew over {title} in {elapsed:.1?}: window {}, before {window}",
-                    shape.layout.window
-                );
-                (self.shape, self.title, self.links) = (shape, title, Some(links));
-            }
-            Err(error) => {
-                log::warn!("rank {rank}: could not connect anew, for another window: {error}");
-                self.broken = Some(error);
-            }
-        }
+    fn reduce(&mut self, data: &mut dyn Data) -> Result<Report, Error> {
+        let called = Instant::now();
+        let Some(links) = &self.links else { return self.all_reduce_alone(data, called) };
+        let mut session = links.shared.take();
+        let report = session.all_reduce(data, called);
+        (self.shape, self.title) = (session.shape, session.title.clone());
+        report
     }
 
-    fn all_reduce_alone<T: Element>(&mut self, data: &mut [T], started: Instant) -> Result<Report, Error> {
-        let dtype = T::DTYPE;
-        let elements = self.shape.layout.elements(dtype).map_err(|reason| Error::Length { dtype, reason })?;
-        if let Some(chunk) =
-            data.chunks(elements).position(|c| dtype == crate::Dtype::F32 && T::bucket(c) == 255)
-        {
-            let first = chunk * elements;
-            return Err(Error::NonFinite { first, end: (first + elements).min(data.len()) });
+    /// The same as the sum of one rank.
+    fn all_reduce_alone(&mut self, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
+        let (dtype, layout) = (data.dtype(), Layout { rings: 1, ..self.shape.layout });
+        let plan = Plan::new(&layout, dtype, data.len()).map_err(|reason| Error::Length { dtype, reason })?;
+        let ranges: Vec<_> = (0..plan.data_messages(0)).map(|i| plan.range(0, i)).collect();
+        let is_finite = |range: &&std::ops::Range<usize>| {
+            dtype == Dtype::F32 && data.bucket((*range).clone()) == NON_FINITE
+        };
+        let non_finite = ranges.iter().find(is_finite).cloned();
+        if non_finite.is_none() {
+            let mut lanes = Vec::new();
+            for range in ranges {
+                let scale = Scale::new(data.bucket(range.clone()), 1);
+                lanes.resize(range.len() * 4, 0);
+                data.load(range.clone(), scale, &mut lanes);
+                data.store(range, scale, &lanes);
+            }
+            self.alone.all_reduces += 1;
         }
-        let sum = crate::reference_sum(&[&*data], &self.shape.layout);
-        data.copy_from_slice(&sum);
-        self.before.all_reduces += 1;
-        Ok(Report { mode: Mode::Ring, verified: 0, elapsed: started.elapsed(), retransmissions: Some(0) })
+        Finished { mode: Mode::Ring, verified: 0, non_finite }.report(called.elapsed(), Some(0))
     }
 
-    /// Returns once all ranks have called it.
+    /// Returns once all ranks have called it, and all that was in flight before is done.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -213,15 +253,12 @@ impl Communicator {
 
     /// Who sums: the box, until the ranks find that none does.
     pub fn mode(&self) -> Mode {
-        self.links.as_ref().map_or(Mode::Ring, |l| l.shared.core().engine.mode())
+        self.links.as_ref().map_or(Mode::Ring, |l| l.shared.core().mode())
     }
 
     /// What this rank has done since it was connected.
     pub fn statistics(&self) -> Statistics {
-        match &self.links {
-            Some(links) => self.before.plus(links.shared.core().statistics()),
-            None => self.before,
-        }
+        self.links.as_ref().map_or(self.alone, |l| l.shared.core().statistics())
     }
 }
 
@@ -237,46 +274,12 @@ impl std::fmt::Debug for Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if let Some(links) = self.links.take() {
-            links.end(Core::linger);
+            let mut session = links.shared.end();
+            links.wake();
+            session.close();
+            drop(session);
+            // A panic there has been told on standard error.
+            let _ = links.keeper.join();
         }
     }
-}
-
-/// Finds the job, opens connections and waits until the ring stands.
-fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, String, Links), Error> {
-    let CommConfig { rank, timeout, .. } = *config;
-    let mut network = network::open(config)?;
-    let started = Instant::now();
-    let Membership { shape, ranks, mut heartbeat } = bootstrap(config, &mut *network, patience)?;
-    let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
-        let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut *connections);
-        connections.start().map(|()| (engine, connections))
-    });
-    let (engine, connections) = match (connected, &mut heartbeat) {
-        (Ok(connected), _) => connected,
-        (Err(error), heartbeat) => {
-            // The others wait for this rank already.
-            if let Some(heartbeat) = heartbeat {
-                heartbeat.stop(Err(error.to_string()));
-            }
-            return Err(error);
-        }
-    };
-    let title = connections.title();
-    let mut core = Core { engine, connections, heartbeat };
-    let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;
-    let unreachable =
-        Error::Unreachable { rank: previous, ip: ranks[previous as usize].ip, after: config.connect_timeout };
-    if let Err(error) = core.meet(started + config.connect_timeout, unreachable) {
-        // The others must hear why.
-        core.linger();
-        return Err(error);
-    }
-    let shared = Arc::new(Turns::new(core));
-    let theirs = Arc::clone(&shared);
-    let keeper = std::thread::Builder::new()
-        .name("netsum-keeper".to_owned())
-        .spawn(move || keep(&theirs))
-        .map_err(|e| Error::Config(format!("cannot start a thread: {e}")))?;
-    Ok((shape, title, Links { shared, keeper }))
 }

@@ -1,36 +1,74 @@
-//! What moves a communicator on: the engine, its connections and the word of the daemon, in one place for whoever drives.
+//! What moves connections on: the engine, the transport and the word of the daemon, in one place for whoever drives.
 
-use std::os::fd::AsFd;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::poll::PollFlags;
-
 use super::config::Statistics;
-use super::engine::{Engine, Finished};
+use super::engine::{Engine, Finished, Outcome, Work};
 use super::error::Error;
 use super::network::Connections;
-use super::turns::Turns;
+use super::pending::Promise;
 use crate::control::heartbeat::Heartbeat;
-use crate::numeric::element::{Data, Slice};
-use crate::udp::wait_for;
+use crate::numeric::element::{Data, Owned, Slice};
 
 /// The longest that a driver waits without looking at the daemon's word.
-const LOOK_UP: Duration = Duration::from_millis(100);
+pub(super) const LOOK_UP: Duration = Duration::from_millis(100);
 /// How long rank 0 waits for the daemon's answer before it goes on without.
 const DAEMON: Duration = Duration::from_millis(500);
 /// How long a rank that leaves waits for others that may still need it.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The state of a communicator that is connected.
+/// The state of connections.
 pub(super) struct Core {
     pub engine: Engine,
     pub connections: Box<dyn Connections>,
-    pub heartbeat: Option<Heartbeat>,
+    heartbeat: Option<Heartbeat>,
+    /// The connections' descriptor once more, for the keeper to wait at while others have the core.
+    fd: Arc<OwnedFd>,
+    /// Who waits for which operation whose data the engine owns, in their order.
+    promises: VecDeque<(u64, Promise)>,
+    /// What the operation came to whose data was lent.
+    lent: Option<Result<Finished, Error>>,
 }
 
 impl Core {
+    /// Connections that stand, or are about to.
+    pub fn new(
+        engine: Engine,
+        connections: Box<dyn Connections>,
+        heartbeat: Option<Heartbeat>,
+    ) -> std::io::Result<Self> {
+        let fd = Arc::new(connections.fd().try_clone_to_owned()?);
+        Ok(Self { engine, connections, heartbeat, fd, promises: VecDeque::new(), lent: None })
+    }
+
+    /// What is readable when something has arrived. Connections are closed only when nobody has it any more.
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
     /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until` where there were none.
     pub fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
+        let driven = self.advance(until, data);
+        self.deliver();
+        driven
+    }
+
+    /// Tells those who wait what operations have come to.
+    fn deliver(&mut self) {
+        while let Some(Outcome { number, result, data }) = self.engine.outcome() {
+            match (data, self.promises.pop_front_if(|(n, _)| *n == number)) {
+                (Some(data), Some((_, promise))) => {
+                    promise.settle(result, data, self.retransmissions());
+                }
+                _ => self.lent = Some(result),
+            }
+        }
+    }
+
+    fn advance(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
         let until = until.min(self.engine.next_timeout());
         if let Err(error) = self.connections.drive(until) {
             self.engine.fail(&mut *self.connections, error.clone());
@@ -62,18 +100,44 @@ impl Core {
 
     /// Drives while there is nothing to reduce.
     fn rest(&mut self) -> Result<(), Error> {
-        self.drive(Instant::now() + LOOK_UP, &mut Slice(&mut idle()))
+        self.rest_for(LOOK_UP)
     }
 
-    /// An operation from its start to its end.
+    /// Drives what the engine owns the data of, for a while at the most.
+    pub fn rest_for(&mut self, time: Duration) -> Result<(), Error> {
+        self.drive(Instant::now() + time, &mut Slice(&mut idle()))
+    }
+
+    /// An operation from its start to its end, behind those that are open.
     pub fn all_reduce(&mut self, data: &mut dyn Data) -> Result<Finished, Error> {
-        self.engine.start(Instant::now(), &mut *self.connections, data)?;
+        self.engine.start(Instant::now(), &mut *self.connections, Work::Lent(data))?;
         self.engine.step(Instant::now(), &mut *self.connections, data);
+        self.deliver();
         loop {
-            if let Some(outcome) = self.engine.finished() {
+            if let Some(outcome) = self.lent.take() {
                 return outcome;
             }
-            self.drive(Instant::now() + LOOK_UP, data)?;
+            if let Err(error) = self.drive(Instant::now() + LOOK_UP, data) {
+                self.lent = None;
+                return Err(error);
+            }
+        }
+    }
+
+    /// Starts an operation behind those that are open, and sends what may be sent.
+    pub fn start(&mut self, data: Owned, promise: Promise) -> Result<(), Error> {
+        let number = self.engine.start(Instant::now(), &mut *self.connections, Work::Owned(data))?;
+        self.promises.push_back((number, promise));
+        self.engine.step(Instant::now(), &mut *self.connections, &mut Slice(&mut idle()));
+        self.deliver();
+        self.send_now();
+        Ok(())
+    }
+
+    /// Nothing that the engine has just decided waits for the keeper to wake up.
+    pub fn send_now(&mut self) {
+        if let Err(e) = self.connections.drive(Instant::now()) {
+            log::debug!("at the end of a call: {e}");
         }
     }
 
@@ -136,12 +200,24 @@ impl Core {
         self.connections.traffic().map(|t| t.retransmissions)
     }
 
+    /// Waits a while for operations that are open; gives up those that the other ranks are not ready for.
+    pub fn complete(&mut self) {
+        let until = Instant::now() + LINGER;
+        while self.engine.open() > 0 && Instant::now() < until {
+            if self.rest_for(LINGER / 100).is_err() {
+                break;
+            }
+        }
+    }
+
     /// Says goodbye, and stays as long as somebody may need this rank.
     pub fn linger(&mut self) {
         let failure = self.engine.failure().cloned();
         let patient = Instant::now() + LINGER / 10;
         let until = Instant::now() + if failure.is_some() { LINGER / 4 } else { LINGER };
         self.engine.leave(&mut *self.connections);
+        self.engine.abandon(&Error::Closed);
+        self.deliver();
         while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
             if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle())).is_err() {
                 break;
@@ -173,35 +249,4 @@ impl Core {
 /// Nothing to reduce: what the engine is given between operations.
 fn idle() -> [i32; 0] {
     []
-}
-
-/// Drives between calls. Holds the core only while there is something to do, never while it waits.
-pub(super) fn keep(shared: &Turns<Core>) {
-    let Ok(fd) = shared.core().connections.fd().try_clone_to_owned() else {
-        log::warn!("no file descriptor is left: connections rest between operations");
-        return;
-    };
-    loop {
-        let wait = {
-            let Some(mut core) = shared.keep() else { return };
-            let core = &mut *core;
-            // Never waits: the time is now.
-            let now = Instant::now();
-            if core.drive(now, &mut Slice(&mut idle())).is_err() {
-                return;
-            }
-            match core.connections.drive(now) {
-                Err(_) => return,
-                // What came is for the engine.
-                Ok(true) => continue,
-                Ok(false) => {}
-            }
-            let timeout = core.engine.next_timeout();
-            let next = core.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
-            next.saturating_duration_since(Instant::now()).min(LOOK_UP)
-        };
-        if !wait.is_zero() && wait_for(fd.as_fd(), PollFlags::POLLIN, wait).is_err() {
-            return;
-        }
-    }
 }

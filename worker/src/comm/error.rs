@@ -5,7 +5,30 @@ use std::time::Duration;
 
 use crate::numeric::element::Dtype;
 
-/// Why a call on a communicator failed. Except after [`Error::NonFinite`] and [`Error::Length`] the communicator is of
+/// An element of one of several tensors, both counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Which tensor.
+    pub tensor: usize,
+    /// Which of its elements.
+    pub element: usize,
+}
+
+fn stretch(first: &Position, last: &Position) -> String {
+    if first.tensor == last.tensor {
+        let Position { tensor, element } = first;
+        return format!(
+            "tensor {tensor}: elements {element}..{} hold an infinity or a NaN",
+            last.element + 1
+        );
+    }
+    format!(
+        "tensors {} to {}, from element {} of the first to element {} of the last, hold an infinity or a NaN",
+        first.tensor, last.tensor, first.element, last.element
+    )
+}
+
+/// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`] and [`Error::Length`] the communicator is of
 /// no more use: all further calls give the same error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -75,6 +98,17 @@ pub enum Error {
         /// Behind the last element of that message.
         end: usize,
     },
+    /// The same of an all-reduce of several tensors: from the first to the last element of the first message concerned.
+    #[error("{} at some rank", stretch(.first, .last))]
+    NonFiniteTensors {
+        /// First element.
+        first: Position,
+        /// Last element.
+        last: Position,
+    },
+    /// The communicator was dropped before the operation was complete.
+    #[error("the communicator was dropped before this operation was complete")]
+    Closed,
     /// The message size of the job has no room for this type.
     #[error("{dtype}: {reason}")]
     Length {
@@ -92,4 +126,22 @@ pub enum Error {
     /// The ranks contradict each other: a defect of netsum, or foreign packets.
     #[error("protocol error: {0}")]
     Protocol(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_of_tensors_are_named() {
+        let text = |a, b, c, d| {
+            let (first, last) = (Position { tensor: a, element: b }, Position { tensor: c, element: d });
+            Error::NonFiniteTensors { first, last }.to_string()
+        };
+        assert_eq!(text(2, 5, 2, 9), "tensor 2: elements 5..10 hold an infinity or a NaN at some rank");
+        assert_eq!(
+            text(0, 70, 3, 1),
+            "tensors 0 to 3, from element 70 of the first to element 1 of the last, hold an infinity or a NaN at some rank"
+        );
+    }
 }

@@ -6,7 +6,7 @@ use super::config::JobShape;
 use super::error::Error;
 
 /// Version of these messages.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -78,8 +78,9 @@ pub(crate) enum Frame {
     Goodbye { origin: u32, completed: u64 },
     /// A step of an ordinary ring all-reduce; the lanes follow.
     Data(DataHeader),
-    /// Rank 0 asks all to connect anew after an operation that it has not started.
-    Renew { after: u64 },
+    /// Rank 0 asks all to connect anew after an operation that it has not started. Undecided: the latest that anybody has started, up
+    /// to the sender.
+    Renew { after: u64, decided: bool },
 }
 
 /// A rank's operations.
@@ -165,8 +166,8 @@ impl Frame {
                 u32s(&mut w, &[7, h.ring, h.step]);
                 w.extend(h.number.to_le_bytes());
             }
-            Self::Renew { after } => {
-                u32s(&mut w, &[8]);
+            Self::Renew { after, decided } => {
+                u32s(&mut w, &[8, u32::from(*decided)]);
                 w.extend(after.to_le_bytes());
             }
         }
@@ -223,7 +224,7 @@ impl Frame {
             }
             6 => Self::Goodbye { origin: word(1)?, completed: long(8)? },
             7 => Self::Data(DataHeader { ring: word(1)?, step: word(2)?, number: long(12)? }),
-            8 => Self::Renew { after: long(4)? },
+            8 => Self::Renew { decided: word(1)? != 0, after: long(8)? },
             _ => return None,
         })
     }
@@ -250,7 +251,8 @@ mod tests {
             Frame::Failure { origin: 2, error: Error::Mismatch("ä".repeat(150)) },
             Frame::Goodbye { origin: 1, completed: 12 },
             Frame::Data(DataHeader { ring: 3, step: 1, number: 1 << 35 }),
-            Frame::Renew { after: 1 << 40 },
+            Frame::Renew { after: 1 << 40, decided: false },
+            Frame::Renew { after: 3, decided: true },
         ] {
             let bytes = frame.encode();
             assert_eq!(bytes.len() % 4, 0);

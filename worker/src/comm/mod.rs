@@ -15,7 +15,9 @@
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |
 //! | [`core`] | engine, connections and the daemon's word, for whoever drives |
-//! | [`communicator`] | all of it, driven by the caller or the keeper thread |
+//! | [`session`] | a [`core`] after the other, as the ranks connect anew; the keeper thread |
+//! | [`pending`] | an all-reduce in flight |
+//! | [`communicator`] | all of it, for the application |
 
 mod bootstrap;
 pub(crate) mod buffer;
@@ -28,7 +30,9 @@ pub(crate) mod frame;
 pub(crate) mod links;
 mod network;
 mod numbers;
+pub mod pending;
 pub(crate) mod reduction;
+mod session;
 pub(crate) mod transport;
 pub(crate) mod turns;
 mod udp;
@@ -42,4 +46,5 @@ mod sync {
 
 pub use communicator::Communicator;
 pub use config::{AdapterRetry, Bootstrap, CommConfig, Mode, Report, Statistics, Tls, Traffic, Transport};
-pub use error::Error;
+pub use error::{Error, Position};
+pub use pending::Pending;

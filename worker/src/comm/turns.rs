@@ -1,26 +1,38 @@
-//! Who drives: the application's thread while it is in a call, the keeper between calls.
+//! Who drives: the application's threads while they are in a call, the keeper between calls.
 //!
 //! Written over `super::sync`, so that a test can try every interleaving of it with loom's locks (`tests/turns.rs`).
 
+use std::ops::{Deref, DerefMut};
+
 use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Whose turn it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Turn {
-    Keeper,
-    Caller,
-    /// The keeper ends.
-    Nobody,
+/// Whose turn it is: the callers' while there are any, else the keeper's; nobody's when it is over.
+#[derive(Clone, Copy, Default, Debug)]
+struct State {
+    /// Threads that drive, or wait until another one lets them.
+    callers: usize,
+    /// The keeper ends, and who has called it over is the last to drive.
+    over: bool,
 }
 
-/// What both drive.
+/// What all of them drive.
 ///
-/// The turn is changed under its own lock, never while waiting for the core; whoever has the core may look at the turn.
+/// The state is changed under its own lock, never while waiting for the core; whoever has the core may look at the state.
 pub struct Turns<C> {
     core: Mutex<C>,
-    turn: Mutex<Turn>,
+    state: Mutex<State>,
     changed: Condvar,
 }
+
+/// A caller's turn. Dropped, it goes to the next caller, or back to the keeper.
+pub struct Turn<'a, C> {
+    // Dropped in this order: the keeper does not wake up to wait for the core.
+    core: MutexGuard<'a, C>,
+    _place: Place<'a, C>,
+}
+
+/// One of the callers.
+struct Place<'a, C>(&'a Turns<C>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -29,7 +41,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<C> Turns<C> {
     /// It is the keeper's turn.
     pub fn new(core: C) -> Self {
-        Self { core: Mutex::new(core), turn: Mutex::new(Turn::Keeper), changed: Condvar::new() }
+        Self { core: Mutex::new(core), state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// For a look, whoever's turn it is.
@@ -37,21 +49,39 @@ impl<C> Turns<C> {
         lock(&self.core)
     }
 
-    /// The caller drives from now on. The keeper lets go after the step that it is in.
-    pub fn take(&self) -> MutexGuard<'_, C> {
-        *lock(&self.turn) = Turn::Caller;
-        lock(&self.core)
+    /// The caller drives from now on. The keeper lets go after the step that it is in, another caller when it is done or finds itself
+    /// [`wanted`](Self::is_wanted).
+    pub fn take(&self) -> Turn<'_, C> {
+        lock(&self.state).callers += 1;
+        let place = Place(self);
+        Turn { core: lock(&self.core), _place: place }
     }
 
-    /// The keeper drives from now on, as soon as the caller has dropped the core.
-    pub fn give(&self) {
-        *lock(&self.turn) = Turn::Keeper;
-        self.changed.notify_all();
+    /// The caller drives from now on, if no other one does and it is not over.
+    pub fn try_take(&self) -> Option<Turn<'_, C>> {
+        {
+            let mut state = lock(&self.state);
+            if state.callers > 0 || state.over {
+                return None;
+            }
+            state.callers += 1;
+        }
+        let place = Place(self);
+        let turn = Turn { core: lock(&self.core), _place: place };
+        // Let go of before the turn is, which changes it.
+        let over = lock(&self.state).over;
+        (!over).then_some(turn)
     }
 
-    /// The keeper ends; the caller drives.
+    /// Whether somebody else waits for the turn that a caller has.
+    pub fn is_wanted(&self) -> bool {
+        let state = lock(&self.state);
+        state.callers > 1 || state.over
+    }
+
+    /// The keeper ends; the caller drives, once those before it have let go.
     pub fn end(&self) -> MutexGuard<'_, C> {
-        *lock(&self.turn) = Turn::Nobody;
+        lock(&self.state).over = true;
         self.changed.notify_all();
         lock(&self.core)
     }
@@ -60,18 +90,43 @@ impl<C> Turns<C> {
     pub fn keep(&self) -> Option<MutexGuard<'_, C>> {
         loop {
             {
-                let mut turn = lock(&self.turn);
-                while *turn == Turn::Caller {
-                    turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+                let mut state = lock(&self.state);
+                while state.callers > 0 && !state.over {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                if *turn == Turn::Nobody {
+                if state.over {
                     return None;
                 }
             }
             let core = lock(&self.core);
-            if *lock(&self.turn) == Turn::Keeper {
+            let state = *lock(&self.state);
+            if state.callers == 0 && !state.over {
                 return Some(core);
             }
         }
+    }
+}
+
+impl<C> Drop for Place<'_, C> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.callers -= 1;
+        if state.callers == 0 {
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl<C> Deref for Turn<'_, C> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        &self.core
+    }
+}
+
+impl<C> DerefMut for Turn<'_, C> {
+    fn deref_mut(&mut self) -> &mut C {
+        &mut self.core
     }
 }

@@ -3,6 +3,9 @@
 //! A message has four check lanes, for floats perhaps a histogram, then data. Chunk g of the data goes to ring
 //! g mod R, as that ring's data message g div R. The scale of a ring's data message i + W travels as a histogram in
 //! its message i; those of its first W messages travel in *prologue* messages, which hold nothing else.
+//!
+//! Floats that are few need no prologue: one *guess* message has their histogram, and their values with each of [`GUESSES`] scales that
+//! are likely. Where the histogram says that none of them was right, a second message follows with the right one.
 
 use std::ops::Range;
 
@@ -13,6 +16,11 @@ use super::quant::HISTOGRAM_LANES;
 
 /// Bytes of the check lanes.
 pub(crate) const CHECK_BYTES: usize = CHECK_LANES * 4;
+
+/// Scales that a guess message has values with.
+pub(crate) const GUESSES: usize = 3;
+/// Most bytes of a guess message: a packet, at the usual path MTU.
+const GUESS_BYTES: usize = 1024;
 
 /// The properties of a job that decide how data is cut into messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,13 +59,15 @@ pub(crate) struct Message {
     pub histograms: Range<usize>,
     /// The data message that it is, and its elements; `None` for a prologue.
     pub data: Option<(usize, Range<usize>)>,
+    /// The values are there with [`GUESSES`] scales, for none is known.
+    pub guess: bool,
 }
 
 impl Message {
     /// Bytes with all lanes.
     pub fn len(&self) -> usize {
-        (CHECK_LANES + self.histograms.len() * HISTOGRAM_LANES + self.data.as_ref().map_or(0, |d| d.1.len()))
-            * 4
+        let values = self.data.as_ref().map_or(0, |d| d.1.len()) * if self.guess { GUESSES } else { 1 };
+        (CHECK_LANES + self.histograms.len() * HISTOGRAM_LANES + values) * 4
     }
 }
 
@@ -71,6 +81,8 @@ pub(crate) struct Plan {
     rings: usize,
     /// Histograms in a prologue message; 0 where none are needed.
     prologue: usize,
+    /// All of it is one guess message, and if that was wrong another one.
+    guess: bool,
 }
 
 impl Plan {
@@ -78,12 +90,17 @@ impl Plan {
         let elements = layout.elements(dtype)?;
         // An empty slice still takes one message, so that the ranks meet.
         let chunks = length.div_ceil(elements).max(1);
+        let guess_bytes = (CHECK_LANES + HISTOGRAM_LANES + length * GUESSES) * 4;
+        let guess =
+            dtype == Dtype::F32 && length > 0 && guess_bytes <= GUESS_BYTES.min(layout.message_size as usize);
         let prologue = match dtype {
-            Dtype::F32 if length > 0 => (layout.message_size as usize / 4 - CHECK_LANES) / HISTOGRAM_LANES,
+            Dtype::F32 if length > 0 && !guess => {
+                (layout.message_size as usize / 4 - CHECK_LANES) / HISTOGRAM_LANES
+            }
             _ => 0,
         };
         let (window, rings) = (layout.window as usize, layout.rings as usize);
-        Ok(Self { elements, length, chunks, window, rings, prologue })
+        Ok(Self { elements, length, chunks, window, rings, prologue, guess })
     }
 
     /// Data messages of a ring.
@@ -95,7 +112,7 @@ impl Plan {
         if self.prologue == 0 { 0 } else { self.data_messages(ring).min(self.window).div_ceil(self.prologue) }
     }
 
-    /// All messages of a ring.
+    /// All messages of a ring, if guesses are right.
     pub fn messages(&self, ring: usize) -> usize {
         self.prologue_messages(ring) + self.data_messages(ring)
     }
@@ -108,23 +125,28 @@ impl Plan {
 
     /// Message `m` of a ring, from 0.
     pub fn message(&self, ring: usize, m: usize) -> Message {
+        if self.guess {
+            let histograms = if m == 0 { 0..1 } else { 0..0 };
+            return Message { histograms, data: Some((0, self.range(ring, 0))), guess: m == 0 };
+        }
         let (n, p) = (self.data_messages(ring), self.prologue_messages(ring));
         match m.checked_sub(p) {
             None => {
                 let last = n.min(self.window);
-                Message { histograms: m * self.prologue..((m + 1) * self.prologue).min(last), data: None }
+                let histograms = m * self.prologue..((m + 1) * self.prologue).min(last);
+                Message { histograms, data: None, guess: false }
             }
             Some(i) => {
                 let ahead = i + self.window;
                 let histograms = if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
-                Message { histograms, data: Some((i, self.range(ring, i))) }
+                Message { histograms, data: Some((i, self.range(ring, i))), guess: false }
             }
         }
     }
 
     /// Whether data messages have scales.
     pub fn scaled(&self) -> bool {
-        self.prologue > 0
+        self.prologue > 0 || self.guess
     }
 }
 
@@ -150,11 +172,17 @@ mod tests {
                                 plan.message(ring, before).histograms.for_each(|i| known[i] = true);
                             }
                             let message = plan.message(ring, m);
-                            assert!(
-                                message.len() <= message_size as usize && message.len().is_multiple_of(4)
-                            );
+                            let len = message.len();
+                            assert!(len <= message_size as usize && len.is_multiple_of(4));
                             match message.data {
                                 Some((i, range)) => {
+                                    if message.guess {
+                                        // The second message is counted only where it is needed.
+                                        let second = plan.message(ring, 1);
+                                        assert_eq!(second.data, Some((0, 0..length)));
+                                        assert!(!second.guess && second.len() < len);
+                                        known[i] = true;
+                                    }
                                     if i >= window as usize {
                                         assert!(known[i], "{layout:?} {length}: scale of {i}");
                                     }

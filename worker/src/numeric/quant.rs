@@ -36,6 +36,12 @@ pub fn highest_bucket(histogram: &[u8]) -> Option<u8> {
     histogram[..HISTOGRAM_BYTES].iter().rposition(|b| *b != 0).map(|b| b as u8)
 }
 
+/// Largest exponents that are likely where the last one was `bucket`, one after the other; there is no scale beyond the ends.
+pub fn guesses(bucket: u8) -> [u8; 3] {
+    let bucket = bucket.clamp(1, NON_FINITE - 2);
+    [bucket - 1, bucket, bucket + 1]
+}
+
 /// How floats of one message become integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
@@ -175,6 +181,15 @@ mod tests {
                 );
                 assert!(q[0] > 0, "{ranks} ranks, {x}");
             }
+        }
+    }
+
+    #[test]
+    fn guesses_have_scales() {
+        for bucket in 0..=255 {
+            let guesses = guesses(bucket);
+            assert!(guesses.iter().all(|g| Scale::new(*g, 64).is_some()));
+            assert!(bucket == NON_FINITE || guesses.contains(&bucket));
         }
     }
 

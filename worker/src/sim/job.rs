@@ -13,7 +13,7 @@ use super::selective::Selective;
 use super::stack::Stack;
 use super::vector::Vector;
 use crate::comm::config::JobShape;
-use crate::comm::engine::{Engine, Finished, Settings};
+use crate::comm::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::comm::error::Error;
 use crate::comm::links::{Links, Numbers, RankNumbers};
 use crate::numeric::element::Slice;
@@ -43,8 +43,12 @@ pub(super) struct Spec {
     pub present: Range<Duration>,
     /// When a rank falls silent for ever.
     pub death: Option<(usize, Duration)>,
-    /// Before which call, from 0, rank 0 asks all to connect anew after it.
+    /// Before which call, from 0, rank 0 asks all to connect anew after it, or after the latest that another rank has begun.
     pub renew: Option<usize>,
+    /// How many calls may be in flight.
+    pub depth: usize,
+    /// Among those, one of so many is one that the caller waits for; not the same at all ranks.
+    pub blocking: usize,
     /// When ranks do nothing, while packets wait in their sockets.
     pub pauses: Vec<(usize, Range<Duration>)>,
     /// Longest simulated time; what takes longer is a hang.
@@ -68,13 +72,15 @@ impl Spec {
             present: ALWAYS,
             death: None,
             renew: None,
+            depth: 1,
+            blocking: 5,
             pauses: Vec::new(),
             limit: Duration::from_secs(60),
         }
     }
 }
 
-/// One operation of a rank, begun when the one before is done and its time has come.
+/// One operation of a rank, begun when its time has come and no more are in flight than may be.
 pub(super) struct Call {
     pub data: Vector,
     pub not_before: Duration,
@@ -84,7 +90,10 @@ pub(super) struct Host {
     pub stack: Box<dyn Stack>,
     pub engine: Engine,
     pub calls: VecDeque<Call>,
+    /// The slice that is lent to the engine.
     pub current: Option<Vector>,
+    /// Calls that have been begun.
+    pub begun: usize,
     /// Outcome, slice and time.
     pub results: Vec<(Result<Finished, Error>, Vector, Duration)>,
     pub alive: bool,
@@ -176,6 +185,7 @@ impl Sim {
                 engine,
                 calls: calls(rank).into(),
                 current: None,
+                begun: 0,
                 results: Vec::new(),
                 alive: true,
                 parted: None,
@@ -267,13 +277,12 @@ impl Sim {
                 Some(data) => host.engine.step(now, &mut *host.stack, data),
                 None => host.engine.step(now, &mut *host.stack, &mut Slice::<i32>(&mut [])),
             }
-            if host.current.is_some()
-                && let Some(outcome) = host.engine.finished()
-                && let Some(data) = host.current.take()
-            {
-                host.results.push((outcome, data, elapsed));
+            while let Some(Outcome { result, data, .. }) = host.engine.outcome() {
+                if let Some(data) = data.map(Vector::from).or_else(|| host.current.take()) {
+                    host.results.push((result, data, elapsed));
+                }
             }
-            // As `Communicator::all_reduce`.
+            // As `Session`.
             if host.engine.is_to_renew() {
                 let may_part = host.engine.may_part(&mut *host.stack);
                 let late = host.engine.all_have_completed()
@@ -285,7 +294,8 @@ impl Sim {
                 }
                 break;
             }
-            if host.current.is_some() || host.calls.front().is_none_or(|c| elapsed < c.not_before) {
+            let free = host.current.is_none() && host.engine.open() < self.spec.depth;
+            if !free || host.calls.front().is_none_or(|c| elapsed < c.not_before) {
                 break;
             }
             // As `Communicator::connect`.
@@ -300,15 +310,20 @@ impl Sim {
                 }
                 break;
             }
-            if rank == 0 && self.spec.renew == Some(host.results.len()) {
+            if rank == 0 && self.spec.renew == Some(host.begun) {
                 host.engine.ask_to_renew(&mut *host.stack);
             }
-            if host.engine.waits_for_consent() {
+            if host.engine.is_full() {
                 break;
             }
             let Some(Call { data, .. }) = host.calls.pop_front() else { break };
-            match host.engine.start(now, &mut *host.stack, &data) {
-                Ok(()) => host.current = Some(data),
+            host.begun += 1;
+            let Spec { depth, blocking, .. } = self.spec;
+            let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
+            let work = if blocking { Work::Lent(&data) } else { Work::Owned(data.clone().into()) };
+            match host.engine.start(now, &mut *host.stack, work) {
+                Ok(_) if blocking => host.current = Some(data),
+                Ok(_) => {}
                 Err(error) => host.results.push((Err(error), data, elapsed)),
             }
         }
@@ -317,7 +332,8 @@ impl Sim {
         if host.parted.is_some() {
             return;
         }
-        let calls = host.calls.front().filter(|_| host.current.is_none());
+        let free = host.current.is_none() && host.engine.open() < self.spec.depth;
+        let calls = host.calls.front().filter(|_| free && !host.engine.is_full());
         let call = calls.map(|c| {
             start
                 + if host.engine.greeted() {
@@ -375,7 +391,10 @@ impl Sim {
     /// # Panics
     /// After the specified longest time.
     pub fn run(&mut self) {
-        let is_busy = |h: &Host| h.current.is_some() || !h.calls.is_empty() || h.engine.is_to_renew();
+        let is_busy = |h: &Host| {
+            let renews = h.engine.waits_for_consent() || h.engine.is_to_renew();
+            h.engine.open() > 0 || !h.calls.is_empty() || renews
+        };
         while self.hosts.iter().any(|h| h.alive && h.parted.is_none() && is_busy(h)) {
             assert!(self.elapsed() < self.spec.limit, "a hang: {}", self.describe());
             assert!(self.step(), "nobody is alive");
@@ -390,7 +409,7 @@ impl Sim {
 
     fn describe(&self) -> String {
         let hosts = self.hosts.iter().map(|h| {
-            let calls = h.calls.len() + h.current.is_some() as usize;
+            let calls = h.calls.len() + h.engine.open();
             format!("{calls} calls, {:?} {:?}", h.engine.mode(), h.engine.statistics())
         });
         let held = self.aggregator.held().join("; ");

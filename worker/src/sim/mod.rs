@@ -8,11 +8,14 @@
 //! | [`stack`], [`selective`] | a host's connections: the RC endpoint, or a model of selective retransmission |
 //! | [`aggregator`] | the box |
 //! | [`job`] | hosts, network, box and clock |
+//! | [`inflight`] | several operations in flight |
 //! | [`renewal`] | ranks that leave together, to connect anew |
 //! | [`scenario`] | from a seed to a job with faults, and what must hold |
 //! | [`tests`] | what must hold in cases that are worth a name |
 
 mod aggregator;
+#[cfg(test)]
+mod inflight;
 mod job;
 mod network;
 #[cfg(test)]

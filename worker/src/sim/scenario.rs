@@ -160,10 +160,19 @@ impl Scenario {
             };
             (dtype, length as usize)
         });
-        let operations: Vec<_> = operations.collect();
+        let mut operations: Vec<_> = operations.collect();
         let idle = rng.pick(&[0, 0, 4]);
         let renewed = rng.below(operations.len() as u64) as usize;
         spec.renew = (rng.below(4) == 0).then_some(renewed);
+        if rng.below(2) == 0 {
+            // Several in flight, small ones among them.
+            spec.depth = rng.pick(&[2, 3, 5, 8]);
+            for _ in 0..rng.below(8) {
+                let (dtype, _) = operations[rng.below(operations.len() as u64) as usize];
+                let length = if rng.below(2) == 0 { rng.below(9) } else { rng.below(700) };
+                operations.push((dtype, length as usize));
+            }
+        }
         Self { operations, idle, spoil, spec }
     }
 
@@ -268,8 +277,15 @@ impl Scenario {
     fn check_renewal(&self, sim: &Sim, last: usize) -> Result<(), String> {
         for (rank, host) in sim.hosts.iter().enumerate() {
             let right = host.results.iter().all(|(outcome, ..)| outcome.is_ok());
-            if host.parted.is_some() && !(right && host.results.len() == last + 1) {
+            // The last one is that before which rank 0 asks, or the latest that another rank has begun then: before rank 0 has
+            // begun it, nobody can complete it.
+            let latest = last + self.spec.depth;
+            if host.parted.is_some() && !(right && (last + 1..=latest).contains(&host.results.len())) {
                 return Err(format!("rank {rank} has left after {} operations", host.results.len()));
+            }
+            let others = sim.hosts.iter().filter(|h| h.parted.is_some()).map(|h| h.results.len());
+            if host.parted.is_some() && others.max() != Some(host.results.len()) {
+                return Err(format!("rank {rank} has left after {}, others later", host.results.len()));
             }
             if host.parted.is_none() && right && self.unreachable().is_none() {
                 return Err(format!("rank {rank} has stayed"));
@@ -315,6 +331,9 @@ impl fmt::Display for Scenario {
         }
         if let Some((rank, at)) = s.death {
             write!(f, "; rank {rank} dies at {at:?}")?;
+        }
+        if s.depth > 1 {
+            write!(f, "; {} in flight", s.depth)?;
         }
         if let Some(last) = s.renew {
             write!(f, "; connects anew after operation {last}")?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
+use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Communicator, Tls, Transport};
 
 #[derive(Parser)]
 #[command(
@@ -66,6 +66,12 @@ pub struct Options {
     /// All-reduces of each size before those that are measured.
     #[arg(short = 'w', long, default_value_t = 5)]
     pub warmup: u32,
+    /// All-reduces in flight: so many are started at once, and then waited for; 1 waits for each.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=Communicator::MAX_IN_FLIGHT as i64))]
+    pub inflight: u32,
+    /// Tensors that each size is cut into, summed in one all-reduce.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536), conflicts_with = "inflight")]
+    pub tensors: u32,
     /// Compare the sums, bit by bit, with those of one process.
     #[arg(short = 'c', long)]
     pub check: bool,
@@ -233,6 +239,10 @@ mod tests {
         let e = options(&["-b", "8X"]).unwrap_err().to_string();
         assert!(e.contains("8X") && e.contains("no size"), "{e}");
         assert!(options(&["--iters", "0"]).is_err());
+        for more in [&["--inflight", "0"][..], &["--inflight", "65"], &["--inflight", "2", "--tensors", "2"]]
+        {
+            assert!(options(more).is_err(), "{more:?}");
+        }
         assert!(
             options(&["--timeout", "0"]).unwrap().config().unwrap_err().to_string().contains("--timeout 0")
         );

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use netsum_worker::{Communicator, Dtype, Mode};
+use netsum_worker::{Communicator, Dtype, Mode, Report};
 
 use args::{Cli, Command, Options};
 use data::Input;
@@ -63,24 +63,88 @@ fn all_reduce<T: Input>(options: &Options) -> Result<u64> {
     Ok(total)
 }
 
+/// What all-reduces of a size took together.
+struct Times {
+    elapsed: Duration,
+    by_ring: bool,
+    retransmissions: Option<u64>,
+}
+
+impl Times {
+    fn add(&mut self, elapsed: Duration, report: &Report, again: Option<u64>) {
+        self.elapsed += elapsed;
+        self.by_ring |= report.mode == Mode::Ring;
+        self.retransmissions = self.retransmissions.zip(again).map(|(all, these)| all + these);
+    }
+}
+
+/// One all-reduce after the other.
+fn one_by_one<T: Input>(
+    comm: &mut Communicator,
+    options: &Options,
+    input: &[T],
+    buffer: &mut [T],
+    times: &mut Times,
+) -> Result<()> {
+    let part = input.len().div_ceil(options.tensors as usize).max(1);
+    for i in 0..options.warmup + options.iters {
+        // A sum of sums would not stay finite.
+        buffer.copy_from_slice(input);
+        let mut tensors: Vec<&mut [T]> = buffer.chunks_mut(part).collect();
+        let started = Instant::now();
+        let report = match &mut tensors[..] {
+            [one] => comm.all_reduce(one)?,
+            many => comm.all_reduce_many(many)?,
+        };
+        if i >= options.warmup {
+            times.add(started.elapsed(), &report, report.retransmissions);
+        }
+    }
+    Ok(())
+}
+
+/// So many at a time as are to be in flight. Vectors are made before the clock runs.
+fn in_flight<T: Input>(
+    comm: &mut Communicator,
+    options: &Options,
+    input: &[T],
+    buffer: &mut [T],
+    times: &mut Times,
+) -> Result<()> {
+    for (count, measured) in [(options.warmup, false), (options.iters, true)] {
+        for first in (0..count).step_by(options.inflight as usize) {
+            let inputs: Vec<Vec<T>> =
+                (first..count.min(first + options.inflight)).map(|_| input.to_vec()).collect();
+            let again = |comm: &Communicator| comm.statistics().traffic.map(|t| t.retransmissions);
+            let (started, before) = (Instant::now(), again(comm));
+            let handles =
+                inputs.into_iter().map(|x| comm.all_reduce_async(x)).collect::<Result<Vec<_>, _>>()?;
+            let sums = handles.into_iter().map(|h| h.wait()).collect::<Result<Vec<_>, _>>()?;
+            let mut elapsed = started.elapsed();
+            let mut again = again(comm).zip(before).map(|(after, before)| after - before);
+            for (sum, report) in sums {
+                if measured {
+                    times.add(elapsed, &report, again);
+                }
+                // These are of all together.
+                (elapsed, again) = (Duration::ZERO, again.map(|_| 0));
+                buffer.copy_from_slice(&sum);
+            }
+        }
+    }
+    Ok(())
+}
+
 fn measure<T: Input>(
     comm: &mut Communicator,
     options: &Options,
     input: &[T],
     buffer: &mut [T],
 ) -> Result<Row> {
-    let (mut elapsed, mut by_ring, mut retransmissions) = (Duration::ZERO, false, Some(0));
-    for i in 0..options.warmup + options.iters {
-        // A sum of sums would not stay finite.
-        buffer.copy_from_slice(input);
-        let started = Instant::now();
-        let report = comm.all_reduce(buffer)?;
-        if i >= options.warmup {
-            elapsed += started.elapsed();
-            by_ring |= report.mode == Mode::Ring;
-            retransmissions = retransmissions.zip(report.retransmissions).map(|(all, these)| all + these);
-        }
-    }
+    let mut times = Times { elapsed: Duration::ZERO, by_ring: false, retransmissions: Some(0) };
+    let way = if options.inflight > 1 { in_flight } else { one_by_one };
+    way(comm, options, input, buffer, &mut times)?;
+    let Times { elapsed, by_ring, retransmissions } = times;
     let wrong = if options.check { Some(data::wrong(buffer, comm.ranks(), &comm.layout())) } else { None };
     // All ranks' counts, so that one table tells all.
     let clip = |n: u64| i32::try_from(n).unwrap_or(i32::MAX / 64).min(i32::MAX / 64);

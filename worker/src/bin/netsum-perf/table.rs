@@ -84,11 +84,16 @@ impl Table {
         }
         let layout = comm.layout();
         println!(
-            "# netsum-perf all_reduce: {} ranks, {dtype}, {} warm-up and {} measured for each size, {}",
+            "# netsum-perf all_reduce: {} ranks, {dtype}, {} warm-up and {} measured for each size, {}{}",
             comm.ranks(),
             options.warmup,
             options.iters,
-            if options.check { "checked bit by bit" } else { "not checked" }
+            if options.check { "checked bit by bit" } else { "not checked" },
+            match (options.inflight, options.tensors) {
+                (1, 1) => String::new(),
+                (1, tensors) => format!(", as {tensors} tensors"),
+                (inflight, _) => format!(", {inflight} in flight"),
+            }
         );
         println!(
             "# messages of {} bytes, window {}, {} ring{}; rank 0 over {}",

@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use super::operation::Operation;
 use super::{Engine, Path};
 use crate::comm::config::JobShape;
 use crate::comm::error::Error;
@@ -60,9 +61,9 @@ impl Engine {
         self.tell_status(t);
         if self.path == Path::Agreeing {
             self.fail(t, Error::RankLeft { rank: origin });
-        } else if self.operation.take_if(|o| o.number() > completed).is_some() {
+        } else {
             // All who need it hear it themselves.
-            self.finished = Some(Err(Error::RankLeft { rank: origin }));
+            self.give_up(completed, &Error::RankLeft { rank: origin });
         }
     }
 
@@ -96,9 +97,8 @@ impl Engine {
     fn end(&mut self, error: Error) {
         if self.failure.is_none() {
             log::debug!("rank {}: {error}", self.place.rank);
-            self.operation = None;
+            self.give_up(0, &error);
             self.reductions.clear();
-            self.finished = Some(Err(error.clone()));
             self.failure = Some(error);
         }
     }
@@ -139,8 +139,7 @@ impl Engine {
     }
 
     fn check_progress(&mut self, now: Instant, t: &mut dyn Transport) {
-        let Some(op) = &self.operation else { return };
-        let number = op.number();
+        let Some(number) = self.operations.front().map(Operation::number) else { return };
         // As long as this rank does not know whether all have called, a time-out tells nothing; so it asks, at first soon.
         if now >= self.next_query {
             self.query_interval = (self.query_interval * 2).min(self.settings.stall() / 4);

@@ -3,7 +3,8 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`operation`] | an all-reduce: messages out, sums in |
+//! | [`queue`] | all-reduces that are open: how they begin and end |
+//! | [`operation`] | what they consist of: messages out, sums in |
 //! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, the dead, those who leave, failures |
 //! | [`renewal`] | after which operation all connect anew |
@@ -12,16 +13,31 @@
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
 //! Originals are kept until then. So when the ranks fall back, the first message that some rank has not verified is
 //! still kept by all who have sent it.
+//!
+//! ## Several operations
+//! Up to [`MAX_OPEN`] operations may be open. Their messages have numbers in the order of the operations, which is that of the calls
+//! at every rank, so that each number belongs to the same message of the same operation everywhere, whoever has started how many.
+//! The window is about numbers alone: the next operation's messages go out while the window has room and this one has no more to
+//! send. What is said above about messages says nothing of operations, and holds as it is. Operations are completed in their order.
+//!
+//! ## Few floats
+//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the same: next to what the last such
+//! message of the ring has turned out to need. That is known when the next one is built, because behind a guess nothing is sent
+//! in its ring before its sum is there. A sum tells all ranks the same; so where no guess was right, all ranks put
+//! the second message in right behind it, before those of later operations, none of which has been sent. The result has the bits of
+//! the right scale, never of another one.
 
 mod fallback;
 mod liveness;
 mod operation;
+mod queue;
 mod renewal;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub(crate) use operation::Finished;
+pub(crate) use queue::{Outcome, Work};
 
 use super::buffer::Buffer;
 use super::config::{JobShape, Mode, Statistics};
@@ -75,6 +91,12 @@ struct Kept {
 struct Ring {
     /// The next to send.
     next: u64,
+    /// Behind the last of the operations that have been started.
+    end: u64,
+    /// Behind a guess that has been sent: before its sum is there, nobody knows what the next message is.
+    guessed: u64,
+    /// The largest exponent over all ranks in the last guess message whose sum has been verified.
+    bucket: u8,
     /// The first without a verified sum.
     verified: u64,
     /// The first that the connection has not been told to expect an acknowledgement of.
@@ -92,8 +114,10 @@ pub(crate) struct Engine {
     /// Who gave the box up first, as far as this rank has heard, and why.
     reason: Option<(u32, Reason)>,
     rings: Vec<Ring>,
-    operation: Option<Operation>,
-    finished: Option<Result<Finished, Error>>,
+    /// Those that are open, in their order.
+    operations: VecDeque<Operation>,
+    /// What others have come to, in their order.
+    outcomes: VecDeque<Outcome>,
     /// What is known of all ranks, this one among them.
     progress: Vec<Progress>,
     /// Operations of the previous rank that this rank has not started.
@@ -119,6 +143,7 @@ pub(crate) struct Engine {
     next_query: Instant,
     query_interval: Duration,
     last_progress: Instant,
+    /// Since when all ranks are known to have started the oldest open operation.
     all_started: Option<Instant>,
     plain_ids: u64,
     plain_outstanding: u64,
@@ -128,8 +153,12 @@ pub(crate) struct Engine {
     statistics: Statistics,
 }
 
+/// The first guess at the largest exponent: numbers from 1 to 2.
+const FIRST_GUESS: u8 = 127;
 /// Buffers kept for reuse.
 const POOL: usize = 64;
+/// Operations that may be open at a time.
+pub(crate) const MAX_OPEN: usize = 64;
 
 impl Engine {
     /// An engine that has greeted its next rank.
@@ -140,9 +169,9 @@ impl Engine {
             place: Place { rank: settings.rank, ranks },
             path: Path::Box,
             reason: None,
-            rings: (0..layout.rings).map(|_| Ring::default()).collect(),
-            operation: None,
-            finished: None,
+            rings: (0..layout.rings).map(|_| Ring { bucket: FIRST_GUESS, ..Ring::default() }).collect(),
+            operations: VecDeque::new(),
+            outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],
             announced: VecDeque::new(),
             unverified: vec![None; ranks as usize],
@@ -181,8 +210,8 @@ impl Engine {
         engine
     }
 
-    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started;
-    /// an empty one between operations.
+    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started with
+    /// [`Work::Lent`]; an empty one where there is none.
     pub fn step(&mut self, now: Instant, transport: &mut dyn Transport, data: &mut dyn Data) {
         while let Some(event) = transport.poll() {
             self.on_event(now, transport, data, event);
@@ -197,7 +226,7 @@ impl Engine {
     /// When [`step`](Self::step) should be called at the latest.
     pub fn next_timeout(&self) -> Instant {
         let mut next = self.next_keep_alive;
-        if self.operation.is_some() && self.failure.is_none() {
+        if !self.operations.is_empty() && self.failure.is_none() {
             next = next.min(self.next_query);
         }
         next
@@ -257,7 +286,7 @@ impl Engine {
             }
             Frame::Failure { origin, error } => self.on_failure(t, origin, error),
             Frame::Goodbye { origin, completed } => self.on_goodbye(t, origin, completed),
-            Frame::Renew { after } => self.on_renew(t, after),
+            Frame::Renew { after, decided } => self.on_renew(t, after, decided),
             Frame::Data(_) => {
                 self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
             }

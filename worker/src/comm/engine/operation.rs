@@ -1,49 +1,55 @@
-//! One all-reduce: messages are built and sent while the window allows, sums are verified and written back.
+//! What all-reduces consist of: messages are built and sent while the window allows, sums are verified and written back.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use netsum_common::lanes::{CHECK_LANES, Check, Finding};
 
+use super::queue::Outcome;
 use super::{Engine, Kept, Path};
 use crate::comm::buffer::Buffer;
-use crate::comm::config::Mode;
+use crate::comm::config::{Mode, Report};
 use crate::comm::error::Error;
 use crate::comm::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason, plain_room};
 use crate::comm::reduction::{Misfit, Reduction};
 use crate::comm::transport::{Channel, Transport};
-use crate::numeric::element::{Data, Dtype};
+use crate::numeric::element::{Data, Owned};
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale};
-
-/// How long after its start a rank asks who else has started, if no sum has told.
-const FIRST_QUERY: Duration = Duration::from_millis(2);
 
 /// An operation in progress.
 #[derive(Debug)]
 pub(super) struct Operation {
-    descriptor: Descriptor,
-    plan: Plan,
-    rings: Vec<RingPart>,
+    pub descriptor: Descriptor,
+    /// `None` where it is lent.
+    pub data: Option<Owned>,
+    pub plan: Plan,
+    pub rings: Vec<RingPart>,
     /// Messages without a verified sum.
-    left: usize,
-    verified: u64,
-    by_ring: bool,
-    non_finite: Option<Range<usize>>,
+    pub left: usize,
+    pub verified: u64,
+    pub by_ring: bool,
+    pub non_finite: Option<Range<usize>>,
 }
 
 #[derive(Debug)]
-struct RingPart {
+pub(super) struct RingPart {
     /// Number of the first message.
-    base: u64,
-    messages: usize,
+    pub base: u64,
+    pub messages: usize,
     /// Largest exponent over all ranks, by data message, as far as known.
-    buckets: Vec<Option<u8>>,
+    pub buckets: Vec<Option<u8>>,
 }
 
 impl Operation {
     pub fn number(&self) -> u64 {
         self.descriptor.number
+    }
+
+    /// Behind its last message in a ring.
+    pub fn end(&self, ring: u32) -> u64 {
+        let part = &self.rings[ring as usize];
+        part.base + part.messages as u64
     }
 
     fn message(&self, ring: u32, number: u64) -> Message {
@@ -72,103 +78,45 @@ pub(crate) struct Finished {
     pub non_finite: Option<Range<usize>>,
 }
 
+impl Finished {
+    /// What the caller is told.
+    pub fn report(self, elapsed: Duration, retransmissions: Option<u64>) -> Result<Report, Error> {
+        match self.non_finite {
+            Some(range) => Err(Error::NonFinite { first: range.start, end: range.end }),
+            None => Ok(Report { mode: self.mode, verified: self.verified, elapsed, retransmissions }),
+        }
+    }
+}
+
 impl Engine {
-    /// Starts an all-reduce of `data`. [`finished`](Self::finished) tells when it is done.
-    pub fn start(&mut self, now: Instant, t: &mut dyn Transport, data: &dyn Data) -> Result<(), Error> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
-        let dtype = data.dtype();
-        let plan = Plan::new(&self.settings.shape.layout, dtype, data.len())
-            .map_err(|reason| Error::Length { dtype, reason })?;
-        if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
-            // Others may still be in an operation that this rank has completed: it is no failure of theirs.
-            return Err(Error::RankLeft { rank });
-        }
-        let number = self.own().started + 1;
-        self.own().started = number;
-        let descriptor = Descriptor { number, length: data.len() as u64, dtype };
-        let rings: Vec<_> = (0..self.rings.len())
-            .map(|r| RingPart {
-                base: self.rings[r].next,
-                messages: plan.messages(r),
-                buckets: if dtype == Dtype::F32 { vec![None; plan.data_messages(r)] } else { Vec::new() },
-            })
-            .collect();
-        self.operation = Some(Operation {
-            descriptor,
-            left: rings.iter().map(|r| r.messages).sum(),
-            plan,
-            rings,
-            verified: 0,
-            by_ring: self.path != Path::Box,
-            non_finite: None,
-        });
-        self.finished = None;
-        self.last_progress = now;
-        self.all_started = None;
-        self.query_interval = FIRST_QUERY;
-        self.next_query = now + FIRST_QUERY;
-        self.tell(t, &Frame::Operation(descriptor));
-        self.compare(t);
-        Ok(())
-    }
-
-    /// The outcome of the operation that was started, once there is one.
-    pub fn finished(&mut self) -> Option<Result<Finished, Error>> {
-        self.finished.take()
-    }
-
-    /// The previous rank has started an operation.
-    pub(super) fn on_operation(&mut self, t: &mut dyn Transport, d: Descriptor) {
-        let previous = self.previous() as usize;
-        let started = &mut self.progress[previous].started;
-        *started = (*started).max(d.number);
-        self.announced.push_back(d);
-        self.compare(t);
-    }
-
-    /// Compares operations with what the previous rank has announced.
-    fn compare(&mut self, t: &mut dyn Transport) {
-        let Some(own) = self.operation.as_ref().map(|o| o.descriptor) else { return };
-        while let Some(theirs) = self.announced.pop_front_if(|d| d.number <= own.number) {
-            if theirs.number == own.number && theirs != own {
-                self.fail(
-                    t,
-                    Error::Mismatch(format!(
-                        "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks must call for the same",
-                        own.number,
-                        self.previous(),
-                        self.place.rank
-                    )),
-                );
-                return;
-            }
-        }
-    }
-
     /// Sends what may be sent.
     pub(super) fn pump(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data) {
         let window = u64::from(self.settings.shape.layout.window);
         for ring in 0..self.rings.len() as u32 {
             while self.path != Path::Agreeing {
-                let Some(op) = &self.operation else { return };
-                let (state, part) = (&self.rings[ring as usize], &op.rings[ring as usize]);
+                let state = &self.rings[ring as usize];
                 let number = state.next;
-                if number >= part.base + part.messages as u64 || number >= state.verified + window {
+                if number >= state.verified + window || state.guessed > state.verified {
                     break;
                 }
+                let Some(at) = self.operation_of(ring, number) else { break };
+                let op = &self.operations[at];
                 let message = op.message(ring, number);
                 if let Some((i, _)) = &message.data
+                    && !message.guess
                     && op.plan.scaled()
-                    && part.buckets[*i].is_none()
+                    && op.rings[ring as usize].buckets[*i].is_none()
                 {
                     break;
                 }
                 let room = self.settings.shape.layout.message_size as usize;
                 let mut payload = self.pool.pop().unwrap_or_else(|| t.buffer(room));
-                self.build(&*data, ring, number, &message, &mut payload);
-                self.rings[ring as usize].next += 1;
+                self.build(op, &*data, ring, number, &message, &mut payload);
+                let state = &mut self.rings[ring as usize];
+                state.next += 1;
+                if message.guess {
+                    state.guessed = state.next;
+                }
                 if self.path == Path::Box {
                     self.statistics.box_bytes += payload.len() as u64;
                     self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
@@ -181,16 +129,18 @@ impl Engine {
     }
 
     /// Tells the connections what must be acknowledged soon. A message whose sum this rank has received has been released
-    /// to all; and once every rank has started the operation, each sends its part of every message as soon as this rank
+    /// to all; and once every rank has started an operation, each sends its part of every message of it as soon as this rank
     /// does, for its credit comes with the same sums.
     pub(super) fn expect_acknowledgements(&mut self, now: Instant, t: &mut dyn Transport) {
         if self.path != Path::Box {
             return;
         }
-        let all =
-            self.operation.as_ref().is_some_and(|o| self.progress.iter().all(|p| p.started >= o.number()));
+        let started = self.progress.iter().map(|p| p.started).min().unwrap_or(0);
+        let begun = self.operations.partition_point(|o| o.number() <= started).checked_sub(1);
+        let begun = begun.map(|latest| &self.operations[latest]);
         for (i, ring) in self.rings.iter_mut().enumerate() {
-            let expected = if all { ring.next } else { ring.verified };
+            let sent = begun.map_or(0, |op| op.end(i as u32).min(ring.next));
+            let expected = ring.verified.max(sent);
             if expected > ring.expected {
                 ring.expected = expected;
                 t.expect(now, Channel::RingOut(i as u32), expected - 1);
@@ -198,16 +148,31 @@ impl Engine {
         }
     }
 
-    fn build(&self, data: &dyn Data, ring: u32, number: u64, message: &Message, out: &mut Buffer) {
-        let Some(op) = &self.operation else { return };
+    fn build(
+        &self,
+        op: &Operation,
+        lent: &dyn Data,
+        ring: u32,
+        number: u64,
+        message: &Message,
+        out: &mut Buffer,
+    ) {
+        let data: &dyn Data = op.data.as_ref().map_or(lent, |data| data);
         out.resize(message.len());
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
         let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
         for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES)) {
             quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
         }
-        if let Some((i, range)) = &message.data {
-            data.load(range.clone(), op.scale(ring, *i, self.place.ranks), values);
+        match &message.data {
+            Some((_, range)) if message.guess => {
+                let guesses = quant::guesses(self.rings[ring as usize].bucket);
+                for (guess, values) in guesses.into_iter().zip(values.chunks_mut(range.len() * 4)) {
+                    data.load(range.clone(), Scale::new(guess, self.place.ranks), values);
+                }
+            }
+            Some((i, range)) => data.load(range.clone(), op.scale(ring, *i, self.place.ranks), values),
+            None => {}
         }
         let (a, b) = quant::check_sums(lanes);
         let lanes = Check { count: 1, sequence: op.sequence(number), a, b }.encode();
@@ -228,6 +193,9 @@ impl Engine {
         if self.path != Path::Box || self.failure.is_some() {
             return;
         }
+        if self.is_of_nobody(ring) {
+            return;
+        }
         match self.examine(ring, sum) {
             Finding::Sum => self.accept(now, data, ring, sum),
             Finding::Unsummed => {
@@ -241,6 +209,14 @@ impl Engine {
         }
     }
 
+    /// Whether a ring's next sum is one of an operation that has been given up, because a rank has left.
+    fn is_of_nobody(&self, ring: u32) -> bool {
+        let verified = self.rings[ring as usize].verified;
+        (self.left != 0 || self.leaving)
+            && verified < self.rings[ring as usize].end
+            && self.operation_of(ring, verified).is_none()
+    }
+
     fn examine(&self, ring: u32, sum: &[u8]) -> Finding {
         let (check, lanes) = match sum.split_at_checked(CHECK_BYTES) {
             Some((check, lanes)) if sum.len().is_multiple_of(4) => (check.as_chunks::<4>().0, lanes),
@@ -249,8 +225,8 @@ impl Engine {
         let check: [i32; CHECK_LANES] = std::array::from_fn(|i| i32::from_le_bytes(check[i]));
         let (check, sums) = (Check::decode(check), quant::check_sums(lanes));
         let state = &self.rings[ring as usize];
-        let own = self.operation.as_ref().filter(|_| state.verified < state.next);
-        let Some(op) = own else {
+        let own = self.operation_of(ring, state.verified).filter(|_| state.verified < state.next);
+        let Some(op) = own.map(|at| &self.operations[at]) else {
             // Not without this rank's own part: it is nobody's sum.
             let whole = check.count == 1 && (check.a, check.b) == sums;
             return if whole { Finding::Unsummed } else { Finding::Wrong };
@@ -262,27 +238,47 @@ impl Engine {
     }
 
     /// Writes back a verified sum, and what it says about the scales of later messages.
-    fn accept(&mut self, now: Instant, data: &mut dyn Data, ring: u32, sum: &[u8]) {
+    fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
         let (ranks, window) = (self.place.ranks, u64::from(self.settings.shape.layout.window));
-        let state = &mut self.rings[ring as usize];
-        let Some(op) = &mut self.operation else { return };
+        let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
+        let (state, op) = (&mut self.rings[ring as usize], &mut self.operations[at]);
         let message = op.message(ring, state.verified);
-        let (histograms, values) = sum[CHECK_BYTES..].split_at(message.histograms.len() * HISTOGRAM_BYTES);
+        let (histograms, mut values) =
+            sum[CHECK_BYTES..].split_at(message.histograms.len() * HISTOGRAM_BYTES);
         for (i, histogram) in message.histograms.clone().zip(histograms.chunks(HISTOGRAM_BYTES)) {
             op.rings[ring as usize].buckets[i] = Some(quant::highest_bucket(histogram).unwrap_or(0));
         }
+        let mut again = false;
         if let Some((i, range)) = message.data {
             let scale = op.scale(ring, i, ranks);
-            if op.plan.scaled() && scale.is_none() {
+            if let Some(bucket) = op.rings[ring as usize].buckets.first().copied().flatten()
+                && message.guess
+                && scale.is_some()
+            {
+                let mut guesses =
+                    quant::guesses(state.bucket).into_iter().zip(values.chunks(range.len() * 4));
+                let right = guesses.find(|(guess, _)| *guess == bucket);
+                state.bucket = bucket;
+                again = right.is_none();
+                values = right.map_or(&[], |(_, values)| values);
+            }
+            if again {
+                // The sum comes with the next message.
+            } else if op.plan.scaled() && scale.is_none() {
                 if op.non_finite.as_ref().is_none_or(|n| range.start < n.start) {
                     op.non_finite = Some(range);
                 }
             } else {
+                let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| data);
                 data.store(range, scale, values);
             }
         }
         op.verified += 1;
-        op.left -= 1;
+        if again {
+            op.rings[ring as usize].messages += 1;
+        } else {
+            op.left -= 1;
+        }
         // All ranks have sent their part of a sum.
         for rank in &mut self.progress {
             rank.started = rank.started.max(op.number());
@@ -298,13 +294,24 @@ impl Engine {
                 self.pool.push(payload);
             }
         }
-        if op.left == 0
-            && let Some(op) = self.operation.take()
-        {
+        if again {
+            state.end += 1;
+            for later in self.operations.range_mut(at + 1..) {
+                later.rings[ring as usize].base += 1;
+            }
+        }
+        // With several rings a later one may have all its sums before; it waits.
+        while let Some(op) = self.operations.pop_front_if(|op| op.left == 0) {
             self.own().completed = op.number();
             self.statistics.all_reduces += 1;
             let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
-            self.finished = Some(Ok(Finished { mode, verified: op.verified, non_finite: op.non_finite }));
+            let finished = Finished { mode, verified: op.verified, non_finite: op.non_finite };
+            self.outcomes.push_back(Outcome {
+                number: op.descriptor.number,
+                result: Ok(finished),
+                data: op.data,
+            });
+            self.look_after_oldest(now);
         }
     }
 
@@ -368,7 +375,7 @@ impl Engine {
         self.reductions.retain(|(r, n), reduction| *r != ring || *n >= verified || !reduction.is_done(place));
         loop {
             let key = (ring, self.rings[ring as usize].verified);
-            if !self.reductions.get(&key).is_some_and(|r| r.is_done(place)) {
+            if !self.reductions.get(&key).is_some_and(|r| r.is_done(place)) || self.is_of_nobody(ring) {
                 return;
             }
             let sum = self.reductions.remove(&key).map(Reduction::into_lanes).unwrap_or_default();

@@ -1,0 +1,131 @@
+//! An all-reduce that runs while the application does something else.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::config::Report;
+use super::engine::Finished;
+use super::error::Error;
+use super::session::Session;
+use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use super::turns::Turns;
+use crate::numeric::element::{Element, Owned};
+
+/// How long one who waits drives without looking whether another thread wants to.
+const SLICE: Duration = Duration::from_millis(10);
+
+/// An all-reduce in flight: what [`all_reduce_async`](super::Communicator::all_reduce_async) gives.
+///
+/// Dropped without [`wait`](Self::wait), the all-reduce goes on, because the other ranks need this one's part; its sum is thrown away.
+#[must_use = "the sum comes from `wait`"]
+pub struct Pending<T> {
+    ticket: Arc<Ticket>,
+    /// `None` for what was done at once.
+    turns: Option<Arc<Turns<Session>>>,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Element> Pending<T> {
+    /// An all-reduce and who keeps the promise.
+    pub(super) fn new(turns: Arc<Turns<Session>>, retransmissions: Option<u64>) -> (Self, Promise) {
+        let ticket = Ticket::new(retransmissions);
+        let promise = Promise(Some(Arc::clone(&ticket)));
+        (Self { ticket, turns: Some(turns), element: PhantomData }, promise)
+    }
+
+    /// What is done already.
+    pub(super) fn done(outcome: Result<(Vec<T>, Report), Error>) -> Self {
+        let ticket = Ticket::new(None);
+        ticket.settle(outcome.map(|(data, report)| (T::own(data), report)));
+        Self { ticket, turns: None, element: PhantomData }
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once. Never blocks.
+    pub fn is_done(&self) -> bool {
+        self.ticket.lock().is_some()
+    }
+
+    /// Waits for the sum, and drives all that is in flight meanwhile.
+    ///
+    /// # Errors
+    /// See [`Error`]; after [`Error::NonFinite`] the communicator can still be used. [`Error::Closed`] if the communicator was dropped
+    /// before the other ranks had come so far. The vector is gone with an error.
+    pub fn wait(self) -> Result<(Vec<T>, Report), Error> {
+        loop {
+            if let Some(outcome) = self.ticket.lock().take() {
+                let (data, report) = outcome?;
+                let other = || Error::Protocol("a sum of another type".to_owned());
+                return Ok((T::disown(data).ok_or_else(other)?, report));
+            }
+            match self.turns.as_ref().and_then(|turns| turns.try_take().map(|turn| (turns, turn))) {
+                Some((turns, mut session)) => {
+                    while !self.is_done() && !turns.is_wanted() && session.rest(SLICE) {}
+                }
+                // Another thread drives, and tells.
+                None => self.ticket.wait(SLICE),
+            }
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").field("done", &self.ticket.lock().is_some()).finish_non_exhaustive()
+    }
+}
+
+type Settled = Result<(Owned, Report), Error>;
+
+/// Where the outcome is put.
+struct Ticket {
+    settled: Mutex<Option<Settled>>,
+    changed: Condvar,
+    called: Instant,
+    /// How many there were before.
+    retransmissions: Option<u64>,
+}
+
+impl Ticket {
+    fn new(retransmissions: Option<u64>) -> Arc<Self> {
+        let (settled, changed, called) = (Mutex::new(None), Condvar::new(), Instant::now());
+        Arc::new(Self { settled, changed, called, retransmissions })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Settled>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn settle(&self, outcome: Settled) {
+        *self.lock() = Some(outcome);
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, most: Duration) {
+        let settled = self.lock();
+        if settled.is_none() {
+            drop(self.changed.wait_timeout(settled, most));
+        }
+    }
+}
+
+/// The other end of a [`Pending`]. Dropped, it is broken: nobody waits for ever.
+pub(super) struct Promise(Option<Arc<Ticket>>);
+
+impl Promise {
+    /// The all-reduce has come to its end; `retransmissions` are counted as before.
+    pub fn settle(mut self, result: Result<Finished, Error>, data: Owned, retransmissions: Option<u64>) {
+        let Some(ticket) = self.0.take() else { return };
+        let again = retransmissions.zip(ticket.retransmissions).map(|(after, before)| after - before);
+        let report = result.and_then(|finished| finished.report(ticket.called.elapsed(), again));
+        ticket.settle(report.map(|report| (data, report)));
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.0.take() {
+            ticket.settle(Err(Error::Closed));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! A membership in a job over all its connections: where the box wishes for another window, the ranks leave these and connect anew,
+//! whoever drives at that moment. And the thread that drives between calls.
+
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+
+use super::bootstrap::{Membership, Patience, bootstrap};
+use super::config::{CommConfig, JobShape, Mode, Report, Statistics};
+use super::core::{Core, LOOK_UP};
+use super::engine::{Engine, Settings};
+use super::error::Error;
+use super::network;
+use super::turns::Turns;
+use crate::numeric::element::Data;
+
+/// What the application's threads and the keeper drive.
+pub(super) struct Session {
+    config: CommConfig,
+    pub shape: JobShape,
+    /// What the connections run over.
+    pub title: String,
+    /// `None` when it is over, or broken.
+    core: Option<Core>,
+    /// Counted over earlier connections.
+    before: Statistics,
+    /// Why the ranks could not connect anew.
+    broken: Option<Error>,
+}
+
+impl Session {
+    /// Finds the job, opens connections and waits until the ring stands.
+    pub fn new(config: CommConfig) -> Result<Self, Error> {
+        let (shape, title, core) = establish(&config, Patience::Short)?;
+        log::info!("rank {}: over {title}", config.rank);
+        Ok(Self { config, shape, title, core: Some(core), before: Statistics::default(), broken: None })
+    }
+
+    /// Waits until an operation may be started.
+    pub fn ready(&mut self) -> Result<&mut Core, Error> {
+        loop {
+            if self.core.as_ref().is_some_and(|core| core.engine.is_to_renew()) {
+                self.renew();
+            }
+            let (rank, window) = (self.config.rank, self.shape.layout.window);
+            let Some(core) = &mut self.core else { break };
+            core.consent(rank, window)?;
+            if core.engine.is_full() {
+                core.rest_for(LOOK_UP)?;
+            } else if !core.engine.is_to_renew() {
+                break;
+            }
+        }
+        self.core.as_mut().ok_or_else(|| self.broken.clone().unwrap_or(Error::Closed))
+    }
+
+    /// An operation from its start to its end.
+    pub fn all_reduce(&mut self, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
+        let core = self.ready()?;
+        let before = core.retransmissions();
+        let outcome = core.all_reduce(data);
+        core.send_now();
+        let again = core.retransmissions().zip(before).map(|(after, before)| after - before);
+        let elapsed = called.elapsed();
+        if core.engine.is_to_renew() {
+            self.renew();
+        }
+        outcome?.report(elapsed, again)
+    }
+
+    /// Drives for a while at the most. Whether it makes sense to go on.
+    pub fn rest(&mut self, time: Duration) -> bool {
+        self.core.as_mut().is_some_and(|core| core.rest_for(time).is_ok())
+    }
+
+    /// Leaves in good order and connects anew, as all ranks do at this moment. The next call tells if that was in vain: the sums of
+    /// the last one are there.
+    fn renew(&mut self) {
+        let Some(mut core) = self.core.take() else { return };
+        let (rank, window, started) = (self.config.rank, self.shape.layout.window, Instant::now());
+        let parted = core.part();
+        if parted.is_err() {
+            core.linger();
+        }
+        self.before = self.before.plus(core.statistics());
+        let descriptor = Arc::downgrade(core.fd());
+        drop(core);
+        // Until the keeper has stopped waiting there, the address is in use.
+        while descriptor.strong_count() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        log::debug!("rank {rank}: left to connect anew, in {:.1?}", started.elapsed());
+        // All ranks are there, and have just said so.
+        let connect_timeout = self.config.connect_timeout.min(self.config.timeout * 2);
+        let config = CommConfig { connect_timeout, ..self.config.clone() };
+        match parted.and_then(|()| establish(&config, Patience::Long)) {
+            Ok((shape, title, core)) => {
+                self.before.renewals += 1;
+                let elapsed = started.elapsed();
+                log::info!(
+                    "rank {rank}: connected anew over {title} in {elapsed:.1?}: window {}, before {window}",
+                    shape.layout.window
+                );
+                (self.shape, self.title, self.core) = (shape, title, Some(core));
+            }
+            Err(error) => {
+                log::warn!("rank {rank}: could not connect anew, for another window: {error}");
+                self.broken = Some(error);
+            }
+        }
+    }
+
+    /// Completes what can be completed, and leaves in good order.
+    pub fn close(&mut self) {
+        if let Some(mut core) = self.core.take() {
+            core.complete();
+            core.linger();
+            self.before = self.before.plus(core.statistics());
+        }
+    }
+
+    /// Who sums.
+    pub fn mode(&self) -> Mode {
+        self.core.as_ref().map_or(Mode::Ring, |core| core.engine.mode())
+    }
+
+    /// What has been done over all connections.
+    pub fn statistics(&self) -> Statistics {
+        self.core.as_ref().map_or(self.before, |core| self.before.plus(core.statistics()))
+    }
+
+    /// The keeper's part: never waits, but to connect anew. What to wait for then, and how long; `None` when there is nothing any more.
+    fn keep(&mut self) -> Option<(Arc<OwnedFd>, Duration)> {
+        loop {
+            let core = self.core.as_mut()?;
+            core.rest_for(Duration::ZERO).ok()?;
+            if core.engine.is_to_renew() {
+                self.renew();
+                continue;
+            }
+            // What comes now is for the engine.
+            if !core.connections.drive(Instant::now()).ok()? {
+                let timeout = core.engine.next_timeout();
+                let next = core.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
+                let wait = next.saturating_duration_since(Instant::now()).min(LOOK_UP);
+                return Some((Arc::clone(core.fd()), wait));
+            }
+            return Some((Arc::clone(core.fd()), Duration::ZERO));
+        }
+    }
+}
+
+/// Drives between calls. Holds the session only while there is something to do, never while it waits. `alarm` is readable when what it
+/// waits for may be another now.
+pub(super) fn keep(shared: &Turns<Session>, mut alarm: UnixStream) {
+    loop {
+        let Some((fd, wait)) = shared.keep().and_then(|mut session| session.keep()) else { return };
+        if wait.is_zero() {
+            continue;
+        }
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let wait = nix::sys::time::TimeSpec::from_duration(wait);
+        match nix::poll::ppoll(&mut [readable(fd.as_fd()), readable(alarm.as_fd())], Some(wait), None) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(_) => return,
+        }
+        while alarm.read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
+    }
+}
+
+/// Finds the job, opens connections and waits until the ring stands.
+fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, String, Core), Error> {
+    let CommConfig { rank, timeout, .. } = *config;
+    let mut network = network::open(config)?;
+    let started = Instant::now();
+    let Membership { shape, ranks, mut heartbeat } = bootstrap(config, &mut *network, patience)?;
+    let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
+        let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut *connections);
+        connections.start().map(|()| (engine, connections))
+    });
+    let (engine, connections) = match (connected, &mut heartbeat) {
+        (Ok(connected), _) => connected,
+        (Err(error), heartbeat) => {
+            // The others wait for this rank already.
+            if let Some(heartbeat) = heartbeat {
+                heartbeat.stop(Err(error.to_string()));
+            }
+            return Err(error);
+        }
+    };
+    let title = connections.title();
+    let mut core = Core::new(engine, connections, heartbeat)
+        .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
+    let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;
+    let unreachable =
+        Error::Unreachable { rank: previous, ip: ranks[previous as usize].ip, after: config.connect_timeout };
+    if let Err(error) = core.meet(started + config.connect_timeout, unreachable) {
+        // The others must hear why.
+        core.linger();
+        return Err(error);
+    }
+    Ok((shape, title, core))
+}
