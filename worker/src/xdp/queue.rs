@@ -15,10 +15,10 @@ use xdp::{RingConfigBuilder, Umem, WakableRings};
 
 use super::error::XdpError;
 
-/// Frames that the kernel has to receive into.
-pub(super) const RX_FRAMES: usize = 2048;
+/// Frames that the kernel has to receive into. With those below 6 MiB, which is less than the 8 MiB that systemd lets processes lock.
+pub(super) const RX_FRAMES: usize = 1024;
 /// Frames that may be on their way out.
-pub(super) const TX_FRAMES: usize = 1024;
+pub(super) const TX_FRAMES: usize = 512;
 /// Bytes of a frame: a page.
 const FRAME: usize = 4096;
 /// Bytes of a frame that a packet may have: the kernel keeps the first for itself (XDP_PACKET_HEADROOM).
