@@ -90,12 +90,10 @@ pub enum XdpError {
 
 /// Finds out which capabilities the process lacks, before the kernel refuses something with a word that says less.
 pub(super) fn check_capabilities() -> Result<(), XdpError> {
-    let lacks = |capability: &Capability| {
-        !caps::has_cap(None, CapSet::Effective, *capability).unwrap_or(false)
-            // Before CAP_BPF there was one for all of it, which still will do.
-            && !(*capability == Capability::CAP_BPF
-                && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false))
-    };
-    let missing: Vec<String> = NEEDED.iter().filter(|c| lacks(c)).map(Capability::to_string).collect();
+    let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
+    // Before CAP_BPF there was one for all of it, which still will do.
+    let instead = |capability| capability == Capability::CAP_BPF && has(Capability::CAP_SYS_ADMIN);
+    let lacks = |capability: &&Capability| !has(**capability) && !instead(**capability);
+    let missing: Vec<String> = NEEDED.iter().filter(lacks).map(Capability::to_string).collect();
     if missing.is_empty() { Ok(()) } else { Err(XdpError::Capabilities(missing.join(", "))) }
 }

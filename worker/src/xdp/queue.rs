@@ -87,7 +87,7 @@ impl Queue {
             SocketError::SetSockOpt { inner, option: OptName::UmemRegion }
                 if inner.raw_os_error() == Some(libc::ENOBUFS) =>
             {
-                XdpError::Memory { mib: (RX_FRAMES + TX_FRAMES) * FRAME >> 20 }
+                XdpError::Memory { mib: ((RX_FRAMES + TX_FRAMES) * FRAME) >> 20 }
             }
             SocketError::SocketCreation(inner) => failed("opening it", inner),
             SocketError::SetSockOpt { inner, .. } | SocketError::GetSockOpt { inner, .. } => {
