@@ -56,6 +56,8 @@ pub struct JobSpec {
     pub connect_timeout: Duration,
     /// How ranks with an RDMA adapter try again; see `netsum_worker::AdapterRetry`.
     pub retry: (u8, u8),
+    /// Ranks that are to send and receive over AF_XDP.
+    pub xdp: Vec<u32>,
 }
 
 impl JobSpec {
@@ -72,6 +74,7 @@ impl JobSpec {
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(20),
             retry: (17, 7),
+            xdp: Vec::new(),
         }
     }
 

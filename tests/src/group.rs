@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, reference_sum};
+use netsum_worker::{AdapterRetry, Bootstrap, CommConfig, Transport, reference_sum};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -45,6 +45,9 @@ pub struct RankSpec {
     pub connect_timeout_ms: u64,
     /// How an RDMA adapter tries again.
     pub retry: (u8, u8),
+    /// Over AF_XDP; else what there is.
+    #[serde(default)]
+    pub xdp: bool,
 }
 
 impl RankSpec {
@@ -66,6 +69,7 @@ impl RankSpec {
             timeout_ms: job.timeout.as_millis() as u64,
             connect_timeout_ms: job.connect_timeout.as_millis() as u64,
             retry: job.retry,
+            xdp: job.xdp.contains(&(rank as u32)),
         }
     }
 
@@ -89,6 +93,9 @@ impl RankSpec {
         config.timeout = Duration::from_millis(self.timeout_ms);
         config.connect_timeout = Duration::from_millis(self.connect_timeout_ms);
         config.retry = AdapterRetry { timeout: self.retry.0, count: self.retry.1 };
+        if self.xdp {
+            config.transport = Transport::Xdp;
+        }
         config
     }
 }

@@ -9,7 +9,7 @@ use netsum_lab::contest::start::{Who, start};
 fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
     let order = Order { len: 100_000, float: true, iters: 3 };
-    let rounds = [Who::Box, Who::Ring { offload: true }].map(|who| {
+    let rounds = [Who::Box, Who::Xdp, Who::Ring { offload: true }].map(|who| {
         let mut contestant = start(who, &job, 2152).unwrap();
         contestant.run(&Order { float: false, ..order }).unwrap();
         let round = contestant.run(&order).unwrap();
@@ -17,8 +17,9 @@ fn netsum_takes_part_with_and_without_its_box() {
         round
     });
     let bytes = (order.len * 4 * order.iters as usize) as f64;
-    let [by_box, by_ring] = rounds.map(|r| r.cost.sent as f64 / bytes);
+    let [by_box, by_xdp, by_ring] = rounds.map(|r| r.cost.sent as f64 / bytes);
     // Once over each link, but for headers and acknowledgements; 2 (n-1)/n times by the ring.
     assert!((1.0..1.3).contains(&by_box), "{by_box}");
+    assert!((1.0..1.3).contains(&by_xdp), "{by_xdp}");
     assert!((1.33..1.7).contains(&by_ring), "{by_ring}");
 }

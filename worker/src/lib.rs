@@ -5,13 +5,15 @@
 //! | --- | --- |
 //! | [`rc`] | the endpoint, without I/O |
 //! | [`udp`] | a socket under it |
+//! | `xdp` | AF_XDP sockets under it; with the feature `xdp` |
 //! | `verbs` | RDMA adapters through libibverbs |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`comm`] | [`Communicator`]: all-reduce and barrier |
 //! | `control` | client of the box's daemon |
 //!
 //! A rank's packets go over an RDMA adapter, if one has its address, or else over a UDP socket: [`Transport`]. The feature `verbs`,
-//! on by default, is for the former; it loads libibverbs when an adapter is opened.
+//! on by default, is for the former; it loads libibverbs when an adapter is opened. With the feature `xdp`, also on by default, they
+//! can go over AF_XDP sockets.
 //!
 //! ```no_run
 //! use netsum_worker::{Bootstrap, CommConfig, Communicator};
@@ -36,6 +38,8 @@ pub mod rc;
 pub mod sim;
 pub mod udp;
 mod verbs;
+#[cfg(feature = "xdp")]
+pub mod xdp;
 
 pub use comm::{
     AdapterRetry, Bootstrap, CommConfig, Communicator, Error, Mode, Pending, Position, Report, Statistics,

@@ -9,11 +9,12 @@ use crate::paths;
 use crate::toolchain::{Toolchain, nightly, output};
 
 /// Programs of aggregator-ebpf, and where their objects are committed.
-pub const OBJECTS: [(&str, &str); 4] = [
+pub const OBJECTS: [(&str, &str); 5] = [
     ("netsum", "aggregator/src/dataplane/netsum.bpf.o"),
     ("bench", "tests/src/bench.bpf.o"),
     ("faults", "tests/src/faults.bpf.o"),
     ("vlan", "tests/src/vlan.bpf.o"),
+    ("host", "worker/src/xdp/host.bpf.o"),
 ];
 
 /// Runs `cargo xtask build-ebpf`.

@@ -22,6 +22,8 @@ const RANK: &str = include_str!("rank.py");
 pub enum Who {
     /// netsum by the box.
     Box,
+    /// The same, with ranks over AF_XDP.
+    Xdp,
     /// netsum's ring of the same endpoints, which needs no box.
     Ring {
         /// Segments are cut and put together by the network devices, which a wire does not give for nothing.
@@ -41,8 +43,9 @@ pub enum Who {
 
 impl Who {
     /// All.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Box,
+        Self::Xdp,
         Self::Ring { offload: true },
         Self::Ring { offload: false },
         Self::Gloo { offload: true },
@@ -55,6 +58,7 @@ impl Who {
     pub fn name(self) -> &'static str {
         match self {
             Self::Box => "netsum",
+            Self::Xdp => "netsum-xdp",
             Self::Ring { offload: true } => "netsum-ring",
             Self::Ring { offload: false } => "netsum-ring-no-offload",
             Self::Gloo { offload: true } => "gloo",
@@ -73,10 +77,11 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
     let spec = LabSpec { mtu: link_mtu, ..LabSpec::hosts(job.ranks as usize) };
     let mut cluster = Cluster::without_daemon(spec)?;
     let ranks = match who {
-        Who::Box => {
+        Who::Box | Who::Xdp => {
             cluster.start_daemon()?;
             let token = cluster.create_job(job)?;
-            netsum(&cluster, job, Some(&token))?
+            let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
+            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, Some(&token))?
         }
         Who::Ring { offload } => {
             set_offload(&cluster, offload)?;
@@ -188,7 +193,7 @@ fn agent(cluster: &Cluster) -> String {
 /// What it lacks.
 pub fn is_there(who: Who) -> Result<()> {
     let module = match who {
-        Who::Box | Who::Ring { .. } => return Ok(()),
+        Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
         Who::Gloo { .. } => "torch.distributed",
         Who::Mpi { .. } => "mpi4py.MPI",
     };

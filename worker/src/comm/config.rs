@@ -38,6 +38,9 @@ pub enum Transport {
     Auto,
     /// The RC endpoint of this crate over a UDP socket.
     Udp,
+    /// The same endpoint over AF_XDP sockets, past the kernel's network stack. Needs the feature `xdp`, the capabilities CAP_NET_RAW,
+    /// CAP_NET_ADMIN and CAP_BPF, and an interface without another XDP program, which no other rank may use so.
+    Xdp,
     /// An RDMA adapter, a hardware NIC or the kernel's Soft-RoCE, through libibverbs. Needs the feature `verbs`.
     Verbs,
 }

@@ -10,7 +10,7 @@
 //! | [`reduction`] | an ordinary ring all-reduce of one message |
 //! | [`engine`] | the collective as a state machine |
 //! | [`network`] | what the connections run over |
-//! | [`udp`] | a socket: [`links`], the RC endpoint's queue pairs, and [`numbers`] for them |
+//! | [`udp`] | sockets, of UDP and AF_XDP: [`links`], the RC endpoint's queue pairs, and [`numbers`] for them |
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |

@@ -1,4 +1,4 @@
-//! What the engine's connections run over: a socket of ours, or an adapter.
+//! What the engine's connections run over: sockets of ours, or an adapter.
 //!
 //! Queue pair numbers go to the other ranks before there are connections. An adapter chooses them itself. So a network is
 //! opened, tells its numbers, and is connected once those of all ranks are known.
@@ -12,7 +12,7 @@ use super::config::{Bootstrap, CommConfig, JobShape, Traffic, Transport as Choic
 use super::error::Error;
 use super::links::{Numbers, RankNumbers};
 use super::transport::Transport;
-use super::udp::Udp;
+use super::udp::Driven;
 use crate::verbs::gid;
 
 /// A network without connections.
@@ -55,6 +55,7 @@ pub(crate) fn open(config: &CommConfig) -> Result<Box<dyn Network>, Error> {
     let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
     let place = match config.transport {
         Choice::Udp => None,
+        Choice::Xdp => return open_xdp(ip),
         Choice::Auto if listed => None,
         Choice::Auto => gid::find(Path::new(gid::SYSFS), ip),
         Choice::Verbs if listed => {
@@ -85,7 +86,17 @@ pub(crate) fn open(config: &CommConfig) -> Result<Box<dyn Network>, Error> {
 }
 
 fn open_udp(ip: IpAddr) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(Udp::bind(ip)?))
+    Ok(Box::new(Driven::udp(ip)?))
+}
+
+#[cfg(feature = "xdp")]
+fn open_xdp(ip: IpAddr) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(Driven::xdp(ip)?))
+}
+
+#[cfg(not(feature = "xdp"))]
+fn open_xdp(_: IpAddr) -> Result<Box<dyn Network>, Error> {
+    Err(Error::Config("transport xdp: this program was built without the feature `xdp`".to_owned()))
 }
 
 #[cfg(feature = "verbs")]
@@ -117,6 +128,14 @@ mod tests {
         let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let text = refused(Choice::Verbs, daemon).unwrap();
         assert!(text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"), "{text}");
+    }
+
+    #[cfg(not(feature = "xdp"))]
+    #[test]
+    fn af_xdp_is_refused_where_it_is_not_built_in() {
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let text = refused(Choice::Xdp, daemon).unwrap();
+        assert!(text.contains("transport xdp") && text.contains("feature `xdp`"), "{text}");
     }
 
     #[cfg(feature = "verbs")]

@@ -1,5 +1,6 @@
-//! Connections over a UDP socket: the RC endpoint of this crate.
+//! Connections over sockets: the RC endpoint of this crate, over UDP or AF_XDP.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -13,22 +14,80 @@ use super::numbers::Fresh;
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::rc::{Endpoint, EndpointConfig};
 use crate::udp::UdpDriver;
+#[cfg(feature = "xdp")]
+use crate::xdp::XdpDriver;
 
-/// A socket that is open already when the other ranks hear of it: they may send at once.
-pub(crate) struct Udp {
-    ip: IpAddr,
-    driver: UdpDriver,
+/// What moves an endpoint's datagrams.
+pub(crate) trait Driver: AsFd + Send + 'static {
+    /// See [`UdpDriver::drive`].
+    fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool>;
+    /// How many packets of a path MTU wait here for certain.
+    fn receive_capacity(&self, mtu: usize) -> u32;
+    /// Gets ready for these ranks and this path MTU.
+    fn prepare(&mut self, _mtu: usize, _peers: &[IpAddr]) -> Result<(), String> {
+        Ok(())
+    }
+    /// For people.
+    fn title(&self) -> &'static str;
 }
 
-impl Udp {
-    /// Opens the socket.
-    pub fn bind(ip: IpAddr) -> Result<Self, Error> {
+impl Driver for UdpDriver {
+    fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
+        self.drive(endpoint, until)
+    }
+
+    fn receive_capacity(&self, mtu: usize) -> u32 {
+        self.receive_capacity(mtu)
+    }
+
+    fn title(&self) -> &'static str {
+        "UDP"
+    }
+}
+
+#[cfg(feature = "xdp")]
+impl Driver for XdpDriver {
+    fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
+        self.drive(endpoint, until)
+    }
+
+    fn receive_capacity(&self, mtu: usize) -> u32 {
+        self.receive_capacity(mtu)
+    }
+
+    fn prepare(&mut self, mtu: usize, peers: &[IpAddr]) -> Result<(), String> {
+        self.prepare(mtu, peers).map_err(|e| e.to_string())
+    }
+
+    fn title(&self) -> &'static str {
+        if self.is_zero_copy() { "AF_XDP, zero-copy" } else { "AF_XDP, copy mode" }
+    }
+}
+
+/// Sockets that are open already when the other ranks hear of them: they may send at once.
+pub(crate) struct Driven<D> {
+    ip: IpAddr,
+    driver: D,
+}
+
+impl Driven<UdpDriver> {
+    /// Opens a UDP socket.
+    pub fn udp(ip: IpAddr) -> Result<Self, Error> {
         let driver = UdpDriver::bind(ip).map_err(|e| Error::Socket { ip, reason: e.to_string() })?;
         Ok(Self { ip, driver })
     }
 }
 
-impl Network for Udp {
+#[cfg(feature = "xdp")]
+impl Driven<XdpDriver> {
+    /// Opens AF_XDP sockets.
+    pub fn xdp(ip: IpAddr) -> Result<Self, Error> {
+        let driver = XdpDriver::bind(ip).map_err(|e| Error::Socket { ip, reason: e.to_string() })?;
+        Ok(Self { ip, driver })
+    }
+}
+
+impl<D: Driver> Network for Driven<D> {
     fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
         let mut fresh = Fresh::new();
         let rings = (0..shape.layout.rings).map(|_| fresh.connection()).collect();
@@ -36,7 +95,7 @@ impl Network for Udp {
     }
 
     fn connect(
-        self: Box<Self>,
+        mut self: Box<Self>,
         shape: &JobShape,
         rank: u32,
         ranks: &[RankNumbers],
@@ -46,10 +105,13 @@ impl Network for Udp {
         let config =
             EndpointConfig { any_ip_id: neighbours.iter().any(|n| n.any_ip_id), ..EndpointConfig::default() };
         let endpoint = Endpoint::new(self.ip, config);
+        let peers = neighbours.map(|n| n.ip);
+        let ready = self.driver.prepare(shape.mtu as usize, &peers);
+        ready.map_err(|reason| Error::Socket { ip: self.ip, reason })?;
         let capacity = self.driver.receive_capacity(shape.mtu as usize);
         let links = Links::new(endpoint, shape, rank as u32, ranks, capacity)
             .map_err(|e| Error::Config(format!("connections: {e}")))?;
-        Ok(Box::new(UdpConnections { ip: self.ip, links, driver: self.driver }))
+        Ok(Box::new(Driving { ip: self.ip, links, driver: self.driver }))
     }
 
     fn any_ip_id(&self) -> bool {
@@ -57,13 +119,13 @@ impl Network for Udp {
     }
 }
 
-struct UdpConnections {
+struct Driving<D> {
     ip: IpAddr,
     links: Links,
-    driver: UdpDriver,
+    driver: D,
 }
 
-impl Transport for UdpConnections {
+impl<D: Driver> Transport for Driving<D> {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         self.links.send(channel, id, data);
     }
@@ -85,7 +147,7 @@ impl Transport for UdpConnections {
     }
 }
 
-impl Connections for UdpConnections {
+impl<D: Driver> Connections for Driving<D> {
     fn start(&mut self) -> Result<(), Error> {
         Ok(())
     }
@@ -120,6 +182,6 @@ impl Connections for UdpConnections {
     }
 
     fn title(&self) -> String {
-        "UDP".to_owned()
+        self.driver.title().to_owned()
     }
 }

@@ -200,10 +200,23 @@ impl Endpoint {
 
     /// Takes in a datagram's UDP payload. `from` is its sender's address and port, which the ICRC covers.
     pub fn receive(&mut self, now: Instant, from: SocketAddr, ce: bool, datagram: &[u8]) {
+        self.receive_identified(now, from, ce, None, datagram);
+    }
+
+    /// [`receive`](Self::receive) where the IPv4 identification is known, which the ICRC covers, too: then a wrong one is found,
+    /// whatever [`EndpointConfig::any_ip_id`] says.
+    pub fn receive_identified(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        ce: bool,
+        id: Option<u16>,
+        datagram: &[u8],
+    ) {
         self.stats.received_packets += 1;
         self.stats.received_bytes += datagram.len() as u64;
         self.stats.ce_received += ce as u64;
-        let packet = match self.verifier.decode(from, datagram) {
+        let packet = match self.verifier.decode_identified(from, id, datagram) {
             Ok(packet) => packet,
             Err(Malformed::Icrc) => {
                 self.stats.rx_icrc_encapsulated += 1;

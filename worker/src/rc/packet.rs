@@ -163,17 +163,28 @@ impl Verifier {
         Self { local, any_id, syndromes: Vec::new() }
     }
 
-    /// Reads and verifies a datagram.
+    /// Reads and verifies a datagram, whose identification is not known.
     pub fn decode<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+        self.decode_identified(from, None, datagram)
+    }
+
+    /// Reads and verifies a datagram. With the IPv4 identification that it came with, all 32 bits of its ICRC count.
+    pub fn decode_identified<'a>(
+        &mut self,
+        from: SocketAddr,
+        id: Option<u16>,
+        datagram: &'a [u8],
+    ) -> Result<Packet<'a>, Malformed> {
         let (body, icrc) = datagram.split_last_chunk::<ICRC_LEN>().ok_or(Malformed::Header)?;
         let (head, mut rest) = body.split_first_chunk::<BTH_LEN>().ok_or(Malformed::Header)?;
         let bth = Bth::decode(head);
         if bth.version != 0 || bth.pkey != netsum_common::wire::DEFAULT_PKEY {
             return Err(Malformed::Header);
         }
-        let correct = datagram_icrc(from, self.local, 0, body).ok_or(Malformed::Header)?;
+        let correct = datagram_icrc(from, self.local, id.unwrap_or(0), body).ok_or(Malformed::Header)?;
         let syndrome = correct ^ u32::from_le_bytes(*icrc);
-        if syndrome != 0 && !(from.is_ipv4() && self.explains(datagram.len(), syndrome)) {
+        let guess = id.is_none() && from.is_ipv4();
+        if syndrome != 0 && !(guess && self.explains(datagram.len(), syndrome)) {
             return Err(Malformed::Icrc);
         }
         let mut take = |n: usize| -> Result<&'a [u8], Malformed> {
@@ -315,6 +326,19 @@ mod tests {
                 buf[bit / 8] ^= 1 << (bit % 8);
             }
         }
+    }
+
+    #[test]
+    fn an_identification_that_is_known_must_be_the_right_one() {
+        let (src, dst): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let from = SocketAddr::new(src, ROCE_PORT);
+        let mut buf = Vec::new();
+        let bth = Bth::new(Opcode::SEND_MIDDLE, 77, 5);
+        encode(&mut buf, src, dst, 7, &bth, &Extended::default(), &[3; 64]);
+        let mut v = Verifier::new(dst, true);
+        assert_eq!(v.decode_identified(from, Some(7), &buf).unwrap().payload, [3; 64]);
+        assert_eq!(v.decode_identified(from, Some(6), &buf).unwrap_err(), Malformed::Icrc);
+        assert!(v.decode_identified(from, None, &buf).is_ok(), "any identification, if it is not known");
     }
 
     #[test]

@@ -39,6 +39,24 @@ pub enum BindError {
     Other(IpAddr, #[source] io::Error),
 }
 
+/// Opens a socket on port 4791 of an address.
+pub(crate) fn open_port(local: IpAddr) -> Result<Socket, BindError> {
+    let open = || -> io::Result<Socket> {
+        let address = SocketAddr::new(local, ROCE_PORT);
+        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        socket.bind(&address.into())?;
+        Ok(socket)
+    };
+    if matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+        return Err(BindError::LinkLocal(local));
+    }
+    open().map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => BindError::InUse(local),
+        io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress(local),
+        _ => BindError::Other(local, e),
+    })
+}
+
 /// A socket that speaks RoCEv2.
 #[derive(Debug)]
 pub struct UdpDriver {
@@ -55,35 +73,24 @@ pub struct UdpDriver {
 impl UdpDriver {
     /// Opens port 4791 of an address.
     pub fn bind(local: IpAddr) -> Result<Self, BindError> {
-        let open = || -> io::Result<Self> {
-            let socket = Socket::new(
-                Domain::for_address(SocketAddr::new(local, ROCE_PORT)),
-                Type::DGRAM,
-                Some(Protocol::UDP),
-            )?;
-            socket.bind(&SocketAddr::new(local, ROCE_PORT).into())?;
-            let state = UdpSocketState::new((&socket).into())?;
-            if local.is_ipv6() {
-                buffers::accept_no_checksum(socket.as_fd())?;
-            }
-            let receive_buffer = buffers::enlarge(&socket, SOCKET_BUFFER)?;
-            Ok(Self {
-                socket,
-                state,
-                receive: vec![vec![0; RECEIVE_LEN]; BATCH_SIZE],
-                meta: vec![RecvMeta::default(); BATCH_SIZE],
-                send: Vec::new(),
-                unsent: None,
-                receive_buffer,
-            })
-        };
-        if matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
-            return Err(BindError::LinkLocal(local));
+        let socket = open_port(local)?;
+        Self::over(socket, local).map_err(|e| BindError::Other(local, e))
+    }
+
+    fn over(socket: Socket, local: IpAddr) -> io::Result<Self> {
+        let state = UdpSocketState::new((&socket).into())?;
+        if local.is_ipv6() {
+            buffers::accept_no_checksum(socket.as_fd())?;
         }
-        open().map_err(|e| match e.kind() {
-            io::ErrorKind::AddrInUse => BindError::InUse(local),
-            io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress(local),
-            _ => BindError::Other(local, e),
+        let receive_buffer = buffers::enlarge(&socket, SOCKET_BUFFER)?;
+        Ok(Self {
+            socket,
+            state,
+            receive: vec![vec![0; RECEIVE_LEN]; BATCH_SIZE],
+            meta: vec![RecvMeta::default(); BATCH_SIZE],
+            send: Vec::new(),
+            unsent: None,
+            receive_buffer,
         })
     }
 

@@ -42,6 +42,8 @@ pub enum Carrier {
     Auto,
     /// netsum's own RoCE endpoint over a UDP socket.
     Udp,
+    /// The same endpoint over AF_XDP sockets: CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF are needed.
+    Xdp,
     /// An RDMA adapter, hardware or Soft-RoCE, by libibverbs.
     Verbs,
 }
@@ -170,6 +172,7 @@ impl Options {
         let transport = match self.transport {
             Carrier::Auto => Transport::Auto,
             Carrier::Udp => Transport::Udp,
+            Carrier::Xdp => Transport::Xdp,
             Carrier::Verbs => Transport::Verbs,
         };
         Ok(CommConfig {

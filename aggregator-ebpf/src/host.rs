@@ -1,0 +1,70 @@
+//! The program on the interface of a host whose rank takes its packets from AF_XDP sockets; `netsum_worker` loads it.
+//!
+//! RoCEv2 to the rank's address goes to the socket of the receive queue that it came by. All else is the kernel's: ARP, TCP, other
+//! addresses' RoCEv2, and what comes by a queue without a socket.
+#![no_std]
+#![no_main]
+
+use aya_ebpf::bindings::xdp_action::XDP_PASS;
+use aya_ebpf::btf_maps::{Array, XskMap};
+use aya_ebpf::macros::{btf_map, xdp};
+use aya_ebpf::programs::XdpContext;
+use netsum_aggregator_ebpf::packet::Packet;
+use netsum_common::wire::{
+    Bytes, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, IPPROTO_UDP, IPV4_LEN, IPV6_LEN, ROCE_PORT, ipv4_mapped,
+};
+
+/// The rank's address, IPv4 in mapped form. Zeros until it is known, which no packet is for.
+#[btf_map]
+static LOCAL: Array<[u8; 16], 1> = Array::new();
+/// The socket of each receive queue; `netsum_worker` has the same limit.
+#[btf_map]
+static SOCKETS: XskMap<64> = XskMap::new();
+
+/// On every packet that comes to the host.
+#[xdp]
+pub fn host(ctx: XdpContext) -> u32 {
+    let Some(local) = LOCAL.get(0) else { return XDP_PASS };
+    let Some(to) = roce_to(&Packet::new(&ctx)) else { return XDP_PASS };
+    if to != *local {
+        return XDP_PASS;
+    }
+    match SOCKETS.redirect(ctx.rx_queue_index(), XDP_PASS as u64) {
+        Ok(action) | Err(action) => action,
+    }
+}
+
+/// Whom a packet is for, in mapped form, if it is RoCEv2 by its port: untagged, because an address in a VLAN belongs to another
+/// interface, and without fragments and options. All offsets are constants, which `netsum_common::wire::parse` cannot have:
+/// otherwise the verifier would ask for CAP_PERFMON.
+#[inline(always)]
+fn roce_to(p: &Packet) -> Option<[u8; 16]> {
+    let (to, port) = match u16::from_be_bytes(p.load::<2>(12)?) {
+        ETHERTYPE_IPV4 => {
+            let h = p.load::<IPV4_LEN>(ETH_LEN)?;
+            // "Don't fragment" is the only one of these bits that may be set.
+            if h[0] != 0x45 || h[9] != IPPROTO_UDP || h[6] & 0x3f != 0 || h[7] != 0 {
+                return None;
+            }
+            (ipv4_mapped([h[16], h[17], h[18], h[19]]), p.load::<2>(ETH_LEN + IPV4_LEN + 2)?)
+        }
+        ETHERTYPE_IPV6 => {
+            let [next_header] = p.load::<1>(ETH_LEN + 6)?;
+            if next_header != IPPROTO_UDP {
+                return None;
+            }
+            (p.load::<16>(ETH_LEN + 24)?, p.load::<2>(ETH_LEN + IPV6_LEN + 2)?)
+        }
+        _ => return None,
+    };
+    if u16::from_be_bytes(port) == ROCE_PORT { Some(to) } else { None }
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

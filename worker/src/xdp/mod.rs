@@ -1,0 +1,287 @@
+//! Drives an [`Endpoint`] over AF_XDP sockets: frames between the adapter's queues and this process, past the kernel's network stack.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | this one | the driver |
+//! | [`frames`] | Ethernet, IP and UDP headers |
+//! | [`queue`] | a socket on one queue, its rings and memory |
+//! | [`program`] | the XDP program that steers packets to the sockets |
+//! | [`neighbour`] | MAC addresses of next hops |
+//! | [`error`] | what is missing, and what would help |
+
+mod error;
+mod frames;
+mod neighbour;
+mod program;
+mod queue;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::time::TimeSpec;
+
+pub use error::XdpError;
+
+use crate::control::interface;
+use crate::rc::packet::OVERHEAD;
+use crate::rc::{Endpoint, Transmit};
+use crate::udp;
+use frames::{Addresses, Mac, headers_len};
+use neighbour::Neighbours;
+use program::Program;
+use queue::{BATCH, Queue, ROOM, RX_FRAMES};
+
+/// The most receive queues that get a socket each; the program's map has more room than that.
+const MOST_QUEUES: u32 = 16;
+/// Extended headers of a data packet at the most: RETH and immediate data.
+const EXTENDED: usize = 20;
+/// The longest wait while something could not be sent.
+const SOON: Duration = Duration::from_millis(1);
+/// How long the first question for a next hop may take.
+const RESOLVE: Duration = Duration::from_secs(1);
+
+/// The sockets of a rank that speaks RoCEv2 past the kernel.
+pub struct XdpDriver {
+    // In this order: the kernel gets the packets again, then the sockets go.
+    _program: Program,
+    queues: Vec<Queue>,
+    /// All of `queues`, where that is more than one.
+    epoll: Option<OwnedFd>,
+    /// Keeps the port: others see that it is taken, and what the program passes on finds a socket.
+    _port: socket2::Socket,
+    local: IpAddr,
+    mac: Mac,
+    neighbours: Neighbours,
+    send: Vec<u8>,
+    /// What there was no room for.
+    unsent: Option<Transmit>,
+}
+
+impl XdpDriver {
+    /// Attaches the program to the interface that has an address, and opens a socket on each of its receive queues.
+    ///
+    /// # Errors
+    /// What is missing: capabilities, a free port, an interface without an XDP program.
+    pub fn bind(local: IpAddr) -> Result<Self, XdpError> {
+        error::check_capabilities()?;
+        let port = udp::open_port(local)?;
+        let interface = interface::that_holds(local).ok_or(XdpError::NoInterface)?;
+        let mac = interface.mac.as_deref().and_then(parse_mac).ok_or(XdpError::NoInterface)?;
+        let ifindex = nix::net::if_::if_nametoindex(&*interface.name).map_err(io::Error::from)?;
+        let count = queue::receive_queues(&interface.name)?;
+        if count > MOST_QUEUES {
+            return Err(XdpError::Queues { interface: interface.name, queues: count, most: MOST_QUEUES });
+        }
+        let neighbours = Neighbours::new(local, ifindex)?;
+        let mut program = Program::attach(&interface.name, ifindex, local)?;
+        let queues = (0..count).map(|n| Queue::open(ifindex, n)).collect::<Result<Vec<_>, _>>()?;
+        let epoll = if count > 1 { Some(epoll(&queues)?) } else { None };
+        for (number, queue) in (0..).zip(&queues) {
+            program.set_socket(number, queue.as_raw_fd())?;
+        }
+        Ok(Self {
+            _program: program,
+            queues,
+            epoll,
+            _port: port,
+            local,
+            mac,
+            neighbours,
+            send: Vec::new(),
+            unsent: None,
+        })
+    }
+
+    /// Whether the adapter itself reads and writes this process's memory.
+    pub fn is_zero_copy(&self) -> bool {
+        self.queues.iter().all(Queue::is_zero_copy)
+    }
+
+    /// How many packets the sockets hold for certain.
+    pub fn receive_capacity(&self, _mtu: usize) -> u32 {
+        RX_FRAMES as u32
+    }
+
+    /// Finds the ways to the ranks that there will be packets for. Who is not there yet is asked for again later.
+    ///
+    /// # Errors
+    /// If packets of this path MTU are too long, or a way does not lead over the interface.
+    pub fn prepare(&mut self, mtu: usize, peers: &[IpAddr]) -> Result<(), XdpError> {
+        let most = ROOM - headers_len(self.local) - OVERHEAD - EXTENDED;
+        if mtu > most {
+            // Path MTUs are powers of two.
+            return Err(XdpError::Mtu { mtu, most: 1 << most.ilog2() });
+        }
+        for peer in peers {
+            self.neighbours.next_hop(*peer).map_err(|e| XdpError::NoWay(e.to_string()))?;
+        }
+        let until = Instant::now() + RESOLVE;
+        for peer in peers {
+            while self.neighbours.mac(Instant::now(), *peer).is_none() && Instant::now() < until {
+                std::thread::sleep(SOON);
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives all that has arrived, looks at the clock and sends all that may be sent. Where that was nothing, waits for
+    /// something to do, at most until `until`. Returns whether anything was received or sent.
+    pub fn drive(&mut self, endpoint: &mut Endpoint, until: Instant) -> io::Result<bool> {
+        endpoint.set_max_segments(BATCH);
+        if self.progress(endpoint)? {
+            return Ok(true);
+        }
+        let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
+        let mut wait = deadline.saturating_duration_since(Instant::now());
+        if self.unsent.is_some() || self.queues[0].is_behind() {
+            wait = wait.min(SOON);
+        }
+        if wait.is_zero() && self.epoll.is_none() {
+            endpoint.handle_timeout(Instant::now());
+            return self.transmit(endpoint);
+        }
+        // Also without waiting: drivers that have run out of frames go on when they are polled, and who waits next may do so for all
+        // sockets at once, which does not poll each of them.
+        self.wait(wait)?;
+        self.progress(endpoint)
+    }
+
+    fn wait(&self, wait: Duration) -> io::Result<()> {
+        if let [queue] = &*self.queues {
+            return udp::wait_for(queue.as_fd(), PollFlags::POLLIN, wait);
+        }
+        let mut all: Vec<_> = self.queues.iter().map(|q| PollFd::new(q.as_fd(), PollFlags::POLLIN)).collect();
+        let wait = TimeSpec::from_duration(wait.min(Duration::from_secs(1)));
+        match nix::poll::ppoll(&mut all, Some(wait), None) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        let received = self.receive(endpoint)?;
+        endpoint.handle_timeout(Instant::now());
+        let sent = self.transmit(endpoint)?;
+        Ok(received || sent)
+    }
+
+    fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        let mut any = false;
+        for queue in &mut self.queues {
+            // Bounded, so that sending has its turn.
+            for _ in 0..4 {
+                let now = Instant::now();
+                let count = queue.receive(|frame| {
+                    if let Some(r) = frames::datagram(frame, self.local) {
+                        endpoint.receive_identified(now, r.from, r.ce, r.id, r.datagram);
+                    }
+                })?;
+                any |= count > 0;
+                if count < BATCH {
+                    break;
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+        let mut any = false;
+        // All that is sent leaves by the first queue.
+        let queue = &mut self.queues[0];
+        loop {
+            let now = Instant::now();
+            let next = match self.unsent.take() {
+                Some(t) => Some(t),
+                None => endpoint.poll_transmit(now, &mut self.send),
+            };
+            let Some(t) = next else { break };
+            let segment = t.segment_size.unwrap_or(t.len).max(1);
+            if !queue.has_room(t.len.div_ceil(segment)) {
+                self.unsent = Some(t);
+                break;
+            }
+            let Some(dst_mac) = self.neighbours.mac(now, t.to) else {
+                // As if lost on the way.
+                log::debug!("the next hop to {} is not known yet", t.to);
+                continue;
+            };
+            let addresses = Addresses { src_mac: self.mac, dst_mac, src: self.local, dst: t.to };
+            let headers = headers_len(t.to);
+            let datagrams = || self.send[..t.len].chunks(segment);
+            let mut bodies = datagrams();
+            queue.send(datagrams().map(|d| headers + d.len()), |i, frame| {
+                let body = bodies.next().unwrap_or_default();
+                // The endpoint numbers the datagrams of one transmission.
+                frames::write_headers(frame, &addresses, i as u16, body.len());
+                frame[headers..].copy_from_slice(body);
+            })?;
+            any = true;
+        }
+        if queue.is_behind() {
+            queue.kick()?;
+        }
+        Ok(any)
+    }
+}
+
+impl AsFd for XdpDriver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_ref().map_or_else(|| self.queues[0].as_fd(), AsFd::as_fd)
+    }
+}
+
+/// A descriptor that is readable when one of the sockets is.
+fn epoll(queues: &[Queue]) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    let all = unsafe { OwnedFd::from_raw_fd(fd) };
+    for queue in queues {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: both descriptors are open, and the event lives across the call.
+        let added = unsafe {
+            libc::epoll_ctl(all.as_raw_fd(), libc::EPOLL_CTL_ADD, queue.as_raw_fd(), &raw mut event)
+        };
+        if added != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(all)
+}
+
+/// Bytes of a MAC address in its usual form.
+fn parse_mac(text: &str) -> Option<Mac> {
+    let mut bytes = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok());
+    let mut mac = Mac::default();
+    for byte in &mut mac {
+        *byte = bytes.next()??;
+    }
+    bytes.next().is_none().then_some(mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mac_addresses_are_read() {
+        assert_eq!(parse_mac("02:00:00:00:00:fe"), Some([2, 0, 0, 0, 0, 0xfe]));
+        for wrong in ["", "02:00:00:00:00", "02:00:00:00:00:00:00", "02:00:00:00:00:xx"] {
+            assert_eq!(parse_mac(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_loopback_interface_is_not_for_af_xdp() {
+        // Whatever the process may do: it has no MAC address, or there are no capabilities.
+        let error = XdpDriver::bind("127.0.0.77".parse().unwrap()).err().unwrap();
+        assert!(matches!(error, XdpError::NoInterface | XdpError::Capabilities(_)), "{error}");
+    }
+}
