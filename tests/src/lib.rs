@@ -21,6 +21,7 @@
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
 //! | [`ring`] | an application over libibverbs, on virtual machines |
+//! | [`scaling`] | all-reduces with more ranks, rings, jobs, credit, and larger messages |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
@@ -48,6 +49,7 @@ pub mod process;
 pub mod plot;
 pub mod programs;
 pub mod ring;
+pub mod scaling;
 pub mod tap;
 pub mod topology;
 pub mod traffic;

@@ -301,11 +301,11 @@ impl Live {
             only.set(SENDER_CPU)?;
             sched_setaffinity(Pid::from_raw(0), &only).context("a CPU for the sender")?;
             let (start, before) = (Instant::now(), busy()?);
-            let own = cpu::of_thread("thread-self")?;
+            let own = cpu::of_this_thread()?;
             while start.elapsed().as_secs_f64() < seconds {
                 send(plane, sender, len, port)?;
             }
-            Ok((cpu::of_thread("thread-self")? - own, start, before))
+            Ok((cpu::of_this_thread()? - own, start, before))
         })?;
         let (fragments, elapsed) = self.drained(way, start)?;
         let busy = if way == Way::IngressDrop { sent } else { busy()? - before };
