@@ -64,7 +64,7 @@ pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>
                 ["empty", "reset", "restore", "claim/verify", "absorb/verify", "complete/verify", "egress"],
             );
             let mut runs = Runs::new();
-            // A ring that is made anew waits for all CPUs: few rounds, and no more changes than it takes.
+            // The first warms up, and there are many points.
             for round in 0..settings.rounds.div_ceil(2).max(2) {
                 for path in ignored.into_iter().chain(verified) {
                     if ranks == 2 && path.starts_with("absorb") {

@@ -43,8 +43,9 @@ const IN_FLIGHT: u32 = 768;
 const QUEUE: u32 = 2048;
 /// Frames that are made before what they have been redirected to is told, as with a driver's poll (NAPI's weight).
 const BATCH: u32 = 64;
-/// Frames of a system call.
-const CHUNK: u32 = 16_384;
+/// Frames of a system call, or times that there was no credit: many, because each call waits for all CPUs, twice, in which nothing is
+/// sent.
+const CHUNK: u32 = 262_144;
 /// How long the last frames may take.
 const DRAIN: Duration = Duration::from_secs(2);
 

@@ -56,9 +56,9 @@ impl Settings {
     /// For figures.
     pub fn full() -> Self {
         Self {
-            // Many short rounds: one that nobody interrupts is among them.
-            rounds: 24,
-            repeat: 5_000,
+            // A test run with more than one repetition waits for all CPUs twice (`bpf_dispatcher_change_prog`), some 30 ms.
+            rounds: 8,
+            repeat: 8_000,
             mtus: vec![256, 512, 1024, 2048],
             ranks: vec![2, 4, 8, 16, 32],
             live_mtus: vec![1024, 2048],

@@ -92,7 +92,7 @@ impl Row {
     /// Titles over the columns of [`Row::text`].
     pub fn titles() -> String {
         format!(
-            "{:<12} {:>5} {:>5} {:>4} {:>6} {:>8} {:>10} {:>8} {:>10} {:>10} {:>6} {:>6} {:>7}",
+            "{:<12} {:>5} {:>5} {:>4} {:>6} {:>8} {:>10} {:>8} {:>10} {:>10} {:>8} {:>6} {:>7}",
             "",
             "ranks",
             "rings",
@@ -113,7 +113,7 @@ impl Row {
     pub fn text(&self, usual: f64) -> String {
         let Point { ranks, rings, jobs, window, message_size } = self.point;
         format!(
-            "{:<12} {ranks:>5} {rings:>5} {jobs:>4} {window:>6} {message_size:>8} {:>10.3} {:>8.2} {:>10.0} {:>10.0} {:>6.2} {:>6} {:>7}",
+            "{:<12} {ranks:>5} {rings:>5} {jobs:>4} {window:>6} {message_size:>8} {:>10.3} {:>8.2} {:>10.0} {:>10.0} {:>8.2} {:>6} {:>7}",
             self.name,
             self.algbw_gbps,
             self.algbw_gbps / usual,
