@@ -10,6 +10,7 @@
 //! | [`counters`] | every counter, with its name and meaning |
 //! | [`timing`] | how long sums take, and which rank they wait for |
 //! | [`lanes`] | the check lanes of verified sums |
+//! | [`live`] | what the benchmark of live frames shares with its programs |
 //!
 //! Nothing here may read a clock, a socket or a map.
 #![cfg_attr(not(test), no_std)]
@@ -18,6 +19,7 @@ pub mod abi;
 pub mod counters;
 pub mod icrc;
 pub mod lanes;
+pub mod live;
 pub mod serial;
 pub mod slot;
 pub mod timing;

@@ -12,13 +12,16 @@
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`contest`] | netsum beside others who all-reduce |
 //! | [`data`] | what ranks reduce |
+//! | [`dataplane_bench`] | what the data plane costs, packet by packet and with live frames |
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
 //! | [`group`] | the ranks of a job, in processes of their own |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
+//! | [`plot`] | pictures of figures |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
 //! | [`ring`] | an application over libibverbs, on virtual machines |
+//! | [`scaling`] | all-reduces with more ranks, rings, jobs, credit, and larger messages |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
@@ -32,6 +35,7 @@ pub mod attacker;
 pub mod cluster;
 pub mod contest;
 pub mod data;
+pub mod dataplane_bench;
 pub mod differential;
 pub mod faults;
 pub mod frames;
@@ -41,9 +45,11 @@ pub mod lab;
 pub mod machine;
 pub mod netns;
 pub mod plane;
+pub mod plot;
 pub mod process;
 pub mod programs;
 pub mod ring;
+pub mod scaling;
 pub mod tap;
 pub mod topology;
 pub mod traffic;

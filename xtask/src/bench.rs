@@ -8,10 +8,8 @@ use clap::Subcommand;
 
 use crate::{paths, setup};
 
-/// Where the record of the data plane's figures is.
-const DATAPLANE: &str = "benchmarks/dataplane.txt";
-/// Where that of whole all-reduces is, without the endings.
-const ALLREDUCE: &str = "benchmarks/allreduce";
+/// Where records are kept.
+const RECORDS: &str = "benchmarks";
 
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args, Debug)]
@@ -22,14 +20,31 @@ pub struct BenchArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// Nanoseconds per packet of each way through the XDP programs, and what the verifier made of them.
+    /// What the XDP programs cost: ns per packet of each way, whole fragments by ranks, live frames of one core beside what the kernel
+    /// alone costs, memory of rings, and what the verifier made of it all.
     Dataplane {
         /// Prints JSON.
         #[arg(long, conflicts_with = "save")]
         json: bool,
-        /// Also writes the figures, with machine and kernel, to benchmarks/dataplane.txt.
+        /// Also writes figures and a picture, with machine and kernel, to benchmarks/dataplane.{txt,json,svg}.
         #[arg(long)]
         save: bool,
+        /// Arguments of the benchmark itself; `-- --help` lists them.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+    /// How bandwidth and latency of all-reduces change with ranks, rings, jobs, window and message size, one at a time. About five
+    /// minutes.
+    Scaling {
+        /// Fewer points, and a smaller vector.
+        #[arg(long)]
+        quick: bool,
+        /// Also writes figures and a picture, with machine and kernel, to benchmarks/scaling.{txt,json,svg}.
+        #[arg(long)]
+        save: bool,
+        /// Arguments of the benchmark itself; `-- --help` lists them.
+        #[arg(last = true)]
+        arguments: Vec<String>,
     },
     /// What a rank does to every byte of a message, beside a copy.
     Numeric,
@@ -47,11 +62,19 @@ enum What {
 /// Runs a benchmark.
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
-        What::Dataplane { json, save } => {
+        What::Dataplane { json, save, mut arguments } => {
             setup::require_bpf()?;
-            let json_option = if json { vec!["--json".to_owned()] } else { Vec::new() };
-            let text = bench("bench-dataplane", &json_option)?;
-            if save { write(DATAPLANE, "$ cargo xtask bench dataplane --save", &text) } else { Ok(()) }
+            if json {
+                arguments.extend(["--json", "-"].map(str::to_owned));
+            }
+            recorded("dataplane", arguments, save)
+        }
+        What::Scaling { quick, save, mut arguments } => {
+            setup::require_bpf()?;
+            if quick {
+                arguments.push("--quick".to_owned());
+            }
+            recorded("scaling", arguments, save)
         }
         What::Numeric => {
             let mut cargo = paths::cargo()?;
@@ -60,25 +83,30 @@ pub fn run(args: BenchArgs) -> Result<()> {
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
         }
-        What::Allreduce { save, mut arguments } => {
+        What::Allreduce { save, arguments } => {
             setup::require_bpf()?;
             // Without them the benchmark says who is missing.
             if let Err(error) = setup::require_rivals() {
                 println!("{error:#}");
             }
-            let said = ["$ cargo xtask bench allreduce --save".to_owned()].into_iter();
-            let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
-            let said = said.collect::<Vec<_>>().join(" ");
-            if save {
-                for kind in ["json", "svg"] {
-                    let path = paths::root()?.join(format!("{ALLREDUCE}.{kind}"));
-                    arguments.extend([format!("--{kind}"), path.display().to_string()]);
-                }
-            }
-            let text = bench("bench-allreduce", &arguments)?;
-            if save { write(&format!("{ALLREDUCE}.txt"), &said, &text) } else { Ok(()) }
+            recorded("allreduce", arguments, save)
         }
     }
+}
+
+/// Runs the benchmark `bench-NAME`; what it prints, its figures and its picture can be kept.
+fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
+    let said = [format!("$ cargo xtask bench {name} --save")].into_iter();
+    let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
+    let said = said.collect::<Vec<_>>().join(" ");
+    if save {
+        for kind in ["json", "svg"] {
+            let path = paths::root()?.join(RECORDS).join(format!("{name}.{kind}"));
+            arguments.extend([format!("--{kind}"), path.display().to_string()]);
+        }
+    }
+    let text = bench(&format!("bench-{name}"), &arguments)?;
+    if save { write(&format!("{RECORDS}/{name}.txt"), &said, &text) } else { Ok(()) }
 }
 
 /// Builds a benchmark and runs it; what it printed, which has been shown.

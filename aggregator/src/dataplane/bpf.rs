@@ -148,6 +148,14 @@ impl BpfDataPlane {
         program(&mut self.ebpf, name)
     }
 
+    /// A map of the object; for benchmarks, whose object has more of them.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn map_mut(&mut self, name: &str) -> Result<&mut aya::maps::Map> {
+        self.ebpf.map_mut(name).with_context(|| format!("the BPF object has no map `{name}`"))
+    }
+
     /// Empties a ring, keeping its maps: faster than making it anew, which waits for all CPUs. It begins with index
     /// `start` and is not active. For tests.
     pub fn empty_ring(&mut self, ring: &RingSpec, start: u32) -> Result<()> {

@@ -4,12 +4,14 @@
 //! | --- | --- |
 //! | this one | a contestant, and what it is told to do |
 //! | [`start`] | netsum by its box and by its ring, Gloo, Open MPI |
+//! | [`jobs`] | several jobs of netsum at the same time |
 //! | [`cost`] | processor time of the whole machine, bytes on the links |
 //! | [`report`] | what came of it, as a table, JSON and a picture |
 //!
 //! All contestants live at the same time, each in a lab of its own, and take turns: noise of the machine meets all of them.
 
 pub mod cost;
+pub mod jobs;
 pub mod report;
 pub mod start;
 
@@ -76,6 +78,25 @@ impl Contestant {
     /// # Errors
     /// If one of them ends or says something else, and if a sum was wrong.
     pub fn run(&mut self, order: &Order) -> Result<Round> {
+        let (answers, cost) = self.carry_out(order)?;
+        Ok(Round { answer: self.merge(order, &answers)?, cost })
+    }
+
+    /// Has all ranks carry an order out at the same time, where those of several jobs come one after the other, `ranks` of each: a round
+    /// for each job, each with the cost of all.
+    ///
+    /// # Errors
+    /// As [`Contestant::run`].
+    pub fn run_jobs(&mut self, order: &Order, ranks: u32) -> Result<Vec<Round>> {
+        let (answers, cost) = self.carry_out(order)?;
+        answers
+            .chunks(ranks as usize)
+            .map(|of_job| Ok(Round { answer: self.merge(order, of_job)?, cost }))
+            .collect()
+    }
+
+    /// All ranks' answers, and what it cost.
+    fn carry_out(&mut self, order: &Order) -> Result<(Vec<Answer>, Cost)> {
         let before = Cost::now(&self.cluster)?;
         for rank in &mut self.ranks {
             rank.say(&serde_json::to_string(order)?)?;
@@ -87,13 +108,17 @@ impl Contestant {
                 serde_json::from_str(&line).with_context(|| format!("{}: `{line}`", self.name))?;
             answers.push(answer);
         }
-        let cost = Cost::now(&self.cluster)?.since(&before);
+        Ok((answers, Cost::now(&self.cluster)?.since(&before)))
+    }
+
+    /// The first rank's answer, with the counts of all.
+    fn merge(&self, order: &Order, answers: &[Answer]) -> Result<Answer> {
         let sum = |of: fn(&Answer) -> u64| answers.iter().map(of).sum::<u64>();
         let (wrong, retransmissions) = (sum(|a| a.wrong), sum(|a| a.retransmissions));
         let astray = sum(|a| a.astray);
         ensure!(wrong == 0, "{}: {wrong} elements were no sum with {order:?}", self.name);
-        let first = answers.swap_remove(0);
+        let first = answers.first().with_context(|| format!("{}: no answer", self.name))?;
         ensure!(first.micros.len() == order.iters as usize, "{}: {} times", self.name, first.micros.len());
-        Ok(Round { answer: Answer { wrong, retransmissions, astray, ..first }, cost })
+        Ok(Answer { micros: first.micros.clone(), wrong, retransmissions, astray })
     }
 }

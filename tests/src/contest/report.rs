@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Result, anyhow};
-use plotters::prelude::*;
+use anyhow::Result;
 use serde::Serialize;
 
 use super::Round;
+use crate::plot::{self, Height, Panel};
 
 /// What one contestant did with one size.
 #[derive(Clone, Debug, Serialize)]
@@ -125,66 +125,15 @@ impl Row {
 /// # Errors
 /// If it cannot be drawn.
 pub fn picture(rows: &[Row], title: &str) -> Result<String> {
-    let mut svg = String::new();
-    draw(&mut svg, rows, title).map_err(|e| anyhow!("no picture: {e}"))?;
-    Ok(svg)
-}
-
-fn draw(svg: &mut String, rows: &[Row], title: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let root = SVGBackend::with_string(svg, (900, 540)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let bytes = rows.iter().map(|r| r.bytes as f64);
-    let sizes = bytes.clone().fold(f64::INFINITY, f64::min)..bytes.fold(0.0, f64::max) * 1.1;
-    let rates = rows.iter().map(|r| r.algbw_gbps);
-    let rates = rates.clone().fold(f64::INFINITY, f64::min) / 1.5..rates.fold(0.0, f64::max) * 1.5;
-    let mut chart = ChartBuilder::on(&root)
-        .caption(title, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(45)
-        .y_label_area_size(65)
-        .build_cartesian_2d(sizes.log_scale().base(2.0), rates.log_scale())?;
-    chart
-        .configure_mesh()
-        .x_desc("bytes of each rank's vector")
-        .y_desc("algbw, Gb/s")
-        .x_label_formatter(&|x| size_text(*x))
-        .y_label_formatter(&|y| format!("{y:.3}"))
-        .light_line_style(WHITE)
-        .draw()?;
-    let mut names: Vec<&str> = Vec::new();
-    for row in rows {
-        if !names.contains(&row.name.as_str()) {
-            names.push(&row.name);
-        }
-    }
-    for (i, name) in names.into_iter().enumerate() {
-        let colour = Palette99::pick(i).to_rgba();
-        let points: Vec<(f64, f64)> =
-            rows.iter().filter(|r| r.name == name).map(|r| (r.bytes as f64, r.algbw_gbps)).collect();
-        let dots = points.iter().map(|&p| Circle::new(p, 3, colour.filled())).collect::<Vec<_>>();
-        chart
-            .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
-        chart.draw_series(dots)?;
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK)
-        .draw()?;
-    root.present()?;
-    Ok(())
-}
-
-/// Bytes in powers of 1024.
-fn size_text(bytes: f64) -> String {
-    match bytes {
-        b if b >= 1048576.0 => format!("{:.0} MiB", b / 1048576.0),
-        b if b >= 1024.0 => format!("{:.0} KiB", b / 1024.0),
-        b => format!("{b:.0} B"),
-    }
+    let panel = Panel {
+        title: title.to_owned(),
+        x: "bytes of each rank's vector".to_owned(),
+        y: "algbw, Gb/s".to_owned(),
+        height: Height::Log,
+        x_is_bytes: true,
+        series: plot::series(rows, |r| r.name.clone(), |r| (r.bytes as f64, r.algbw_gbps)),
+    };
+    plot::picture(&[panel], 1, (900, 540))
 }
 
 #[cfg(test)]

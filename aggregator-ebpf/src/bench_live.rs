@@ -1,0 +1,126 @@
+//! Live frames for the benchmark: a sender that plays all ranks, and what a ring's CPU could do less than `aggregate`.
+//!
+//! The kernel gives each run a frame of a pool that it recycles: what an earlier run, the ring's CPU or a port has written is still
+//! in it. So the sender writes headers, payload and ICRC anew. It stops when it is as far ahead of the ring as its credit allows,
+//! so that no queue on the way overflows and every sum completes.
+
+use aya_ebpf::bindings::xdp_action::XDP_DROP;
+use aya_ebpf::btf_maps::{Array, DevMap};
+use aya_ebpf::macros::{btf_map, xdp};
+use aya_ebpf::programs::XdpContext;
+use netsum_aggregator_ebpf::packet::Packet;
+use netsum_aggregator_ebpf::payload::{self, Op, Place};
+use netsum_aggregator_ebpf::{maps, on_port};
+use netsum_common::live::{LIVE_RANKS, LiveFrame, LiveReceiver, LiveSender, PAYLOADS, RING};
+use netsum_common::{icrc, serial};
+
+use crate::{PAYLOAD, payload_len};
+
+#[btf_map]
+static LIVE_FRAMES: Array<LiveFrame, LIVE_RANKS> = Array::new();
+#[btf_map]
+static LIVE_SENDER: Array<LiveSender, 1> = Array::new();
+#[btf_map]
+static LIVE_RECEIVER: Array<LiveReceiver, 1> = Array::new();
+#[btf_map]
+static LIVE_PORTS: DevMap<LIVE_RANKS> = DevMap::new();
+
+/// `BPF_F_BROADCAST`.
+const BROADCAST: u64 = 1 << 3;
+/// The last word of the headers: a byte of flags and the PSN.
+const PSN_WORD: usize = PAYLOAD - 4;
+
+/// Writes the next contribution into the packet. `None` while there is no credit.
+#[inline(always)]
+fn next(ctx: &XdpContext) -> Option<()> {
+    let sender = LIVE_SENDER.get_ptr_mut(0)?;
+    // SAFETY: a map value that one thread's test runs write.
+    let sender = unsafe { &mut *sender };
+    let ring = maps::ring(RING)?;
+    if serial::diff(sender.index, sender.low) >= sender.credit as i32 {
+        let state = maps::state(RING)?;
+        // SAFETY: an aligned word of a map value, which the ring's CPU writes.
+        sender.low = unsafe { (&raw const (*state).low).read_volatile() };
+        if serial::diff(sender.index, sender.low) >= sender.credit as i32 {
+            sender.waited += 1;
+            return None;
+        }
+    }
+    let frame = LIVE_FRAMES.get(sender.rank)?;
+    let len = payload_len(ctx);
+    payload::apply(ctx, Op::Load, PAYLOAD, len, &Place { ring: PAYLOADS, slot: 0, mtu: ring.mtu })?;
+    let p = Packet::new(ctx);
+    p.store(0, frame.words[0].to_ne_bytes())?;
+    p.store(8, frame.words[1].to_ne_bytes())?;
+    p.store(16, frame.words[2].to_ne_bytes())?;
+    p.store(24, frame.words[3].to_ne_bytes())?;
+    p.store(32, frame.words[4].to_ne_bytes())?;
+    p.store(40, frame.words[5].to_ne_bytes())?;
+    // Bytes 48 to 53: two of the headers, flags and PSN.
+    let rest = frame.words[6].to_ne_bytes();
+    p.store(48, [rest[0], rest[1]])?;
+    let psn = sender.index.to_be_bytes();
+    let (old, new) = ([rest[2], rest[3], rest[4], rest[5]], [rest[2], psn[1], psn[2], psn[3]]);
+    p.store(PSN_WORD, new)?;
+    let sum = icrc::patch(frame.icrc, u32::from_le_bytes(old), u32::from_le_bytes(new), len & 0xffc);
+    p.store(PAYLOAD + len, sum.to_le_bytes())?;
+    sender.sent += 1;
+    sender.rank += 1;
+    if sender.rank >= ring.ranks {
+        sender.rank = 0;
+        sender.index = serial::add(sender.index, 1);
+    }
+    Some(())
+}
+
+/// Takes note of a contribution that nobody sums; whether it was the index's last.
+#[inline(always)]
+fn received() -> Option<bool> {
+    let receiver = LIVE_RECEIVER.get_ptr_mut(0)?;
+    // SAFETY: a map value that one CPU writes.
+    let receiver = unsafe { &mut *receiver };
+    receiver.rank += 1;
+    if receiver.rank < maps::ring(RING)?.ranks {
+        return Some(false);
+    }
+    receiver.rank = 0;
+    receiver.completed += 1;
+    let state = maps::state(RING)?;
+    // SAFETY: an aligned word of a map value; the sender waits for it.
+    unsafe { (&raw mut (*state).low).write_volatile(serial::add((*state).low, 1)) };
+    Some(true)
+}
+
+/// The next contribution comes in by a port.
+#[xdp]
+pub fn live_ingress(ctx: XdpContext) -> u32 {
+    match next(&ctx) {
+        Some(()) => on_port(&ctx),
+        None => XDP_DROP,
+    }
+}
+
+/// The next contribution is made, and dropped where it comes in: what the sender costs.
+#[xdp]
+pub fn live_ingress_drop(ctx: XdpContext) -> u32 {
+    if next(&ctx).is_some() {
+        received();
+    }
+    XDP_DROP
+}
+
+/// In place of `aggregate`: all is dropped.
+#[xdp(map = "cpumap")]
+pub fn live_drop(_ctx: XdpContext) -> u32 {
+    received();
+    XDP_DROP
+}
+
+/// In place of `aggregate`: the last contribution of an index goes to all ranks as it is, the others are dropped.
+#[xdp(map = "cpumap")]
+pub fn live_broadcast(_ctx: XdpContext) -> u32 {
+    match received() {
+        Some(true) => LIVE_PORTS.redirect(0, BROADCAST).unwrap_or(XDP_DROP),
+        _ => XDP_DROP,
+    }
+}

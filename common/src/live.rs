@@ -1,0 +1,85 @@
+//! What the benchmark of live frames shares with its XDP programs. No part of the box's own border ([`crate::abi`]): the
+//! daemon's object has none of it.
+
+use crate::abi::MAX_RANKS;
+
+/// Names of the maps.
+pub mod maps {
+    /// Array, rank to [`super::LiveFrame`].
+    pub const FRAMES: &str = "LIVE_FRAMES";
+    /// Array of one [`super::LiveSender`].
+    pub const SENDER: &str = "LIVE_SENDER";
+    /// Array of one [`super::LiveReceiver`].
+    pub const RECEIVER: &str = "LIVE_RECEIVER";
+    /// Device map without a program, rank to port.
+    pub const PORTS: &str = "LIVE_PORTS";
+}
+
+/// Ring whose contributions are sent.
+pub const RING: u32 = 1;
+/// Ring whose slot 0 has the payload that every contribution gets.
+pub const PAYLOADS: u32 = 2;
+/// Most ranks.
+pub const LIVE_RANKS: usize = MAX_RANKS;
+
+/// A rank's untagged IPv4 SEND with PSN 0, without its payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct LiveFrame {
+    /// The headers, 54 bytes.
+    pub words: [u64; 7],
+    /// The ICRC of headers and payload.
+    pub icrc: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Where the sender is; written by its CPU. As long as a cache line, like [`LiveReceiver`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct LiveSender {
+    /// Index of the next contribution.
+    pub index: u32,
+    /// Its rank.
+    pub rank: u32,
+    /// Indices that the sender may be ahead of the ring.
+    pub credit: u32,
+    /// The ring's lowest unreleased index when the sender last looked, which it does when it has no credit.
+    pub low: u32,
+    /// Contributions sent.
+    pub sent: u64,
+    /// Times that there was no credit.
+    pub waited: u64,
+    /// Zero.
+    pub reserved: [u64; 4],
+}
+
+/// What has come to the ring's CPU where no `aggregate` runs; written by that CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct LiveReceiver {
+    /// Rank of the next contribution.
+    pub rank: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Indices of which all contributions have come.
+    pub completed: u64,
+    /// Zero.
+    pub padding: [u64; 6],
+}
+
+const _: () = {
+    assert!(size_of::<LiveFrame>() == 64);
+    assert!(size_of::<LiveSender>() == 64);
+    assert!(size_of::<LiveReceiver>() == 64);
+};
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: `repr(C)`, Copy, 'static, integers without implicit padding; every bit pattern is a value.
+    unsafe impl aya::Pod for super::LiveFrame {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::LiveSender {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::LiveReceiver {}
+}

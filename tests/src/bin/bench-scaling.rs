@@ -1,0 +1,64 @@
+//! All-reduces with more ranks, rings, jobs, credit, and larger messages: `cargo xtask bench scaling`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use netsum_lab::scaling::{Curve, Settings, measure, report};
+
+#[derive(Parser)]
+struct Args {
+    /// Fewer points, and a smaller vector.
+    #[arg(long)]
+    quick: bool,
+    /// Only these curves.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Curve>,
+    /// Turns of each point.
+    #[arg(long)]
+    rounds: Option<u32>,
+    /// Bytes of the vector that bandwidth is measured with, in KiB.
+    #[arg(long)]
+    kib: Option<usize>,
+    /// Seconds that a turn takes about.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Also writes all figures to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Also draws them.
+    #[arg(long)]
+    svg: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    env_logger::init();
+    let args = Args::parse();
+    let mut settings = Settings::new(args.quick);
+    if !args.only.is_empty() {
+        settings.curves = args.only;
+    }
+    settings.rounds = args.rounds.unwrap_or(settings.rounds);
+    settings.bytes = args.kib.map_or(settings.bytes, |kib| kib << 10);
+    settings.seconds = args.seconds.unwrap_or(settings.seconds);
+    println!(
+        "All-reduces of f32 on one machine: bandwidth with {} KiB, latency with {} B; path MTU 2048, best of {} turns.",
+        settings.bytes >> 10,
+        settings.small_bytes,
+        settings.rounds
+    );
+    let mut rows = Vec::new();
+    for curve in settings.curves.clone() {
+        let these = measure(curve, &settings)?;
+        println!("\n{}", report::table(&these).trim_end());
+        rows.extend(these);
+    }
+    if let Some(path) = &args.json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")
+            .with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, report::picture(&rows)?).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}

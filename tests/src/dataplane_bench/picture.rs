@@ -1,0 +1,59 @@
+//! The report as a picture.
+
+use anyhow::Result;
+
+use super::live::Way;
+use super::{Report, USUAL_RANKS, fragment, live};
+use crate::plot::{self, Height, Panel, Series};
+
+/// What one core carries, over ranks and over path MTU, by the programs alone and with live frames.
+///
+/// # Errors
+/// If it cannot be drawn.
+pub fn svg(report: &Report) -> Result<String> {
+    let mut panels = vec![
+        panel("one core, the programs alone", "ranks", "Gb/s of contributions", by_ranks(&report.fragments)),
+        panel("contribution absorbed, 4 ranks", "path MTU", "ns", by_mtu(report)),
+    ];
+    if !report.live.is_empty() {
+        let largest = report.live.iter().map(|r| r.mtu).max().unwrap_or_default();
+        let title = format!("one core, live frames, path MTU {largest}");
+        let at_largest = |r: &&live::Row| r.mtu == largest;
+        panels.push(panel(
+            &title,
+            "ranks",
+            "Gb/s of contributions",
+            live_over(report, at_largest, |r| r.ranks),
+        ));
+        let usual = |r: &&live::Row| r.ranks == USUAL_RANKS;
+        let curves = live_over(report, usual, |r| r.mtu);
+        panels.push(panel("one core, live frames, 4 ranks", "path MTU", "Gb/s of contributions", curves));
+    }
+    plot::picture(&panels, 2, (620, 420))
+}
+
+fn panel(title: &str, x: &str, y: &str, series: Vec<Series>) -> Panel {
+    let (title, x, y) = (title.to_owned(), x.to_owned(), y.to_owned());
+    Panel { title, x, y, height: Height::Linear, x_is_bytes: false, series }
+}
+
+fn by_ranks(rows: &[fragment::Row]) -> Vec<Series> {
+    let verified: Vec<_> = rows.iter().filter(|r| r.icrc).collect();
+    plot::series(&verified, |r| format!("path MTU {}", r.mtu), |r| (r.ranks.into(), r.gbps))
+}
+
+fn by_mtu(report: &Report) -> Vec<Series> {
+    let shown = ["copy", "sum", "crc", "absorb/ignore", "absorb/verify"];
+    let rows: Vec<_> = report.paths.iter().filter(|r| shown.contains(&r.path)).collect();
+    plot::series(&rows, |r| r.what.to_owned(), |r| (r.mtu.into(), r.ns))
+}
+
+/// What the ring's CPU does; not what the sender does.
+fn live_over(
+    report: &Report,
+    of: impl Fn(&&live::Row) -> bool,
+    x: impl Fn(&live::Row) -> u32,
+) -> Vec<Series> {
+    let rows: Vec<_> = report.live.iter().filter(|r| r.way != Way::IngressDrop).filter(of).collect();
+    plot::series(&rows, |r| r.way.text().to_owned(), |r| (x(r).into(), r.gbps))
+}
