@@ -29,7 +29,7 @@ fn the_core_goes_from_hand_to_hand_and_the_keeper_ends() {
         let keeper = loom::thread::spawn(move || {
             // A few steps; then it would wait at the socket, which brings nothing new.
             for _ in 0..2 {
-                let Some(core) = theirs.keep() else { return };
+                let Some(core) = theirs.keep(loom::thread::yield_now) else { return };
                 assert!(!core.ended, "the keeper drives what has ended");
                 KEPT.fetch_add(1, Ordering::Relaxed);
             }
@@ -86,7 +86,7 @@ fn the_keeper_has_its_turn_again_after_two_callers() {
         let other = loom::thread::spawn(move || theirs.take().calls += 1);
         turns.take().calls += 1;
         // Blocks for ever, which loom finds, if a caller's end is not told.
-        assert!(turns.keep().is_some());
+        assert!(turns.keep(loom::thread::yield_now).is_some());
         other.join().unwrap();
         assert_eq!(turns.core().calls, 2);
     });

@@ -18,6 +18,9 @@ use super::network;
 use super::turns::Turns;
 use crate::numeric::element::Data;
 
+/// How long the keeper leaves the connections alone when a call has ended: much less than any time-out.
+const PAUSE: Duration = Duration::from_micros(500);
+
 /// What the application's threads and the keeper drive.
 pub(super) struct Session {
     config: CommConfig,
@@ -156,9 +159,17 @@ impl Session {
 
 /// Drives between calls. Holds the session only while there is something to do, never while it waits. `alarm` is readable when what it
 /// waits for may be another now.
-pub(super) fn keep(shared: &Turns<Session>, mut alarm: UnixStream) {
+pub(super) fn keep(shared: &Turns<Session>, alarm: UnixStream) {
+    // Applications call in loops, and a thread that wakes up between two calls of 200 us costs a tenth of the time (1 KiB, 4 ranks on
+    // two cores).
+    let pause = || {
+        let wait = nix::sys::time::TimeSpec::from_duration(PAUSE);
+        // Interrupted is as good as over.
+        let _ = nix::poll::ppoll(&mut [PollFd::new(alarm.as_fd(), PollFlags::POLLIN)], Some(wait), None);
+    };
     loop {
-        let Some((fd, wait)) = shared.keep().and_then(|mut session| session.keep()) else { return };
+        let turn = shared.keep(pause);
+        let Some((fd, wait)) = turn.and_then(|mut session| session.keep()) else { return };
         if wait.is_zero() {
             continue;
         }
@@ -168,7 +179,7 @@ pub(super) fn keep(shared: &Turns<Session>, mut alarm: UnixStream) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(_) => return,
         }
-        while alarm.read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
+        while (&alarm).read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
     }
 }
 

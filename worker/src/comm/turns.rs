@@ -86,16 +86,26 @@ impl<C> Turns<C> {
         lock(&self.core)
     }
 
-    /// The keeper waits for its turn. `None` when it is to end.
-    pub fn keep(&self) -> Option<MutexGuard<'_, C>> {
+    /// The keeper waits for its turn. `None` when it is to end. `pause` is called when callers have just let go: those that will be
+    /// back at once need no keeper, and it takes the processor from them.
+    pub fn keep(&self, pause: impl Fn()) -> Option<MutexGuard<'_, C>> {
         loop {
+            let mut waited = false;
             {
                 let mut state = lock(&self.state);
                 while state.callers > 0 && !state.over {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    waited = true;
                 }
                 if state.over {
                     return None;
+                }
+            }
+            if waited {
+                pause();
+                let state = *lock(&self.state);
+                if state.callers > 0 || state.over {
+                    continue;
                 }
             }
             let core = lock(&self.core);

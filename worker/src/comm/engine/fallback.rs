@@ -25,6 +25,8 @@ impl Engine {
             return;
         }
         log::debug!("rank {}: rank {origin} gives the box up: {}", self.place.rank, reason.text());
+        // Perhaps the ranks have called for different things.
+        self.announce(t);
         self.reason = Some((origin, reason));
         self.path = Path::Agreeing;
         self.statistics.fall_backs += 1;

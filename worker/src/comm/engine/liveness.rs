@@ -142,6 +142,7 @@ impl Engine {
         let Some(number) = self.operations.front().map(Operation::number) else { return };
         // As long as this rank does not know whether all have called, a time-out tells nothing; so it asks, at first soon.
         if now >= self.next_query {
+            self.announce(t);
             self.query_interval = (self.query_interval * 2).min(self.settings.stall() / 4);
             self.next_query = now + self.query_interval;
             let longest = self.settings.stall() / 4;

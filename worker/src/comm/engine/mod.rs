@@ -120,6 +120,8 @@ pub(crate) struct Engine {
     outcomes: VecDeque<Outcome>,
     /// What is known of all ranks, this one among them.
     progress: Vec<Progress>,
+    /// The operation that the next rank has not been told of: most are over before it would help.
+    untold: Option<Descriptor>,
     /// Operations of the previous rank that this rank has not started.
     announced: VecDeque<Descriptor>,
     /// In [`Path::Agreeing`], by rank: the first unverified message of each ring.
@@ -173,6 +175,7 @@ impl Engine {
             operations: VecDeque::new(),
             outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],
+            untold: None,
             announced: VecDeque::new(),
             unverified: vec![None; ranks as usize],
             reductions: HashMap::new(),

@@ -303,6 +303,7 @@ impl Engine {
         // With several rings a later one may have all its sums before; it waits.
         while let Some(op) = self.operations.pop_front_if(|op| op.left == 0) {
             self.own().completed = op.number();
+            self.untold.take_if(|d| d.number == op.number());
             self.statistics.all_reduces += 1;
             let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
             let finished = Finished { mode, verified: op.verified, non_finite: op.non_finite };

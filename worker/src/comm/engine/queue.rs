@@ -12,6 +12,8 @@ use crate::numeric::layout::Plan;
 
 /// How long after its start a rank asks who else has started, if no sum has told.
 const FIRST_QUERY: Duration = Duration::from_millis(2);
+/// Operations of no more messages are announced only when they are not over by then.
+const FEW: usize = 2;
 
 /// What is to be reduced.
 pub(crate) enum Work<'a> {
@@ -80,9 +82,23 @@ impl Engine {
             self.last_progress = now;
             self.look_after_oldest(now);
         }
-        self.tell(t, &Frame::Operation(descriptor));
+        self.announce(t);
+        self.untold = Some(descriptor);
+        let messages: usize = self.operations.back().map_or(0, |o| o.left);
+        if self.path != Path::Box || self.operations.len() > 1 || messages > FEW {
+            self.announce(t);
+        }
         self.compare(t);
         Ok(number)
+    }
+
+    /// Tells the next rank of an operation that has been started, if it does not know. With few messages that is late: the sums'
+    /// sequence lanes say already that all ranks have called for the same, and an announcement and its acknowledgement are two packets
+    /// of six. Long ones are announced at once, for what is lost is missed sooner where all are known to have started.
+    pub(super) fn announce(&mut self, t: &mut dyn Transport) {
+        if let Some(descriptor) = self.untold.take() {
+            self.tell(t, &Frame::Operation(descriptor));
+        }
     }
 
     /// What an operation that was started has come to, in their order, once it has.
