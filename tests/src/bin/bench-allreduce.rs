@@ -35,8 +35,8 @@ struct Args {
     /// netsum's window in messages.
     #[arg(long, default_value_t = 8)]
     window: u32,
-    /// netsum's rings.
-    #[arg(long, default_value_t = 1)]
+    /// netsum's rings; each has a CPU of the box.
+    #[arg(long, default_value_t = 2)]
     rings: u32,
     /// Turns of each contestant with each size.
     #[arg(long, default_value_t = 3)]
