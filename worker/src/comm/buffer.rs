@@ -48,14 +48,16 @@ impl Buffer {
 
     /// Appends bytes.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
-        if let Memory::Heap(own) = &mut self.0 {
+        match &mut self.0 {
             // Without zeros first.
-            own.extend_from_slice(bytes);
-            return;
+            Memory::Heap(own) => own.extend_from_slice(bytes),
+            #[cfg(feature = "verbs")]
+            Memory::Registered(_) => {
+                let before = self.len();
+                self.resize(before + bytes.len());
+                self[before..].copy_from_slice(bytes);
+            }
         }
-        let before = self.len();
-        self.resize(before + bytes.len());
-        self[before..].copy_from_slice(bytes);
     }
 
     /// The bytes on the heap; without a copy if they are there.
