@@ -17,7 +17,7 @@ use crate::classify::{from_its_sender, reason, refused};
 use crate::in_band;
 use crate::maps;
 use crate::packet::Packet;
-use crate::payload::{self, Op, Place};
+use crate::payload::{self, LEN_BITS, Op, Place};
 use crate::trace::{self, Party};
 
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
@@ -312,9 +312,6 @@ fn forward_past_gap(
     }
     forward_stale(p, frame)
 }
-
-/// The bits that a length in lanes can have; the verifier takes the bound from here.
-const LEN_BITS: usize = 0xffc;
 
 #[inline(always)]
 fn internal(ctx: &XdpContext, party: Party) -> u32 {

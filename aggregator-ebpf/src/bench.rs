@@ -62,7 +62,7 @@ pub fn bench_crc(ctx: XdpContext) -> u32 {
 
 #[inline(always)]
 fn payload_len(ctx: &XdpContext) -> usize {
-    (ctx.data_end() - ctx.data()).wrapping_sub(PAYLOAD + 4) & 0xffc
+    (ctx.data_end() - ctx.data()).wrapping_sub(PAYLOAD + 4) & payload::LEN_BITS
 }
 
 #[inline(always)]

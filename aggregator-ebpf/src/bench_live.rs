@@ -62,7 +62,7 @@ fn next(ctx: &XdpContext) -> Option<()> {
     let psn = sender.index.to_be_bytes();
     let (old, new) = ([rest[2], rest[3], rest[4], rest[5]], [rest[2], psn[1], psn[2], psn[3]]);
     p.store(PSN_WORD, new)?;
-    let sum = icrc::patch(frame.icrc, u32::from_le_bytes(old), u32::from_le_bytes(new), len & 0xffc);
+    let sum = icrc::patch(frame.icrc, u32::from_le_bytes(old), u32::from_le_bytes(new), len & payload::LEN_BITS);
     p.store(PAYLOAD + len, sum.to_le_bytes())?;
     sender.sent += 1;
     sender.rank += 1;

@@ -72,7 +72,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     }
     let extended = header_len.wrapping_sub(ip + l3.header_len() + UDP_LEN + netsum_common::wire::BTH_LEN);
     let state = payload::headers_crc(ctx, l3, ip, extended)?;
-    let icrc = !(icrc::shift(state, len & 0xffc) ^ slot.crc);
+    let icrc = !(icrc::shift(state, len & payload::LEN_BITS) ^ slot.crc);
     p.store(header_len + len, icrc.to_le_bytes())?;
     if slot.is(Slot::TAGGED) {
         retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;

@@ -25,8 +25,8 @@ const LAGGED_LEN: usize = 3 * CELL_LEN;
 const OFFSET_MASK: u32 = 127;
 /// Covers every payload length.
 const LEN_MASK: u32 = 4095;
-/// The bits that a length in lanes can have.
-const LEN_BITS: usize = 0xffc;
+/// The bits that a length in lanes can have; the verifier takes the bound from here.
+pub const LEN_BITS: usize = 0xffc;
 /// Covers both offsets of an IP header.
 const IP_MASK: u32 = 31;
 /// Covers the lengths of RETH and immediate data.

@@ -4,9 +4,9 @@
 //! All functions work on the *state*: the CRC register of the reflected algorithm, not complemented. The ICRC on
 //! the wire is `!state`. States are linear over GF(2), which is what [`shift`] and [`patch`] rest on.
 //!
-//! Two ways lead through a payload. [`lanes`](step4) and words go through tables, 8 bytes in eight look-ups. Long
-//! payloads go through [`Chorba`], which needs no table (arXiv 2412.16398) and is 2.7 times as fast in BPF, or through [`Lagged`],
-//! which needs no shifts either.
+//! Three ways lead through a payload. [`lanes`](step4) and words go through tables, 8 bytes in eight look-ups. From a cell on
+//! payloads go through [`Chorba`], which needs no table (arXiv 2412.16398) and is 2.7 times as fast in BPF; long ones through
+//! [`Lagged`], which needs no shifts either.
 
 use crate::wire::{BTH_LEN, Bytes, IPV4_LEN, IPV6_LEN, L3, UDP_LEN};
 
@@ -386,21 +386,26 @@ impl Lagged {
         macro_rules! words {
             ($($i:literal)+) => { $({
                 // SAFETY: the caller's promise. The farthest distance is the zeros' length, and a payload of that many cells fits.
-                unsafe { ((at + 8 * $i) as *mut u64).write(word($i) ^ Self::back::<{ 8 * $i }>(at)) };
+                unsafe { Self::remove::<{ 8 * $i }>(at, word($i)) };
             })+ };
         }
         words!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
     }
 
-    /// What comes back at `at + OFFSET`.
+    /// Removes the word at `at + OFFSET`, with what has come back there.
+    ///
+    /// # Safety
+    /// `at + OFFSET` must be in `removed`, of a value that is nobody else's.
     #[inline(always)]
-    unsafe fn back<const OFFSET: usize>(at: usize) -> u64 {
-        // SAFETY: the caller's promise.
+    unsafe fn remove<const OFFSET: usize>(at: usize, word: u64) {
+        // SAFETY: the caller's promise; before `removed` there are as many zeros as the farthest distance.
         unsafe {
-            ((at + OFFSET - LAGS[0]) as *const u64).read_unaligned()
+            let word = word
+                ^ ((at + OFFSET - LAGS[0]) as *const u64).read_unaligned()
                 ^ ((at + OFFSET - LAGS[1]) as *const u64).read_unaligned()
                 ^ ((at + OFFSET - LAGS[2]) as *const u64).read_unaligned()
-                ^ ((at + OFFSET - LAGS[3]) as *const u64).read_unaligned()
+                ^ ((at + OFFSET - LAGS[3]) as *const u64).read_unaligned();
+            ((at + OFFSET) as *mut u64).write(word);
         }
     }
 
@@ -418,7 +423,7 @@ impl Lagged {
         macro_rules! remove {
             ($($i:literal)+) => { $({
                 // SAFETY: as in `cell`.
-                unsafe { ((at + 8 * $i) as *mut u64).write(word($i) ^ Self::back::<{ 8 * $i }>(at)) };
+                unsafe { Self::remove::<{ 8 * $i }>(at, word($i)) };
             })+ };
         }
         macro_rules! keep {
