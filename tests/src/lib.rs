@@ -16,6 +16,7 @@
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
 //! | [`group`] | the ranks of a job, in processes of their own |
+//! | [`keep`] | where a benchmark's figures go |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`plot`] | pictures of figures |
 //! | [`programs`] | the XDP programs, one packet at a time |
@@ -41,6 +42,7 @@ pub mod faults;
 pub mod frames;
 pub mod group;
 pub mod janitor;
+pub mod keep;
 pub mod lab;
 pub mod machine;
 pub mod netns;

@@ -1,13 +1,12 @@
 //! All-reduces of netsum, Gloo and Open MPI on the same machine, in turns: `cargo xtask bench allreduce`.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use netsum_lab::cluster::JobSpec;
 use netsum_lab::contest::report::{Row, picture};
 use netsum_lab::contest::start::{Who, is_there, start};
 use netsum_lab::contest::{Contestant, Order, Round};
+use netsum_lab::keep::Keep;
 
 #[derive(Parser)]
 struct Args {
@@ -47,12 +46,8 @@ struct Args {
     /// Only those of these names, as in the table.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Also writes all figures to this file.
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// Also draws them.
-    #[arg(long)]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    keep: Keep,
 }
 
 fn main() -> Result<()> {
@@ -74,27 +69,20 @@ fn main() -> Result<()> {
                 start(who, &job, (args.mtu + 104).max(1500))
                     .with_context(|| format!("{} does not start", who.name()))?,
             ),
-            Err(error) => println!("without {}: {error:#}", who.name()),
+            Err(error) => args.keep.print(format_args!("without {}: {error:#}\n", who.name())),
         }
     }
     ensure!(!contestants.is_empty(), "nobody takes part");
     let mut rows = Vec::new();
-    println!("{}", Row::titles());
+    args.keep.print(format_args!("{}\n", Row::titles()));
     let sizes = std::iter::successors(Some(args.from_kib), |s| s.checked_mul(args.factor));
     for size in sizes.take_while(|s| *s <= args.to_kib) {
         let these = measure(&args, &mut contestants, size << 10)?;
-        these.iter().for_each(|row| println!("{}", row.text()));
+        these.iter().for_each(|row| args.keep.print(format_args!("{}\n", row.text())));
         rows.extend(these);
     }
-    if let Some(path) = &args.json {
-        std::fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")
-            .with_context(|| path.display().to_string())?;
-    }
-    if let Some(path) = &args.svg {
-        let title = format!("all-reduce of {} hosts on one machine", args.ranks);
-        std::fs::write(path, picture(&rows, &title)?).with_context(|| path.display().to_string())?;
-    }
-    Ok(())
+    let title = format!("all-reduce of {} hosts on one machine", args.ranks);
+    args.keep.write(&rows, || picture(&rows, &title))
 }
 
 /// All contestants with one size, in turns.

@@ -1,22 +1,17 @@
 //! What the data plane costs: `cargo xtask bench dataplane`.
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use netsum_lab::dataplane_bench::{Settings, picture, run, table};
+use netsum_lab::keep::Keep;
 
 #[derive(Parser)]
 struct Args {
     /// Few rounds of few things: to see that everything runs.
     #[arg(long)]
     quick: bool,
-    /// Also writes all figures to this file; with `-` prints them in place of the tables.
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// Also draws them.
-    #[arg(long)]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    keep: Keep,
 }
 
 fn main() -> Result<()> {
@@ -24,20 +19,6 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let settings = if args.quick { Settings::quick() } else { Settings::full() };
     let report = run(&settings)?;
-    let json = serde_json::to_string_pretty(&report)? + "\n";
-    match &args.json {
-        Some(path) if path.as_os_str() == "-" => {
-            print!("{json}");
-        }
-        path => {
-            print!("{}", table::text(&report));
-            if let Some(path) = path {
-                std::fs::write(path, json).with_context(|| path.display().to_string())?;
-            }
-        }
-    }
-    if let Some(path) = &args.svg {
-        std::fs::write(path, picture::svg(&report)?).with_context(|| path.display().to_string())?;
-    }
-    Ok(())
+    args.keep.print(table::text(&report));
+    args.keep.write(&report, || picture::svg(&report))
 }

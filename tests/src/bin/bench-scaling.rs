@@ -1,9 +1,8 @@
 //! All-reduces with more ranks, rings, jobs, credit, and larger messages: `cargo xtask bench scaling`.
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
+use netsum_lab::keep::Keep;
 use netsum_lab::scaling::{Curve, Settings, measure, report};
 
 #[derive(Parser)]
@@ -23,12 +22,8 @@ struct Args {
     /// Seconds that a turn takes about.
     #[arg(long)]
     seconds: Option<f64>,
-    /// Also writes all figures to this file.
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// Also draws them.
-    #[arg(long)]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    keep: Keep,
 }
 
 fn main() -> Result<()> {
@@ -41,24 +36,17 @@ fn main() -> Result<()> {
     settings.rounds = args.rounds.unwrap_or(settings.rounds);
     settings.bytes = args.kib.map_or(settings.bytes, |kib| kib << 10);
     settings.seconds = args.seconds.unwrap_or(settings.seconds);
-    println!(
-        "All-reduces of f32 on one machine: bandwidth with {} KiB, latency with {} B; path MTU 2048, best of {} turns.",
+    args.keep.print(format_args!(
+        "All-reduces of f32 on one machine: bandwidth with {} KiB, latency with {} B; path MTU 2048, best of {} turns.\n",
         settings.bytes >> 10,
         settings.small_bytes,
         settings.rounds
-    );
+    ));
     let mut rows = Vec::new();
     for curve in settings.curves.clone() {
         let these = measure(curve, &settings)?;
-        println!("\n{}", report::table(&these).trim_end());
+        args.keep.print(format_args!("\n{}\n", report::table(&these).trim_end()));
         rows.extend(these);
     }
-    if let Some(path) = &args.json {
-        std::fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")
-            .with_context(|| path.display().to_string())?;
-    }
-    if let Some(path) = &args.svg {
-        std::fs::write(path, report::picture(&rows)?).with_context(|| path.display().to_string())?;
-    }
-    Ok(())
+    args.keep.write(&rows, || report::picture(&rows))
 }

@@ -73,6 +73,15 @@ pub struct Round {
 }
 
 impl Contestant {
+    /// Waits until all ranks are ready.
+    fn ready(name: &'static str, mut ranks: Vec<Running>, cluster: Cluster) -> Result<Self> {
+        for rank in &mut ranks {
+            let line = rank.line(PATIENCE)?;
+            ensure!(line == "ready", "{name}: {line}");
+        }
+        Ok(Self { name, ranks, cluster })
+    }
+
     /// Has all ranks carry an order out.
     ///
     /// # Errors

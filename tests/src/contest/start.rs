@@ -5,9 +5,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
-use super::{Contestant, PATIENCE};
+use super::Contestant;
 use crate::cluster::{Cluster, JobSpec, RankSpec, program};
 use crate::process::Running;
 use crate::{Host, LabSpec, netns};
@@ -81,11 +81,11 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
             cluster.start_daemon()?;
             let token = cluster.create_job(job)?;
             let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
-            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, Some(&token))?
+            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token))?
         }
         Who::Ring { offload } => {
             set_offload(&cluster, offload)?;
-            netsum(&cluster, job, None)?
+            netsum(&cluster, job, 0, None)?
         }
         Who::Gloo { offload } => {
             set_offload(&cluster, offload)?;
@@ -96,21 +96,22 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
             mpi(&cluster)?
         }
     };
-    let mut contestant = Contestant { name: who.name(), ranks, cluster };
-    for rank in &mut contestant.ranks {
-        let line = rank.line(PATIENCE)?;
-        ensure!(line == "ready", "{}: {line}", contestant.name);
-    }
-    Ok(contestant)
+    Contestant::ready(who.name(), ranks, cluster)
 }
 
-fn netsum(cluster: &Cluster, job: &JobSpec, token: Option<&str>) -> Result<Vec<Running>> {
-    let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(0)).collect();
+/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses.
+pub(super) fn netsum(
+    cluster: &Cluster,
+    job: &JobSpec,
+    k: usize,
+    token: Option<&str>,
+) -> Result<Vec<Running>> {
+    let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(k)).collect();
     let workers = cluster.workers().to_string();
     let rank = |(rank, host): (usize, &Host)| {
         let spec = RankSpec::new(job, rank, &peers, token.map(|token| (&*workers, token)));
         let mut command = host.command(program("contest-rank")?);
-        Running::start(&format!("netsum's rank {rank}"), command.arg(serde_json::to_string(&spec)?))
+        Running::start(&format!("{}, rank {rank}", job.name), command.arg(serde_json::to_string(&spec)?))
     };
     cluster.lab().hosts().iter().enumerate().map(rank).collect()
 }
