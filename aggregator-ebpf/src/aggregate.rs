@@ -33,7 +33,10 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
     match check(ctx, p, frame, flow, ring) {
-        Ok(len) => decide(ctx, p, frame, flow, ring, len, party),
+        Ok(len) => {
+            flow.next_psn = serial::add(frame.bth.psn, 1);
+            decide(ctx, p, frame, flow, ring, len, party)
+        }
         Err(counter) => {
             flow.refused = flow.refused.wrapping_add(1);
             flow.last_outcome = counter as u32;

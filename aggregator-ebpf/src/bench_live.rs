@@ -109,6 +109,15 @@ pub fn live_ingress_drop(ctx: XdpContext) -> u32 {
     XDP_DROP
 }
 
+/// The next contribution is made, and the last one of an index goes to all ranks as it is, without another CPU between.
+#[xdp]
+pub fn live_ingress_broadcast(ctx: XdpContext) -> u32 {
+    match next(&ctx).and_then(|()| received()) {
+        Some(true) => LIVE_PORTS.redirect(0, BROADCAST).unwrap_or(XDP_DROP),
+        _ => XDP_DROP,
+    }
+}
+
 /// In place of `aggregate`: all is dropped.
 #[xdp(map = "cpumap")]
 pub fn live_drop(_ctx: XdpContext) -> u32 {

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `ingress` | ports | data of registered flows goes to its ring's CPU, all else to the bridge |
 //! | `aggregate` | CPU map | adds a contribution up; sends the sum |
+//! | `aggregate_inline` | called by `ingress` | the same, where the packet is on the ring's CPU already |
 //! | `egress` | device maps | gives each clone of a result its receiver's headers |
 //!
 //! `main.rs` is the object that the daemon loads, `bench.rs` one that measures the parts.
@@ -65,6 +66,10 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 seen_here(flow, &found);
                 return pass(ctx, traced_by::INGRESS, &found);
             }
+            // What is the next of its flow behind what was taken last overtakes nothing that another CPU has queued.
+            if flow.next_psn == found.frame.bth.psn && maps::is_here(ring.cpu) {
+                maps::go_on_here(ctx);
+            }
             steer(ctx, &found)
         }
     }
@@ -121,9 +126,21 @@ fn seen_here(flow: &mut Flow, found: &Found) {
     flow.last_outcome = found.counter as u32;
 }
 
+/// On a packet that `ingress` has seen on the ring's CPU. It is looked at anew: the two programs together would need more stack
+/// than there is.
+#[inline(always)]
+pub fn on_port_and_ring_cpu(ctx: &XdpContext) -> u32 {
+    on_cpu(ctx, true)
+}
+
 /// On every packet that arrives at a ring's CPU.
 #[inline(always)]
 pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
+    on_cpu(ctx, false)
+}
+
+#[inline(always)]
+fn on_cpu(ctx: &XdpContext, inline: bool) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
@@ -137,7 +154,13 @@ pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
         }
         Class::Pass => pass(ctx, traced_by::AGGREGATE, &found),
         Class::Refuse => refuse(ctx, traced_by::AGGREGATE, &found),
-        Class::Data => aggregate::contribution(ctx, &p, &found.frame, found.flow),
+        Class::Data => {
+            if inline {
+                maps::count(found.ring, Counter::Inline);
+                trace::classified(ctx, traced_by::INGRESS, &found, Counter::Inline);
+            }
+            aggregate::contribution(ctx, &p, &found.frame, found.flow)
+        }
     }
 }
 
@@ -155,7 +178,7 @@ fn refuse(ctx: &XdpContext, program: u32, found: &Found) -> u32 {
     XDP_DROP
 }
 
-/// The three programs that a box runs, for an object that is to have them.
+/// The programs that a box runs, for an object that is to have them.
 #[macro_export]
 macro_rules! programs {
     () => {
@@ -169,6 +192,12 @@ macro_rules! programs {
         #[aya_ebpf::macros::xdp(map = "cpumap")]
         pub fn aggregate(ctx: aya_ebpf::programs::XdpContext) -> u32 {
             $crate::on_ring_cpu(&ctx)
+        }
+
+        /// Behind `ingress`, where that is on the ring's CPU already.
+        #[aya_ebpf::macros::xdp]
+        pub fn aggregate_inline(ctx: aya_ebpf::programs::XdpContext) -> u32 {
+            $crate::on_port_and_ring_cpu(&ctx)
         }
 
         /// On the way out of a port.

@@ -1,8 +1,9 @@
 //! The maps. Names, keys and values are `netsum_common::abi`'s.
 
-use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray, RingBuf};
-use aya_ebpf::helpers::bpf_ringbuf_output;
+use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
+use aya_ebpf::helpers::{bpf_get_smp_processor_id, bpf_ringbuf_output};
 use aya_ebpf::macros::btf_map;
+use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::*;
 use netsum_common::counters::{COUNTERS as COUNTERS_PER_RING, Counter};
 use netsum_common::icrc::Lagged;
@@ -46,6 +47,8 @@ static PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
 static EGRESS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap::new();
 #[btf_map]
 static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
+#[btf_map]
+static PROGRAMS: ProgramArray<1> = ProgramArray::new();
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, COUNTERS_LEN> = PerCpuArray::new();
 #[btf_map]
@@ -212,6 +215,20 @@ pub fn header(ring: u32, index: u32) -> Option<*mut SavedHeader> {
 #[inline(always)]
 pub fn egress_port(key: &EgressKey) -> Option<*mut EgressPort> {
     EGRESS.get_ptr_mut(key)
+}
+
+/// Whether this is the CPU.
+#[inline(always)]
+pub fn is_here(cpu: u32) -> bool {
+    // SAFETY: a helper without arguments, which the JIT makes one instruction of (Linux 6.10).
+    unsafe { bpf_get_smp_processor_id() == cpu }
+}
+
+/// Goes on with `aggregate_inline`. Returns only where user space does not want that.
+#[inline(always)]
+pub fn go_on_here(ctx: &XdpContext) {
+    // SAFETY: nothing that is left behind has anything to drop.
+    unsafe { PROGRAMS.tail_call(ctx, 0) }
 }
 
 /// Hands the packet to the ring's CPU.

@@ -25,6 +25,8 @@ pub struct Config {
     pub cpus: Vec<u32>,
     /// Packets that may wait for each of them.
     pub cpu_queue: u32,
+    /// Contributions that come in on their ring's CPU are taken there at once, where nothing of their connection waits in the queue.
+    pub inline: bool,
     /// How the programs are attached.
     pub xdp: XdpMode,
     /// Where workers call; none when `None`.
@@ -104,6 +106,8 @@ struct File {
     cpus: Vec<u32>,
     #[serde(default = "default_cpu_queue")]
     cpu_queue: u32,
+    #[serde(default = "default_inline")]
+    inline: bool,
     #[serde(default = "default_xdp")]
     xdp: String,
     #[serde(default)]
@@ -219,6 +223,10 @@ fn default_cpu_queue() -> u32 {
     4096
 }
 
+fn default_inline() -> bool {
+    true
+}
+
 fn default_xdp() -> String {
     "native".into()
 }
@@ -315,6 +323,7 @@ impl Config {
             memory,
             cpus: file.cpus,
             cpu_queue: file.cpu_queue,
+            inline: file.inline,
             xdp,
             workers,
             tls: file.listen.tls,
@@ -358,6 +367,7 @@ impl Config {
         let fields = [
             ("cpus", self.cpus == other.cpus),
             ("cpu-queue", self.cpu_queue == other.cpu_queue),
+            ("inline", self.inline == other.inline),
             ("xdp", self.xdp == other.xdp),
             ("listen.workers", self.workers == other.workers),
             ("listen.tls", self.tls == other.tls),

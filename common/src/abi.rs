@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -88,11 +88,13 @@ pub mod maps {
     pub const LOST: &str = "LOST";
     /// Per-CPU array of one [`super::TraceRecord`], where an event is put together.
     pub const SCRATCH: &str = "SCRATCH";
+    /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
+    pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
-    pub const ALL: [&str; 25] = [
+    pub const ALL: [&str; 26] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
         WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST, SCRATCH,
-        LAGGED,
+        LAGGED, PROGRAMS,
     ];
 }
 
@@ -102,6 +104,8 @@ pub mod programs {
     pub const INGRESS: &str = "ingress";
     /// In every entry of the CPU map.
     pub const AGGREGATE: &str = "aggregate";
+    /// What `ingress` goes on with where a packet comes in on its ring's CPU.
+    pub const AGGREGATE_INLINE: &str = "aggregate_inline";
     /// In every entry of the device maps.
     pub const EGRESS: &str = "egress";
 }
@@ -145,6 +149,14 @@ pub struct Flow {
     pub last_psn: u32,
     /// What became of the last one: the number of a [`crate::counters::Counter`].
     pub last_outcome: u32,
+    /// PSN behind the last contribution that the ring's CPU has taken, or [`Flow::NONE_TAKEN`]. The packet that has it may be taken
+    /// where it comes in, if that is the ring's CPU: none of its flow waits in the CPU map's queue, unless it is sent again.
+    pub next_psn: u32,
+}
+
+impl Flow {
+    /// No PSN, for [`Flow::next_psn`] while the ring's CPU has taken nothing.
+    pub const NONE_TAKEN: u32 = u32::MAX;
 }
 
 /// A connection that the box does not know, as [`maps::STRANGERS`] notes it.
@@ -465,7 +477,7 @@ impl ReleaseTag {
 
 const _: () = {
     assert!(size_of::<FlowKey>() == 20);
-    assert!(size_of::<Flow>() == 56);
+    assert!(size_of::<Flow>() == 60);
     assert!(size_of::<StrangerKey>() == 40);
     assert!(size_of::<Address>() == 16);
     assert!(size_of::<Owner>() == 8);

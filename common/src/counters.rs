@@ -68,6 +68,8 @@ counters! {
     EcnMarked "np_ecn_marked_roce_packets" Work,
     /// packets handed to the CPU of their ring
     Steered "steered" Work,
+    /// contributions that came in on the CPU of their ring, and were taken there at once
+    Inline "inline" Work,
     /// fragments that arrived while an earlier one of the same rank had not
     OutOfSequence "out_of_sequence" Work,
     /// packets forwarded past a gap so that their receiver NAKs

@@ -171,7 +171,7 @@ pub fn register(lab: &Lab, load: &Load, places: &[usize], v6: bool) -> Result<Bp
     };
     // Ports are found by their number, which means something in the box's namespace alone.
     lab.box_().enter(|| {
-        let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 4096 })?;
+        let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 4096, inline: true })?;
         all.iter().try_for_each(|&port| plane.attach(port, XdpMode::Native))?;
         plane.create_ring(&ring)?;
         for rank in 0..load.ranks {

@@ -11,6 +11,7 @@
 //! | [`attacker`] | a host that forges frames |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`contest`] | netsum beside others who all-reduce |
+//! | [`cpu`] | which CPU a thread runs on |
 //! | [`data`] | what ranks reduce |
 //! | [`dataplane_bench`] | what the data plane costs, packet by packet and with live frames |
 //! | [`differential`] | the XDP programs against a model of them |
@@ -35,6 +36,7 @@ pub mod application;
 pub mod attacker;
 pub mod cluster;
 pub mod contest;
+pub mod cpu;
 pub mod data;
 pub mod dataplane_bench;
 pub mod differential;

@@ -22,7 +22,7 @@ pub struct Plane<'a> {
 impl<'a> Plane<'a> {
     /// Loads the programs; [`Plane::attach`] starts them.
     pub fn load(lab: &'a Lab) -> Result<Self> {
-        let plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 4096 })?;
+        let plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 4096, inline: true })?;
         Ok(Self { lab, plane, rings: 0 })
     }
 

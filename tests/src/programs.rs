@@ -10,13 +10,16 @@ use anyhow::{Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
 use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions, OBJECT};
 use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, count};
-use netsum_common::abi::{self, FlowKey};
+use netsum_common::abi::{self, FlowKey, programs};
 use netsum_common::counters::Counter;
 
+use crate::cpu::Pinned;
 use crate::frames::{FrameSpec, lanes};
 
 /// The loopback interface, where packets of a test run come in.
 pub const LOOPBACK: u32 = 1;
+/// The ring's CPU.
+const RING_CPU: u32 = 0;
 /// First PSN of every rank, unless a test changes it.
 pub const BASE_PSN: u32 = 0x00ff_fff0;
 
@@ -38,7 +41,7 @@ pub struct Outcome {
     pub duration: Duration,
 }
 
-/// Programs with one ring.
+/// Programs with one ring. `ingress` steers all that is of a flow, on whatever CPU; but see [`Bench::at_home`].
 pub struct Bench {
     /// The loaded programs.
     pub plane: BpfDataPlane,
@@ -119,7 +122,10 @@ impl Bench {
         ring: RingSpec,
         flows: Vec<FlowSpec>,
     ) -> Result<Self> {
-        let mut plane = BpfDataPlane::load_object(object, &LoadOptions { cpus: vec![0], cpu_queue: 64 })?;
+        let mut plane = BpfDataPlane::load_object(
+            object,
+            &LoadOptions { cpus: vec![RING_CPU], cpu_queue: 64, inline: false },
+        )?;
         for name in programs {
             plane.program(name)?.load()?;
         }
@@ -145,6 +151,15 @@ impl Bench {
             );
         }
         Ok(())
+    }
+
+    /// A packet comes in on the ring's CPU, where `ingress` may take it at once.
+    pub fn at_home(&mut self, packet: &[u8]) -> Result<Outcome> {
+        let _here = Pinned::to(RING_CPU)?;
+        self.plane.take_inline(true)?;
+        let out = self.run(programs::INGRESS, packet);
+        self.plane.take_inline(false)?;
+        out
     }
 
     /// Runs a program over a packet.

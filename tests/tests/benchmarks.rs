@@ -57,8 +57,8 @@ fn the_data_plane_is_measured_from_single_packets_to_live_frames() {
         return;
     }
     let live = rows(&report, "live");
-    // Two ranks at one path MTU and four at both, in five ways.
-    assert_eq!(live.len(), 3 * 5);
+    // Two ranks at one path MTU and four at both, in eight ways.
+    assert_eq!(live.len(), 3 * 8);
     live.iter().for_each(|row| positive(row, &["fragments", "busy_seconds", "gbps", "over_floor"]));
     assert!(live.iter().filter(|r| r["way"] == "broadcast").all(|r| r["over_floor"] == 1.0));
 }

@@ -42,7 +42,8 @@ impl Bridge {
         let ports: Vec<u32> = places.iter().map(|&host| every_port[host]).collect();
         let ring = ring(ranks, mtu, 2 * WINDOW);
         let plane = lab.box_().enter(|| {
-            let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 2048 }).unwrap();
+            let mut plane =
+                BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 2048, inline: true }).unwrap();
             for &port in &every_port {
                 plane.attach(port, XdpMode::Native).unwrap();
             }

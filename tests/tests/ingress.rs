@@ -4,8 +4,9 @@ use netsum_aggregator::dataplane::{DataPlane, FlowSpec};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::wire::Opcode;
+use netsum_lab::cpu::Pinned;
 use netsum_lab::frames::{FrameSpec, lanes};
-use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, REDIRECT, flow, fragment, host, ring};
+use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, REDIRECT, flow, fragment, host, ring, tag};
 
 #[test]
 #[ignore = "needs root and BPF"]
@@ -45,6 +46,49 @@ fn ingress_steers_data_of_flows_and_passes_the_rest() {
         bench.counters().unwrap(),
         [(Counter::Steered, 1), (Counter::NoFlow, 1), (Counter::NotData, 1)]
     );
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn what_comes_in_on_the_rings_cpu_is_taken_at_once_unless_an_earlier_packet_may_wait_for_it() {
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    let frame = |rank: u32, index: u32| fragment(rank, 2, index, lanes(rank + index, 64)).build();
+    // Nothing is known of the flow: something of it may be in the queue.
+    assert_eq!(bench.at_home(&frame(0, 0)).unwrap().action, REDIRECT);
+    assert_eq!(bench.aggregate(&frame(0, 0)).unwrap().action, DROP);
+    let steered = |bench: &Bench| {
+        let counters = bench.counters().unwrap();
+        [Counter::Steered, Counter::Inline]
+            .map(|c| counters.iter().find(|(of, _)| *of == c).map_or(0, |c| c.1))
+    };
+    assert_eq!(steered(&bench), [1, 0]);
+    // The next one is taken, unless that is not wanted, and on this CPU only.
+    assert_eq!(bench.run("ingress", &frame(0, 1)).unwrap().action, REDIRECT);
+    bench.plane.take_inline(true).unwrap();
+    {
+        let _elsewhere = Pinned::to(1).unwrap();
+        assert_eq!(bench.run("ingress", &frame(0, 1)).unwrap().action, REDIRECT);
+    }
+    assert_eq!(bench.at_home(&frame(0, 1)).unwrap().action, DROP);
+    assert_eq!(steered(&bench), [3, 1]);
+    // 2 is in the queue, as far as anybody knows; so 3 is queued behind it, and 2 taken when it comes again.
+    assert_eq!(bench.at_home(&frame(0, 3)).unwrap().action, REDIRECT);
+    assert_eq!(bench.at_home(&frame(0, 2)).unwrap().action, DROP);
+    assert_eq!(steered(&bench), [4, 2]);
+    // It is summed and released just as on the other way.
+    assert_eq!(bench.aggregate(&frame(1, 0)).unwrap().action, REDIRECT);
+    let out = bench.at_home(&frame(1, 1)).unwrap();
+    assert_eq!(out.action, REDIRECT);
+    assert_eq!(tag(&out.packet).index, 1);
+    assert_eq!(bench.plane.ring_state(1).unwrap().low, 2);
+    // What is not intact, is not taken; what comes behind it waits its turn again.
+    let mut broken = frame(1, 2);
+    *broken.last_mut().unwrap() ^= 1;
+    assert_eq!(bench.at_home(&broken).unwrap().action, DROP);
+    assert_eq!(bench.at_home(&frame(1, 3)).unwrap().action, REDIRECT);
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::BadIcrc, 1)), "{counters:?}");
+    assert_eq!(steered(&bench), [5, 4]);
 }
 
 #[test]

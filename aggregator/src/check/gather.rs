@@ -58,7 +58,7 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
 /// Whether the kernel takes the programs, and makes machine code of them; they are attached nowhere, and gone when this
 /// returns.
 fn load() -> Result<bool, String> {
-    let options = LoadOptions { cpus: vec![0], cpu_queue: 64 };
+    let options = LoadOptions { cpus: vec![0], cpu_queue: 64, inline: true };
     let jited = BpfDataPlane::load(&options)
         .and_then(|plane| Ok(plane.programs()?.iter().all(|program| program.jited_bytes > 0)));
     jited.map_err(|e| {

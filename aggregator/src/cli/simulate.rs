@@ -494,6 +494,7 @@ mod tests {
             refused: 0,
             last_psn: 0,
             last_outcome: 0,
+            next_psn: Flow::NONE_TAKEN,
         };
         let flows = [(abi::FlowKey { dst_ip: [0; 16], qpn: 1 }, flow)];
         let ports = Ports::new(&args(None, &[("eth0", "port1")]), &box_).unwrap();

@@ -429,6 +429,7 @@ fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
     let place = |a: &Attached| match a {
         Attached::Port(ifindex) => format!("port {}", inner.controller.port_name(*ifindex)),
         Attached::Cpu(cpu) => format!("cpu {cpu}"),
+        Attached::Ingress => "ingress".into(),
         Attached::DeviceMap => "device map".into(),
     };
     let since_1970 = p.loaded_at.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok());

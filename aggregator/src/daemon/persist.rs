@@ -91,7 +91,7 @@ pub fn begin(
     reset: bool,
     mut controller: Controller,
 ) -> Result<Begun> {
-    let options = LoadOptions { cpus: cpus.to_vec(), cpu_queue: config.cpu_queue };
+    let options = LoadOptions { cpus: cpus.to_vec(), cpu_queue: config.cpu_queue, inline: config.inline };
     let pins = match &config.pin {
         Some(dir) => Pins::hold(dir, &config.state.with_extension("lock"))?,
         None => None,

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues, RingBuf};
+use aya::maps::{
+    Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues, ProgramArray, RingBuf,
+};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::xdp::{XdpLinkId, XdpMode as AyaMode};
 use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
@@ -40,6 +42,8 @@ pub struct LoadOptions {
     pub cpus: Vec<u32>,
     /// Packets that may wait for each of them; what comes on top is lost and sent again by its host. At most 16384.
     pub cpu_queue: u32,
+    /// A contribution that comes in on its ring's CPU does not take the way over the queue, where nothing of its flow is in it.
+    pub inline: bool,
 }
 
 /// The programs' log, on its way to `log`.
@@ -105,7 +109,7 @@ impl BpfDataPlane {
         }
         let mut ebpf =
             loader.load(object).context("the kernel does not take the maps of the XDP programs")?;
-        for name in [programs::INGRESS, programs::AGGREGATE, programs::EGRESS] {
+        for name in [programs::INGRESS, programs::AGGREGATE, programs::AGGREGATE_INLINE, programs::EGRESS] {
             program(&mut ebpf, name)?
                 .load()
                 .with_context(|| format!("the kernel does not take the XDP program `{name}`"))?;
@@ -133,9 +137,18 @@ impl BpfDataPlane {
             rings: HashMap::new(),
             events,
         };
+        plane.take_inline(options.inline)?;
         // Nobody looks any more who did when an earlier daemon was killed.
         plane.watch(watch::STRANGERS | watch::TRACE, false)?;
         Ok(plane)
+    }
+
+    /// Whether contributions that come in on their ring's CPU are taken there at once, from now on.
+    pub fn take_inline(&mut self, wanted: bool) -> Result<()> {
+        let program = program(&mut self.ebpf, programs::AGGREGATE_INLINE)?.fd()?.try_clone()?;
+        let map = self.ebpf.map_mut(maps::PROGRAMS).context(maps::PROGRAMS)?;
+        let mut array = ProgramArray::try_from(map)?;
+        if wanted { Ok(array.set(0, &program, 0)?) } else { ignore_missing(array.clear_index(&0)) }
     }
 
     /// The programs' log; to be flushed when its file descriptor is readable.
@@ -404,6 +417,7 @@ impl DataPlane for BpfDataPlane {
             refused: 0,
             last_psn: 0,
             last_outcome: 0,
+            next_psn: Flow::NONE_TAKEN,
         };
         Ok(self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?)
     }

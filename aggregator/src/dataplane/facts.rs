@@ -15,6 +15,7 @@ pub(super) fn programs(plane: &BpfDataPlane) -> Result<Vec<ProgramFacts>> {
     [
         (programs::INGRESS, ports.into_iter().map(Attached::Port).collect()),
         (programs::AGGREGATE, plane.cpus.iter().copied().map(Attached::Cpu).collect()),
+        (programs::AGGREGATE_INLINE, vec![Attached::Ingress]),
         (programs::EGRESS, vec![Attached::DeviceMap]),
     ]
     .into_iter()

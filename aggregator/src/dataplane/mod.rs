@@ -229,6 +229,8 @@ pub enum Attached {
     Port(u32),
     /// What is steered to a CPU.
     Cpu(u32),
+    /// What `ingress` goes on with.
+    Ingress,
     /// What is sent by a ring's device map.
     DeviceMap,
 }

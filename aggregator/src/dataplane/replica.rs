@@ -102,8 +102,10 @@ impl Replica {
         if cpus.is_empty() {
             cpus.push(0);
         }
-        let mut plane =
-            BpfDataPlane::load_object(OBJECT, &LoadOptions { cpus: cpus.clone(), cpu_queue: 64 })?;
+        let mut plane = BpfDataPlane::load_object(
+            OBJECT,
+            &LoadOptions { cpus: cpus.clone(), cpu_queue: 64, inline: false },
+        )?;
         for name in [PROBE_AGGREGATE, PROBE_EGRESS] {
             program(&mut plane.ebpf, name)?.load().with_context(|| format!("program `{name}`"))?;
         }

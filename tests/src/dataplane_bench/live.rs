@@ -23,17 +23,18 @@ use netsum_aggregator::dataplane::{DataPlane as _, FlowSpec, RingSpec, count, he
 use netsum_common::abi::{FlowKey, maps, programs};
 use netsum_common::counters::Counter;
 use netsum_common::live::{self, LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
-use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sched::CpuSet;
 use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::{OBJECT, Settings, USUAL_RANKS, cpu, gbps};
+use crate::cpu::Pinned;
 use crate::frames::{FrameSpec, lanes};
 use crate::programs::{LOOPBACK, flow, host, qpn, ring};
 use crate::{Host, Lab, LabSpec};
 
 /// The sender's CPU, and the ring's.
-const SENDER_CPU: usize = 0;
+const SENDER_CPU: u32 = 0;
 const RING_CPU: u32 = 1;
 /// Slots and window, as a job with 8 messages of 64 KiB in flight has them at path MTU 2048.
 const SLOTS: u32 = 512;
@@ -63,12 +64,26 @@ pub enum Way {
     Ignore,
     /// Summed, ICRC verified.
     Verify,
+    /// Like [`Way::Broadcast`], on one CPU: frames come in on the ring's, and no queue is between.
+    InlineBroadcast,
+    /// Like [`Way::Ignore`], on one CPU.
+    InlineIgnore,
+    /// Like [`Way::Verify`], on one CPU.
+    InlineVerify,
 }
 
 impl Way {
     /// All.
-    pub const ALL: [Self; 5] =
-        [Self::IngressDrop, Self::SteerDrop, Self::Broadcast, Self::Ignore, Self::Verify];
+    pub const ALL: [Self; 8] = [
+        Self::IngressDrop,
+        Self::SteerDrop,
+        Self::Broadcast,
+        Self::Ignore,
+        Self::Verify,
+        Self::InlineBroadcast,
+        Self::InlineIgnore,
+        Self::InlineVerify,
+    ];
 
     /// As in tables.
     pub fn text(self) -> &'static str {
@@ -78,7 +93,28 @@ impl Way {
             Self::Broadcast => "floor: steered, clones broadcast",
             Self::Ignore => "summed, ICRC not verified",
             Self::Verify => "summed, ICRC verified",
+            Self::InlineBroadcast => "inline floor: clones broadcast",
+            Self::InlineIgnore => "inline: summed, ICRC not verified",
+            Self::InlineVerify => "inline: summed, ICRC verified",
         }
+    }
+
+    /// Whether the sender is on the ring's CPU.
+    fn is_inline(self) -> bool {
+        matches!(self, Self::InlineBroadcast | Self::InlineIgnore | Self::InlineVerify)
+    }
+
+    fn is_verified(self) -> bool {
+        matches!(self, Self::Verify | Self::InlineVerify)
+    }
+
+    fn is_summed(self) -> bool {
+        matches!(self, Self::Ignore | Self::Verify | Self::InlineIgnore | Self::InlineVerify)
+    }
+
+    /// What it is compared with.
+    fn floor(self) -> Self {
+        if self.is_inline() { Self::InlineBroadcast } else { Self::Broadcast }
     }
 }
 
@@ -95,9 +131,11 @@ pub struct Row {
     pub fragments: u64,
     /// Time that they took.
     pub seconds: f64,
-    /// Processor time of the ring's CPU meanwhile: what serves the CPU map, and soft interrupts. On the first way, the sender's.
+    /// Processor time of the ring's CPU meanwhile: what serves the CPU map, and soft interrupts. On the first way, the sender's; on
+    /// the inline ways, both.
     pub busy_seconds: f64,
-    /// ns of a core for a fragment: all of its contributions, and clones.
+    /// ns of a core for a fragment: all of its contributions, and clones. On the inline ways without what the sender does, by
+    /// [`Way::IngressDrop`].
     pub fragment_ns: f64,
     /// Contributions of one core a second, in millions.
     pub mcontributions: f64,
@@ -126,7 +164,7 @@ pub fn impossible() -> Option<String> {
     let two = CpuSet::new();
     let count = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap_or(two);
     let there = |cpu| count.is_set(cpu).unwrap_or(false);
-    if !there(SENDER_CPU) || !there(RING_CPU as usize) {
+    if !there(SENDER_CPU as usize) || !there(RING_CPU as usize) {
         return Some("two CPUs are needed: one that sends, one that is the ring's".into());
     }
     if let Err(error) = cpu::of_thread("self") {
@@ -174,11 +212,19 @@ struct Live {
 impl Live {
     fn new(ranks: u32) -> Result<Self> {
         let lab = Lab::new(LabSpec { mtu: 2152, ..LabSpec::hosts(ranks as usize) })?;
-        let mut plane =
-            BpfDataPlane::load_object(OBJECT, &LoadOptions { cpus: vec![RING_CPU], cpu_queue: QUEUE })?;
-        for name in
-            ["live_ingress", "live_ingress_drop", "live_drop", "live_broadcast", "bench_empty", "bench_fill"]
-        {
+        let mut plane = BpfDataPlane::load_object(
+            OBJECT,
+            &LoadOptions { cpus: vec![RING_CPU], cpu_queue: QUEUE, inline: true },
+        )?;
+        for name in [
+            "live_ingress",
+            "live_ingress_drop",
+            "live_ingress_broadcast",
+            "live_drop",
+            "live_broadcast",
+            "bench_empty",
+            "bench_fill",
+        ] {
             plane.program(name)?.load().with_context(|| name.to_owned())?;
         }
         let mut ports = Vec::new();
@@ -272,12 +318,13 @@ impl Live {
     /// Sends frames for a while.
     fn round(&mut self, way: Way, seconds: f64) -> Result<Round> {
         let (spec, _) = self.ring.clone().context("there is no ring")?;
-        let spec = RingSpec { verify_icrc: way != Way::Ignore, ..spec };
+        let spec = RingSpec { verify_icrc: way.is_verified(), ..spec };
         let (sender, server) = match way {
             Way::IngressDrop => ("live_ingress_drop", programs::AGGREGATE),
             Way::SteerDrop => ("live_ingress", "live_drop"),
             Way::Broadcast => ("live_ingress", "live_broadcast"),
-            Way::Ignore | Way::Verify => ("live_ingress", programs::AGGREGATE),
+            Way::InlineBroadcast => ("live_ingress_broadcast", programs::AGGREGATE),
+            _ => ("live_ingress", programs::AGGREGATE),
         };
         self.serve(server)?;
         self.plane.empty_ring(&spec, 0)?;
@@ -298,9 +345,7 @@ impl Live {
         let threads = cpu::of_ring(RING_CPU, self.cpus)?;
         let busy = || threads.iter().map(|pid| cpu::of_thread(pid)).sum::<Result<Duration>>();
         let (sent, start, before) = self.lab.box_().enter(|| -> Result<_> {
-            let mut only = CpuSet::new();
-            only.set(SENDER_CPU)?;
-            sched_setaffinity(Pid::from_raw(0), &only).context("a CPU for the sender")?;
+            let _pinned = Pinned::to(if way.is_inline() { RING_CPU } else { SENDER_CPU })?;
             let (start, before) = (Instant::now(), busy()?);
             let own = cpu::of_this_thread()?;
             while start.elapsed().as_secs_f64() < seconds {
@@ -309,7 +354,12 @@ impl Live {
             Ok((cpu::of_this_thread()? - own, start, before))
         })?;
         let (fragments, elapsed) = self.drained(way, start)?;
-        let busy = if way == Way::IngressDrop { sent } else { busy()? - before };
+        let ring = busy()? - before;
+        let busy = match way {
+            Way::IngressDrop => sent,
+            way if way.is_inline() => sent + ring,
+            _ => ring,
+        };
         Ok(Round { fragments, seconds: elapsed.as_secs_f64(), busy: busy.as_secs_f64() })
     }
 
@@ -328,7 +378,7 @@ impl Live {
             let receiver: Array<_, LiveReceiver> =
                 Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?;
             let done = match way {
-                Way::Ignore | Way::Verify => {
+                way if way.is_summed() => {
                     // What is sent on to every rank has been through egress, too.
                     (of(Counter::Results) / u64::from(spec.ranks)).min(of(Counter::Completed))
                 }
@@ -383,10 +433,13 @@ fn template(frame: &[u8]) -> Option<LiveFrame> {
 
 /// Rows out of the best rounds, in the order of [`Way::ALL`].
 fn rows(ranks: u32, mtu: u32, best: &[Round]) -> Vec<Row> {
-    let floor = Way::ALL.iter().zip(best).find(|(way, _)| **way == Way::Broadcast);
-    let floor = floor.map_or(f64::NAN, |(_, round)| round.fragment_ns());
+    let of = |way| {
+        Way::ALL.iter().position(|w| *w == way).and_then(|i| best.get(i)).map_or(f64::NAN, Round::fragment_ns)
+    };
+    // On the ring's CPU, what the sender does is taken off.
+    let own = |way: Way| of(way) - if way.is_inline() { of(Way::IngressDrop) } else { 0.0 };
     let row = |(way, round): (Way, &Round)| {
-        let ns = round.fragment_ns();
+        let (ns, floor) = (own(way), own(way.floor()));
         Row {
             way,
             ranks,
@@ -410,8 +463,11 @@ mod tests {
     #[test]
     fn a_core_that_is_half_busy_could_do_twice_as_much() {
         let round = |busy| Round { fragments: 1_000_000, seconds: 2.0, busy };
-        let rows = rows(4, 1000, &[0.1, 0.5, 1.0, 1.5, 2.0].map(round));
-        let verify = rows.last().unwrap();
+        let rows = rows(4, 1000, &[0.1, 0.5, 1.0, 1.5, 2.0, 0.6, 1.0, 2.1].map(round));
+        let inline = rows.last().unwrap();
+        assert_eq!((inline.way, inline.busy_seconds), (Way::InlineVerify, 2.1));
+        assert_eq!((inline.fragment_ns.round(), inline.over_floor.round()), (2000.0, 4.0));
+        let verify = rows.iter().find(|r| r.way == Way::Verify).unwrap();
         assert_eq!((verify.way, verify.fragment_ns, verify.over_floor), (Way::Verify, 2000.0, 2.0));
         // 4 contributions of 8,000 bits in 2 us.
         assert_eq!((verify.mcontributions, verify.gbps), (2.0, 16.0));

@@ -58,7 +58,7 @@ impl Row {
 
 /// Makes rings and looks at their maps.
 pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
-    let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64 })?;
+    let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![0], cpu_queue: 64, inline: false })?;
     let mut rows = Vec::new();
     for &ranks in &settings.ranks {
         for &mtu in &settings.mtus {

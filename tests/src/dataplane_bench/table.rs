@@ -112,7 +112,8 @@ fn live(rows: &[live::Row]) -> String {
     let mut text = String::from(
         "\nLive frames, the ring's CPU, as much as one core carries. In it: the CPU map's queue, `aggregate`, clones, `egress`, handing\n\
          them to veths, and an XDP program that drops them at the veths' other ends. Not in it: ingress and steering, which another CPU\n\
-         does (first line of each), hosts, and a network card's driver. Busy: the core's share of the time, by which rates are divided.\n\n",
+         does (first line of each), hosts, and a network card's driver. Inline: frames come in on the ring's CPU, which does that too, without the\n\
+         queue; what the sender costs is taken off by the first line. Busy: the core's share of the time, by which rates are divided.\n\n",
     );
     let _ = writeln!(
         text,

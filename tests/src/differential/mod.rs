@@ -67,6 +67,8 @@ pub struct Differential {
     counted: Vec<u64>,
     /// The present sequence's packets are traced.
     traced: bool,
+    /// They come in on the rings' CPU.
+    on_rings_cpu: bool,
 }
 
 impl Differential {
@@ -86,6 +88,7 @@ impl Differential {
             careful: false,
             counted: vec![0; Counter::ALL.len()],
             traced: false,
+            on_rings_cpu: false,
         })
     }
 
@@ -114,6 +117,7 @@ impl Differential {
     fn sequence(&mut self, input: &[u8]) -> Result<Summary> {
         // Every other sequence, without a byte of the input for it.
         self.traced = input.len() % 2 == 1;
+        self.on_rings_cpu = input.len() / 2 % 2 == 1;
         self.bench.plane.trace(self.traced.then_some(&TraceFilter::ALL))?;
         let mut u = Unstructured::new(input);
         let start = *u.choose(&STARTS)?;
@@ -206,17 +210,24 @@ impl Differential {
         Ok(())
     }
 
-    /// Through `ingress` and `aggregate`; what is to leave.
+    /// Through `ingress`, and through `aggregate` unless it is taken at once; what is to leave.
     fn packet(&mut self, frame: &[u8]) -> Result<Option<Vec<u8>>> {
-        let out = self.bench.run("ingress", frame)?;
-        let expected = self.model.ingress(frame);
-        agree("ingress", &out, expected, frame)?;
-        self.compare_trace(traced_by::INGRESS, frame)?;
+        let mut out =
+            if self.on_rings_cpu { self.bench.at_home(frame)? } else { self.bench.run("ingress", frame)? };
+        let mut events = self.bench.plane.traced(3)?.into_iter();
+        let first = self.model.ingress(frame, self.on_rings_cpu);
+        self.compare_trace(traced_by::INGRESS, frame, events.next())?;
+        if let Some(verdict) = first {
+            agree("ingress", &out, verdict, frame)?;
+            ensure!(events.next().is_none(), "traced by `ingress` twice");
+            out = self.bench.aggregate(frame)?;
+            events = self.bench.plane.traced(2)?.into_iter();
+        }
         let mut expected_frame = frame.to_vec();
         let expected = self.model.aggregate(&mut expected_frame);
-        let out = self.bench.aggregate(frame)?;
         agree("aggregate", &out, expected, &expected_frame)?;
-        self.compare_trace(traced_by::AGGREGATE, frame)?;
+        self.compare_trace(traced_by::AGGREGATE, frame, events.next())?;
+        ensure!(events.next().is_none(), "traced by `aggregate` twice");
         Ok((expected == Verdict::Redirect).then_some(out.packet))
     }
 
@@ -233,22 +244,22 @@ impl Differential {
             let out = self.bench.egress(packet)?;
             let (verdict, frame) = self.model.egress(packet);
             agree("egress", &out, verdict, &frame).with_context(|| format!("clone {clone} of {tag:?}"))?;
-            self.compare_trace(traced_by::EGRESS, if verdict == Verdict::Pass { &frame } else { &[] })?;
+            let mut events = self.bench.plane.traced(2)?.into_iter();
+            let left: &[u8] = if verdict == Verdict::Pass { &frame } else { &[] };
+            self.compare_trace(traced_by::EGRESS, left, events.next())?;
+            ensure!(events.next().is_none(), "traced by `egress` twice");
         }
         Ok(clones as u64)
     }
 
-    /// The last program has traced its packet as the model has counted it, if packets are traced; `frame` is what it shows.
-    fn compare_trace(&mut self, program: u32, frame: &[u8]) -> Result<()> {
+    /// A program has traced its packet as the model has counted it last, if packets are traced; `frame` is what it shows.
+    fn compare_trace(&mut self, program: u32, frame: &[u8], traced: Option<Traced>) -> Result<()> {
         let (ring, counters) = self.model.take_counted();
-        let events = self.bench.plane.traced(2)?;
         if !self.traced {
-            ensure!(events.is_empty(), "traced while that is off: {events:?}");
+            ensure!(traced.is_none(), "traced while that is off: {traced:?}");
             return Ok(());
         }
-        let [Traced { event, frame: captured }] = &events[..] else {
-            bail!("{} events for one packet: {events:?}", events.len());
-        };
+        let Traced { event, frame: captured } = traced.context("no event for a packet")?;
         ensure!((event.program, event.ifindex) == (program, LOOPBACK), "{event:?}");
         let names = |bits| of_bits(bits).map(Counter::name).collect::<Vec<_>>();
         ensure!(
@@ -263,7 +274,7 @@ impl Differential {
             ensure!(
                 (event.len as usize, &captured[..]) == (frame.len(), expected),
                 "{event:?}: {}",
-                hex(captured)
+                hex(&captured)
             );
         }
         if event.rank != TraceEvent::NONE {

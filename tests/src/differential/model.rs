@@ -19,6 +19,8 @@ use crate::programs::LOOPBACK;
 struct Flow {
     spec: FlowSpec,
     seen: FlowSeen,
+    /// PSN behind the last contribution that its ring's CPU has taken.
+    next: Option<u32>,
 }
 
 /// The headers that a slot has saved for a rank: the bytes before the payload, and where the IP header is.
@@ -114,7 +116,7 @@ impl Model {
     /// Registers a flow.
     pub fn add_flow(&mut self, spec: &FlowSpec) {
         let seen = FlowSeen { mac: spec.src_mac, ..FlowSeen::default() };
-        self.flows.push((spec.key(), Flow { spec: spec.clone(), seen }));
+        self.flows.push((spec.key(), Flow { spec: spec.clone(), seen, next: None }));
     }
 
     /// A ring.
@@ -230,21 +232,22 @@ impl Model {
         }
     }
 
-    /// A packet comes in by a port.
-    pub fn ingress(&mut self, packet: &[u8]) -> Verdict {
+    /// A packet comes in by a port, on the rings' CPU or another. `None` where it is taken at once: what becomes of it then, is what
+    /// [`Model::aggregate`] says.
+    pub fn ingress(&mut self, packet: &[u8], on_rings_cpu: bool) -> Option<Verdict> {
         let look = self.look(packet).filter(|_| !self.is_spoofed(packet));
         if let Some(Look::Job(job, frame, _)) = look {
             self.waiting.insert((frame.src_ip, frame.dst_ip, frame.bth.qpn), job.job);
             self.count(job.job, Counter::Steered);
-            return Verdict::Redirect;
+            return Some(Verdict::Redirect);
         }
         if let Some(job) = self.waits_for(packet).filter(|_| !self.is_spoofed(packet)) {
             self.count(job, Counter::InBandWaits);
-            return Verdict::Drop;
+            return Some(Verdict::Drop);
         }
         if let Some(Look::Count(counter)) = look {
             self.count(0, counter);
-            return Verdict::Pass;
+            return Some(Verdict::Pass);
         }
         let before = self.counters.clone();
         match self.classify(packet) {
@@ -256,9 +259,9 @@ impl Model {
                 self.counters = before;
                 self.counted = (0, 0);
                 self.count(ring, Counter::Spoofed);
-                Verdict::Drop
+                Some(Verdict::Drop)
             }
-            Class::Verdict(verdict) => verdict,
+            Class::Verdict(verdict) => Some(verdict),
             Class::Data(frame, flow) => {
                 let spec = &self.flows[flow].1.spec;
                 let (id, ring) = (spec.ring, &self.rings[&spec.ring]);
@@ -271,6 +274,10 @@ impl Model {
                 let (verdict, counter) = match sender {
                     Err(counter) => (Verdict::Drop, counter),
                     Ok(()) if active && behind > ring.config.slots as i32 => (Verdict::Pass, Counter::Stale),
+                    Ok(()) if on_rings_cpu && self.flows[flow].1.next == Some(frame.bth.psn) => {
+                        self.count(id, Counter::Inline);
+                        return None;
+                    }
                     Ok(()) => (Verdict::Redirect, Counter::Steered),
                 };
                 let seen = &mut self.flows[flow].1.seen;
@@ -280,7 +287,7 @@ impl Model {
                     (seen.last_psn, seen.last_outcome) = (frame.bth.psn, Some(counter));
                 }
                 self.count(id, counter);
-                verdict
+                Some(verdict)
             }
         }
     }
@@ -316,7 +323,10 @@ impl Model {
         let seen = &mut self.flows[flow].1.seen;
         (seen.packets, seen.last_psn) = (seen.packets + 1, frame.bth.psn);
         match self.check(packet, &frame, flow) {
-            Ok(len) => self.contribution(packet, &frame, flow, len),
+            Ok(len) => {
+                self.flows[flow].1.next = Some(serial::add(frame.bth.psn, 1));
+                self.contribution(packet, &frame, flow, len)
+            }
             Err(counter) => {
                 self.count(ring, counter);
                 let seen = &mut self.flows[flow].1.seen;
