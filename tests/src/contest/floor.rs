@@ -1,5 +1,5 @@
 //! The floor under all-reduces in the box: the same packets go over the same links, and nothing is summed, verified, copied or
-//! acknowledged (`bench_floor.rs`). Whoever wants to sum in such packets on this machine takes longer.
+//! acknowledged (`bench_floor.rs`). Ranks over UDP sockets that want sums in such packets take longer.
 //!
 //! Nothing is ever sent again: a host has no more packets in flight than a veth's queue takes, so none is lost; were one, its host
 //! would say so, and the run fail. Hosts send to a multicast group that all of them belong to, so results need no destination of their own.
