@@ -129,7 +129,13 @@ pub fn live_drop(_ctx: XdpContext) -> u32 {
 #[xdp(map = "cpumap")]
 pub fn live_broadcast(_ctx: XdpContext) -> u32 {
     match received() {
-        Some(true) => LIVE_PORTS.redirect(0, BROADCAST).unwrap_or(XDP_DROP),
+        Some(true) => to_all(),
         _ => XDP_DROP,
     }
+}
+
+/// A clone to each rank's port.
+#[inline(always)]
+pub fn to_all() -> u32 {
+    LIVE_PORTS.redirect(0, BROADCAST).unwrap_or(XDP_DROP)
 }
