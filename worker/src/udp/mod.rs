@@ -62,8 +62,8 @@ pub(crate) fn open_port(local: IpAddr) -> Result<Socket, BindError> {
 pub struct UdpDriver {
     socket: Socket,
     state: UdpSocketState,
-    receive: Vec<Vec<u8>>,
-    meta: Vec<RecvMeta>,
+    receive: [Vec<u8>; BATCH_SIZE],
+    meta: [RecvMeta; BATCH_SIZE],
     send: Vec<u8>,
     /// What the socket had no room for.
     unsent: Option<Transmit>,
@@ -86,8 +86,8 @@ impl UdpDriver {
         Ok(Self {
             socket,
             state,
-            receive: vec![vec![0; RECEIVE_LEN]; BATCH_SIZE],
-            meta: vec![RecvMeta::default(); BATCH_SIZE],
+            receive: std::array::from_fn(|_| vec![0; RECEIVE_LEN]),
+            meta: [RecvMeta::default(); BATCH_SIZE],
             send: Vec::new(),
             unsent: None,
             receive_buffer,
@@ -138,8 +138,7 @@ impl UdpDriver {
         let mut any = false;
         // Bounded, so that sending has its turn.
         for _ in 0..4 {
-            let mut slices: Vec<IoSliceMut<'_>> =
-                self.receive.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+            let mut slices = self.receive.each_mut().map(|b| IoSliceMut::new(b));
             let count = match self.state.recv((&self.socket).into(), &mut slices, &mut self.meta) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
