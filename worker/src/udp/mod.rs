@@ -19,6 +19,9 @@ const SOCKET_BUFFER: usize = 16 << 20;
 /// Largest datagram or aggregate that the kernel delivers.
 const RECEIVE_LEN: usize = 65_536;
 
+/// How long a driver looks again before it sleeps.
+const PATIENCE: Duration = Duration::from_micros(150);
+
 /// Why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -114,11 +117,14 @@ impl UdpDriver {
             return Ok(true);
         }
         let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
-        let wait = deadline.saturating_duration_since(Instant::now());
-        if wait.is_zero() {
+        if deadline <= Instant::now() {
             endpoint.handle_timeout(Instant::now());
             return self.transmit(endpoint);
         }
+        if self.unsent.is_none() && look_again(deadline, || self.progress(endpoint))? {
+            return Ok(true);
+        }
+        let wait = deadline.saturating_duration_since(Instant::now());
         let mut flags = PollFlags::POLLIN;
         if self.unsent.is_some() {
             flags |= PollFlags::POLLOUT;
@@ -209,6 +215,24 @@ impl AsFd for UdpDriver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Looks whether there is something to do, for [`PATIENCE`] and not beyond a deadline, and lets others have the processor in between.
+/// What a rank waits for mostly comes soon, and to sleep and be woken takes longer than to look: 4 and 16 KiB take a fifth less time so
+/// and more (4 ranks on two cores), large vectors the same. To spin without letting others run is a loss where ranks share cores: it
+/// keeps those from running that it waits for.
+pub(crate) fn look_again(
+    deadline: Instant,
+    mut progress: impl FnMut() -> io::Result<bool>,
+) -> io::Result<bool> {
+    let end = deadline.min(Instant::now() + PATIENCE);
+    while Instant::now() < end {
+        std::thread::yield_now();
+        if progress()? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Waits until a file descriptor is ready, or some time has passed.

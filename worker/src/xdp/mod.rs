@@ -143,6 +143,12 @@ impl XdpDriver {
             endpoint.handle_timeout(Instant::now());
             return self.transmit(endpoint);
         }
+        if self.unsent.is_none()
+            && !self.queues[0].is_behind()
+            && udp::look_again(deadline, || self.progress(endpoint))?
+        {
+            return Ok(true);
+        }
         // Also without waiting: drivers that have run out of frames go on when they are polled, and who waits next may do so for all
         // sockets at once, which does not poll each of them.
         self.wait(wait)?;
