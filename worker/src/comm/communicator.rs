@@ -34,7 +34,7 @@ use crate::numeric::quant::{NON_FINITE, Scale};
 pub struct Communicator {
     config: CommConfig,
     shape: JobShape,
-    title: String,
+    title: Arc<str>,
     /// `None` for a single rank, which needs no network.
     links: Option<Links>,
     /// What a single rank has done.
@@ -106,7 +106,7 @@ impl Communicator {
         };
         let shape = JobShape { ranks: 1, mtu: 1024, layout };
         shape.check().map_err(Error::Config)?;
-        let (title, alone) = ("nothing".to_owned(), Statistics::default());
+        let (title, alone) = ("nothing".into(), Statistics::default());
         Ok(Self { config, shape, title, links: None, alone })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::numeric::element::Dtype;
 
+use super::buffer::Buffer;
 use super::config::JobShape;
 use super::error::Error;
 
@@ -117,29 +118,30 @@ pub(crate) fn plain_buffers(shape: &JobShape) -> usize {
 }
 
 impl Frame {
-    pub fn encode(&self) -> Vec<u8> {
-        let mut w = Vec::with_capacity(64);
-        let u32s = |w: &mut Vec<u8>, x: &[u32]| x.iter().for_each(|x| w.extend(x.to_le_bytes()));
+    /// Appends it to an empty buffer. Lanes may follow.
+    pub fn encode_to(&self, w: &mut Buffer) {
+        let u32s = |w: &mut Buffer, x: &[u32]| x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()));
+        let u64 = |w: &mut Buffer, x: u64| w.extend_from_slice(&x.to_le_bytes());
         match self {
             Self::Hello { shape, rank } => {
                 let l = shape.layout;
-                u32s(&mut w, &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings]);
+                u32s(w, &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings]);
             }
             Self::Status { ranks } => {
-                u32s(&mut w, &[2]);
+                u32s(w, &[2]);
                 for p in ranks {
-                    w.extend(p.started.to_le_bytes());
-                    w.extend(p.completed.to_le_bytes());
+                    u64(w, p.started);
+                    u64(w, p.completed);
                 }
             }
             Self::Operation(d) => {
-                u32s(&mut w, &[3, d.dtype.code()]);
-                w.extend(d.number.to_le_bytes());
-                w.extend(d.length.to_le_bytes());
+                u32s(w, &[3, d.dtype.code()]);
+                u64(w, d.number);
+                u64(w, d.length);
             }
             Self::FallBack { origin, reason, unverified } => {
-                u32s(&mut w, &[4, *origin, *reason as u32]);
-                unverified.iter().for_each(|n| w.extend(n.to_le_bytes()));
+                u32s(w, &[4, *origin, *reason as u32]);
+                unverified.iter().for_each(|n| u64(w, *n));
             }
             Self::Failure { origin, error } => {
                 let (kind, rank, text) = match error {
@@ -154,24 +156,23 @@ impl Frame {
                 while !text.is_char_boundary(end) {
                     end -= 1;
                 }
-                u32s(&mut w, &[5, *origin, kind, rank, end as u32]);
-                w.extend(&text.as_bytes()[..end]);
-                w.resize(w.len().next_multiple_of(4), 0);
+                u32s(w, &[5, *origin, kind, rank, end as u32]);
+                w.extend_from_slice(&text.as_bytes()[..end]);
+                w.resize(w.len().next_multiple_of(4));
             }
             Self::Goodbye { origin, completed } => {
-                u32s(&mut w, &[6, *origin]);
-                w.extend(completed.to_le_bytes());
+                u32s(w, &[6, *origin]);
+                u64(w, *completed);
             }
             Self::Data(h) => {
-                u32s(&mut w, &[7, h.ring, h.step]);
-                w.extend(h.number.to_le_bytes());
+                u32s(w, &[7, h.ring, h.step]);
+                u64(w, h.number);
             }
             Self::Renew { after, decided } => {
-                u32s(&mut w, &[8, u32::from(*decided)]);
-                w.extend(after.to_le_bytes());
+                u32s(w, &[8, u32::from(*decided)]);
+                u64(w, *after);
             }
         }
-        w
     }
 
     /// Reads a frame; of [`Frame::Data`] only the header, before the lanes at [`DATA_HEADER`].
@@ -254,7 +255,8 @@ mod tests {
             Frame::Renew { after: 1 << 40, decided: false },
             Frame::Renew { after: 3, decided: true },
         ] {
-            let bytes = frame.encode();
+            let mut bytes = Buffer::default();
+            frame.encode_to(&mut bytes);
             assert_eq!(bytes.len() % 4, 0);
             assert!(bytes.len() <= control_room(3, 4));
             assert_eq!(Frame::decode(&bytes).as_ref(), Some(&frame));

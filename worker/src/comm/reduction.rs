@@ -4,6 +4,7 @@
 //! first N - 1 steps it adds its own lanes before that, so that part p is complete at rank p - 1; from there it is handed
 //! around once more.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::buffer::Buffer;
@@ -17,7 +18,27 @@ pub(crate) struct Reduction {
     /// Steps received.
     received: u32,
     /// Steps that arrived before this rank took part.
-    early: Vec<(u32, Vec<u8>)>,
+    early: Early,
+}
+
+/// Steps that wait, one behind the other in memory that stays.
+#[derive(Debug, Default)]
+struct Early {
+    /// Which they are, and where they end.
+    steps: Vec<(u32, usize)>,
+    parts: Vec<u8>,
+}
+
+impl Early {
+    fn push(&mut self, step: u32, part: &[u8]) {
+        self.parts.extend_from_slice(part);
+        self.steps.push((step, self.parts.len()));
+    }
+
+    fn clear(&mut self) {
+        self.steps.clear();
+        self.parts.clear();
+    }
 }
 
 /// Where a rank stands.
@@ -62,9 +83,14 @@ impl Reduction {
     ) -> Result<(), Misfit> {
         send(0, &lanes[place.sent(0, lanes.len())]);
         self.lanes = Some(lanes);
-        for (step, lanes) in std::mem::take(&mut self.early) {
-            self.step(place, step, &lanes, &mut send)?;
+        let mut early = std::mem::take(&mut self.early);
+        let mut start = 0;
+        for &(step, end) in &early.steps {
+            self.step(place, step, &early.parts[start..end], &mut send)?;
+            start = end;
         }
+        early.clear();
+        self.early = early;
         Ok(())
     }
 
@@ -77,10 +103,10 @@ impl Reduction {
         mut send: impl FnMut(u32, &[u8]),
     ) -> Result<(), Misfit> {
         let Some(lanes) = &mut self.lanes else {
-            if self.early.len() >= place.steps() as usize {
+            if self.early.steps.len() >= place.steps() as usize {
                 return Err(Misfit);
             }
-            self.early.push((step, part.to_vec()));
+            self.early.push(step, part);
             return Ok(());
         };
         let range = place.received(step, lanes.len());
@@ -105,9 +131,51 @@ impl Reduction {
         self.lanes.is_some() && self.received == place.steps()
     }
 
-    /// The lanes.
-    pub fn into_lanes(self) -> Buffer {
-        self.lanes.unwrap_or_default()
+    /// The lanes. What is left is as good as new.
+    fn finish(&mut self) -> Buffer {
+        self.received = 0;
+        self.early.clear();
+        self.lanes.take().unwrap_or_default()
+    }
+}
+
+/// Messages on their way around the ranks, by ring and number.
+#[derive(Debug, Default)]
+pub(crate) struct Reductions {
+    open: HashMap<(u32, u64), Reduction>,
+    /// Others that are over; kept for their memory.
+    spare: Vec<Reduction>,
+}
+
+impl Reductions {
+    /// That of a message; a new one if nothing is known of it.
+    pub fn of(&mut self, ring: u32, number: u64) -> &mut Reduction {
+        self.open.entry((ring, number)).or_insert_with(|| self.spare.pop().unwrap_or_default())
+    }
+
+    /// The sum of a message, if it is there.
+    pub fn take_done(&mut self, place: Place, ring: u32, number: u64) -> Option<Buffer> {
+        let key = (ring, number);
+        self.open.get(&key).filter(|reduction| reduction.is_done(place))?;
+        let mut reduction = self.open.remove(&key)?;
+        let sum = reduction.finish();
+        self.spare.push(reduction);
+        Some(sum)
+    }
+
+    /// Forgets the sums of a ring before a message.
+    pub fn forget_done(&mut self, place: Place, ring: u32, before: u64) {
+        self.open.retain(|(r, n), reduction| *r != ring || *n >= before || !reduction.is_done(place));
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.open.clear();
+    }
+
+    /// Whether no message is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
     }
 }
 
@@ -148,9 +216,9 @@ mod tests {
                                 .unwrap();
                         }
                     }
-                    for (r, reduction) in reductions.into_iter().enumerate() {
+                    for (r, mut reduction) in reductions.into_iter().enumerate() {
                         assert!(reduction.is_done(Place { rank: r as u32, ranks }), "{ranks} {lanes} {late}");
-                        assert_eq!(*reduction.into_lanes(), *sum, "rank {r} of {ranks}, {lanes} lanes");
+                        assert_eq!(*reduction.finish(), *sum, "rank {r} of {ranks}, {lanes} lanes");
                     }
                 }
             }

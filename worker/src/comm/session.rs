@@ -26,7 +26,7 @@ pub(super) struct Session {
     config: CommConfig,
     pub shape: JobShape,
     /// What the connections run over.
-    pub title: String,
+    pub title: Arc<str>,
     /// `None` when it is over, or broken.
     core: Option<Core>,
     /// Counted over earlier connections.
@@ -184,7 +184,7 @@ pub(super) fn keep(shared: &Turns<Session>, alarm: UnixStream) {
 }
 
 /// Finds the job, opens connections and waits until the ring stands.
-fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, String, Core), Error> {
+fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, Arc<str>, Core), Error> {
     let CommConfig { rank, timeout, .. } = *config;
     let mut network = network::open(config)?;
     let started = Instant::now();
@@ -203,7 +203,7 @@ fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, Strin
             return Err(error);
         }
     };
-    let title = connections.title();
+    let title = connections.title().into();
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
     let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;

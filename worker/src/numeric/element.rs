@@ -190,25 +190,26 @@ impl<'a, 'b, T> Slices<'a, 'b, T> {
     /// The tensor that an element of the concatenation belongs to, and its place there.
     pub fn place(&self, element: usize) -> (usize, usize) {
         let tensor = self.ends.partition_point(|end| *end <= element);
-        (tensor, element - self.start(tensor))
+        (tensor, element - start(&self.ends, tensor))
     }
+}
 
-    fn start(&self, tensor: usize) -> usize {
-        tensor.checked_sub(1).map_or(0, |before| self.ends[before])
-    }
+/// Where a tensor starts in the concatenation.
+fn start(ends: &[usize], tensor: usize) -> usize {
+    tensor.checked_sub(1).map_or(0, |before| ends[before])
+}
 
-    /// The parts of a range of the concatenation: tensor, range in it, and where that lies in the range.
-    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
-        let first = self.ends.partition_point(|end| *end <= range.start);
-        (first..self.ends.len()).map_while(move |tensor| {
-            let (start, end) = (self.start(tensor), self.ends[tensor]);
-            let (from, to) = (range.start.max(start), range.end.min(end));
-            (start < range.end).then(|| {
-                let to = to.max(from);
-                (tensor, from - start..to - start, from - range.start..to - range.start)
-            })
+/// The parts of a range of the concatenation: tensor, range in it, and where that lies in the range.
+fn parts(ends: &[usize], range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
+    let first = ends.partition_point(|end| *end <= range.start);
+    (first..ends.len()).map_while(move |tensor| {
+        let (start, end) = (start(ends, tensor), ends[tensor]);
+        let (from, to) = (range.start.max(start), range.end.min(end));
+        (start < range.end).then(|| {
+            let to = to.max(from);
+            (tensor, from - start..to - start, from - range.start..to - range.start)
         })
-    }
+    })
 }
 
 impl<T: Element> Data for Slices<'_, '_, T> {
@@ -219,15 +220,16 @@ impl<T: Element> Data for Slices<'_, '_, T> {
         self.ends.last().copied().unwrap_or(0)
     }
     fn bucket(&self, range: Range<usize>) -> u8 {
-        self.parts(range).map(|(tensor, part, _)| T::bucket(&self.tensors[tensor][part])).max().unwrap_or(0)
+        let parts = parts(&self.ends, range);
+        parts.map(|(tensor, part, _)| T::bucket(&self.tensors[tensor][part])).max().unwrap_or(0)
     }
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
-        for (tensor, part, lanes) in self.parts(range) {
+        for (tensor, part, lanes) in parts(&self.ends, range) {
             T::to_lanes(&self.tensors[tensor][part], scale, &mut out[lanes.start * 4..lanes.end * 4]);
         }
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
-        for (tensor, part, lanes) in self.parts(range).collect::<Vec<_>>() {
+        for (tensor, part, lanes) in parts(&self.ends, range) {
             T::from_lanes(&sums[lanes.start * 4..lanes.end * 4], scale, &mut self.tensors[tensor][part]);
         }
     }

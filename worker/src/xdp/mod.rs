@@ -143,6 +143,12 @@ impl XdpDriver {
             endpoint.handle_timeout(Instant::now());
             return self.transmit(endpoint);
         }
+        if self.unsent.is_none()
+            && !self.queues[0].is_behind()
+            && udp::look_again(deadline, || self.progress(endpoint))?
+        {
+            return Ok(true);
+        }
         // Also without waiting: drivers that have run out of frames go on when they are polled, and who waits next may do so for all
         // sockets at once, which does not poll each of them.
         self.wait(wait)?;
@@ -153,9 +159,11 @@ impl XdpDriver {
         if let [queue] = &*self.queues {
             return udp::wait_for(queue.as_fd(), PollFlags::POLLIN, wait);
         }
-        let mut all: Vec<_> = self.queues.iter().map(|q| PollFd::new(q.as_fd(), PollFlags::POLLIN)).collect();
+        let last = self.queues.len() - 1;
+        let mut all: [_; MOST_QUEUES as usize] =
+            std::array::from_fn(|i| PollFd::new(self.queues[i.min(last)].as_fd(), PollFlags::POLLIN));
         let wait = TimeSpec::from_duration(wait.min(Duration::from_secs(1)));
-        match nix::poll::ppoll(&mut all, Some(wait), None) {
+        match nix::poll::ppoll(&mut all[..=last], Some(wait), None) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
             Err(e) => Err(e.into()),
         }

@@ -100,7 +100,7 @@ impl Engine {
                         self.fail(t, Error::Protocol(format!("message {} is lost", message.number)));
                         return;
                     }
-                    payload => payload.into_iter().for_each(|p| self.recycle(p)),
+                    payload => payload.into_iter().for_each(|p| self.messages.give(p)),
                 }
             }
         }

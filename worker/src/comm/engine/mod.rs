@@ -8,6 +8,7 @@
 //! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, the dead, those who leave, failures |
 //! | [`renewal`] | after which operation all connect anew |
+//! | [`pool`] | buffers that are used again |
 //!
 //! ## Which messages are kept
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
@@ -30,10 +31,11 @@
 mod fallback;
 mod liveness;
 mod operation;
+mod pool;
 mod queue;
 mod renewal;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 pub(crate) use operation::Finished;
@@ -43,10 +45,11 @@ use super::buffer::Buffer;
 use super::config::{JobShape, Mode, Statistics};
 use super::error::Error;
 use super::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
-use super::reduction::{Place, Reduction};
+use super::reduction::{Place, Reductions};
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::numeric::element::Data;
-use operation::Operation;
+use operation::{Operation, RingPart};
+use pool::Pool;
 use renewal::Renewal;
 
 /// What an engine is told once.
@@ -126,7 +129,7 @@ pub(crate) struct Engine {
     announced: VecDeque<Descriptor>,
     /// In [`Path::Agreeing`], by rank: the first unverified message of each ring.
     unverified: Vec<Option<Vec<u64>>>,
-    reductions: HashMap<(u32, u64), Reduction>,
+    reductions: Reductions,
     failure: Option<Error>,
     /// A contradiction that another rank's failure may explain; if none does in time, it is one itself.
     suspicion: Option<(Instant, Error)>,
@@ -151,14 +154,18 @@ pub(crate) struct Engine {
     plain_outstanding: u64,
     /// The last that was acknowledged; they are in their order.
     plain_acknowledged: u64,
-    pool: Vec<Buffer>,
+    /// For messages, and for steps of the ranks' own ring.
+    messages: Pool,
+    steps: Pool,
+    /// Steps that are about to be sent; kept for its memory.
+    outgoing: Vec<Buffer>,
+    /// Rings' parts of operations that are over; kept for their memory.
+    parts: Vec<Vec<RingPart>>,
     statistics: Statistics,
 }
 
 /// The first guess at the largest exponent: numbers from 1 to 2.
 const FIRST_GUESS: u8 = 127;
-/// Buffers kept for reuse.
-const POOL: usize = 64;
 /// Operations that may be open at a time.
 pub(crate) const MAX_OPEN: usize = 64;
 
@@ -178,7 +185,7 @@ impl Engine {
             untold: None,
             announced: VecDeque::new(),
             unverified: vec![None; ranks as usize],
-            reductions: HashMap::new(),
+            reductions: Reductions::default(),
             failure: None,
             suspicion: None,
             failures_seen: 0,
@@ -196,7 +203,10 @@ impl Engine {
             plain_ids: 0,
             plain_outstanding: 0,
             plain_acknowledged: 0,
-            pool: Vec::new(),
+            messages: Pool::new(layout.message_size as usize),
+            steps: Pool::new(plain_room(&settings.shape)),
+            outgoing: Vec::new(),
+            parts: Vec::new(),
             statistics: Statistics::default(),
         };
         for ring in 0..layout.rings {
@@ -244,7 +254,7 @@ impl Engine {
                 self.answered = now;
                 self.plain_outstanding -= 1;
                 self.plain_acknowledged = self.plain_acknowledged.max(id);
-                self.recycle(data);
+                self.steps.give(data);
             }
             TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
                 self.on_sum(now, t, data, ring, &sum);
@@ -298,7 +308,11 @@ impl Engine {
 
     /// Sends a frame to the next rank.
     fn tell(&mut self, t: &mut dyn Transport, frame: &Frame) {
-        self.send_plain(t, frame.encode().into());
+        // Where the ranks sum themselves, every operation is announced; otherwise frames are rare and small.
+        let mut bytes = if self.path == Path::Ring { self.steps.take(t) } else { Buffer::heap(64) };
+        bytes.resize(0);
+        frame.encode_to(&mut bytes);
+        self.send_plain(t, bytes);
     }
 
     fn send_plain(&mut self, t: &mut dyn Transport, bytes: Buffer) {
@@ -328,13 +342,7 @@ impl Engine {
     fn give_back(&mut self, ring: u32, number: u64, data: Buffer) {
         match self.rings[ring as usize].kept.iter_mut().find(|k| k.number == number) {
             Some(kept) => kept.payload = Some(data),
-            None => self.recycle(data),
-        }
-    }
-
-    fn recycle(&mut self, buffer: Buffer) {
-        if self.pool.len() < POOL && buffer.room() >= self.settings.shape.layout.message_size as usize {
-            self.pool.push(buffer);
+            None => self.messages.give(data),
         }
     }
 

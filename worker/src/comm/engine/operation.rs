@@ -10,8 +10,8 @@ use super::{Engine, Kept, Path};
 use crate::comm::buffer::Buffer;
 use crate::comm::config::{Mode, Report};
 use crate::comm::error::Error;
-use crate::comm::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason, plain_room};
-use crate::comm::reduction::{Misfit, Reduction};
+use crate::comm::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
+use crate::comm::reduction::Misfit;
 use crate::comm::transport::{Channel, Transport};
 use crate::numeric::element::{Data, Owned};
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
@@ -32,7 +32,7 @@ pub(super) struct Operation {
     pub non_finite: Option<Range<usize>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RingPart {
     /// Number of the first message.
     pub base: u64,
@@ -109,8 +109,7 @@ impl Engine {
                 {
                     break;
                 }
-                let room = self.settings.shape.layout.message_size as usize;
-                let mut payload = self.pool.pop().unwrap_or_else(|| t.buffer(room));
+                let mut payload = self.messages.take(t);
                 self.build(op, &*data, ring, number, &message, &mut payload);
                 let state = &mut self.rings[ring as usize];
                 state.next += 1;
@@ -288,10 +287,8 @@ impl Engine {
         self.last_progress = now;
         state.verified += 1;
         while let Some(committed) = state.kept.pop_front_if(|k| k.number + window < state.verified) {
-            if let Some(payload) = committed.payload
-                && self.pool.len() < super::POOL
-            {
-                self.pool.push(payload);
+            if let Some(payload) = committed.payload {
+                self.messages.give(payload);
             }
         }
         if again {
@@ -305,6 +302,7 @@ impl Engine {
             self.own().completed = op.number();
             self.untold.take_if(|d| d.number == op.number());
             self.statistics.all_reduces += 1;
+            self.parts.push(op.rings);
             let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
             let finished = Finished { mode, verified: op.verified, non_finite: op.non_finite };
             self.outcomes.push_back(Outcome {
@@ -326,12 +324,11 @@ impl Engine {
         number: u64,
         payload: Buffer,
     ) {
-        let (mut out, room) = (Vec::new(), plain_room(&self.settings.shape));
-        let reduction = self.reductions.entry((ring, number)).or_default();
-        let done = reduction.contribute(self.place, payload, |step, lanes| {
-            out.push(data_frame(t.buffer(room), ring, number, step, lanes));
+        let (steps, out) = (&mut self.steps, &mut self.outgoing);
+        let done = self.reductions.of(ring, number).contribute(self.place, payload, |step, lanes| {
+            out.push(data_frame(steps.take(t), ring, number, step, lanes));
         });
-        self.after_steps(now, t, data, ring, done, out);
+        self.after_steps(now, t, data, ring, done);
     }
 
     /// A step of the ranks' own ring.
@@ -346,12 +343,11 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        let (mut out, room) = (Vec::new(), plain_room(&self.settings.shape));
-        let reduction = self.reductions.entry((h.ring, h.number)).or_default();
-        let done = reduction.step(self.place, h.step, lanes, |step, lanes| {
-            out.push(data_frame(t.buffer(room), h.ring, h.number, step, lanes));
+        let (steps, out) = (&mut self.steps, &mut self.outgoing);
+        let done = self.reductions.of(h.ring, h.number).step(self.place, h.step, lanes, |step, lanes| {
+            out.push(data_frame(steps.take(t), h.ring, h.number, step, lanes));
         });
-        self.after_steps(now, t, data, h.ring, done, out);
+        self.after_steps(now, t, data, h.ring, done);
     }
 
     fn after_steps(
@@ -361,38 +357,37 @@ impl Engine {
         data: &mut dyn Data,
         ring: u32,
         done: Result<(), Misfit>,
-        out: Vec<Buffer>,
     ) {
-        for frame in out {
+        let mut out = std::mem::take(&mut self.outgoing);
+        for frame in out.drain(..) {
             self.statistics.ring_bytes += (frame.len() - DATA_HEADER) as u64;
             self.send_plain(t, frame);
         }
+        self.outgoing = out;
         if done == Err(Misfit) {
             self.suspect(now, Error::Protocol("the ranks disagree about a message of the ring".to_owned()));
             return;
         }
         // Sums that this rank had already are of no use to it.
         let (place, verified) = (self.place, self.rings[ring as usize].verified);
-        self.reductions.retain(|(r, n), reduction| *r != ring || *n >= verified || !reduction.is_done(place));
-        loop {
-            let key = (ring, self.rings[ring as usize].verified);
-            if !self.reductions.get(&key).is_some_and(|r| r.is_done(place)) || self.is_of_nobody(ring) {
-                return;
-            }
-            let sum = self.reductions.remove(&key).map(Reduction::into_lanes).unwrap_or_default();
+        self.reductions.forget_done(place, ring, verified);
+        while !self.is_of_nobody(ring) {
+            let number = self.rings[ring as usize].verified;
+            let Some(sum) = self.reductions.take_done(place, ring, number) else { return };
             if self.examine(ring, &sum) != Finding::Sum {
                 self.statistics.wrong += 1;
                 self.suspect(now, Error::Protocol("a sum of the ranks' own ring did not verify".to_owned()));
                 return;
             }
             self.accept(now, data, ring, &sum);
-            self.recycle(sum);
+            self.messages.give(sum);
         }
     }
 }
 
 fn data_frame(mut frame: Buffer, ring: u32, number: u64, step: u32, lanes: &[u8]) -> Buffer {
-    frame.extend_from_slice(&Frame::Data(DataHeader { ring, step, number }).encode());
+    frame.resize(0);
+    Frame::Data(DataHeader { ring, step, number }).encode_to(&mut frame);
     frame.extend_from_slice(lanes);
     frame
 }

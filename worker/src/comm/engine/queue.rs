@@ -58,12 +58,15 @@ impl Engine {
         let number = self.own().started + 1;
         self.own().started = number;
         let descriptor = Descriptor { number, length: length as u64, dtype };
-        let mut rings = Vec::with_capacity(self.rings.len());
-        for (r, ring) in self.rings.iter_mut().enumerate() {
+        let mut rings = self.parts.pop().unwrap_or_default();
+        rings.resize_with(self.rings.len(), RingPart::default);
+        for (r, (ring, part)) in self.rings.iter_mut().zip(&mut rings).enumerate() {
             let (base, messages) = (ring.end, plan.messages(r));
             ring.end += messages as u64;
             let known = if dtype == Dtype::F32 { plan.data_messages(r) } else { 0 };
-            rings.push(RingPart { base, messages, buckets: vec![None; known] });
+            (part.base, part.messages) = (base, messages);
+            part.buckets.clear();
+            part.buckets.resize(known, None);
         }
         self.operations.push_back(Operation {
             descriptor,
