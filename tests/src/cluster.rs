@@ -111,6 +111,8 @@ pub fn one_on_each_host(ranks: u32) -> Vec<Place> {
 /// How a daemon is run, beyond the usual.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
+    /// Further lines of its configuration, of no section.
+    pub general: String,
     /// Further lines for the section `[listen]` of its configuration.
     pub listen: String,
     /// `RUST_LOG`.
@@ -204,7 +206,7 @@ impl Cluster {
     /// Starts the daemon in a special way and waits until it answers.
     pub fn start_daemon_as(&mut self, options: &DaemonOptions) -> Result<()> {
         let config = self.folder.path().join("netsum.toml");
-        std::fs::write(&config, self.config() + &options.listen)?;
+        std::fs::write(&config, options.general.clone() + &self.config() + &options.listen)?;
         let netsum = program("netsum")?;
         let mut command = match &*options.prefix {
             [] => self.lab.box_().command(netsum),

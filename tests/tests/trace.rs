@@ -384,7 +384,10 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
     assert!(said.contains(" 0 events were lost"), "{said}");
 
     let said = cluster.netsum_json(&["simulate", file.to_str().unwrap(), "--fresh"]).unwrap();
-    for name in ["steered", "fragments", "completed", "released"] {
+    // No frame of a file comes in on a CPU of a ring.
+    let came: u64 = ["steered", "inline"].iter().filter_map(|&name| live.get(name)).sum();
+    assert_eq!(said["counters"]["steered"].as_u64(), Some(came), "{}", said["counters"]);
+    for name in ["fragments", "completed", "released"] {
         assert_eq!(said["counters"][name].as_u64(), live.get(name).copied(), "{name}: {}", said["counters"]);
     }
     let (mut contributions, mut acknowledgements) = (0, 0);

@@ -1,0 +1,38 @@
+//! Contributions that are summed where they come in, beside those that go over the CPU map: nothing overtakes anything.
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, one_on_each_host};
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn flows_stay_in_order_while_ranks_wander_between_cpus() {
+    const RANKS: u32 = 4;
+    let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
+    // One ring, so one of the CPUs: more ranks than CPUs are at home on it now, and now on another.
+    let job = JobSpec::new("wander", RANKS);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
+    for seed in 0..8 {
+        let outcomes = group.all_reduce("i32", 400_000, seed).unwrap();
+        assert!(outcomes.iter().all(|o| o.mode == "box"), "{outcomes:?}");
+    }
+    let counter = |name| cluster.counter(Some("wander"), name).unwrap();
+    let (inline, steered) = (counter("inline"), counter("steered"));
+    assert!(inline > 100 && steered > 100, "{inline} inline, {steered} steered");
+    // Nothing is lost in this lab, so a gap would be an order that was not kept.
+    assert_eq!(counter("out_of_sequence"), 0, "{inline} inline, {steered} steered");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn it_can_be_switched_off() {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
+    let options = DaemonOptions { general: "inline = false\n".into(), ..DaemonOptions::default() };
+    cluster.start_daemon_as(&options).unwrap();
+    let job = JobSpec::new("queued", 2);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
+    group.all_reduce("i32", 100_000, 1).unwrap();
+    assert_eq!(cluster.counter(Some("queued"), "inline").unwrap(), 0);
+    assert!(cluster.counter(Some("queued"), "steered").unwrap() > 0);
+}
