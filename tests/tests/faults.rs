@@ -246,7 +246,10 @@ fn single_packets_of_each_kind() {
             let what = format!("{fault:?} of {kind:?} {n}");
             let (up, grown) = surgery.operate(nth, Faults::NONE);
             assert_eq!((up.up.of(fault), up.up.faults(), up.down.faults()), (1, 1, 0), "{what} up");
-            if matches!(fault, Fault::Loss | Fault::Reorder) && matches!(kind, Kind::First | Kind::Middle) {
+            // One that comes late may be taken inline, before those that have overtaken it leave the queue: then there is no gap.
+            let mended = fault == Fault::Reorder && grown(Counter::Inline) > 0;
+            let leaves_gap = matches!(fault, Fault::Loss | Fault::Reorder) && !mended;
+            if leaves_gap && matches!(kind, Kind::First | Kind::Middle) {
                 assert!(grown(Counter::OutOfSequence) > 0, "{what}: the box has seen the gap");
             }
             let (down, _) = surgery.operate(Faults::NONE, nth);

@@ -203,7 +203,7 @@ mod tests {
             over_floor: 12.34,
         };
         let text = live(&Way::ALL.map(row));
-        let lines: Vec<&str> = text.lines().skip(5).collect();
+        let lines: Vec<&str> = text.lines().skip(6).collect();
         assert_eq!(lines.len(), 1 + Way::ALL.len());
         assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
     }
