@@ -99,7 +99,7 @@ impl Daemon {
     /// What the data plane has counted for a job.
     pub fn counters(&self, job: &Job) -> Result<BTreeMap<String, u64>> {
         let said = output(self.command().args(["stats", &job.name, "-j"]))?;
-        serde_json::from_str(&said).with_context(|| format!("netsum stats said `{said}`"))
+        parse_counters(&said).with_context(|| format!("netsum stats said `{said}`"))
     }
 
     fn command(&self) -> Command {
@@ -143,5 +143,24 @@ impl Drop for Daemon {
         if let Err(error) = self.end() {
             log::warn!("{error:#}");
         }
+    }
+}
+
+/// The counters in what `netsum stats JOB -j` prints; the timing beside them is none.
+fn parse_counters(stats: &str) -> Result<BTreeMap<String, u64>> {
+    let all: BTreeMap<String, serde_json::Value> = serde_json::from_str(stats)?;
+    Ok(all.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_beside_the_timing() {
+        let said = r#"{"completed":18040,"steered":3,"timing":{"sampled":64,"ranks":[]}}"#;
+        let counters = parse_counters(said).unwrap();
+        assert_eq!(counters, BTreeMap::from([("completed".to_owned(), 18040), ("steered".to_owned(), 3)]));
+        assert!(parse_counters("error: no job").is_err());
     }
 }
