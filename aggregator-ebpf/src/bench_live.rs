@@ -62,7 +62,8 @@ fn next(ctx: &XdpContext) -> Option<()> {
     let psn = sender.index.to_be_bytes();
     let (old, new) = ([rest[2], rest[3], rest[4], rest[5]], [rest[2], psn[1], psn[2], psn[3]]);
     p.store(PSN_WORD, new)?;
-    let sum = icrc::patch(frame.icrc, u32::from_le_bytes(old), u32::from_le_bytes(new), len & payload::LEN_BITS);
+    let sum =
+        icrc::patch(frame.icrc, u32::from_le_bytes(old), u32::from_le_bytes(new), len & payload::LEN_BITS);
     p.store(PAYLOAD + len, sum.to_le_bytes())?;
     sender.sent += 1;
     sender.rank += 1;
@@ -113,7 +114,7 @@ pub fn live_ingress_drop(ctx: XdpContext) -> u32 {
 #[xdp]
 pub fn live_ingress_broadcast(ctx: XdpContext) -> u32 {
     match next(&ctx).and_then(|()| received()) {
-        Some(true) => LIVE_PORTS.redirect(0, BROADCAST).unwrap_or(XDP_DROP),
+        Some(true) => to_all(),
         _ => XDP_DROP,
     }
 }

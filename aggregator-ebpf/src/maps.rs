@@ -1,6 +1,8 @@
 //! The maps. Names, keys and values are `netsum_common::abi`'s.
 
-use aya_ebpf::btf_maps::{Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
+use aya_ebpf::btf_maps::{
+    Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf,
+};
 use aya_ebpf::helpers::{bpf_get_smp_processor_id, bpf_ringbuf_output};
 use aya_ebpf::macros::btf_map;
 use aya_ebpf::programs::XdpContext;
