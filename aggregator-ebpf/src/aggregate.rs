@@ -4,13 +4,11 @@ use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{
-    CELL_LEN, Flow, HeaderWords, MAX_MTU, ReleaseTag, RingConfig, SavedHeader, ring_flags,
-};
+use netsum_common::abi::{Flow, HeaderWords, MAX_MTU, ReleaseTag, RingConfig, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, Slot};
 use netsum_common::timing::{self, Part};
-use netsum_common::wire::{Bytes, ETH_LEN, Frame, ICRC_LEN, L3, UDP_LEN};
+use netsum_common::wire::{Bytes, ETH_LEN, Frame, ICRC_LEN, L3};
 use netsum_common::{icrc, serial};
 
 use crate::classify::{from_its_sender, reason, refused};
@@ -19,10 +17,11 @@ use crate::maps;
 use crate::packet::Packet;
 use crate::payload::{self, LEN_BITS, Op, Place};
 use crate::trace::{self, Party};
+use crate::{AS_DUPLICATE, Way};
 
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
 #[inline(always)]
-pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow) -> u32 {
+pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow, way: Way) -> u32 {
     // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was last seen are written
     // here, by the ring's CPU.
     let flow = unsafe { &mut *flow };
@@ -32,10 +31,10 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
-    match check(ctx, p, frame, flow, ring) {
+    match check(ctx, p, frame, flow, ring, way) {
         Ok(len) => {
             flow.next_psn = serial::add(frame.bth.psn, 1);
-            decide(ctx, p, frame, flow, ring, len, party)
+            decide(ctx, frame, flow, ring, len, party)
         }
         Err(counter) => {
             flow.refused = flow.refused.wrapping_add(1);
@@ -66,18 +65,36 @@ fn check(
     frame: &Frame,
     flow: &mut Flow,
     ring: &RingConfig,
+    way: Way,
 ) -> Result<usize, Counter> {
+    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes offline leaves the CPU map's thread
+    // without a home, and when it is back, `ingress` there would be the second.
+    if way == Way::CpuMap && !maps::is_here(ring.cpu) {
+        return Err(Counter::WrongCpu);
+    }
     if ring.flags & ring_flags::ACTIVE == 0 {
         return Err(Counter::InactiveRing);
     }
     from_its_sender(ctx, frame, flow)?;
-    let len = frame.data_len(p.len()).map_err(reason)?;
+    let len = match frame.data_len(p.len()) {
+        Ok(len) => len,
+        Err(reject) => {
+            // No ICRC is asked for: chance does not change both length fields and the IP checksum.
+            if frame.is_empty_message() {
+                ring_stop(flow.ring, flow.rank);
+                return Err(Counter::LayoutMismatch);
+            }
+            return Err(reason(reject));
+        }
+    };
     if len > ring.mtu as usize || len > MAX_MTU {
         return Err(Counter::Oversized);
     }
     if ring.flags & ring_flags::ICRC_IGNORE == 0 {
         let Some(state) = payload::frame_crc(ctx, frame, len) else { return Err(Counter::Truncated) };
-        let Some(sent) = p.load::<ICRC_LEN>(frame.payload() + len) else { return Err(Counter::Truncated) };
+        let Some(sent) = Packet::new(ctx).load::<ICRC_LEN>(frame.payload() + len) else {
+            return Err(Counter::Truncated);
+        };
         if u32::from_le_bytes(sent) != !state {
             return Err(Counter::BadIcrc);
         }
@@ -91,10 +108,10 @@ fn check(
     Ok(len)
 }
 
+/// Packets are found anew behind calls: kept over them, they would take more stack than there is.
 #[inline(always)]
 fn decide(
     ctx: &XdpContext,
-    p: &Packet,
     frame: &Frame,
     flow: &mut Flow,
     ring: &RingConfig,
@@ -110,7 +127,7 @@ fn decide(
     if ring.flags & ring_flags::RELAXED != 0 {
         relaxed_advance(ring_id);
     }
-    let fragment = Fragment { rank: flow.rank, index, len: len as u32, ce: frame.ce };
+    let fragment = Fragment { rank: flow.rank, index, len: len as u32, ce: frame.ce, bounds: frame.bounds() };
     let verdict = slot::on_fragment(ring, state, slot, fragment);
 
     flow.last_outcome = verdict.counter as u32;
@@ -164,20 +181,16 @@ fn decide(
     let tag = |rank: u16| {
         let tag = ReleaseTag { ring: ring_id, index, rank, payload: at as u16 };
         // SAFETY: `ReleaseTag` is `repr(C)` without padding, 12 bytes as asserted in the ABI.
-        p.store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
+        Packet::new(ctx).store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
     };
     let sent = match verdict.output {
         Output::Drop => return XDP_DROP,
-        Output::Stale => return forward_stale(p, frame),
+        Output::Stale => {
+            return if payload::move_psn(ctx, frame, len, AS_DUPLICATE) { XDP_PASS } else { XDP_DROP };
+        }
         Output::Gap => {
             maps::count(ring_id, Counter::GapForwarded);
-            return forward_past_gap(
-                ctx,
-                p,
-                frame,
-                len,
-                if verdict.completed { Some(slot.crc) } else { None },
-            );
+            return forward_past_gap(ctx, frame, len, if verdict.completed { Some(slot.crc) } else { None });
         }
         Output::Release => {
             maps::count(ring_id, Counter::Released);
@@ -231,6 +244,17 @@ fn save_header(ctx: &XdpContext, frame: &Frame, ring: u32, index: u32) -> Option
     if header_save(ctx.ctx, place, ring, index) == 0 { Some(()) } else { None }
 }
 
+/// Stops a ring because of a rank. A global function, as in [`payload`]: few packets need it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn ring_stop(ring_id: u32, rank: u32) -> u64 {
+    if let Some(state) = maps::state(ring_id) {
+        // SAFETY: a map value that only the ring's CPU writes.
+        unsafe { (*state).stopped = rank + 1 };
+    }
+    0
+}
+
 /// Saves the headers of a packet, in words; up to six bytes of the payload may be copied with them. A global function.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -270,50 +294,22 @@ fn finish_header(saved: *mut SavedHeader, place: u32) -> u64 {
     0
 }
 
-/// Passes a packet on whose receiver has the result already. A UDP checksum does not survive the way over another
-/// CPU when it was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects the packet.
-#[inline(always)]
-fn forward_stale(p: &Packet, frame: &Frame) -> u32 {
-    match p.store(frame.udp() + UDP_LEN - 2, [0; 2]) {
-        Some(()) => XDP_PASS,
-        None => XDP_DROP,
-    }
-}
-
 /// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`]. `payload_crc` is that
 /// of the sum, when the sum has taken the payload's place already; the receiver discards either.
 #[inline(always)]
-fn forward_past_gap(
-    ctx: &XdpContext,
-    p: &Packet,
-    frame: &Frame,
-    len: usize,
-    payload_crc: Option<u32>,
-) -> u32 {
-    let psn_at = frame.bth_offset() + 8;
-    let icrc_at = frame.payload() + len;
-    let Some(old) = p.load::<4>(psn_at) else { return XDP_DROP };
-    let Some(icrc) = p.load::<ICRC_LEN>(icrc_at) else { return XDP_DROP };
-    let psn = serial::add(frame.bth.psn, GAP_PSN_AHEAD).to_be_bytes();
-    let new = [old[0], psn[1], psn[2], psn[3]];
-    if p.store(psn_at, new).is_none() {
+fn forward_past_gap(ctx: &XdpContext, frame: &Frame, len: usize, payload_crc: Option<u32>) -> u32 {
+    if !payload::move_psn(ctx, frame, len, GAP_PSN_AHEAD) {
         return XDP_DROP;
     }
-    let extended = frame.bth.opcode.extended_len();
-    let icrc = match payload_crc {
-        Some(crc) => match payload::headers_crc(ctx, frame.l3, frame.ip, extended) {
-            Some(state) => !(icrc::shift(state, len & LEN_BITS) ^ crc),
-            None => return XDP_DROP,
-        },
-        None => {
-            let (old, new) = (u32::from_le_bytes(old), u32::from_le_bytes(new));
-            icrc::patch(u32::from_le_bytes(icrc), old, new, (extended + len) & LEN_BITS)
-        }
+    let Some(crc) = payload_crc else { return XDP_PASS };
+    let Some(state) = payload::headers_crc(ctx, frame.l3, frame.ip, frame.bth.opcode.extended_len()) else {
+        return XDP_DROP;
     };
-    if p.store(icrc_at, icrc.to_le_bytes()).is_none() {
-        return XDP_DROP;
+    let icrc = !(icrc::shift(state, len & LEN_BITS) ^ crc);
+    match Packet::new(ctx).store(frame.payload() + len, icrc.to_le_bytes()) {
+        Some(()) => XDP_PASS,
+        None => XDP_DROP,
     }
-    forward_stale(p, frame)
 }
 
 #[inline(always)]

@@ -29,13 +29,19 @@ pub struct Found {
     pub ring: u32,
     /// What to count, unless it is data.
     pub counter: Counter,
-    /// It is data like a flow's, of a connection that is none.
+    /// It is data like a flow's, of a connection that is none, or none any more.
     pub stranger: bool,
     /// And the first packet of a message, in good order as far as the BTH.
     pub first: bool,
 }
 
 impl Found {
+    /// Whether it is data of a flow whose job has ended: it must not go on.
+    #[inline(always)]
+    pub fn has_ended(&self) -> bool {
+        self.counter as u32 == Counter::JobEnded as u32
+    }
+
     /// Before anything is known.
     pub const NOTHING: Self = Self {
         frame: Frame::EMPTY,
@@ -74,7 +80,13 @@ pub fn classify(p: &Packet, found: &mut Found) -> Class {
         return Class::Refuse;
     }
     if found.frame.bth.opcode.is_rc_data() {
-        return Class::Data;
+        if found.ring != Flow::ENDED {
+            return Class::Data;
+        }
+        found.counter = Counter::JobEnded;
+        found.stranger = true;
+        found.first = found.frame.bth.opcode.is_first();
+        return Class::Pass;
     }
     found.counter =
         if found.frame.bth.opcode.is_known() { Counter::NotData } else { Counter::ReservedOpcode };

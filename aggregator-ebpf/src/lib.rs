@@ -28,11 +28,17 @@ pub mod trace;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Flow, StrangerKey, traced_by, watch};
+use netsum_common::abi::{Flow, MAX_MTU, StrangerKey, traced_by, watch};
 use netsum_common::counters::Counter;
+use netsum_common::serial;
+use netsum_common::slot::STALE_PSN_BEHIND;
+use netsum_common::wire::Bytes as _;
 
-use classify::{Class, Found, classify, from_its_sender, is_spoofed, refused};
+use classify::{Class, Found, classify, from_its_sender, is_spoofed, reason, refused};
 use packet::Packet;
+
+/// What is added to the PSN of a stale packet.
+const AS_DUPLICATE: u32 = serial::sub(0, STALE_PSN_BEHIND);
 
 /// On every packet that comes in by a port.
 #[inline(always)]
@@ -62,9 +68,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 return refuse(ctx, traced_by::INGRESS, &found);
             }
             if aggregate::is_laps_behind(ring, flow, &found.frame) {
-                found.counter = Counter::Stale;
-                seen_here(flow, &found);
-                return pass(ctx, traced_by::INGRESS, &found);
+                return stale(ctx, &p, flow, &mut found);
             }
             // What is the next of its flow behind what was taken last overtakes nothing that another CPU has queued.
             if flow.next_psn == found.frame.bth.psn && maps::is_here(ring.cpu) {
@@ -75,11 +79,28 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
     }
 }
 
-/// On data that comes in by a port and is of no flow.
+/// On data of a flow whose result every receiver has had for long.
+#[inline(always)]
+fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u32 {
+    found.counter = match found.frame.data_len(p.len()) {
+        Ok(len) if len > MAX_MTU => Counter::Oversized,
+        Ok(len) if payload::move_psn(ctx, &found.frame, len, AS_DUPLICATE) => Counter::Stale,
+        Ok(_) => Counter::Truncated,
+        Err(reject) => reason(reject),
+    };
+    seen_here(flow, found);
+    if found.counter == Counter::Stale {
+        return pass(ctx, traced_by::INGRESS, found);
+    }
+    flow.refused = flow.refused.wrapping_add(1);
+    refuse(ctx, traced_by::INGRESS, found)
+}
+
+/// On data that comes in by a port and is of no flow, or of none any more.
 #[inline(always)]
 fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
-    let watched = maps::watched();
-    if watched == 0 {
+    let (watched, has_ended) = (maps::watched(), found.has_ended());
+    if watched == 0 && !has_ended {
         return pass(ctx, traced_by::INGRESS, found);
     }
     let key = StrangerKey {
@@ -93,6 +114,9 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
         maps::wait(&key, found.ring);
         return steer(ctx, found);
     }
+    if has_ended {
+        return ended(ctx, found);
+    }
     if watched & watch::FIRST_PACKETS != 0
         && let Some(job) = maps::waits_for(&key)
     {
@@ -103,6 +127,15 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
         maps::count_stranger(&key);
     }
     pass(ctx, traced_by::INGRESS, found)
+}
+
+/// On data of a flow whose job has ended.
+#[inline(always)]
+fn ended(ctx: &XdpContext, found: &mut Found) -> u32 {
+    found.counter = Counter::JobEnded;
+    // SAFETY: a map value. A count that one CPU takes from another makes the flow look idle for a moment at worst.
+    seen_here(unsafe { &mut *found.flow }, found);
+    refuse(ctx, traced_by::INGRESS, found)
 }
 
 /// To the ring's CPU.
@@ -130,17 +163,29 @@ fn seen_here(flow: &mut Flow, found: &Found) {
 /// than there is.
 #[inline(always)]
 pub fn on_port_and_ring_cpu(ctx: &XdpContext) -> u32 {
-    on_cpu(ctx, true)
+    on_cpu(ctx, Way::Inline)
 }
 
-/// On every packet that arrives at a ring's CPU.
+/// On every packet that comes out of the CPU map.
 #[inline(always)]
 pub fn on_ring_cpu(ctx: &XdpContext) -> u32 {
-    on_cpu(ctx, false)
+    on_cpu(ctx, Way::CpuMap)
 }
 
+/// How a packet has come to its ring's CPU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// By the CPU map, whose thread may be on another CPU than its own, once that was taken offline.
+    CpuMap,
+    /// From `ingress`, on the same CPU.
+    Inline,
+    /// In a test run, on any CPU.
+    Probe,
+}
+
+/// The same for all ways.
 #[inline(always)]
-fn on_cpu(ctx: &XdpContext, inline: bool) -> u32 {
+pub fn on_cpu(ctx: &XdpContext, way: Way) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
@@ -152,14 +197,18 @@ fn on_cpu(ctx: &XdpContext, inline: bool) -> u32 {
         {
             refuse(ctx, traced_by::AGGREGATE, &found)
         }
-        Class::Pass => pass(ctx, traced_by::AGGREGATE, &found),
+        // Only data of a flow, or of a connection that is about to be one, comes here. It is none any more.
+        Class::Pass => {
+            found.counter = Counter::JobEnded;
+            refuse(ctx, traced_by::AGGREGATE, &found)
+        }
         Class::Refuse => refuse(ctx, traced_by::AGGREGATE, &found),
         Class::Data => {
-            if inline {
+            if way == Way::Inline {
                 maps::count(found.ring, Counter::Inline);
                 trace::classified(ctx, traced_by::INGRESS, &found, Counter::Inline);
             }
-            aggregate::contribution(ctx, &p, &found.frame, found.flow)
+            aggregate::contribution(ctx, &p, &found.frame, found.flow, way)
         }
     }
 }

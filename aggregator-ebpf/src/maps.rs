@@ -24,7 +24,7 @@ const RINGS_LEN: usize = MAX_RINGS as usize;
 const COUNTERS_LEN: usize = (MAX_RINGS * COUNTERS_PER_RING) as usize;
 
 #[btf_map]
-static FLOWS: HashMap<FlowKey, Flow, { MAX_FLOWS as usize }> = HashMap::new();
+static FLOWS: HashMap<FlowKey, Flow, { (MAX_FLOWS + MAX_ENDED) as usize }> = HashMap::new();
 #[btf_map]
 static OWNERS: HashMap<Address, Owner, { MAX_OWNERS as usize }> = HashMap::new();
 #[btf_map]

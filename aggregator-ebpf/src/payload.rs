@@ -9,7 +9,8 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{CELL_LEN, MAX_MTU};
 use netsum_common::icrc::{self, Chorba, Lagged};
-use netsum_common::wire::{BTH_LEN, Frame, IPV4_LEN, L3, MAX_HEADERS, UDP_LEN};
+use netsum_common::serial;
+use netsum_common::wire::{BTH_LEN, Bytes as _, Frame, ICRC_LEN, IPV4_LEN, L3, MAX_HEADERS, UDP_LEN};
 
 use crate::maps;
 use crate::packet::{Packet, opaque};
@@ -93,6 +94,42 @@ pub fn headers_crc(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Opti
         L3::V6 => headers_crc_v6(ctx.ctx, ip as u32, extended as u32),
     };
     returned(state)
+}
+
+/// Adds to the PSN of a data packet with `len` bytes of payload, for [`netsum_common::slot::GAP_PSN_AHEAD`] and
+/// [`netsum_common::slot::STALE_PSN_BEHIND`]. A wrong ICRC stays wrong. The UDP checksum goes: it does not survive the way over
+/// another CPU when it was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects the packet.
+#[inline(always)]
+pub fn move_psn(ctx: &XdpContext, frame: &Frame, len: usize, by: u32) -> bool {
+    let behind = frame.bth.opcode.extended_len() + len;
+    psn_move(ctx.ctx, (frame.bth_offset() - CHECKSUM_LEN) as u32, behind as u32, by) == 0
+}
+
+/// Length of the UDP checksum, which is right before the BTH.
+const CHECKSUM_LEN: usize = 2;
+
+/// `at`: offset of the UDP checksum; `behind`: bytes between BTH and ICRC.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn psn_move(ctx: *mut xdp_md, at: u32, behind: u32, by: u32) -> u64 {
+    let p = Packet::new(&XdpContext::new(ctx));
+    let (at, behind) = ((at & OFFSET_MASK) as usize, (behind & LEN_MASK) as usize);
+    // The nearer first: the compiler leaves out a comparison that follows from a farther one, and the verifier does not follow.
+    let Some(psn_at) = p.at::<{ CHECKSUM_LEN + BTH_LEN }>(at).map(|_| at + CHECKSUM_LEN + BTH_LEN - 4) else {
+        return FAILED;
+    };
+    let Some(old) = p.load::<4>(psn_at) else { return FAILED };
+    let icrc_at = psn_at + 4 + behind;
+    let Some(icrc) = p.load::<ICRC_LEN>(icrc_at) else { return FAILED };
+    let psn = serial::add(u32::from_be_bytes([0, old[1], old[2], old[3]]), by).to_be_bytes();
+    let new = [old[0], psn[1], psn[2], psn[3]];
+    let words = (u32::from_le_bytes(old), u32::from_le_bytes(new));
+    let icrc = icrc::patch(u32::from_le_bytes(icrc), words.0, words.1, behind & LEN_BITS);
+    let stored = p
+        .store(at, [0; CHECKSUM_LEN])
+        .and_then(|()| p.store(psn_at, new))
+        .and_then(|()| p.store(icrc_at, icrc.to_le_bytes()));
+    if stored.is_some() { 0 } else { FAILED }
 }
 
 macro_rules! headers_global {

@@ -20,8 +20,8 @@ fn main() -> ExitCode {
     }
     logger.init();
     let result = match cli.command {
-        Command::Run { ref config, reset } => match Config::read(config) {
-            Ok(read) => run::run(config, &read, reset).map_err(Failure::from),
+        Command::Run { ref config, reset, detach_now } => match Config::read(config) {
+            Ok(read) => run::run(config, &read, reset, detach_now).map_err(Failure::from),
             Err(e) => Err(Failure::from(anyhow::Error::from(e))),
         },
         _ => administer(cli),

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -15,6 +15,8 @@ pub const MAX_RANKS: usize = 64;
 pub const MAX_RINGS: u32 = 256;
 /// Most flows on the box.
 pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
+/// Most connections whose job has ended and whose data is dropped.
+pub const MAX_ENDED: u32 = MAX_FLOWS;
 /// Most addresses that ranks have to themselves: a MAC and an IP address each.
 pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
 /// Most slots in a ring.
@@ -42,7 +44,7 @@ pub const MTUS: [u32; 4] = [256, 512, 1024, 2048];
 
 /// Names of the maps in the BPF object.
 pub mod maps {
-    /// Hash, [`super::FlowKey`] to [`super::Flow`].
+    /// Hash, [`super::FlowKey`] to [`super::Flow`], for those that have ended, too.
     pub const FLOWS: &str = "FLOWS";
     /// Hash, [`super::Address`] to [`super::Owner`].
     pub const OWNERS: &str = "OWNERS";
@@ -124,7 +126,7 @@ pub struct FlowKey {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Flow {
-    /// Ring number, 1 to `MAX_RINGS - 1`.
+    /// Ring number, 1 to `MAX_RINGS - 1`; or [`Flow::ENDED`].
     pub ring: u32,
     /// The sending rank.
     pub rank: u32,
@@ -155,6 +157,25 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// In place of a ring: the flow's job has ended. What its sender still sends is dropped, because its receiver would take it for
+    /// a sum.
+    pub const ENDED: u32 = 0;
+    /// No flow at all.
+    pub const NOTHING: Self = Self {
+        ring: Self::ENDED,
+        rank: 0,
+        base_psn: 0,
+        ifindex: 0,
+        src_ip: [0; 16],
+        src_mac: [0; 6],
+        mac_given: 0,
+        reserved: 0,
+        packets: 0,
+        refused: 0,
+        last_psn: 0,
+        last_outcome: 0,
+        next_psn: Self::NONE_TAKEN,
+    };
     /// No PSN, for [`Flow::next_psn`] while the ring's CPU has taken nothing.
     pub const NONE_TAKEN: u32 = u32::MAX;
 }

@@ -74,7 +74,7 @@ counters! {
     OutOfSequence "out_of_sequence" Work,
     /// packets forwarded past a gap so that their receiver NAKs
     GapForwarded "gap_forwarded" Pass,
-    /// retransmissions of a fragment whose slot has moved on, forwarded unchanged
+    /// retransmissions whose result every receiver has, forwarded as duplicates that can only be acknowledged
     Stale "stale" Pass,
     /// packets that are not RoCEv2
     NotRoce "not_roce" Pass,
@@ -96,6 +96,10 @@ counters! {
     CreditViolation "credit_violation" Drop,
     /// contributions of another length than the first one to their slot
     LengthMismatch "length_mismatch" Drop,
+    /// contributions that begin or end a message where those of other ranks do not: their ring stops
+    LayoutMismatch "layout_mismatch" Drop,
+    /// data of a ring that has stopped, because of that or of an empty message
+    RingStopped "ring_stopped" Drop,
     /// data with a wrong ICRC
     BadIcrc "rx_icrc_encapsulated" Drop,
     /// data that came in on another port than its flow's
@@ -108,6 +112,10 @@ counters! {
     Spoofed "spoofed" Drop,
     /// data of a ring that is not active
     InactiveRing "inactive_ring" Drop,
+    /// data of a connection whose job has ended, or has begun anew without it
+    JobEnded "job_ended" Drop,
+    /// data that reached another CPU than its ring's, as happens when that one was taken offline
+    WrongCpu "wrong_cpu" Drop,
     /// data behind IPv4 options
     IpOptions "ip_options" Drop,
     /// data in a fragmented IP packet

@@ -10,6 +10,17 @@
 //! messages up to m, so all of their indices are below `low`, and its own index is below `low + W F`. The box refuses
 //! what lies beyond: a host that ignores its credit cannot claim a slot that it has no right to.
 //!
+//! ## Which results a connection can still ask for
+//! While some rank lacks the sum of a fragment k of message m, it has sent nothing of message m+W. So no index from
+//! `k + W F` on is complete, and `low` is at most `k + W F`. What lies farther behind is not replayed: whoever sends it has
+//! lost an acknowledgement, or is another run with the first run's numbers.
+//!
+//! ## Why a ring stops when ranks cut their messages differently
+//! Fragments are added by their PSNs alone. A sender whose stream has slipped against its PSNs adds the right lanes in the wrong
+//! places, with right ICRCs. rdma_rxe of Linux 6.1 does so after some retransmissions (`req_retry` in rxe_req.c): the next
+//! message begins one PSN late, behind an empty packet. What shows is that a fragment begins or ends a message where the other
+//! ranks' do not. Which of its other fragments have slipped nobody can tell, so nothing of the ring is summed any more.
+//!
 //! All comparisons are serial numbers modulo 2^24.
 
 use crate::abi::{MAX_RANKS, RingConfig, ring_flags};
@@ -43,6 +54,12 @@ impl Slot {
     pub const CE: u32 = 8;
     /// A saved header has a VLAN tag. Set by those who save headers.
     pub const TAGGED: u32 = 16;
+    /// The fragment begins a message.
+    pub const FIRST: u32 = 32;
+    /// The fragment ends a message.
+    pub const LAST: u32 = 64;
+    /// Where the fragment is in its message.
+    const BOUNDS: u32 = Self::FIRST | Self::LAST;
 
     /// Whether a flag is set.
     #[inline(always)]
@@ -57,15 +74,15 @@ impl Slot {
 pub struct RingState {
     /// The lowest index that has not been released.
     pub low: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 0; or 1 + the rank that made the ring stop, because its fragments are not cut as those of the others are.
+    pub stopped: u32,
     /// For each rank the index behind its last contiguous fragment.
     pub expected: [u32; MAX_RANKS],
 }
 
 impl Default for RingState {
     fn default() -> Self {
-        Self { low: 0, reserved: 0, expected: [0; MAX_RANKS] }
+        Self { low: 0, stopped: 0, expected: [0; MAX_RANKS] }
     }
 }
 
@@ -85,6 +102,8 @@ pub struct Fragment {
     pub len: u32,
     /// Congestion experienced.
     pub ce: bool,
+    /// Bits of [`Slot::FIRST`] and [`Slot::LAST`].
+    pub bounds: u32,
 }
 
 /// What to do with the payload.
@@ -107,7 +126,7 @@ pub enum Output {
     Release,
     /// Put the sum into it and send it to the next rank.
     Replay,
-    /// Pass it on unchanged: its receiver has the result and will acknowledge again.
+    /// Pass it on with a PSN from far behind ([`STALE_PSN_BEHIND`]): its receiver has the result and acknowledges again.
     Stale,
     /// Pass it on with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN that it misses.
     Gap,
@@ -119,6 +138,17 @@ pub enum Output {
 /// way until the gap has been closed; so its PSN is moved into the middle of what IBTA 9.7.5.1.1 calls the invalid
 /// region, where every receiver answers with a PSN sequence error that names its own expected PSN.
 pub const GAP_PSN_AHEAD: u32 = 1 << 22;
+
+/// How far behind its own PSN a stale packet's is set.
+///
+/// Its receiver should have the result, and then takes any PSN from behind for a duplicate: it executes nothing and acknowledges
+/// all that it has (IBTA 9.7.5.1.2). But a receiver that was started again, with its first run's queue pair and PSN, expects just
+/// this PSN, and would take one rank's data for a sum. Moved to the middle of the duplicate region (IBTA 9.7.5.1.1), no PSN is the
+/// one that a receiver expects.
+///
+/// It is not moved ahead, as at a gap: some receivers (rdma_rxe) NAK once and are silent until the missing packet arrives, and here
+/// none may be missing. Were that NAK lost, the sender would never hear of what has arrived.
+pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 
 /// What the machine decided about a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -178,6 +208,9 @@ const LOW_STEPS: u32 = 1024;
 #[inline(always)]
 pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f: Fragment) -> Verdict {
     let relaxed = ring.flags & ring_flags::RELAXED != 0;
+    if state.stopped != 0 {
+        return Verdict::only(Output::Drop, Counter::RingStopped);
+    }
     let ahead = serial::diff(f.index, state.low);
     if ahead >= ring.window as i32 {
         return Verdict::only(Output::Drop, Counter::CreditViolation);
@@ -213,7 +246,7 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
         }
         *slot = Slot {
             index: f.index,
-            flags: Slot::USED | if f.ce { Slot::CE } else { 0 },
+            flags: Slot::USED | f.bounds | if f.ce { Slot::CE } else { 0 },
             contributors: bit,
             len: f.len,
             crc: 0,
@@ -229,10 +262,17 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
     }
 
     // The slot holds this index.
+    if f.bounds != slot.flags & Slot::BOUNDS {
+        state.stopped = f.rank + 1;
+        return Verdict::only(Output::Drop, Counter::LayoutMismatch);
+    }
     if f.len != slot.len {
         return Verdict::only(Output::Drop, Counter::LengthMismatch);
     }
     if slot.is(Slot::RELEASED) {
+        if -ahead > ring.window as i32 {
+            return Verdict::only(Output::Stale, Counter::Stale);
+        }
         return Verdict { save_header: true, ..Verdict::only(Output::Replay, Counter::Replays) };
     }
     let new = slot.contributors & bit == 0;

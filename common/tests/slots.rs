@@ -9,7 +9,8 @@ use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags, ring_slots};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{
-    self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, is_laps_behind, on_fragment,
+    self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, is_laps_behind,
+    on_fragment,
 };
 use proptest::prelude::*;
 
@@ -107,7 +108,7 @@ impl System {
             mtu: 256,
             cpu: 0,
         };
-        let state = RingState { low: case.start, reserved: 0, expected: [case.start; MAX_RANKS] };
+        let state = RingState { low: case.start, stopped: 0, expected: [case.start; MAX_RANKS] };
         let host = || Host { acked: 0, next: 0, received: 0, early: BTreeMap::new(), naked: false, idle: 0 };
         Self {
             ring,
@@ -158,6 +159,20 @@ impl System {
     fn run(&mut self) {
         for _ in 0..400_000 {
             if self.hosts.iter().all(|h| h.received == self.total() && h.acked == self.total()) {
+                return;
+            }
+            let lacks_for_ever = |rank: u32| {
+                let lacks = self.index(self.hosts[rank as usize].received);
+                serial::diff(self.state.low, lacks) > self.ring.window as i32
+            };
+            assert!(
+                !(0..self.case.ranks).any(|rank| self.case.rogue != Some(rank) && lacks_for_ever(rank)),
+                "{:?}: somebody lacks what is not replayed any more, low {}",
+                self.case,
+                self.state.low
+            );
+            if self.case.rogue.is_some_and(lacks_for_ever) {
+                // The rogue itself: its connection ends with an error, and so does the job.
                 return;
             }
             for rank in 0..self.case.ranks {
@@ -224,7 +239,7 @@ impl System {
             slot::advance_low(&self.ring, &mut self.state, |i| Some(slots[i as usize]));
         }
         let beyond_credit = serial::diff(index, self.state.low) >= self.ring.window as i32;
-        let fragment = Fragment { rank, index, len: 4, ce: false };
+        let fragment = Fragment { rank, index, len: 4, ce: false, bounds: 0 };
         let laps_behind = is_laps_behind(&self.ring, self.state.low, index);
         let verdict = on_fragment(&self.ring, &mut self.state, &mut self.slots[s], fragment);
         assert!(!laps_behind || verdict.output == Output::Stale, "{:?}, index {index}", self.case);
@@ -249,7 +264,10 @@ impl System {
                 }
             }
             Output::Replay => self.put(Packet::Result { to: next, index, value: self.sums[s] }),
-            Output::Stale => self.put(Packet::Result { to: next, index, value }),
+            Output::Stale => {
+                let index = serial::sub(index, STALE_PSN_BEHIND);
+                self.put(Packet::Result { to: next, index, value });
+            }
             Output::Gap => {
                 let index = serial::add(index, GAP_PSN_AHEAD);
                 self.put(Packet::Result { to: next, index, value });
@@ -410,7 +428,7 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
     let mut state = RingState::default();
     let mut slots = vec![Slot::default(); 32];
     let mut output = |rank, index| {
-        let fragment = Fragment { rank, index, len: 4, ce: false };
+        let fragment = Fragment { rank, index, len: 4, ce: false, bounds: 0 };
         on_fragment(&ring, &mut state, &mut slots[index as usize % 32], fragment).output
     };
     for index in 0..8 {
@@ -428,4 +446,45 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
     assert_eq!(output(0, 8), Output::Drop);
     // It loses 9, and that is a gap of one.
     assert_eq!(output(0, 10), Output::Gap);
+}
+
+#[test]
+fn what_no_connection_can_lack_is_not_replayed() {
+    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, window: 4, mtu: 256, cpu: 0 };
+    let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
+    let mut at = |index: u32, rank| {
+        let fragment = Fragment { rank, index, len: 4, ce: false, bounds: 0 };
+        on_fragment(&ring, &mut state, &mut slots[index as usize % 16], fragment).output
+    };
+    for index in 0..10 {
+        assert_eq!((at(index, 0), at(index, 1)), (Output::Drop, Output::Release));
+    }
+    // 10 is next. Who lacks 6 has sent nothing of 10; who lacked 5 could not have sent 9, which is released.
+    for index in 0..10 {
+        assert_eq!(at(index, 0), if index < 6 { Output::Stale } else { Output::Replay }, "index {index}");
+    }
+}
+
+#[test]
+fn a_sender_whose_stream_has_slipped_stops_the_ring() {
+    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, window: 8, mtu: 256, cpu: 0 };
+    let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
+    let mut at = |rank, index: u32, bounds| {
+        let fragment = Fragment { rank, index, len: 4, ce: false, bounds };
+        on_fragment(&ring, &mut state, &mut slots[index as usize], fragment)
+    };
+    let bounds = |index: u32| [Slot::FIRST, 0, 0, Slot::LAST][index as usize % 4];
+    for index in 0..8 {
+        at(0, index, bounds(index));
+    }
+    assert_eq!(at(1, 0, bounds(0)).output, Output::Release);
+    // One PSN late: its first is where the others have their second.
+    let slipped = at(1, 5, Slot::FIRST);
+    assert_eq!((slipped.output, slipped.counter), (Output::Drop, Counter::LayoutMismatch));
+    for index in 1..8 {
+        let verdict = at(1, index, bounds(index));
+        assert_eq!((verdict.payload, verdict.output), (Payload::Leave, Output::Drop), "index {index}");
+        assert_eq!(verdict.counter, Counter::RingStopped);
+    }
+    assert_eq!(state.stopped, 2);
 }

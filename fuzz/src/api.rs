@@ -126,6 +126,10 @@ impl System {
                     told.flows.retain(|(key, _)| !flows.contains(key));
                     assert!(told.flows.iter().all(|(_, r)| *r != ring), "a flow of no ring");
                 }
+                Action::ForgetEnded(gone) => {
+                    let at_work = |key| told.flows.iter().any(|(k, _)| k == key);
+                    assert!(!gone.iter().any(at_work), "a flow at work is forgotten");
+                }
                 Action::ListenInBand(job) => {
                     assert!(told.rings.contains_key(&job.job), "no ring of the job is there yet");
                     let before = told.listening.insert(job.token, job.job);

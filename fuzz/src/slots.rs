@@ -76,7 +76,9 @@ impl Naive {
             return only(Counter::LengthMismatch);
         }
         if held.released {
-            return only(Counter::Replays);
+            // Nobody can lack what is more than a window behind the lowest that has not been released.
+            let far = -ahead > self.ring.window as i32;
+            return only(if far { Counter::Stale } else { Counter::Replays });
         }
         let new = held.ranks.insert(f.rank);
         if new {
@@ -116,7 +118,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
     let ring = RingConfig { flags, ranks, slots, window, mtu: 256, cpu: 0 };
     let start = *u.choose(&[0, serial::MASK - 3, 0x7f_fff0])?;
-    let mut state = RingState { low: start, reserved: 0, expected: [start; MAX_RANKS] };
+    let mut state = RingState { low: start, stopped: 0, expected: [start; MAX_RANKS] };
     let mut array = vec![(Slot::default(), 0u32); slots as usize];
     let (held, released) = (BTreeMap::new(), BTreeSet::new());
     let mut naive = Naive { ring, relaxed, start, low: start, held, released };

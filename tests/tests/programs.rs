@@ -3,9 +3,9 @@
 use netsum_aggregator::dataplane::DataPlane;
 use netsum_common::abi::ReleaseTag;
 use netsum_common::counters::Counter;
-use netsum_common::icrc;
-use netsum_common::slot::GAP_PSN_AHEAD;
+use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{self, Opcode};
+use netsum_common::{icrc, serial};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
 use netsum_lab::programs::{Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
 
@@ -244,7 +244,12 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
     stale.udp_checksum = 0xbbbb;
     let out = bench.aggregate(&stale.build()).unwrap();
     stale.udp_checksum = 0;
-    assert_eq!((out.action, out.packet), (PASS, stale.build()), "slot 1 holds 9");
+    stale.bth.psn = serial::sub(stale.bth.psn, STALE_PSN_BEHIND);
+    assert_eq!(
+        (out.action, out.packet),
+        (PASS, stale.build()),
+        "slot 1 holds 9: a duplicate to any receiver"
+    );
     // The window is 4: index 14 would need credit that cannot exist, 13 is the last.
     bench.sequence(&[(0, 10, DROP), (0, 11, DROP), (0, 12, DROP), (0, 13, DROP), (0, 14, DROP)]).unwrap();
     let counters = bench.counters().unwrap();
@@ -629,4 +634,37 @@ fn a_sequence_number_wraps_within_a_ring() {
         let specs: Vec<_> = (0..2).map(|r| fragment(r, 2, index, lanes(r + index, 64))).collect();
         all_reduce(&mut bench, &specs, false);
     }
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_ring_stops_when_a_rank_cuts_its_messages_otherwise_or_sends_an_empty_one() {
+    let counted = |bench: &Bench, counter| bench.plane.counters(1).unwrap()[counter as usize];
+    let of = |rank, index, opcode| {
+        let mut spec = fragment(rank, 2, index, lanes(index, 64));
+        spec.bth.opcode = opcode;
+        spec.build()
+    };
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    for (index, opcode) in [(0, Opcode::SEND_FIRST), (1, Opcode::SEND_LAST), (2, Opcode::SEND_FIRST)] {
+        assert_eq!(bench.aggregate(&of(0, index, opcode)).unwrap().action, DROP);
+    }
+    assert_eq!(bench.aggregate(&of(1, 0, Opcode::SEND_FIRST)).unwrap().action, REDIRECT);
+    // Rank 1's stream has slipped by one packet, behind an empty message that was lost.
+    assert_eq!(bench.aggregate(&of(1, 2, Opcode::SEND_LAST)).unwrap().action, DROP);
+    assert_eq!(bench.plane.ring_state(1).unwrap().stopped, 2);
+    assert_eq!(counted(&bench, Counter::LayoutMismatch), 1);
+    // Nothing is summed any more, and nothing replayed or passed.
+    for (rank, index, opcode) in
+        [(1, 1, Opcode::SEND_LAST), (1, 0, Opcode::SEND_FIRST), (0, 3, Opcode::SEND_LAST)]
+    {
+        assert_eq!(bench.aggregate(&of(rank, index, opcode)).unwrap().action, DROP);
+    }
+    assert_eq!(counted(&bench, Counter::RingStopped), 3);
+
+    // The empty message itself.
+    let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
+    assert_eq!(bench.aggregate(&fragment(0, 2, 0, Vec::new()).build()).unwrap().action, DROP);
+    assert_eq!(bench.plane.ring_state(1).unwrap().stopped, 1);
+    assert_eq!(counted(&bench, Counter::LayoutMismatch), 1);
 }

@@ -148,9 +148,15 @@ pub enum Command {
         /// Configuration file; see netsum.example.toml.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Drop what a daemon that was killed has left: its jobs end, and their hosts go on with an ordinary ring.
+        /// Drop what an earlier daemon has left. Connections of its jobs that are still at work get each other's data unsummed: an
+        /// application that does not check takes it for sums.
         #[arg(long)]
         reset: bool,
+        /// Take the programs off the ports when the daemon is told to end, whoever is at work. Without this they stay as long as
+        /// connections may still send, and drop what these send; the next daemon takes them over. With it, what is sent arrives
+        /// unsummed, and an application that does not check takes it for sums.
+        #[arg(long)]
+        detach_now: bool,
     },
 }
 

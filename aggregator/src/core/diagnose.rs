@@ -206,6 +206,11 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
         what,
         next,
     };
+    if let Some(rank) = view.state.stopped.checked_sub(1)
+        && let Some(evidence) = ring.ranks.get(rank as usize)
+    {
+        return vec![here(rank, refused(ring, evidence, Counter::LayoutMismatch))];
+    }
     if view.front().is_some_and(|s| s.is(Slot::COMPLETE)) && ring.waits.is_some() {
         return vec![Finding {
             ring: Some(ring.ring),
@@ -415,6 +420,14 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
             format!("its packets are larger than the job's path MTU of {mtu}"),
             format!("set its path MTU to {mtu}, or create the job with its own"),
         ),
+        Counter::LayoutMismatch => (
+            "its packets begin or end a message where the other ranks' do not, or are empty: the ring has stopped, because its lanes may be \
+             in the wrong places"
+                .into(),
+            "connect all ranks anew and `netsum job restart`, with messages of one size at all ranks; rdma_rxe of Linux 6.1 does this after \
+             time-outs: give it a longer timer (QP timeout 17 and more)"
+                .into(),
+        ),
         Counter::LengthMismatch => (
             "its packets have another length than the other ranks' at the same index".into(),
             format!("give all ranks the same path MTU ({mtu}) and message size"),
@@ -454,7 +467,8 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
             rank.seen.last_psn, next.flow.rank, next.port.name
         ),
         format!(
-            "look whether results get from {} to rank {} and its acknowledgements back to {}",
+            "look whether results get from {} to rank {} and its acknowledgements back to {}; if the application was started again with \
+             the queue pairs and PSNs that it had: `netsum job restart` first, or it may get sums of its last run",
             next.port.name, next.flow.rank, rank.port.name
         ),
     ))

@@ -105,11 +105,8 @@ impl Controller {
         let where_from = format!("{} behind {}", packet.src, self.port_name(packet.ifindex));
         let mtu = self.check_mtu(&where_from, self.jobs[&name].spec.mtu, packet.ifindex);
         let job = self.jobs.get_mut(&name)?;
-        let connection = (packet.key(), packet.psn);
         let known = |actions| Some(Answer { job: name.clone(), outcome: Outcome::Known, actions });
-        if job.flows.iter().any(|f| (f.key(), f.base_psn) == connection)
-            || job.in_band.ended.contains(&connection)
-        {
+        if job.knows(&packet) {
             // It was on its way, or noted, when its epoch began.
             return known(Vec::new());
         }
@@ -197,6 +194,13 @@ impl Job {
             rings: self.spec.rings,
             verify_icrc: self.spec.verify_icrc,
         })
+    }
+
+    /// Whether a first packet is of the present epoch or the one before.
+    pub fn knows(&self, packet: &FirstPacket) -> bool {
+        let connection = (packet.key(), packet.psn);
+        self.flows.iter().any(|f| (f.key(), f.base_psn) == connection)
+            || self.in_band.ended.contains(&connection)
     }
 
     /// Connections that wait for those of other ranks, and for how long they have not been heard of: in order of rings and ranks.

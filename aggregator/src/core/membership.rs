@@ -288,7 +288,11 @@ impl Controller {
         // Its rings are made anew in any case.
         let Some(job) = self.jobs.get_mut(name) else { return Ok(Vec::new()) };
         job.take_wished(&mut self.pool);
-        Ok(job.restart())
+        let flows = job.flows.iter().map(FlowSpec::key).collect();
+        let mut actions = job.restart();
+        // Who leaves has nothing more to send.
+        actions.push(Action::ForgetEnded(flows));
+        Ok(actions)
     }
 
     /// A rank gives up, and its job with it.

@@ -6,6 +6,7 @@
 //! | [`claims`] | who may claim which address |
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
+//! | [`ended`] | flows whose job has ended |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`tenant`] | who may have how much of that |
@@ -18,6 +19,7 @@
 
 mod claims;
 pub mod diagnose;
+pub mod ended;
 pub mod in_band;
 pub mod job;
 pub mod membership;
@@ -91,7 +93,7 @@ pub enum Action {
     IgnoreInBand(InBandToken),
     /// Start a ring; the interface of each rank.
     ActivateRing(RingSpec, Vec<u32>),
-    /// Remove a ring, its flows and ports.
+    /// Remove a ring, its ports, and end its flows: what still comes on them is dropped.
     DeleteRing {
         /// Ring number.
         ring: u32,
@@ -100,6 +102,8 @@ pub enum Action {
         /// Its ports' interfaces.
         ports: Vec<u32>,
     },
+    /// Forget flows that have ended: their senders are known to be gone.
+    ForgetEnded(Vec<FlowKey>),
     /// A job that waited to be admitted does so no longer, and will not be.
     Dequeued {
         /// Its ticket.
@@ -337,6 +341,12 @@ impl Controller {
         actions.extend(job.teardown());
         self.pool.give_back(&job.spec, job.slots, &job.rings);
         Ok(actions)
+    }
+
+    /// Deletes all jobs: the daemon ends.
+    pub fn end_all(&mut self) -> Vec<Action> {
+        let names: Vec<String> = self.jobs.keys().cloned().collect();
+        names.iter().filter_map(|name| self.delete_job(name).ok()).flatten().collect()
     }
 
     /// Empties a job's rings and forgets its flows: for an application whose flows were added by hand and that connects anew.

@@ -13,7 +13,7 @@ use super::{Action, Controller, PortInfo};
 use crate::dataplane::{FlowSpec, RingSpec};
 
 /// All of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     /// Ports that the programs are attached to.
     pub ports: Vec<PortInfo>,

@@ -416,6 +416,7 @@ proptest! {
                         prop_assert!(rings.contains(&r.id));
                         prop_assert_eq!(ports.len(), r.ranks as usize);
                     }
+                    Action::ForgetEnded(gone) => prop_assert!(gone.iter().all(|key| !flows.contains(key))),
                     Action::Reply { .. } | Action::ResetCounters(_) | Action::Dequeued { .. } => {}
                     Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
                 }
@@ -512,6 +513,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                     keys.iter().for_each(|k| assert!(flows.remove(k)));
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
+                Action::ForgetEnded(gone) => assert!(gone.iter().all(|key| !flows.contains(key))),
                 Action::ListenInBand(_) | Action::IgnoreInBand(_) | Action::Dequeued { .. } => {}
             }
         }

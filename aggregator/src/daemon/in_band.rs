@@ -7,7 +7,7 @@ use netsum_common::slot::Slot;
 use super::state::{Inner, Shared};
 use crate::core::in_band::Outcome;
 use crate::core::{Job, State};
-use crate::dataplane::RingSpec;
+use crate::dataplane::{FirstPacket, RingSpec};
 
 /// How often they are taken. A sender's timer is longer, so that most often its first retransmission is summed.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -81,7 +81,7 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
             packet.qpn,
             packet.dst
         );
-        let released = inner.controller.job_in_band(packet.job).is_some_and(|job| has_released(inner, job));
+        let (paused, released) = may_begin_anew(inner, &packet);
         let Some(answer) = inner.controller.first_packet(packet, released, now) else { continue };
         let job = &answer.job;
         let (level, line) = match &answer.outcome {
@@ -100,6 +100,35 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
             && let Err(e) = inner.carry_out(Some(job), answer.actions)
         {
             log::error!("job {job}: {}", e.message());
+        }
+        if !matches!(answer.outcome, Outcome::Began(_)) {
+            resume(inner, &paused);
+        }
+    }
+}
+
+/// Stops the rings of a job that is at work where a first packet may make it begin anew, as it may until it has released a sum.
+/// Otherwise one could be released between the question and the end of the rings: some ranks would have it and not send for it
+/// again, others would wait for it. The rings that were stopped, and whether a sum has been released.
+fn may_begin_anew(inner: &mut Inner, packet: &FirstPacket) -> (Vec<u32>, bool) {
+    let Some(job) = inner.controller.job_in_band(packet.job) else { return (Vec::new(), false) };
+    if job.state != State::Active || job.knows(packet) || has_released(inner, job) {
+        return (Vec::new(), has_released(inner, job));
+    }
+    let rings: Vec<u32> = job.rings.iter().map(|ring| ring.id).collect();
+    for ring in &rings {
+        if let Err(e) = inner.plane.pause_ring(*ring) {
+            log::error!("ring {ring} cannot be stopped: {e:#}");
+        }
+    }
+    let released = inner.controller.job_in_band(packet.job).is_some_and(|job| has_released(inner, job));
+    (rings, released)
+}
+
+fn resume(inner: &mut Inner, rings: &[u32]) {
+    for ring in rings {
+        if let Err(e) = inner.plane.resume_ring(*ring) {
+            log::error!("ring {ring} cannot go on: {e:#}");
         }
     }
 }

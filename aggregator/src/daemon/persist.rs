@@ -110,17 +110,14 @@ pub fn begin(
     let saved = match pins.find()? {
         Found::Nothing => None,
         Found::Ours => {
-            let saved = store.read();
-            if let Err(e) = &saved {
+            let saved = store.read().unwrap_or_else(|e| {
                 log::warn!("{}: {e:#}", store.path().display());
-            }
-            let saved = saved.ok().flatten();
+                None
+            });
             if saved.is_none() {
-                log::warn!(
-                    "an earlier daemon has left its maps, and not its jobs: they end, and their hosts go on with an ordinary ring"
-                );
+                log::warn!("an earlier daemon has left its maps, and not its jobs: they end");
             }
-            saved
+            Some(saved.unwrap_or_default())
         }
     };
     let Some(saved) = saved else {
@@ -138,8 +135,7 @@ pub fn begin(
 
     refuse_strangers(links, &pins.links())?;
     let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
-    let present: Vec<u32> = links.iter().map(|l| l.ifindex).collect();
-    let taken = plane.take_over_links(&present)?;
+    let taken = plane.take_over_links()?;
     attach(&mut plane, config, links, &taken, &[])?;
     let rings: Vec<u32> = saved.jobs.iter().flat_map(|j| &j.rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
@@ -160,7 +156,11 @@ pub fn begin(
     let actions = controller.restore(saved, Instant::now(), why).map_err(|e| {
         anyhow::anyhow!("the jobs of the daemon that was killed cannot be taken over: {e}; --reset ends them")
     })?;
-    log::info!("taken over from a daemon that was killed: {} ports, {jobs} jobs", taken.len());
+    let ended = plane.ended_flows()?.len();
+    log::info!(
+        "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job has ended",
+        taken.len()
+    );
     Ok(Begun { plane, controller, actions, store: Some(store) })
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use tokio::signal::unix::Signal;
@@ -41,10 +41,13 @@ impl Reloader {
                     Ok(()) => log::info!("{}: read again", self.path.display()),
                     Err(e) => log::error!("SIGHUP changes nothing: {e:#}"),
                 },
-                _ = tick.tick() => match self.netlink.present(&self.config.ports).await {
-                    Ok(links) => self.take(&links),
-                    Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
-                },
+                _ = tick.tick() => {
+                    match self.netlink.present(&self.config.ports).await {
+                        Ok(links) => self.take(&links),
+                        Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
+                    }
+                    self.tidy();
+                }
             }
         }
     }
@@ -82,6 +85,18 @@ impl Reloader {
         Ok(())
     }
 
+    /// Looks after what comes to an end, or goes, without anybody's saying so.
+    fn tidy(&self) {
+        let mut inner = self.shared.lock();
+        if let Err(e) = inner.tidy(Instant::now()) {
+            log::error!("flows that have ended: {e:#}");
+        }
+        match inner.plane.keep_cpus() {
+            Ok(done) => done.iter().for_each(|line| log::warn!("{line}")),
+            Err(e) => log::error!("CPUs that serve rings: {e:#}"),
+        }
+    }
+
     /// Attaches to ports that are new, and lets go of those that are not there any more.
     fn take(&mut self, links: &[Link]) {
         let mut inner = self.shared.lock();
@@ -91,8 +106,11 @@ impl Reloader {
         let gone: Vec<u32> =
             known.iter().map(|p| p.ifindex).filter(|i| links.iter().all(|l| l.ifindex != *i)).collect();
         self.refused.retain(|i| links.iter().any(|l| l.ifindex == *i));
+        let attached = inner.plane.attached();
         for link in links.iter().filter(|l| !is_known(l)) {
             let attached = match link.xdp {
+                // It was a port before, and flows that ended then are still kept out.
+                _ if attached.contains(&link.ifindex) => Ok(()),
                 Some(mode) => Err(anyhow::anyhow!("an XDP program of somebody else is attached ({mode})")),
                 None => inner.plane.attach(link.ifindex, self.config.xdp).context("cannot attach"),
             };
@@ -112,9 +130,6 @@ impl Reloader {
             }
             for port in known.iter().filter(|p| gone.contains(&p.ifindex)) {
                 log::warn!("port {} is gone", port.name);
-                if let Err(e) = inner.plane.detach(port.ifindex) {
-                    log::error!("port {}: {e:#}", port.name);
-                }
             }
         }
         if ports != known {

@@ -30,14 +30,15 @@ use crate::dataplane::bpf::Logger;
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
-/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what a daemon that was killed has left.
-pub fn run(path: &Path, config: &Config, reset: bool) -> Result<()> {
+/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier daemon has left; with
+/// `detach_now` nothing stays on the ports when this one ends.
+pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
     // One thread, and all that takes privileges.
     let setup = Builder::new_current_thread().enable_all().build()?;
     let ready = setup.block_on(Ready::new(config, reset))?;
     drop(setup);
     privileges::give_up()?;
-    Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(path, config))
+    Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(path, config, detach_now))
 }
 
 /// A daemon that has all it needs, but does not serve yet.
@@ -73,7 +74,7 @@ impl Ready {
         Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers, metrics })
     }
 
-    async fn run(self, path: &Path, config: &Config) -> Result<()> {
+    async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
         let Self { links, begun, cpus, admin, _file, workers, metrics } = self;
         let Begun { mut plane, controller, actions, store } = begun;
         let netlink = Netlink::open()?;
@@ -116,19 +117,33 @@ impl Ready {
         let ended = tokio::select! {
             result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
             _ = terminate.recv() => {
-                log::info!("SIGTERM: detaching");
+                log::info!("SIGTERM: ending");
                 Ok(())
             }
             _ = interrupt.recv() => {
-                log::info!("SIGINT: detaching");
+                log::info!("SIGINT: ending");
                 Ok(())
             }
         };
         reloader.abort();
         let mut inner = shared.lock();
-        for port in inner.controller.ports().to_vec() {
-            if let Err(e) = inner.plane.detach(port.ifindex) {
-                log::error!("port {}: {e:#}", port.name);
+        inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));
+        let senders = inner.plane.ended_flows()?.len();
+        if let Some(pin) = config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
+        {
+            log::warn!(
+                "{senders} connections may still be at work: the programs stay on the ports and drop their data, so that nobody \
+                 takes it for a sum. The next `netsum run` takes them over; `rm -r {}` detaches them",
+                pin.display()
+            );
+            return ended;
+        }
+        if senders > 0 {
+            log::warn!("detached: what {senders} connections may still send reaches its receivers unsummed");
+        }
+        for ifindex in inner.plane.attached() {
+            if let Err(e) = inner.plane.detach(ifindex) {
+                log::error!("interface {ifindex}: {e:#}");
             }
         }
         if let Err(e) = inner.plane.unpin() {

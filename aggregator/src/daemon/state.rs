@@ -11,6 +11,7 @@ use tonic::Status;
 use super::persist::Store;
 use super::trace::Tracers;
 use crate::clock;
+use crate::core::ended::Ended;
 use crate::core::queue::{Admission, Standing};
 use crate::core::watch::{Patience, Watch};
 use crate::core::{Action, Controller, Refusal, State};
@@ -37,6 +38,8 @@ pub struct Inner {
     pub watch: Watch,
     /// How many look for unknown connections at the moment.
     pub watchers: u32,
+    /// Flows that have ended, over time.
+    pub ended: Ended,
     /// Who traces packets.
     pub tracers: Tracers,
     /// Where the controller's state is kept for the next daemon.
@@ -73,6 +76,7 @@ impl Shared {
             plane,
             watch,
             watchers: 0,
+            ended: Ended::default(),
             tracers: Tracers::default(),
             store: None,
             waiters: HashMap::new(),
@@ -136,6 +140,29 @@ impl Inner {
             log::error!("{}: {e:#}; if the daemon is killed now, its jobs end", store.path().display());
         }
         result
+    }
+
+    /// Ends all jobs.
+    pub fn end_all(&mut self) -> Result<(), Status> {
+        let actions = self.controller.end_all();
+        self.carry_out(None, actions)
+    }
+
+    /// Forgets flows that ended long ago, and lets go of ports that are none any more and from which nothing must be kept.
+    pub fn tidy(&mut self, now: Instant) -> anyhow::Result<()> {
+        let flows = self.plane.ended_flows()?;
+        self.plane.forget_ended(&self.ended.observe(&flows, now))?;
+        self.detach_if_done()
+    }
+
+    /// Detaches from interfaces that are no ports any more, and from which no ended flow's data can come.
+    fn detach_if_done(&mut self) -> anyhow::Result<()> {
+        let flows = self.plane.ended_flows()?;
+        let ports = self.controller.ports();
+        let is_needed =
+            |i: &u32| ports.iter().any(|p| p.ifindex == *i) || flows.iter().any(|f| f.ifindex == *i);
+        let done: Vec<u32> = self.plane.attached().into_iter().filter(|i| !is_needed(i)).collect();
+        done.into_iter().try_for_each(|ifindex| self.plane.detach(ifindex))
     }
 
     /// Whether an earlier daemon has created a job for a command that has waited since then and comes for it. One that has come to
@@ -252,6 +279,7 @@ impl Inner {
             Action::ListenInBand(job) => self.plane.listen_in_band(&job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
+            Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),
             Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
             Action::Dequeued { ticket, why } => {
                 log::info!("{why}");

@@ -1,30 +1,28 @@
 //! [`DataPlane`] with aya: the programs are embedded, loaded into the kernel and fed through their maps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{
-    Array, ArrayOfMaps, CpuMap, DevMap, MapData, PerCpuArray, PerCpuValues, ProgramArray, RingBuf,
-};
+use aya::maps::{Array, ArrayOfMaps, DevMap, MapData, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::xdp::{XdpLinkId, XdpMode as AyaMode};
 use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{
-    self, Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_CPUS, MAX_MTU,
-    MAX_RANKS, MAX_RINGS, Owner, RingConfig, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs,
-    ring_flags, watch,
+    self, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_CPUS, MAX_MTU, MAX_RANKS,
+    MAX_RINGS, RingConfig, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs, ring_flags, watch,
 };
 use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::{InBandToken, JobHeader};
 
+use super::cpus::Threads;
 use super::pins::Pins;
 use super::{
-    DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, Traced, XdpMode, facts,
-    held, mapped, unmapped,
+    DataPlane, EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, Traced,
+    XdpMode, facts, held, unmapped,
 };
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
@@ -65,13 +63,20 @@ pub struct BpfDataPlane {
     pub(super) cpus: Vec<u32>,
     pub(super) links: HashMap<u32, Attachment>,
     pub(super) pins: Option<Pins>,
-    rings: HashMap<u32, RingMaps>,
+    /// Flows that have ended and whose data is dropped.
+    pub(super) ended: HashSet<FlowKey>,
+    pub(super) threads: Threads,
+    pub(super) rings: HashMap<u32, RingMaps>,
     pub(super) events: RingBuf<MapData>,
 }
 
 /// A ring's inner maps that user space reads and writes. To find them again in their outer maps, by number, takes
 /// CAP_SYS_ADMIN (`bpf_map_get_fd_by_id` in kernel/bpf/syscall.c), which the daemon has at its start alone.
-struct RingMaps {
+pub(super) struct RingMaps {
+    /// Index of its CPU in [`BpfDataPlane::cpus`].
+    pub cpu: u32,
+    /// Packets of its that were last known to have come to another CPU.
+    pub strayed: u64,
     slots: Array<MapData, Slot>,
     headers: Array<MapData, SavedHeader>,
     ports: DevMap<MapData>,
@@ -117,26 +122,25 @@ impl BpfDataPlane {
         let logger = if level > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
         let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
         let aggregate = program(&mut ebpf, programs::AGGREGATE)?.fd()?.try_clone()?;
-        let mut cpu_map = CpuMap::try_from(ebpf.map_mut(maps::CPUS).context(maps::CPUS)?)?;
-        for &cpu in &options.cpus {
-            if cpu >= MAX_CPUS {
-                bail!("CPU {cpu} is out of range: at most {}", MAX_CPUS - 1);
-            }
-            cpu_map
-                .set(cpu, options.cpu_queue, Some(&aggregate), 0)
-                .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {})", options.cpu_queue))?;
-        }
         let events = RingBuf::try_from(ebpf.take_map(maps::EVENTS).context(maps::EVENTS)?)?;
         let mut plane = Self {
             ebpf,
             logger,
             egress,
             cpus: options.cpus.clone(),
+            threads: Threads { configured: options.cpus.clone(), queue: options.cpu_queue, aggregate },
             links: HashMap::new(),
             pins,
+            ended: HashSet::new(),
             rings: HashMap::new(),
             events,
         };
+        for &cpu in &options.cpus {
+            if cpu >= MAX_CPUS {
+                bail!("CPU {cpu} is out of range: at most {}", MAX_CPUS - 1);
+            }
+            plane.start_thread(cpu)?;
+        }
         plane.take_inline(options.inline)?;
         // Nobody looks any more who did when an earlier daemon was killed.
         plane.watch(watch::STRANGERS | watch::TRACE, false)?;
@@ -200,7 +204,7 @@ impl BpfDataPlane {
     }
 
     /// Makes a ring's inner maps anew.
-    fn put_maps(&mut self, ring: u32, sizes: &Sizes) -> Result<()> {
+    fn put_maps(&mut self, ring: u32, cpu: u32, sizes: &Sizes) -> Result<()> {
         let slots: Array<MapData, Slot> = Array::create(sizes.slots, INNER_MAP)?;
         let headers: Array<MapData, SavedHeader> = Array::create(sizes.headers, INNER_MAP)?;
         let ports = aya_obj::Map::new_from_params(DEVMAP, 4, 8, sizes.ports, 0);
@@ -215,7 +219,7 @@ impl BpfDataPlane {
         }
         self.put(maps::HEADERS, ring, &headers)?;
         self.put(maps::PORTS, ring, &ports)?;
-        self.rings.insert(ring, RingMaps { slots, headers, ports });
+        self.rings.insert(ring, RingMaps { cpu, strayed: 0, slots, headers, ports });
         Ok(())
     }
 
@@ -225,13 +229,35 @@ impl BpfDataPlane {
         self.put(maps::SUMS[index], ring, &sums)
     }
 
+    /// What the data plane has of a ring.
+    pub(super) fn ring_config(&mut self, ring: u32) -> Result<RingConfig> {
+        Ok(self.array(maps::RINGS)?.get(&ring, 0)?)
+    }
+
+    pub(super) fn set_active(&mut self, ring: u32, active: bool) -> Result<()> {
+        let mut config = self.ring_config(ring)?;
+        config.flags = config.flags & !ring_flags::ACTIVE | if active { ring_flags::ACTIVE } else { 0 };
+        Ok(self.array(maps::RINGS)?.set(ring, config, 0)?)
+    }
+
+    /// Returns when no program runs any more that may have seen the ring as it was before. To put an inner map into its place
+    /// again waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
+    pub(super) fn wait_for_programs(&mut self, ring: u32) -> Result<()> {
+        let Some(RingMaps { ports, .. }) = self.rings.get(&ring) else { return Ok(()) };
+        let map = self.ebpf.map_mut(maps::PORTS).context(maps::PORTS)?;
+        let mut outer: ArrayOfMaps<_, DevMap<MapData>> = ArrayOfMaps::try_from(map)?;
+        outer.set(ring, ports, 0).with_context(|| format!("{}[{ring}]", maps::PORTS))
+    }
+
     fn maps_of(&self, ring: u32) -> Result<&RingMaps> {
         self.rings.get(&ring).context("the ring has not been created")
     }
 
     /// Opens the maps of a ring that an earlier daemon has made. Needs CAP_SYS_ADMIN.
-    pub(super) fn open_ring(&mut self, ring: u32) -> Result<()> {
+    pub(super) fn open_ring(&mut self, ring: u32, cpu: u32) -> Result<()> {
         let maps = RingMaps {
+            cpu,
+            strayed: 0,
             slots: self.inner(maps::SLOTS, ring)?,
             headers: self.inner(maps::HEADERS, ring)?,
             ports: self.inner(maps::PORTS, ring)?,
@@ -255,38 +281,6 @@ impl BpfDataPlane {
         let mut watched: Array<_, u32> = self.array(maps::WATCH)?;
         let before = watched.get(&0, 0)?;
         Ok(watched.set(0, if on { before | bits } else { before & !bits }, 0)?)
-    }
-
-    /// An address belongs to one port, for one flow more.
-    fn own(&mut self, address: Address, ifindex: u32) -> Result<()> {
-        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
-        let mut owner = found(owners.get(&address, 0))?.unwrap_or(Owner { ifindex, flows: 0 });
-        if owner.ifindex != ifindex {
-            bail!("belongs to interface {} already, not to {ifindex}", owner.ifindex);
-        }
-        owner.flows += 1;
-        Ok(owners.insert(address, owner, 0)?)
-    }
-
-    /// One flow less has this address.
-    fn disown(&mut self, address: Address) -> Result<()> {
-        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
-        match found(owners.get(&address, 0))? {
-            Some(owner) if owner.flows > 1 => {
-                Ok(owners.insert(address, Owner { flows: owner.flows - 1, ..owner }, 0)?)
-            }
-            Some(_) => ignore_missing(owners.remove(&address)),
-            None => Ok(()),
-        }
-    }
-
-    /// Removes a flow, if it is there, and what it owns.
-    pub fn remove_flow(&mut self, key: FlowKey) -> Result<()> {
-        let mut flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
-        let Some(flow) = found(flows.get(&key, 0))? else { return Ok(()) };
-        ignore_missing(flows.remove(&key))?;
-        self.disown(Address::ip(flow.src_ip))?;
-        if flow.mac_given != 0 { self.disown(Address::mac(flow.src_mac)) } else { Ok(()) }
     }
 
     fn config(&self, ring: &RingSpec, active: bool) -> Result<RingConfig> {
@@ -378,6 +372,7 @@ impl DataPlane for BpfDataPlane {
         let config = self.config(ring, false)?;
         self.put_maps(
             ring.id,
+            ring.cpu,
             &Sizes { slots: ring.slots, mtu: ring.mtu, headers: ring.slots * ring.ranks, ports: ring.ranks },
         )?;
         self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
@@ -396,30 +391,7 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn add_flow(&mut self, flow: &FlowSpec) -> Result<()> {
-        self.remove_flow(flow.key())?;
-        self.own(Address::ip(mapped(flow.src)), flow.ifindex).with_context(|| flow.src.to_string())?;
-        if let Some(mac) = flow.src_mac
-            && let Err(error) = self.own(Address::mac(mac), flow.ifindex)
-        {
-            self.disown(Address::ip(mapped(flow.src)))?;
-            return Err(error.context(format!("MAC address of {}", flow.src)));
-        }
-        let value = Flow {
-            ring: flow.ring,
-            rank: flow.rank,
-            base_psn: flow.base_psn,
-            ifindex: flow.ifindex,
-            src_ip: mapped(flow.src),
-            src_mac: flow.src_mac.unwrap_or_default(),
-            mac_given: flow.src_mac.is_some().into(),
-            reserved: 0,
-            packets: 0,
-            refused: 0,
-            last_psn: 0,
-            last_outcome: 0,
-            next_psn: Flow::NONE_TAKEN,
-        };
-        Ok(self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?)
+        self.register(flow)
     }
 
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
@@ -447,24 +419,50 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
-        // Flows first: from here on no packet finds the ring.
+        // From here on nothing is added. What comes is dropped: by the ring, then by the flows that have ended.
+        let mut config = self.ring_config(ring)?;
+        config.flags &= !ring_flags::ACTIVE;
+        self.array(maps::RINGS)?.set(ring, config, 0)?;
         for key in flows {
-            self.remove_flow(*key)?;
+            self.end_flow(*key)?;
         }
         for &ifindex in ports {
             ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&EgressKey { ring, ifindex }))?;
         }
-        let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
-        let mtu = rings.get(&ring, 0)?.mtu;
-        if mtu == 0 {
+        if config.mtu == 0 {
             return Ok(());
         }
         // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
-        self.put_maps(ring, &Sizes { slots: 1, mtu, headers: 1, ports: 1 })?;
+        self.put_maps(ring, 0, &Sizes { slots: 1, mtu: config.mtu, headers: 1, ports: 1 })?;
         self.rings.remove(&ring);
         let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
         self.array(maps::RINGS)?.set(ring, none, 0)?;
         Ok(())
+    }
+
+    fn forget_ended(&mut self, flows: &[FlowKey]) -> Result<()> {
+        flows.iter().try_for_each(|key| self.forget_flow(*key))
+    }
+
+    fn ended_flows(&self) -> Result<Vec<EndedFlow>> {
+        self.ended()
+    }
+
+    fn pause_ring(&mut self, ring: u32) -> Result<()> {
+        self.set_active(ring, false)?;
+        self.wait_for_programs(ring)
+    }
+
+    fn resume_ring(&mut self, ring: u32) -> Result<()> {
+        self.set_active(ring, true)
+    }
+
+    fn attached(&self) -> Vec<u32> {
+        self.links.keys().copied().collect()
+    }
+
+    fn keep_cpus(&mut self) -> Result<Vec<String>> {
+        self.look_after_cpus()
     }
 
     fn unpin(&mut self) -> Result<()> {
@@ -581,10 +579,11 @@ impl DataPlane for BpfDataPlane {
         let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         let Some(job) = found(tokens.get(&Token::new(token), 0))? else { return Ok(()) };
         ignore_missing(tokens.remove(&Token::new(token)))?;
-        let mut waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
+        let waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
         let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
-        for (connection, _) in all.iter().filter(|(_, number)| *number == job.job) {
-            ignore_missing(waiting.remove(connection))?;
+        for (c, _) in all.iter().filter(|(_, number)| *number == job.job) {
+            self.end_connection(FlowKey { dst_ip: c.dst_ip, qpn: c.qpn }, c.ifindex)?;
+            ignore_missing(self.hash::<StrangerKey, u32>(maps::WAITING)?.remove(c))?;
         }
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         if tokens.keys().next().is_none() {
@@ -624,14 +623,14 @@ fn first_packet(key: &ClaimKey, claim: &Claim) -> Option<FirstPacket> {
 }
 
 /// What is in a map, if it is.
-fn found<T>(result: Result<T, aya::maps::MapError>) -> Result<Option<T>> {
+pub(super) fn found<T>(result: Result<T, aya::maps::MapError>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) => ignore_missing(Err(error)).map(|()| None),
     }
 }
 
-fn ignore_missing(result: Result<(), aya::maps::MapError>) -> Result<()> {
+pub(super) fn ignore_missing(result: Result<(), aya::maps::MapError>) -> Result<()> {
     match result {
         Err(aya::maps::MapError::KeyNotFound) => Ok(()),
         Err(aya::maps::MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => {

@@ -3,7 +3,9 @@
 //! [`DataPlane`] is what the controller asks of it; `bpf` implements it with aya, tests with something simpler.
 
 pub mod bpf;
+mod cpus;
 mod facts;
+mod flows;
 pub mod held;
 pub mod pins;
 pub mod replica;
@@ -147,8 +149,21 @@ pub trait DataPlane: Send {
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Starts a ring: `ports[r]` is the interface of rank r.
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
-    /// Removes a ring with its flows and frees its memory. What is missing already is no error.
+    /// Removes a ring and frees its memory. Its flows have ended: what still comes on them is dropped, until they are forgotten or
+    /// registered again. What is missing already is no error.
     fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;
+    /// Forgets flows that have ended. What still comes on them passes, as any stranger's.
+    fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
+    /// The flows that have ended and whose data is dropped.
+    fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>>;
+    /// Stops a ring for a moment: what comes is dropped. Returns when no packet is under way in it any more.
+    fn pause_ring(&mut self, ring: u32) -> anyhow::Result<()>;
+    /// Goes on with a ring that was stopped.
+    fn resume_ring(&mut self, ring: u32) -> anyhow::Result<()>;
+    /// The interfaces that the ingress program is attached to, by this daemon or one before.
+    fn attached(&self) -> Vec<u32>;
+    /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what was done, in words.
+    fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>>;
     /// Lets go of everything that would outlive this process.
     fn unpin(&mut self) -> anyhow::Result<()>;
     /// Counters of a ring (0: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
@@ -186,6 +201,17 @@ pub trait DataPlane: Send {
     fn cpu_number(&self, cpu: u32) -> u32;
     /// The programs as the kernel has them.
     fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>>;
+}
+
+/// A flow whose job has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndedFlow {
+    /// Its key.
+    pub key: FlowKey,
+    /// The interface that its packets came in on.
+    pub ifindex: u32,
+    /// Data packets that came on it, modulo 2^32.
+    pub packets: u32,
 }
 
 /// A packet that was traced.

@@ -15,18 +15,14 @@ use super::{DataPlane as _, FlowSpec, RingSpec};
 
 impl BpfDataPlane {
     /// Gives pinned attachments the programs of this process, in one step each, without a packet in between; the
-    /// interfaces that have them now. Attachments to interfaces other than `present` are removed.
-    pub fn take_over_links(&mut self, present: &[u32]) -> Result<Vec<u32>> {
+    /// interfaces that have them now.
+    pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
         let Some(pins) = &self.pins else { return Ok(Vec::new()) };
         let ingress = program(&mut self.ebpf, programs::INGRESS)?;
         let mut taken = Vec::new();
         for ifindex in pins.links() {
             let path = pins.link(ifindex);
             let link = PinnedLink::from_pin(&path).with_context(|| path.display().to_string())?;
-            if !present.contains(&ifindex) {
-                drop(link.unpin()?);
-                continue;
-            }
             let updated = XdpLink::try_from(FdLink::from(link))
                 .map_err(anyhow::Error::from)
                 .and_then(|link| Ok(ingress.attach_to_link(link)?));
@@ -57,7 +53,7 @@ impl BpfDataPlane {
         if !same || (config.flags & ring_flags::ACTIVE != 0) != active {
             return Ok(false);
         }
-        self.open_ring(ring.id)?;
+        self.open_ring(ring.id, ring.cpu)?;
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         Ok(flows.iter().filter(|f| f.ring == ring.id).all(|f| {
             map.get(&f.key(), 0).is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank, f.base_psn))
@@ -69,7 +65,7 @@ impl BpfDataPlane {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let flows: Vec<Flow> = flows.iter().map(|e| e.map(|(_, flow)| flow)).collect::<Result<_, _>>()?;
         let mut counted: HashMap<Address, Owner> = HashMap::new();
-        for flow in flows {
+        for flow in flows.into_iter().filter(|flow| flow.ring != Flow::ENDED) {
             let mac = (flow.mac_given != 0).then_some(Address::mac(flow.src_mac));
             for address in [Address::ip(flow.src_ip)].into_iter().chain(mac) {
                 counted.entry(address).or_insert(Owner { ifindex: flow.ifindex, flows: 0 }).flows += 1;
@@ -86,13 +82,13 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Removes rings and flows other than these.
+    /// Removes rings other than these, and ends other flows.
     pub fn forget_others(&mut self, rings: &[u32], flows: &[FlowSpec]) -> Result<()> {
         let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
-        let mut map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let keys: Vec<FlowKey> = map.keys().collect::<Result<_, _>>()?;
         for key in keys.into_iter().filter(|k| !known.contains(k)) {
-            map.remove(&key)?;
+            self.end_flow(key)?;
         }
         self.count_owners()?;
         // Those of jobs that go on stay, so that no first packet gets through meanwhile.

@@ -17,7 +17,8 @@ use netsum_aggregator::daemon::socket::{self, Access};
 use netsum_aggregator::daemon::state::Shared;
 use netsum_aggregator::daemon::worker::PortFinder;
 use netsum_aggregator::dataplane::{
-    Attached, DataPlane, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec, Traced, XdpMode,
+    Attached, DataPlane, EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec,
+    Traced, XdpMode,
 };
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
@@ -76,6 +77,26 @@ impl DataPlane for Remembers {
             told.flows.remove(flow);
         }
         Ok(())
+    }
+    fn forget_ended(&mut self, _: &[FlowKey]) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>> {
+        Ok(Vec::new())
+    }
+    fn pause_ring(&mut self, ring: u32) -> anyhow::Result<()> {
+        self.0.lock().unwrap().active.remove(&ring);
+        Ok(())
+    }
+    fn resume_ring(&mut self, ring: u32) -> anyhow::Result<()> {
+        self.0.lock().unwrap().active.insert(ring);
+        Ok(())
+    }
+    fn attached(&self) -> Vec<u32> {
+        Vec::new()
+    }
+    fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>> {
+        Ok(Vec::new())
     }
     fn unpin(&mut self) -> anyhow::Result<()> {
         Ok(())

@@ -3,6 +3,7 @@
 //! The same code runs in the XDP programs, over packet pointers, and in user space, over slices.
 
 use super::*;
+use crate::slot::Slot;
 
 /// Bounds-checked access to a frame. In XDP this is the comparison with `data_end` that the verifier asks for.
 pub trait Bytes {
@@ -96,6 +97,19 @@ impl Frame {
         self.bth_offset() + BTH_LEN + self.bth.opcode.extended_len()
     }
 
+    /// Where an RC data packet is in its message: bits of [`Slot::FIRST`] and [`Slot::LAST`].
+    #[inline(always)]
+    pub const fn bounds(&self) -> u32 {
+        ((BOUNDS >> (2 * (self.bth.opcode.0 & 31))) as u32 & 3) * Slot::FIRST
+    }
+
+    /// Whether an RC data packet is a whole message without payload.
+    #[inline(always)]
+    pub const fn is_empty_message(&self) -> bool {
+        self.udp_payload == BTH_LEN + self.bth.opcode.extended_len() + ICRC_LEN
+            && self.bounds() == Slot::FIRST | Slot::LAST
+    }
+
     /// Length of the payload of an RC data packet, if the packet is one that can be added: whole lanes, no pad,
     /// lengths that agree with each other and with the frame, transport version 0, default partition.
     #[inline(always)]
@@ -128,6 +142,18 @@ impl Frame {
         Ok(len)
     }
 }
+
+/// For each opcode of RC two bits: whether it begins a message, and whether it ends one. Branches would cost the programs stack.
+const BOUNDS: u64 = {
+    assert!(Slot::LAST == 2 * Slot::FIRST);
+    let (mut bits, mut op) = (0, 0);
+    while op < 32 {
+        let opcode = Opcode(op);
+        bits |= (opcode.is_first() as u64 | (opcode.is_last() as u64) << 1) << (2 * op);
+        op += 1;
+    }
+    bits
+};
 
 /// Why a frame is not RoCEv2, or not data that can be added up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

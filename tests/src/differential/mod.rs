@@ -194,7 +194,7 @@ impl Differential {
         // Flows of rings that this sequence does not have are no flows.
         for setting in &self.settings {
             if settings.iter().all(|s| s.ring.id != setting.ring.id) {
-                setting.flows.iter().try_for_each(|flow| plane.remove_flow(flow.key()))?;
+                setting.flows.iter().try_for_each(|flow| plane.forget_flow(flow.key()))?;
             }
             if let Some(job) = setting.in_band() {
                 plane.ignore_in_band(job.token)?;
@@ -215,10 +215,11 @@ impl Differential {
         let mut out =
             if self.on_rings_cpu { self.bench.at_home(frame)? } else { self.bench.run("ingress", frame)? };
         let mut events = self.bench.plane.traced(3)?.into_iter();
-        let first = self.model.ingress(frame, self.on_rings_cpu);
+        let mut passed = frame.to_vec();
+        let first = self.model.ingress(&mut passed, self.on_rings_cpu);
         self.compare_trace(traced_by::INGRESS, frame, events.next())?;
         if let Some(verdict) = first {
-            agree("ingress", &out, verdict, frame)?;
+            agree("ingress", &out, verdict, &passed)?;
             ensure!(events.next().is_none(), "traced by `ingress` twice");
             out = self.bench.aggregate(frame)?;
             events = self.bench.plane.traced(2)?.into_iter();

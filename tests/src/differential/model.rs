@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use netsum_aggregator::dataplane::{FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, mapped};
 use netsum_common::abi::{FlowKey, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
-use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot};
+use netsum_common::slot::{
+    self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
+};
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, JobHeader, L3, Reject, UDP_LEN};
 use netsum_common::{icrc, serial, timing};
@@ -234,7 +236,7 @@ impl Model {
 
     /// A packet comes in by a port, on the rings' CPU or another. `None` where it is taken at once: what becomes of it then, is what
     /// [`Model::aggregate`] says.
-    pub fn ingress(&mut self, packet: &[u8], on_rings_cpu: bool) -> Option<Verdict> {
+    pub fn ingress(&mut self, packet: &mut [u8], on_rings_cpu: bool) -> Option<Verdict> {
         let look = self.look(packet).filter(|_| !self.is_spoofed(packet));
         if let Some(Look::Job(job, frame, _)) = look {
             self.waiting.insert((frame.src_ip, frame.dst_ip, frame.bth.qpn), job.job);
@@ -253,9 +255,7 @@ impl Model {
         match self.classify(packet) {
             Class::Verdict(Verdict::Pass) if self.is_spoofed(packet) => {
                 // Counted where it would have been counted otherwise.
-                let counted =
-                    |(key, n): (&(u32, Counter), &u64)| (before.get(key) != Some(n)).then_some(key.0);
-                let ring = self.counters.iter().find_map(counted).expect("every packet is counted");
+                let ring = self.counted_since(&before);
                 self.counters = before;
                 self.counted = (0, 0);
                 self.count(ring, Counter::Spoofed);
@@ -273,7 +273,16 @@ impl Model {
                 let active = flags & ring_flags::ACTIVE != 0 && flags & ring_flags::IN_BAND == 0;
                 let (verdict, counter) = match sender {
                     Err(counter) => (Verdict::Drop, counter),
-                    Ok(()) if active && behind > ring.config.slots as i32 => (Verdict::Pass, Counter::Stale),
+                    Ok(()) if active && behind > ring.config.slots as i32 => {
+                        match frame.data_len(packet.len()) {
+                            Ok(len) if len <= MAX_MTU => {
+                                move_psn(packet, &frame, len, serial::sub(0, STALE_PSN_BEHIND));
+                                (Verdict::Pass, Counter::Stale)
+                            }
+                            Ok(_) => (Verdict::Drop, Counter::Oversized),
+                            Err(reject) => (Verdict::Drop, counter_of(reject)),
+                        }
+                    }
                     Ok(()) if on_rings_cpu && self.flows[flow].1.next == Some(frame.bth.psn) => {
                         self.count(id, Counter::Inline);
                         return None;
@@ -290,6 +299,12 @@ impl Model {
                 Some(verdict)
             }
         }
+    }
+
+    /// The ring that a packet has been counted for.
+    fn counted_since(&self, before: &HashMap<(u32, Counter), u64>) -> u32 {
+        let counted = |(key, n): (&(u32, Counter), &u64)| (before.get(key) != Some(n)).then_some(key.0);
+        self.counters.iter().find_map(counted).expect("every packet is counted")
     }
 
     /// Whether it bears an address of a rank behind another port.
@@ -315,7 +330,16 @@ impl Model {
             self.count(job.job, counter);
             return Verdict::Drop;
         }
+        let before = self.counters.clone();
         let (frame, flow) = match self.classify(packet) {
+            Class::Verdict(Verdict::Pass) => {
+                // It was steered when it was a flow's.
+                let ring = self.counted_since(&before);
+                self.counters = before;
+                self.counted = (0, 0);
+                self.count(ring, Counter::JobEnded);
+                return Verdict::Drop;
+            }
             Class::Verdict(verdict) => return verdict,
             Class::Data(frame, flow) => (frame, flow),
         };
@@ -357,7 +381,21 @@ impl Model {
         }
         self.check_sender(frame, at)?;
         let flow = &self.flows[at].1;
-        let len = frame.data_len(packet.len()).map_err(counter_of)?;
+        let len = match frame.data_len(packet.len()) {
+            Ok(len) => len,
+            Err(reject) => {
+                let op = frame.bth.opcode;
+                let empty = op.is_first()
+                    && op.is_last()
+                    && frame.bth_offset() + frame.udp_payload == frame.payload() + ICRC_LEN;
+                if empty {
+                    let FlowSpec { ring, rank, .. } = flow.spec;
+                    self.rings.get_mut(&ring).expect("a flow's ring").state.stopped = rank + 1;
+                    return Err(Counter::LayoutMismatch);
+                }
+                return Err(counter_of(reject));
+            }
+        };
         if len > config.mtu as usize || len > MAX_MTU {
             return Err(Counter::Oversized);
         }
@@ -395,7 +433,10 @@ impl Model {
             let slots = &ring.slots;
             slot::advance_low(&config, &mut ring.state, |i| Some(slots[i as usize]));
         }
-        let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce };
+        let op = frame.bth.opcode;
+        let first = if op.is_first() { Slot::FIRST } else { 0 };
+        let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
+        let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce, bounds };
         let verdict = slot::on_fragment(&config, &mut ring.state, &mut ring.slots[s], fragment);
         self.flows[flow].1.seen.last_outcome = Some(verdict.counter);
         let mut counters = vec![verdict.counter];
@@ -432,23 +473,17 @@ impl Model {
         let out = match verdict.output {
             Output::Drop => Verdict::Drop,
             Output::Stale => {
-                no_udp_checksum(packet, frame.udp());
+                move_psn(packet, frame, len, serial::sub(0, STALE_PSN_BEHIND));
                 Verdict::Pass
             }
             Output::Gap => {
                 counters.push(Counter::GapForwarded);
-                let (old, icrc_at) = (right_icrc(packet, frame.l3, frame.ip, at + len), at + len);
+                move_psn(packet, frame, len, GAP_PSN_AHEAD);
                 if verdict.completed {
                     packet[at..at + len].copy_from_slice(sum);
+                    let icrc = right_icrc(packet, frame.l3, frame.ip, at + len);
+                    packet[at + len..][..4].copy_from_slice(&icrc.to_le_bytes());
                 }
-                let psn = serial::add(frame.bth.psn, GAP_PSN_AHEAD).to_be_bytes();
-                packet[frame.bth_offset() + 9..][..3].copy_from_slice(&psn[1..]);
-                no_udp_checksum(packet, frame.udp());
-                let new = right_icrc(packet, frame.l3, frame.ip, icrc_at);
-                let sent = u32::from_le_bytes(packet[icrc_at..][..4].try_into().expect("four bytes"));
-                // Who does not verify passes a wrong ICRC on as wrong as it was, unless the payload is the box's own.
-                let icrc = if verdict.completed { new } else { sent ^ old ^ new };
-                packet[icrc_at..][..4].copy_from_slice(&icrc.to_le_bytes());
                 Verdict::Pass
             }
             Output::Release | Output::Replay => {
@@ -596,6 +631,18 @@ fn is_intact(packet: &[u8], frame: &Frame, len: usize) -> bool {
 fn right_icrc(packet: &[u8], l3: L3, ip: usize, end: usize) -> u32 {
     let bth_end = ip + l3.header_len() + UDP_LEN + BTH_LEN;
     icrc::of_frame(packet, l3, ip, bth_end, end - bth_end).expect("the frame holds its headers")
+}
+
+/// Passes a packet on with another PSN. A wrong ICRC stays as wrong as it was.
+fn move_psn(packet: &mut [u8], frame: &Frame, len: usize, by: u32) {
+    let icrc_at = frame.payload() + len;
+    let old = right_icrc(packet, frame.l3, frame.ip, icrc_at);
+    let psn = serial::add(frame.bth.psn, by).to_be_bytes();
+    packet[frame.bth_offset() + 9..][..3].copy_from_slice(&psn[1..]);
+    no_udp_checksum(packet, frame.udp());
+    let sent = u32::from_le_bytes(packet[icrc_at..][..4].try_into().expect("four bytes"));
+    let icrc = sent ^ old ^ right_icrc(packet, frame.l3, frame.ip, icrc_at);
+    packet[icrc_at..][..4].copy_from_slice(&icrc.to_le_bytes());
 }
 
 fn no_udp_checksum(packet: &mut [u8], udp: usize) {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netsum_common::abi::{RingConfig, ring_flags, ring_slots};
 use netsum_common::serial;
 use netsum_common::slot::{
-    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, Slot, advance_low, on_fragment,
+    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, advance_low, on_fragment,
 };
 use netsum_common::wire::{Bth, ROCE_PORT};
 
@@ -137,8 +137,11 @@ impl Aggregator {
             let slots = &ring.slots;
             advance_low(&ring.config, &mut ring.state, |i| Some(slots[i as usize]));
         }
-        let fragment =
-            Fragment { rank: flow.rank as u32, index, len: packet.payload.len() as u32, ce: false };
+        let op = packet.bth.opcode;
+        let first = if op.is_first() { Slot::FIRST } else { 0 };
+        let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
+        let (rank, len) = (flow.rank as u32, packet.payload.len() as u32);
+        let fragment = Fragment { rank, index, len, ce: false, bounds };
         let verdict = on_fragment(&ring.config, &mut ring.state, &mut ring.slots[s], fragment);
         match verdict.payload {
             Payload::Leave => {}
@@ -193,7 +196,10 @@ impl Aggregator {
                 }
             }
             Output::Replay => send(flow.rank, &packet.bth, &ring.sums[s]),
-            Output::Stale => send(flow.rank, &packet.bth, packet.payload),
+            Output::Stale => {
+                let bth = Bth { psn: serial::sub(packet.bth.psn, STALE_PSN_BEHIND), ..packet.bth };
+                send(flow.rank, &bth, packet.payload);
+            }
             Output::Gap => {
                 let bth = Bth { psn: serial::add(packet.bth.psn, GAP_PSN_AHEAD), ..packet.bth };
                 send(flow.rank, &bth, packet.payload);

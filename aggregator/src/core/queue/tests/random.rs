@@ -131,6 +131,7 @@ impl Model {
                 Action::ResetCounters(_)
                 | Action::AddFlow(_)
                 | Action::ActivateRing(..)
+                | Action::ForgetEnded(_)
                 | Action::Reply { .. } => {}
                 Action::Dequeued { ticket, .. } => {
                     assert!(self.waiting.remove(ticket).is_some(), "told twice")

@@ -48,7 +48,7 @@ fn a_job_makes_room_for_one_that_waits_and_takes_it_back_afterwards() {
     assert_eq!(settle(&mut c), [""; 0]);
     let actions = c.leave("wide", "t", 1, 1).unwrap();
     assert!(
-        matches!(&actions[..], [Action::DeleteRing { ring: 1, .. }, Action::CreateRing(r)] if r.slots == abi_slots(8) && r.window == 64)
+        matches!(&actions[..], [Action::DeleteRing { ring: 1, .. }, Action::CreateRing(r), Action::ForgetEnded(_)] if r.slots == abi_slots(8) && r.window == 64)
     );
     assert_eq!(settle(&mut c), ["next"]);
     work(&mut c, "wide");
