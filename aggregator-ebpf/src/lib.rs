@@ -25,6 +25,7 @@ pub mod maps;
 pub mod packet;
 pub mod payload;
 pub mod trace;
+pub mod wrapped;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;

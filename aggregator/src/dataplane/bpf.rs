@@ -265,7 +265,8 @@ impl BpfDataPlane {
             bail!("belongs to interface {} already, not to {ifindex}", owner.ifindex);
         }
         owner.flows += 1;
-        Ok(owners.insert(address, owner, 0)?)
+        owners.insert(address, owner, 0)?;
+        self.watch(watch::RANKS, true)
     }
 
     /// One flow less has this address.
@@ -275,7 +276,10 @@ impl BpfDataPlane {
             Some(owner) if owner.flows > 1 => {
                 Ok(owners.insert(address, Owner { flows: owner.flows - 1, ..owner }, 0)?)
             }
-            Some(_) => ignore_missing(owners.remove(&address)),
+            Some(_) => {
+                ignore_missing(owners.remove(&address))?;
+                if owners.keys().next().is_none() { self.watch(watch::RANKS, false) } else { Ok(()) }
+            }
             None => Ok(()),
         }
     }
@@ -418,6 +422,8 @@ impl DataPlane for BpfDataPlane {
             last_psn: 0,
             last_outcome: 0,
             next_psn: Flow::NONE_TAKEN,
+            mismatch_psn: 0,
+            mismatch_len: 0,
         };
         Ok(self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?)
     }
@@ -510,6 +516,7 @@ impl DataPlane for BpfDataPlane {
             refused: flow.refused,
             last_psn: flow.last_psn,
             last_outcome: Counter::ALL.get(flow.last_outcome as usize).copied().filter(|_| flow.packets > 0),
+            mismatch: (flow.mismatch_len != 0).then_some((flow.mismatch_psn, flow.mismatch_len)),
         })
     }
 
