@@ -90,6 +90,11 @@ fn check(
     if len > ring.mtu as usize || len > MAX_MTU {
         return Err(Counter::Oversized);
     }
+    // A requester fills all packets of a message but the last (IBTA 9.7.4.1.5, "Payload length"). The first contribution says how
+    // long its slot is, so one that is too short would keep the others out.
+    if len != ring.mtu as usize && !frame.bth.opcode.is_last() {
+        return Err(Counter::ShortFragment);
+    }
     if ring.flags & ring_flags::ICRC_IGNORE == 0 {
         let Some(state) = payload::frame_crc(ctx, frame, len) else { return Err(Counter::Truncated) };
         let Some(sent) = Packet::new(ctx).load::<ICRC_LEN>(frame.payload() + len) else {
@@ -131,6 +136,9 @@ fn decide(
     let verdict = slot::on_fragment(ring, state, slot, fragment);
 
     flow.last_outcome = verdict.counter as u32;
+    if verdict.counter == Counter::LengthMismatch {
+        (flow.mismatch_psn, flow.mismatch_len) = (frame.bth.psn, len as u32);
+    }
     maps::count(ring_id, verdict.counter);
     if verdict.gap {
         maps::count(ring_id, Counter::OutOfSequence);

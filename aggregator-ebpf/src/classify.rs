@@ -59,6 +59,10 @@ pub fn classify(p: &Packet, found: &mut Found) -> Class {
     let rejected = match wire::parse_into(p, &mut found.frame) {
         Ok(()) => false,
         Err(Reject::NotRoce) => return Class::Pass,
+        Err(reject @ (Reject::Forged | Reject::VlanTags | Reject::Ipv6Extensions | Reject::Hidden)) => {
+            found.counter = reason(reject);
+            return Class::Refuse;
+        }
         Err(reject) => {
             found.counter = reason(reject);
             if reject == Reject::TruncatedHeaders {
@@ -69,8 +73,9 @@ pub fn classify(p: &Packet, found: &mut Found) -> Class {
     };
     let Some(flow) = find(&found.frame) else {
         found.counter = Counter::NoFlow;
-        found.stranger = found.frame.bth.opcode.is_rc_data();
-        found.first = found.stranger && !rejected && found.frame.bth.opcode.is_first();
+        let opcode = found.frame.bth.opcode;
+        found.stranger = opcode.is_rc_data() || opcode.is_other_data();
+        found.first = opcode.is_rc_data() && !rejected && opcode.is_first();
         return Class::Pass;
     };
     found.flow = flow;
@@ -87,6 +92,10 @@ pub fn classify(p: &Packet, found: &mut Found) -> Class {
         found.stranger = true;
         found.first = found.frame.bth.opcode.is_first();
         return Class::Pass;
+    }
+    if found.frame.bth.opcode.is_other_data() {
+        found.counter = Counter::OtherData;
+        return Class::Refuse;
     }
     found.counter =
         if found.frame.bth.opcode.is_known() { Counter::NotData } else { Counter::ReservedOpcode };
@@ -135,6 +144,10 @@ pub fn reason(reject: Reject) -> Counter {
         Reject::Truncated => Counter::Truncated,
         Reject::IpOptions => Counter::IpOptions,
         Reject::IpFragment => Counter::IpFragment,
+        Reject::VlanTags => Counter::VlanTags,
+        Reject::Ipv6Extensions => Counter::Ipv6Extensions,
+        Reject::Hidden => Counter::Hidden,
+        Reject::Forged => Counter::Spoofed,
         Reject::UdpLength => Counter::BadUdpLength,
         Reject::Version => Counter::BadVersion,
         Reject::Pkey => Counter::BadPkey,

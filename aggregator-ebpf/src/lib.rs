@@ -25,6 +25,7 @@ pub mod maps;
 pub mod packet;
 pub mod payload;
 pub mod trace;
+pub mod wrapped;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
@@ -100,7 +101,7 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u3
 #[inline(always)]
 fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
     let (watched, has_ended) = (maps::watched(), found.has_ended());
-    if watched == 0 && !has_ended {
+    if watched & (watch::FIRST_PACKETS | watch::STRANGERS) == 0 && !has_ended {
         return pass(ctx, traced_by::INGRESS, found);
     }
     let key = StrangerKey {

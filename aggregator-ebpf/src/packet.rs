@@ -2,20 +2,23 @@
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::wire::Bytes;
+use netsum_common::wire::{Bytes, Frame, Reject};
 
-/// Start and end of the packet.
+use crate::wrapped;
+
+/// Start and end of the packet, and the context that they are from.
 #[derive(Clone, Copy)]
 pub struct Packet {
     data: usize,
     end: usize,
+    ctx: *mut xdp_md,
 }
 
 impl Packet {
     /// The packet of a program's context. Helpers that move the packet's head make it stale.
     #[inline(always)]
     pub fn new(ctx: &XdpContext) -> Self {
-        Self { data: ctx.data(), end: ctx.data_end() }
+        Self { data: ctx.data(), end: ctx.data_end(), ctx: ctx.ctx }
     }
 
     /// Address of `N` bytes at an offset, if they are inside.
@@ -52,8 +55,34 @@ impl Bytes for Packet {
     }
 
     #[inline(always)]
+    fn load_far<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        // The very pointer that was compared is read from: from another sum the verifier would not know it.
+        let p = opaque(self.data + offset);
+        if p + N > self.end {
+            return None;
+        }
+        // SAFETY: N bytes from `p` on are inside the packet, as just checked.
+        Some(unsafe { (p as *const [u8; N]).read_unaligned() })
+    }
+
+    #[inline(always)]
     fn len(&self) -> usize {
         self.end - self.data
+    }
+
+    #[inline(always)]
+    fn hidden(&self) -> Reject {
+        wrapped::hidden()
+    }
+
+    #[inline(always)]
+    fn tagged(&self, _: &mut Frame) -> Reject {
+        wrapped::tagged(self.ctx)
+    }
+
+    #[inline(always)]
+    fn extended(&self, frame: &mut Frame) -> Reject {
+        wrapped::extended(self.ctx, frame)
     }
 }
 

@@ -154,6 +154,10 @@ pub struct Flow {
     /// PSN behind the last contribution that the ring's CPU has taken, or [`Flow::NONE_TAKEN`]. The packet that has it may be taken
     /// where it comes in, if that is the ring's CPU: none of its flow waits in the CPU map's queue, unless it is sent again.
     pub next_psn: u32,
+    /// PSN of the last packet that had another length than its slot.
+    pub mismatch_psn: u32,
+    /// Its payload length in bytes; 0 where there was none.
+    pub mismatch_len: u32,
 }
 
 impl Flow {
@@ -175,6 +179,8 @@ impl Flow {
         last_psn: 0,
         last_outcome: 0,
         next_psn: Self::NONE_TAKEN,
+        mismatch_psn: 0,
+        mismatch_len: 0,
     };
     /// No PSN, for [`Flow::next_psn`] while the ring's CPU has taken nothing.
     pub const NONE_TAKEN: u32 = u32::MAX;
@@ -214,6 +220,18 @@ impl Address {
     pub const fn mac(m: [u8; 6]) -> Self {
         Self([u64::MAX, u64::from_ne_bytes([0, 0, m[0], m[1], m[2], m[3], m[4], m[5]])])
     }
+
+    /// Its words, as arguments of a BPF function.
+    #[inline(always)]
+    pub const fn words(self) -> [u64; 2] {
+        self.0
+    }
+
+    /// From its [`words`](Self::words).
+    #[inline(always)]
+    pub const fn from_words(words: [u64; 2]) -> Self {
+        Self(words)
+    }
 }
 
 /// Where an address belongs: nothing that comes in elsewhere may bear it.
@@ -234,6 +252,8 @@ pub mod watch {
     pub const FIRST_PACKETS: u32 = 2;
     /// Packets are noted in [`super::maps::EVENTS`], with what became of them: somebody traces.
     pub const TRACE: u32 = 4;
+    /// There are ranks' addresses in [`super::maps::OWNERS`]: what cannot be seen through may bear one, and does not pass.
+    pub const RANKS: u32 = 8;
 }
 
 /// Which packets are traced.
@@ -498,7 +518,7 @@ impl ReleaseTag {
 
 const _: () = {
     assert!(size_of::<FlowKey>() == 20);
-    assert!(size_of::<Flow>() == 60);
+    assert!(size_of::<Flow>() == 68);
     assert!(size_of::<StrangerKey>() == 40);
     assert!(size_of::<Address>() == 16);
     assert!(size_of::<Owner>() == 8);

@@ -80,7 +80,7 @@ counters! {
     NotRoce "not_roce" Pass,
     /// RoCEv2 packets of no registered flow
     NoFlow "no_flow" Pass,
-    /// packets to a registered queue pair that are not SEND or WRITE data: acknowledgements, CNP, READ
+    /// packets to a registered queue pair that carry no data for it: acknowledgements, CNP, READ
     NotData "not_data" Pass,
     /// packets to a registered queue pair with an opcode that RC does not define
     ReservedOpcode "reserved_opcode" Pass,
@@ -120,6 +120,14 @@ counters! {
     IpOptions "ip_options" Drop,
     /// data in a fragmented IP packet
     IpFragment "ip_fragment" Drop,
+    /// RoCEv2 to a rank behind two VLAN tags, or behind one that is not of 802.1Q
+    VlanTags "vlan_tags" Drop,
+    /// RoCEv2 to a rank behind IPv6 extension headers
+    Ipv6Extensions "ipv6_extensions" Drop,
+    /// packets, while there are ranks, that cannot be seen through: more VLAN tags or IPv6 extension headers than the box follows, or headers that are in a later fragment
+    Hidden "hidden_headers" Drop,
+    /// data in a form that cannot be summed: SEND with invalidate, atomic operations, other than reliable connections
+    OtherData "other_data" Drop,
     /// IP and UDP lengths that contradict each other
     BadUdpLength "bad_udp_length" Drop,
     /// data that ends before its length fields say
@@ -134,6 +142,8 @@ counters! {
     BadPayloadLength "bad_payload_length" Drop,
     /// payload longer than the job's path MTU
     Oversized "oversized" Drop,
+    /// data shorter than the job's path MTU that is not the last packet of its message
+    ShortFragment "short_fragment" Drop,
     /// first packets by which a connection joins a job in band: noted, and their senders send them again
     InBandFirst "in_band_first" Drop,
     /// data of connections that have joined a job in band, while those of other ranks have not

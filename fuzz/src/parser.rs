@@ -23,7 +23,10 @@ fn any(b: &[u8]) {
         (Ok(a), Ok(())) => assert_eq!(a, frame),
         (Err((a, f)), Err(reject)) => {
             assert_eq!(a, reject);
-            let has_frame = matches!(reject, Reject::IpOptions | Reject::IpFragment);
+            let has_frame = matches!(
+                reject,
+                Reject::IpOptions | Reject::IpFragment | Reject::VlanTags | Reject::Ipv6Extensions
+            );
             assert_eq!(f, has_frame.then_some(frame));
         }
         (a, b) => panic!("parse {a:?}, parse_into {b:?}"),
@@ -72,10 +75,16 @@ struct Naive {
 /// The parser's rules, one after the other.
 fn naively(b: &[u8]) -> Result<Naive, Reject> {
     let word = |at: usize| b.get(at..at + 2).map(|w| u16::from_be_bytes([w[0], w[1]])).ok_or(Reject::NotRoce);
-    let (ethertype, ip) = match word(12)? {
-        0x8100 => (word(16)?, 18),
-        other => (other, 14),
-    };
+    let (mut ethertype, mut ip, mut tags) = (word(12)?, 14, Vec::new());
+    while [0x8100, 0x88a8, 0x9100].contains(&ethertype) {
+        if tags.len() == 2 {
+            return Err(Reject::Hidden);
+        }
+        tags.push(ethertype);
+        ip += 4;
+        ethertype = word(ip - 2)?;
+    }
+    let odd = (!matches!(tags[..], [] | [0x8100])).then_some(Reject::VlanTags);
     let mapped = |ip: &[u8]| -> [u8; 16] {
         [&ipv4_prefix()[..16 - ip.len().max(4)], ip].concat().try_into().expect("an address")
     };
@@ -87,21 +96,29 @@ fn naively(b: &[u8]) -> Result<Naive, Reject> {
             if h[0] >> 4 != 4 || len < 20 || h[9] != 17 || fragment & 0x1fff != 0 {
                 return Err(Reject::NotRoce);
             }
+            let shown = word(ip + 2)? as i64 - len as i64;
+            if fragment & 0x2000 != 0 && (0..20).contains(&shown) {
+                return Err(Reject::Hidden);
+            }
             let reject = if len > 20 {
                 Some(Reject::IpOptions)
             } else if fragment & 0x2000 != 0 {
                 Some(Reject::IpFragment)
             } else {
-                None
+                odd
             };
             (ip + len, word(ip + 2)? as i64 - len as i64, mapped(&h[12..16]), mapped(&h[16..20]), reject)
         }
         0x86dd => {
             let h = b.get(ip..ip + 40).ok_or(Reject::NotRoce)?;
-            if h[0] >> 4 != 6 || h[6] != 17 {
+            if h[0] >> 4 != 6 {
                 return Err(Reject::NotRoce);
             }
-            (ip + 40, word(ip + 4)? as i64, mapped(&h[8..24]), mapped(&h[24..40]), None)
+            let (udp, reject) = match h[6] {
+                17 => (ip + 40, odd),
+                _ => (behind_extensions(b, ip)?, Some(Reject::Ipv6Extensions)),
+            };
+            (udp, word(ip + 4)? as i64, mapped(&h[8..24]), mapped(&h[24..40]), reject)
         }
         _ => return Err(Reject::NotRoce),
     };
@@ -116,6 +133,41 @@ fn naively(b: &[u8]) -> Result<Naive, Reject> {
     let udp_len = word(udp + 4)? as i64;
     let udp_payload = if udp_len >= 20 && udp_len == ip_payload { udp_len as usize - 8 } else { 0 };
     Ok(Naive { ip, bth: udp + 8, src, dst, udp_payload })
+}
+
+/// Where UDP is, behind extension headers.
+fn behind_extensions(b: &[u8], ip: usize) -> Result<usize, Reject> {
+    let end = ip + 40 + u16::from_be_bytes([b[ip + 4], b[ip + 5]]) as usize;
+    let (mut next, mut at, mut fragmented, mut count) = (b[ip + 6], ip + 40, false, 0);
+    while let 0 | 43 | 44 | 60 = next {
+        if count == 6 {
+            return Err(Reject::Hidden);
+        }
+        count += 1;
+        if at + 8 > end {
+            return Err(if fragmented { Reject::Hidden } else { Reject::NotRoce });
+        }
+        let h = b.get(at..at + 8).ok_or(Reject::NotRoce)?;
+        let len = if next == 44 { 8 } else { (h[1] as usize + 1) * 8 };
+        if next == 44 {
+            if h[2] != 0 || h[3] > 7 {
+                return Err(Reject::NotRoce);
+            }
+            fragmented |= h[3] % 2 == 1;
+        }
+        (next, at) = (h[0], at + len);
+    }
+    let fits = |len: usize| at + len <= end || !fragmented;
+    match next {
+        58 if !fits(8) => Err(Reject::Hidden),
+        17 if !fits(8) => Err(Reject::Hidden),
+        17 => match b.get(at..at + 8).map(|udp| udp[2..4] == [0x12, 0xb7]) {
+            Some(true) if !fits(20) => Err(Reject::Hidden),
+            Some(true) => Ok(at),
+            _ => Err(Reject::NotRoce),
+        },
+        _ => Err(Reject::NotRoce),
+    }
 }
 
 /// IBTA annex A17.3.3, byte by byte, from the IP header to the end of the payload.

@@ -18,6 +18,7 @@ pub fn run(input: &[u8]) {
 #[derive(Default)]
 struct Index {
     len: u32,
+    bounds: u32,
     ranks: BTreeSet<u32>,
     /// Lane by lane sum; one lane is enough here.
     sum: u32,
@@ -29,6 +30,7 @@ struct Naive {
     relaxed: bool,
     start: u32,
     low: u32,
+    stopped: bool,
     /// The slots' contents, by index.
     held: BTreeMap<u32, Index>,
     /// Everything that was ever released.
@@ -52,6 +54,9 @@ impl Naive {
 
     fn fragment(&mut self, f: &Fragment, value: u32) -> Expected {
         let only = |counter| Expected { counter, payload: Payload::Leave, completed: false, released: false };
+        if self.stopped {
+            return only(Counter::RingStopped);
+        }
         let ahead = serial::diff(f.index, self.low);
         if ahead >= self.ring.window as i32 {
             return only(Counter::CreditViolation);
@@ -67,11 +72,15 @@ impl Naive {
             }
             neighbour.map(|n| self.held.remove(&n));
             let (ranks, len) = (BTreeSet::from([f.rank]), f.len);
-            self.held.insert(f.index, Index { len, ranks, sum: value, released: false });
+            self.held.insert(f.index, Index { len, bounds: f.bounds, ranks, sum: value, released: false });
             return Expected { payload: Payload::Copy, ..only(Counter::Fragments) };
         }
         let all = self.ring.ranks as usize;
         let held = self.held.get_mut(&f.index).expect("held");
+        if held.bounds != f.bounds {
+            self.stopped = true;
+            return only(Counter::LayoutMismatch);
+        }
         if held.len != f.len {
             return only(Counter::LengthMismatch);
         }
@@ -121,7 +130,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     let mut state = RingState { low: start, stopped: 0, expected: [start; MAX_RANKS] };
     let mut array = vec![(Slot::default(), 0u32); slots as usize];
     let (held, released) = (BTreeMap::new(), BTreeSet::new());
-    let mut naive = Naive { ring, relaxed, start, low: start, held, released };
+    let mut naive = Naive { ring, relaxed, start, low: start, stopped: false, held, released };
 
     while !u.is_empty() {
         let rank = u.int_in_range(0..=ranks - 1)?;
@@ -134,7 +143,8 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             6 => serial::sub(state.low, slots),
             _ => u.arbitrary::<u32>()? & serial::MASK,
         };
-        let f = Fragment { rank, index, len: if how & 0xf0 == 0 { 8 } else { 4 }, ce: how & 8 != 0 };
+        let bounds = if how == 0xff { Slot::FIRST } else { 0 };
+        let f = Fragment { rank, index, len: if how & 0xf0 == 0 { 8 } else { 4 }, ce: how & 8 != 0, bounds };
         let value = u.arbitrary::<u16>()? as u32;
         if relaxed {
             slot::advance_low(&ring, &mut state, |i| Some(array[i as usize].0));
@@ -162,7 +172,14 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         assert_eq!(v.output == Output::Replay, v.counter == Counter::Replays);
         assert_eq!(v.output == Output::Stale, v.counter == Counter::Stale);
         // Only its own slot is touched, and that not at all by what is refused.
-        if matches!(v.counter, Counter::CreditViolation | Counter::Stale | Counter::LengthMismatch) {
+        if matches!(
+            v.counter,
+            Counter::CreditViolation
+                | Counter::Stale
+                | Counter::LayoutMismatch
+                | Counter::RingStopped
+                | Counter::LengthMismatch
+        ) {
             assert_eq!(before, array);
             assert!(!v.save_header && v.payload == Payload::Leave);
         }

@@ -91,3 +91,112 @@ pub fn arp_claim(ip: [u8; 4], host: &Host) -> Vec<u8> {
     f.resize(60, 0);
     f
 }
+
+/// VLAN tags of a frame, from the outermost on: EtherType and VLAN.
+pub type Tags = &'static [(u16, u16)];
+
+/// Ways to tag a frame, and whether a Linux host without VLANs takes what is behind the tags: tags of VLAN 0 do not count
+/// (`__netif_receive_skb_core` in net/core/dev.c).
+pub const TAGS: [(Tags, bool); 14] = [
+    (&[], true),
+    (&[(0x8100, 0)], true),
+    (&[(0x8100, 0x6000)], true),
+    (&[(0x88a8, 0)], true),
+    (&[(0x9100, 0)], false),
+    (&[(0x8100, 5)], false),
+    (&[(0x88a8, 5)], false),
+    (&[(0x8100, 0), (0x8100, 0)], true),
+    (&[(0x88a8, 0), (0x8100, 0)], true),
+    (&[(0x88a8, 0), (0x88a8, 0)], true),
+    (&[(0x88a8, 5), (0x8100, 0)], false),
+    (&[(0x8100, 0), (0x8100, 0), (0x8100, 0)], true),
+    (&[(0x88a8, 0), (0x8100, 0), (0x8100, 5)], false),
+    (&[(0x88a8, 0), (0x8100, 0), (0x88a8, 0), (0x8100, 0), (0x8100, 0)], true),
+];
+
+/// An untagged frame behind tags.
+pub fn tagged(frame: &[u8], tags: Tags) -> Vec<u8> {
+    let tags = tags.iter().flat_map(|(kind, vlan)| [kind.to_be_bytes(), vlan.to_be_bytes()].concat());
+    let mut f = frame.to_vec();
+    f.splice(12..12, tags);
+    f
+}
+
+/// An untagged frame in the form of IEEE 802.2 (RFC 1042): a length, LLC, SNAP, and the type behind them.
+pub fn snap(frame: &[u8]) -> Vec<u8> {
+    let mut f = frame.to_vec();
+    f.splice(12..12, [0, 0, 0xaa, 0xaa, 3, 0, 0, 0]);
+    let len = (f.len() - 14) as u16;
+    f[12..14].copy_from_slice(&len.to_be_bytes());
+    f
+}
+
+/// An untagged IPv6 frame with extension headers of these numbers: hop-by-hop options 0, routing 43, of a kind that has been used up,
+/// fragment 44, of a packet that is whole, destination options 60.
+pub fn extended(frame: &[u8], extensions: &[u8]) -> Vec<u8> {
+    let (mut f, mut next) = (frame.to_vec(), frame[20]);
+    for &number in extensions.iter().rev() {
+        let header = match number {
+            43 => [next, 0, 253, 0, 0, 0, 0, 0],
+            44 => [next, 0, 0, 0, 0, 0, 0, 7],
+            // Padding (RFC 8200, 4.2).
+            _ => [next, 0, 1, 4, 0, 0, 0, 0],
+        };
+        f.splice(54..54, header);
+        next = number;
+    }
+    f[20] = next;
+    let len = (f.len() - 54) as u16;
+    f[18..20].copy_from_slice(&len.to_be_bytes());
+    f
+}
+
+/// An untagged frame in two IP fragments: `first` bytes behind the IP header are in the first one, a multiple of 8. Over IPv6 the
+/// headers in `extensions` are before the fragment header, and one of destination options behind it, where `hidden`.
+pub fn fragments(frame: &[u8], first: usize, extensions: &[u8], hidden: bool) -> [Vec<u8>; 2] {
+    let part = |offset: usize, more: bool| {
+        if frame[12] == 8 {
+            let end = if more { 34 + first } else { frame.len() };
+            let mut f = [&frame[..34], &frame[34 + offset..end]].concat();
+            let len = (f.len() - 14) as u16;
+            f[16..18].copy_from_slice(&len.to_be_bytes());
+            f[20..22].copy_from_slice(&((more as u16) << 13 | (offset / 8) as u16).to_be_bytes());
+            f[24..26].fill(0);
+            let sum = crate::frames::ipv4_checksum(&f[14..34]);
+            f[24..26].copy_from_slice(&sum.to_be_bytes());
+            return f;
+        }
+        let inner = if hidden { extended(frame, &[60]) } else { frame.to_vec() };
+        let end = if more { 54 + first } else { inner.len() };
+        let mut f = [&inner[..54], &inner[54 + offset..end]].concat();
+        f = extended(&f, &[extensions, &[44]].concat());
+        let at = 54 + 8 * extensions.len();
+        f[at + 2..at + 4].copy_from_slice(&((offset as u16) | more as u16).to_be_bytes());
+        f
+    };
+    [part(0, true), part(first, false)]
+}
+
+/// A neighbour advertisement from `host` to host number `to`, that the address of host number `target` is at its own MAC address
+/// (RFC 4861, 4.4).
+pub fn advertisement(target: u8, to: u8, host: u8) -> Vec<u8> {
+    let mut icmp = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
+    icmp.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, target + 1]);
+    icmp.extend([2, 1, 2, 0, 0, 0, 0, host + 1]);
+    let mut f = FrameSpec::send(host + 1, to + 1, 0, 0, Vec::new()).v6().build();
+    f.truncate(54);
+    f[18..22].copy_from_slice(&[0, icmp.len() as u8, 58, 255]);
+    f.extend(icmp);
+    with_checksum(f, 2)
+}
+
+/// An untagged IPv6 frame, without extension headers, with the checksum of its payload at an offset behind the IP header.
+pub fn with_checksum(mut frame: Vec<u8>, at: usize) -> Vec<u8> {
+    frame[54 + at..56 + at].fill(0);
+    let len = (frame.len() - 54) as u16;
+    let mut covered = [&frame[22..54], &len.to_be_bytes(), &[0, frame[20]], &frame[54..]].concat();
+    covered.resize(covered.len().next_multiple_of(2), 0);
+    let sum = crate::frames::ipv4_checksum(&covered);
+    frame[54 + at..56 + at].copy_from_slice(&sum.to_be_bytes());
+    frame
+}

@@ -7,7 +7,7 @@ use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{self, Opcode};
 use netsum_common::{icrc, serial};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
-use netsum_lab::programs::{Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
+use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
 
 /// What egress should make of a rank's saved headers and a sum, for a receiver with a VLAN tag or none.
 fn expected(source: &FrameSpec, payload: Vec<u8>, ce: bool, vlan: Option<u16>) -> Vec<u8> {
@@ -58,6 +58,8 @@ fn every_header_variant_and_length_is_summed() {
                 for vlan in [None, Some(42)] {
                     let mtu = mtu as usize;
                     let len = [mtu, mtu - 4, mtu / 2 + 4, 4, 252, 256][index as usize % 6].min(mtu);
+                    // All packets of a message but the last are full.
+                    let len = if Opcode(opcode).is_last() { len } else { mtu };
                     let specs: Vec<_> = (0..3)
                         .map(|rank| {
                             let mut s = fragment(rank, 3, index, lanes(rank, len / 4));
@@ -669,4 +671,29 @@ fn a_ring_stops_when_a_rank_cuts_its_messages_otherwise_or_sends_an_empty_one() 
     assert_eq!(bench.aggregate(&fragment(0, 2, 0, Vec::new()).build()).unwrap().action, DROP);
     assert_eq!(bench.plane.ring_state(1).unwrap().stopped, 1);
     assert_eq!(counted(&bench, Counter::LayoutMismatch), 1);
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_packet_that_is_not_its_messages_last_must_be_full() {
+    let mut bench = Bench::new(ring(3, 256, 16), false).unwrap();
+    let packet = |rank: u32, index: u32, opcode: u8, lane_count: usize| {
+        let mut spec = fragment(rank, 3, index, lanes(rank, lane_count));
+        spec.bth.opcode = Opcode(opcode);
+        spec
+    };
+    for (index, opcode) in (0..=0x0b).filter(|&o| !Opcode(o).is_last()).enumerate() {
+        let index = index as u32;
+        // It comes first, and does not take the slot.
+        assert_eq!(bench.aggregate(&packet(0, index, opcode, 63).build()).unwrap().action, DROP);
+        let specs: Vec<_> = (0..3).map(|rank| packet(rank, index, opcode, 64)).collect();
+        all_reduce(&mut bench, &specs, false);
+    }
+    assert!(bench.counters().unwrap().contains(&(Counter::ShortFragment, 4)));
+    // The last packet of a message may have any length. What was refused is noted, for `netsum diagnose`.
+    assert_eq!(bench.aggregate(&packet(0, 4, 4, 3).build()).unwrap().action, DROP);
+    assert_eq!(bench.aggregate(&packet(1, 4, 4, 64).build()).unwrap().action, DROP);
+    let seen = bench.plane.flow_seen(bench.keys[1]).unwrap();
+    assert_eq!(seen.mismatch, Some(((BASE_PSN + 4) & 0xff_ffff, 256)));
+    assert_eq!(bench.plane.flow_seen(bench.keys[0]).unwrap().mismatch, None);
 }

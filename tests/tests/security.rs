@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netsum_lab::attacker::{Seen, arp_claim, from_host};
+use netsum_lab::attacker::{Seen, TAGS, advertisement, arp_claim, extended, from_host, tagged};
 use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, one_on_each_host};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::tap::Tap;
@@ -22,12 +22,21 @@ struct Siege {
 
 impl Siege {
     fn new() -> Self {
-        let mut cluster = Cluster::without_daemon(LabSpec::hosts(STRANGER + 1)).unwrap();
+        Self::over(false)
+    }
+
+    /// Over IPv4 or IPv6.
+    fn over(v6: bool) -> Self {
+        let spec = LabSpec { ipv6: v6, ..LabSpec::hosts(STRANGER + 1) };
+        let mut cluster = Cluster::without_daemon(spec).unwrap();
         cluster.pin();
         cluster.start_daemon().unwrap();
         let job = JobSpec { window: 4, ..JobSpec::new("besieged", STRANGER as u32) };
         let token = cluster.create_job(&job).unwrap();
-        let mut group = cluster.ranks(&job, &token, &one_on_each_host(job.ranks)).unwrap();
+        let places = one_on_each_host(job.ranks);
+        let ranks =
+            if v6 { cluster.ranks_v6(&job, &token, &places) } else { cluster.ranks(&job, &token, &places) };
+        let mut group = ranks.unwrap();
         // What is measured is the network, and not how long ranks take to make up their data.
         group.start_together();
         let taps: Vec<Tap> =
@@ -129,6 +138,64 @@ fn forged_frames_with_a_ranks_ip_or_mac_alone_are_dropped() {
     let outcomes = siege.besiege(STRANGER, &frames);
     assert_box(&outcomes);
     assert!(siege.count("wrong_port") > 0 && siege.count("spoofed") > 0);
+}
+
+/// All that can be forged, with the stranger's MAC address, which is nobody's.
+fn in_its_own_frames(siege: &Siege, v6: bool) -> Vec<Vec<u8>> {
+    let stranger = siege.cluster.lab().host(STRANGER);
+    let mut frames: Vec<Vec<u8>> = siege
+        .forgeries()
+        .into_iter()
+        .map(|mut spec| {
+            spec.macs.1[5] = STRANGER as u8 + 1;
+            if v6 { spec.v6().build() } else { spec.build() }
+        })
+        .collect();
+    for (rank, next) in [(0, 1), (1, 2), (2, 0)] {
+        frames.push(arp_claim([10, 0, 0, rank + 1], stranger));
+        frames.push(advertisement(rank, next, STRANGER as u8));
+    }
+    frames
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn forgeries_behind_tags_and_extension_headers_reach_nobody() {
+    for v6 in [false, true] {
+        let mut siege = Siege::over(v6);
+        let plain = in_its_own_frames(&siege, v6);
+        let mut frames: Vec<Vec<u8>> =
+            TAGS.iter().flat_map(|(tags, _)| plain.iter().map(|f| tagged(f, tags))).collect();
+        for extensions in [&[0][..], &[60], &[0, 60], &[43], &[44], &[60; 8]] {
+            let six = plain.iter().filter(|f| v6 && f[12] == 0x86);
+            frames.extend(six.map(|f| extended(f, extensions)));
+        }
+        // Those of the family that the job is not of are not for its addresses.
+        frames.retain(|f| v6 || !f.windows(2).any(|w| w == [0x86, 0xdd]));
+        frames.retain(|f| !v6 || !f.windows(4).any(|w| w == [0x08, 0x06, 0, 1]));
+        let taps: Vec<Tap> = (0..STRANGER).map(|host| siege.tap(host)).collect();
+        let (before, stranger) = (siege.count("spoofed"), siege.tap(STRANGER));
+        for frame in &frames {
+            stranger.send(frame).unwrap();
+        }
+        let mut arrived = Vec::new();
+        for (host, tap) in taps.iter().enumerate() {
+            while let Ok(f) = tap.receive(Duration::from_millis(200), |f| frames.iter().any(|g| g == f)) {
+                arrived.push(format!("at host {host}: {:02x?}", &f[..40]));
+            }
+        }
+        let (first, sent) = (arrived.first(), frames.len());
+        assert!(first.is_none(), "{} of {sent} frames, the first {first:?}", arrived.len());
+        assert!(siege.count("spoofed") > before && siege.count("hidden_headers") > 0);
+        let outcomes = siege.besiege(STRANGER, &frames);
+        assert_box(&outcomes);
+        for host in 0..STRANGER {
+            let mut neigh = siege.cluster.lab().host(host).command("ip");
+            let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
+            let stranger = siege.cluster.lab().host(STRANGER).mac();
+            assert!(!neighbours.contains(&stranger), "rank {host} believes the stranger: {neighbours}");
+        }
+    }
 }
 
 #[test]

@@ -495,6 +495,8 @@ mod tests {
             last_psn: 0,
             last_outcome: 0,
             next_psn: Flow::NONE_TAKEN,
+            mismatch_psn: 0,
+            mismatch_len: 0,
         };
         let flows = [(abi::FlowKey { dst_ip: [0; 16], qpn: 1 }, flow)];
         let ports = Ports::new(&args(None, &[("eth0", "port1")]), &box_).unwrap();

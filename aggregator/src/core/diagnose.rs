@@ -1,5 +1,7 @@
 //! Why does a job stand still? Pure: evidence in, findings out, each with what to do next.
 
+mod lengths;
+
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -219,17 +221,18 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
             next: "nothing: the box sends it by itself".into(),
         }];
     }
+    // Who is refused for another length than the first one's may be right.
+    let (mut findings, disagree) = lengths::compare(ring);
     // Who never got through is at fault even where others have not sent anything yet.
-    let never =
-        |r: &&RankEvidence| !accepted(r, view) && (r.seen.packets > 0 || talks_elsewhere(r, strangers));
-    let mut findings: Vec<_> = ring
-        .ranks
-        .iter()
-        .filter(never)
-        .map(|r| here(r.flow.rank, missing_rank(ring, r, strangers)))
-        .collect();
+    let never = |r: &&RankEvidence| {
+        !disagree.contains(&r.flow.rank)
+            && !accepted(r, view)
+            && (r.seen.packets > 0 || talks_elsewhere(r, strangers))
+    };
+    findings
+        .extend(ring.ranks.iter().filter(never).map(|r| here(r.flow.rank, missing_rank(ring, r, strangers))));
     if ring.waits.is_some() {
-        for rank in view.missing() {
+        for rank in view.missing().into_iter().filter(|rank| !disagree.contains(rank)) {
             if findings.iter().all(|f| f.rank != Some(rank)) {
                 findings.push(here(rank, missing_rank(ring, &ring.ranks[rank as usize], strangers)));
             }
@@ -427,6 +430,10 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
             "connect all ranks anew and `netsum job restart`, with messages of one size at all ranks; rdma_rxe of Linux 6.1 does this after \
              time-outs: give it a longer timer (QP timeout 17 and more)"
                 .into(),
+        ),
+        Counter::ShortFragment => (
+            format!("its packets are shorter than the job's path MTU of {mtu}, and not the last of their messages"),
+            format!("set its path MTU to {mtu}, or create the job with its own"),
         ),
         Counter::LengthMismatch => (
             "its packets have another length than the other ranks' at the same index".into(),

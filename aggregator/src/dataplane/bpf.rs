@@ -508,6 +508,7 @@ impl DataPlane for BpfDataPlane {
             refused: flow.refused,
             last_psn: flow.last_psn,
             last_outcome: Counter::ALL.get(flow.last_outcome as usize).copied().filter(|_| flow.packets > 0),
+            mismatch: (flow.mismatch_len != 0).then_some((flow.mismatch_psn, flow.mismatch_len)),
         })
     }
 

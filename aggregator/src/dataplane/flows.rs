@@ -4,7 +4,7 @@
 //! sends on at the PSNs that its receiver expects. Passed on, its data would be taken for sums.
 
 use anyhow::{Context as _, Result, bail};
-use netsum_common::abi::{Address, Flow, FlowKey, Owner, maps};
+use netsum_common::abi::{Address, Flow, FlowKey, Owner, maps, watch};
 
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 use super::{EndedFlow, FlowSpec, mapped};
@@ -84,7 +84,8 @@ impl BpfDataPlane {
             bail!("belongs to interface {} already, not to {ifindex}", owner.ifindex);
         }
         owner.flows += 1;
-        Ok(owners.insert(address, owner, 0)?)
+        owners.insert(address, owner, 0)?;
+        self.watch(watch::RANKS, true)
     }
 
     /// A flow's addresses have one flow less. One that has ended has none.
@@ -102,7 +103,10 @@ impl BpfDataPlane {
             Some(owner) if owner.flows > 1 => {
                 Ok(owners.insert(address, Owner { flows: owner.flows - 1, ..owner }, 0)?)
             }
-            Some(_) => ignore_missing(owners.remove(&address)),
+            Some(_) => {
+                ignore_missing(owners.remove(&address))?;
+                if owners.keys().next().is_none() { self.watch(watch::RANKS, false) } else { Ok(()) }
+            }
             None => Ok(()),
         }
     }

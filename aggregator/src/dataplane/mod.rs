@@ -274,6 +274,8 @@ pub struct FlowSeen {
     pub last_psn: u32,
     /// What became of the last one; `None` when none has come.
     pub last_outcome: Option<Counter>,
+    /// PSN and payload length of the last packet that had another length than the first contribution to its slot.
+    pub mismatch: Option<(u32, u32)>,
 }
 
 /// One counter's value out of what [`DataPlane::counters`] gives.

@@ -144,7 +144,9 @@ impl Replica {
         for (key, flow) in &self.flows {
             self.plane.hash::<FlowKey, Flow>(maps::FLOWS)?.insert(key, flow, 0)?;
         }
-        copy_hash::<Address, Owner>(&mut self.plane, live, maps::OWNERS)?;
+        if copy_hash::<Address, Owner>(&mut self.plane, live, maps::OWNERS)? > 0 {
+            self.plane.watch(watch::RANKS, true)?;
+        }
         if copy_hash::<Token, InBandJob>(&mut self.plane, live, maps::TOKENS)? > 0 {
             self.plane.watch(watch::FIRST_PACKETS, true)?;
         }

@@ -7,7 +7,7 @@ use aya::maps::Array;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::xdp::XdpLink;
 use netsum_common::abi::{
-    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, Token, maps, programs, ring_flags,
+    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, Token, maps, programs, ring_flags, watch,
 };
 
 use super::bpf::{Attachment, BpfDataPlane, program};
@@ -76,10 +76,11 @@ impl BpfDataPlane {
         for address in old.iter().filter(|a| !counted.contains_key(a)) {
             owners.remove(address)?;
         }
+        let ranks = !counted.is_empty();
         for (address, owner) in counted {
             owners.insert(address, owner, 0)?;
         }
-        Ok(())
+        self.watch(watch::RANKS, ranks)
     }
 
     /// Removes rings other than these, and ends other flows.

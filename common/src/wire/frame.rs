@@ -2,6 +2,7 @@
 //!
 //! The same code runs in the XDP programs, over packet pointers, and in user space, over slices.
 
+use super::extensions;
 use super::*;
 use crate::slot::Slot;
 
@@ -9,11 +10,40 @@ use crate::slot::Slot;
 pub trait Bytes {
     /// The bytes from `offset` on, or `None` where the frame ends before.
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+    /// The same for an offset that is no constant. An XDP program has to go about it in another way.
+    fn load_far<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.load(offset)
+    }
     /// Length of the frame in bytes.
     fn len(&self) -> usize;
     /// Whether there is no byte at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// What a frame is whose headers are in a later fragment.
+    fn hidden(&self) -> Reject {
+        Reject::Hidden
+    }
+    /// Looks through two tags, or one that is not of 802.1Q; what the frame is.
+    fn tagged(&self, frame: &mut Frame) -> Reject {
+        match behind_tags(self) {
+            Ok((ethertype, ip)) => {
+                frame.ip = ip;
+                network(self, ethertype, frame).err().unwrap_or(Reject::VlanTags)
+            }
+            Err(reject) => reject,
+        }
+    }
+    /// Looks through the extension headers of an IPv6 packet, and fills in what of it is behind them; what it is.
+    fn extended(&self, frame: &mut Frame) -> Reject {
+        let behind = extensions::behind(self, frame.ip);
+        if let Some(target) = behind.advertisement().and_then(|at| self.load_far(at + 8)) {
+            frame.src_ip = target;
+        }
+        if let Some(bth) = behind.udp().and_then(|at| self.load_far(at + UDP_LEN)) {
+            frame.bth = Bth::decode(&bth);
+        }
+        behind.what()
     }
 }
 
@@ -51,7 +81,7 @@ impl L3 {
 pub struct Frame {
     /// IPv4 or IPv6.
     pub l3: L3,
-    /// Offset of the IP header: 14, or 18 behind a VLAN tag.
+    /// Offset of the IP header: 14, or 18 behind a VLAN tag; in frames that are rejected, 22 behind two.
     pub ip: usize,
     /// Source address; IPv4 in mapped form. Also found in frames that are not RoCEv2; there it is the address that the sender
     /// calls its own: the sender's in ARP, the target in a neighbour advertisement.
@@ -158,7 +188,7 @@ const BOUNDS: u64 = {
 /// Why a frame is not RoCEv2, or not data that can be added up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reject {
-    /// Not UDP to port 4791 over IPv4 or IPv6 with at most one VLAN tag.
+    /// Not UDP to port 4791 over IPv4 or IPv6.
     NotRoce,
     /// RoCEv2 by its port, but the frame ends within its headers.
     TruncatedHeaders,
@@ -168,6 +198,15 @@ pub enum Reject {
     IpOptions,
     /// The first fragment of a fragmented RoCEv2 packet.
     IpFragment,
+    /// RoCEv2 by its port, behind another VLAN tag than one of 802.1Q, or behind two.
+    VlanTags,
+    /// RoCEv2 by its port, behind IPv6 extension headers.
+    Ipv6Extensions,
+    /// What it is cannot be seen: behind more tags or extension headers than are looked through, or in a later fragment, whose
+    /// first one is shorter than UDP and BTH.
+    Hidden,
+    /// It bears an address that belongs elsewhere, behind other headers. Programs say so that know whose addresses are whose.
+    Forged,
     /// IP and UDP length fields contradict each other.
     UdpLength,
     /// Transport header version is not 0.
@@ -182,13 +221,15 @@ pub enum Reject {
 
 /// Finds the RoCEv2 headers of a frame.
 ///
-/// IPv4 options and first fragments are looked through as far as the BTH, so that the caller can tell a registered
-/// flow's broken packet from somebody else's: they come as `Err` with the frame.
+/// Two VLAN tags, IPv4 options, IPv6 extension headers and first fragments are looked through as far as the BTH, so that the caller
+/// can tell a registered flow's broken packet from somebody else's: they come as `Err` with the frame.
 pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
     let mut frame = Frame::EMPTY;
     match parse_into(b, &mut frame) {
         Ok(()) => Ok(frame),
-        Err(r @ (Reject::IpOptions | Reject::IpFragment)) => Err((r, Some(frame))),
+        Err(r @ (Reject::IpOptions | Reject::IpFragment | Reject::VlanTags | Reject::Ipv6Extensions)) => {
+            Err((r, Some(frame)))
+        }
         Err(r) => Err((r, None)),
     }
 }
@@ -196,8 +237,8 @@ pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)>
 /// [`parse`] into a frame that the caller has initialised with [`Frame::EMPTY`]. For BPF: no value is ever undefined on
 /// any path, which the verifier would refuse when the compiler spills it.
 ///
-/// With `IpOptions` and `IpFragment` the frame is filled in as far as its BTH; with other errors only `src_mac` and `src_ip`
-/// are, where the frame has them.
+/// With `IpOptions`, `IpFragment`, `VlanTags` and `Ipv6Extensions` the frame is filled in as far as its BTH; with other errors only
+/// `src_mac` and `src_ip` are, where the frame has them.
 #[inline(always)]
 pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     // One check after the other, the farther first: with both at once the compiler leaves a value undefined on a way that
@@ -207,11 +248,23 @@ pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Rej
     frame.src_mac = src_mac;
     let mut ethertype = u16::from_be_bytes(ethertype);
     frame.ip = ETH_LEN;
-    if ethertype == ETHERTYPE_VLAN {
+    // Hosts strip tags of VLAN 0, any number of them (Linux: `__netif_receive_skb_core` in net/core/dev.c), so what is behind tags
+    // is not for others alone. One tag of 802.1Q is what egress can write; the rest is looked through.
+    if is_tag(ethertype) {
         let Some(tagged) = b.load::<2>(ETH_LEN + 2) else { return Err(Reject::NotRoce) };
-        ethertype = u16::from_be_bytes(tagged);
+        let tagged = u16::from_be_bytes(tagged);
+        if ethertype != ETHERTYPE_VLAN || is_tag(tagged) {
+            return Err(b.tagged(frame));
+        }
+        ethertype = tagged;
         frame.ip = ETH_LEN + VLAN_LEN;
     }
+    network(b, ethertype, frame)
+}
+
+/// What is behind Ethernet header and tags.
+#[inline(always)]
+fn network<B: Bytes + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Result<(), Reject> {
     match ethertype {
         ETHERTYPE_IPV4 => ipv4(b, frame),
         ETHERTYPE_IPV6 => ipv6(b, frame),
@@ -224,6 +277,25 @@ pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Rej
         }
         _ => Err(Reject::NotRoce),
     }
+}
+
+/// EtherType behind one tag or two, and where what it says begins.
+#[inline(always)]
+pub fn behind_tags<B: Bytes + ?Sized>(b: &B) -> Result<(u16, usize), Reject> {
+    let Some(inner) = b.load::<2>(ETH_LEN + 2) else { return Err(Reject::NotRoce) };
+    let inner = u16::from_be_bytes(inner);
+    if !is_tag(inner) {
+        return Ok((inner, ETH_LEN + VLAN_LEN));
+    }
+    let Some(innermost) = b.load::<2>(ETH_LEN + VLAN_LEN + 2) else { return Err(Reject::NotRoce) };
+    let innermost = u16::from_be_bytes(innermost);
+    if is_tag(innermost) { Err(Reject::Hidden) } else { Ok((innermost, ETH_LEN + 2 * VLAN_LEN)) }
+}
+
+/// Whether it is the type of a tag: of 802.1Q, of 802.1ad, or of what was there before 802.1ad. Linux does not take the last for one.
+#[inline(always)]
+const fn is_tag(ethertype: u16) -> bool {
+    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_VLAN_AD | ETHERTYPE_VLAN_OLD)
 }
 
 /// UDP and BTH at an offset, behind an IP header whose payload is `ip_payload` bytes long.
@@ -259,6 +331,11 @@ fn ipv4<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     frame.dst_ip = ipv4_mapped([h[16], h[17], h[18], h[19]]);
     frame.ce = h[1] & 3 == 3;
     let ip_payload = (u16::from_be_bytes([h[2], h[3]]) as usize).wrapping_sub(header_len);
+    // What a frame has behind its IP packet is not there any more when fragments are put together. Nobody has to cut so short: links
+    // carry 68 bytes at least (RFC 791).
+    if fragment != 0 && ip_payload < UDP_LEN + BTH_LEN {
+        return Err(b.hidden());
+    }
     if header_len != IPV4_LEN {
         // At most 60 bytes; the mask tells the verifier.
         transport(b, frame.ip + (header_len & 0x3f), ip_payload, frame)?;
@@ -275,17 +352,26 @@ fn ipv6<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     let Some(dst_ip) = b.load::<16>(frame.ip + 24) else { return Err(Reject::NotRoce) };
     let Some(src_ip) = b.load::<16>(frame.ip + 8) else { return Err(Reject::NotRoce) };
     frame.src_ip = src_ip;
-    if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
-        if h[6] == IPPROTO_ICMPV6
-            && let Some(target) = b.load::<16>(frame.ip + IPV6_LEN + 8)
+    if h[0] >> 4 != 6 {
+        return Err(Reject::NotRoce);
+    }
+    frame.l3 = L3::V6;
+    frame.dst_ip = dst_ip;
+    frame.ce = h[1] >> 4 & 3 == 3;
+    let ip_payload = u16::from_be_bytes([h[4], h[5]]) as usize;
+    if h[6] == IPPROTO_UDP {
+        return transport(b, frame.ip + IPV6_LEN, ip_payload, frame);
+    }
+    if h[6] == IPPROTO_ICMPV6 {
+        if let Some(target) = b.load::<16>(frame.ip + IPV6_LEN + 8)
             && let Some([NEIGHBOUR_ADVERTISEMENT]) = b.load::<1>(frame.ip + IPV6_LEN)
         {
             frame.src_ip = target;
         }
         return Err(Reject::NotRoce);
     }
-    frame.l3 = L3::V6;
-    frame.dst_ip = dst_ip;
-    frame.ce = h[1] >> 4 & 3 == 3;
-    transport(b, frame.ip + IPV6_LEN, u16::from_be_bytes([h[4], h[5]]) as usize, frame)
+    if !extensions::is_extension(h[6]) {
+        return Err(Reject::NotRoce);
+    }
+    Err(b.extended(frame))
 }

@@ -2,11 +2,13 @@
 //!
 //! All multi-byte fields are big endian, except the ICRC (see [`crate::icrc`]).
 
+mod extensions;
 mod frame;
 pub mod in_band;
 mod transport;
 
-pub use frame::{Bytes, Frame, L3, Reject, parse, parse_into};
+pub use extensions::{Behind, behind, is_extension};
+pub use frame::{Bytes, Frame, L3, Reject, behind_tags, parse, parse_into};
 pub use in_band::{InBandToken, JobHeader};
 pub use transport::{Aeth, Bth, Nak, Opcode, Reth, Syndrome};
 
@@ -41,6 +43,10 @@ pub const ETHERTYPE_IPV4: u16 = 0x0800;
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherType of an 802.1Q tag.
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
+/// EtherType of a service tag of 802.1ad.
+pub const ETHERTYPE_VLAN_AD: u16 = 0x88a8;
+/// EtherType of outer tags before 802.1ad, which some switches still use.
+pub const ETHERTYPE_VLAN_OLD: u16 = 0x9100;
 /// EtherType of ARP.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 /// IP protocol number of ICMPv6.

@@ -74,6 +74,13 @@ impl Opcode {
         self.0 <= 0x0b
     }
 
+    /// Data for a responder in a form that the box does not add up: atomic operations and SEND with invalidate of RC (ATOMIC WRITE is
+    /// 0x1d), and SEND, WRITE and the like of an unreliable connection, 0x20 on, or of an extended reliable one, 0xa0 on.
+    #[inline(always)]
+    pub const fn is_other_data(self) -> bool {
+        matches!(self.0, 0x13 | 0x14 | 0x16 | 0x17 | 0x1d | 0x20..=0x2b | 0xa0..=0xab | 0xb3 | 0xb4 | 0xb6 | 0xb7)
+    }
+
     /// Asks the responder of a reliable connection for something (IBTA table 38), be it data or not.
     #[inline(always)]
     pub const fn is_rc_request(self) -> bool {

@@ -188,7 +188,11 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
         spec.macs.1 = mac;
     }
     if header & 0x20 != 0 {
-        spec.bth.opcode = Opcode(u.int_in_range(0..=0x0b)?);
+        let opcode = Opcode(u.int_in_range(0..=0x0b)?);
+        // All packets of a message but the last are as long as the path MTU, mostly.
+        if opcode.is_last() || len == mtu || header & 0x80 != 0 {
+            spec.bth.opcode = opcode;
+        }
     }
     if header & 0x40 != 0 {
         let more = u.arbitrary::<u8>()?;
@@ -249,7 +253,7 @@ fn begin_in_band(
 fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<()> {
     let headers = spec.payload_offset();
     for _ in 0..u.int_in_range(1..=3u8)? {
-        match u.int_in_range(0..=9u8)? {
+        match u.int_in_range(0..=13u8)? {
             // Any byte of the headers, or of all; one bit, or all.
             0..=2 => {
                 let at = u.int_in_range(0..=headers.min(frame.len()) - 1)?;
@@ -284,6 +288,44 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                         let len = u16::from_be_bytes([frame[at], frame[at + 1]]).wrapping_add_signed(by);
                         frame[at..at + 2].copy_from_slice(&len.to_be_bytes());
                     }
+                }
+            }
+            // One tag more, or three.
+            9..=10 => {
+                let tags = if u.ratio(3u8, 4u8)? { 1 } else { 3 };
+                for _ in 0..tags {
+                    let kind = *u.choose(&[0x8100u16, 0x88a8, 0x9100, 0x8100])?;
+                    frame.splice(12..12, [kind.to_be_bytes(), [0, u.int_in_range(0..=1u8)?]].concat());
+                }
+            }
+            // Extension headers, or a fragment.
+            11 if spec.src.len() == 16 && frame.len() > spec.ip_offset() + 48 => {
+                let (ip, next) = (spec.ip_offset(), frame[spec.ip_offset() + 6]);
+                let extensions: Vec<u8> = (0..u.int_in_range(1..=7u8)?)
+                    .map(|_| Ok(*u.choose(&[0u8, 43, 60, 60, 44])?))
+                    .collect::<Result<_>>()?;
+                let mut behind = if u.ratio(1u8, 4u8)? { wire::IPPROTO_ICMPV6 } else { next };
+                if behind == wire::IPPROTO_ICMPV6 {
+                    frame[ip + 40] = wire::NEIGHBOUR_ADVERTISEMENT;
+                }
+                for &number in extensions.iter().rev() {
+                    let fragment = if number == 44 { u.int_in_range(0..=9u8)? } else { 0 };
+                    frame.splice(ip + 40..ip + 40, [behind, 0, 0, fragment, 0, 0, 0, 0]);
+                    behind = number;
+                }
+                frame[ip + 6] = behind;
+                // As long as it is, or as its first fragment is.
+                let len = frame.len() - ip - 40;
+                let len = if u.arbitrary()? { len } else { u.int_in_range(0..=len.min(80))? } as u16;
+                frame[ip + 4..ip + 6].copy_from_slice(&len.to_be_bytes());
+            }
+            12 if spec.src.len() == 4 && frame.len() > spec.ip_offset() + 20 => {
+                let ip = spec.ip_offset();
+                frame[ip + 6] = 0x20;
+                frame[ip + 7] = u8::from(u.ratio(1u8, 4u8)?);
+                if u.arbitrary()? {
+                    let len = 20 + 8 * u.int_in_range(0..=4u16)?;
+                    frame[ip + 2..ip + 4].copy_from_slice(&len.to_be_bytes());
                 }
             }
             _ => {

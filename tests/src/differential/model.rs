@@ -146,12 +146,73 @@ impl Model {
         std::mem::take(&mut self.counted)
     }
 
+    /// What becomes of a packet that has other tags than one of 802.1Q, unless it bears a rank's address.
+    fn tagged(&self, packet: &[u8]) -> Option<Counter> {
+        let tags = tags(packet);
+        let ip = wire::ETH_LEN + tags.len() * wire::VLAN_LEN;
+        match tags[..] {
+            [] | [wire::ETHERTYPE_VLAN] => return None,
+            [_, _, _] => return Some(Counter::Hidden),
+            _ => {}
+        }
+        let header = packet.get(ip..).unwrap_or_default();
+        let (next, to, udp) = match (u16_at(packet, ip - 2), header) {
+            (wire::ETHERTYPE_IPV4, [h, ..]) if header.len() >= wire::IPV4_LEN => {
+                let to: [u8; 4] = header[16..20].try_into().expect("four bytes");
+                let later = u16_at(header, 6) & 0x1fff != 0;
+                let next = if later { 0xff } else { header[9] };
+                (next, mapped(to.into()), usize::from(h & 15) * 4)
+            }
+            (wire::ETHERTYPE_IPV6, _) if header.len() >= wire::IPV6_LEN => {
+                let to: [u8; 16] = header[24..40].try_into().expect("sixteen bytes");
+                if let 0 | 43 | 44 | 60 = header[6] {
+                    return Some(Counter::Hidden);
+                }
+                (header[6], to, wire::IPV6_LEN)
+            }
+            _ => return Some(Counter::NotRoce),
+        };
+        let roce = next == wire::IPPROTO_UDP && header.get(udp + 2..udp + 4) == Some(&[0x12, 0xb7]);
+        let to_rank = self.flows.iter().any(|(_, flow)| mapped(flow.spec.src) == to);
+        Some(if roce && to_rank { Counter::VlanTags } else { Counter::NotRoce })
+    }
+
     fn classify(&mut self, packet: &[u8]) -> Class {
+        if let Some(counter) = self.tagged(packet) {
+            // Behind such tags the programs look for a rank's address before all else.
+            let hidden = tags(packet).len() == 3;
+            let forged = !hidden && self.bears_foreign(&claimed_addresses(packet));
+            let counter = if forged { Counter::Spoofed } else { counter };
+            self.count(0, counter);
+            let pass = counter == Counter::NotRoce;
+            return Class::Verdict(if pass { Verdict::Pass } else { Verdict::Drop });
+        }
         let (frame, rejected) = match wire::parse(packet) {
             Ok(frame) => (frame, None),
+            Err((Reject::Ipv6Extensions, Some(frame))) => {
+                let to_rank = self.flows.iter().any(|(_, flow)| mapped(flow.spec.src) == frame.dst_ip);
+                let (verdict, counter) = match to_rank {
+                    true => (Verdict::Drop, Counter::Ipv6Extensions),
+                    false => (Verdict::Pass, Counter::NotRoce),
+                };
+                self.count(0, counter);
+                return Class::Verdict(verdict);
+            }
+            Err((Reject::TruncatedHeaders, None)) if is_extended(packet) => {
+                self.count(0, Counter::NotRoce);
+                return Class::Verdict(Verdict::Pass);
+            }
             Err((reject, Some(frame))) => (frame, Some(reject)),
             Err((Reject::TruncatedHeaders, None)) => {
                 self.count(0, Counter::TruncatedHeaders);
+                return Class::Verdict(Verdict::Pass);
+            }
+            Err((Reject::Hidden, None)) if !self.flows.is_empty() || !self.listening.is_empty() => {
+                self.count(0, Counter::Hidden);
+                return Class::Verdict(Verdict::Drop);
+            }
+            Err((Reject::Hidden, None)) => {
+                self.count(0, Counter::NotRoce);
                 return Class::Verdict(Verdict::Pass);
             }
             Err((reject, None)) => {
@@ -169,6 +230,7 @@ impl Model {
         let (verdict, counter) = match rejected {
             Some(reject) => (Verdict::Drop, counter_of(reject)),
             None if frame.bth.opcode.is_rc_data() => return Class::Data(frame, flow),
+            None if frame.bth.opcode.is_other_data() => (Verdict::Drop, Counter::OtherData),
             None if frame.bth.opcode.is_known() => (Verdict::Pass, Counter::NotData),
             None => (Verdict::Pass, Counter::ReservedOpcode),
         };
@@ -202,7 +264,9 @@ impl Model {
     fn waits_for(&self, packet: &[u8]) -> Option<u32> {
         let (Ok(frame) | Err((_, Some(frame)))) = wire::parse(packet) else { return None };
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
-        let stranger = self.flows.iter().all(|(k, _)| *k != key) && frame.bth.opcode.is_rc_data();
+        let opcode = frame.bth.opcode;
+        let stranger =
+            self.flows.iter().all(|(k, _)| *k != key) && (opcode.is_rc_data() || opcode.is_other_data());
         let connection = (frame.src_ip, frame.dst_ip, frame.bth.qpn);
         self.waiting.get(&connection).copied().filter(|_| stranger && !self.listening.is_empty())
     }
@@ -309,10 +373,17 @@ impl Model {
 
     /// Whether it bears an address of a rank behind another port.
     fn is_spoofed(&self, packet: &[u8]) -> bool {
-        let ip = claimed_address(packet);
-        let away = self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
-        away.into_iter()
-            .any(|spec| spec.src_mac.is_some_and(|mac| packet[6..12] == mac) || ip == Some(mapped(spec.src)))
+        self.bears_foreign(&claimed_addresses(packet)) || self.has_foreign_mac(packet)
+    }
+
+    fn bears_foreign(&self, addresses: &[[u8; 16]]) -> bool {
+        let mut away = self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
+        away.any(|spec| addresses.contains(&mapped(spec.src)))
+    }
+
+    fn has_foreign_mac(&self, packet: &[u8]) -> bool {
+        let mut away = self.flows.iter().map(|(_, flow)| &flow.spec).filter(|spec| spec.ifindex != LOOPBACK);
+        away.any(|spec| spec.src_mac.is_some_and(|mac| packet[6..12] == mac))
     }
 
     /// A packet arrives at its ring's CPU.
@@ -399,6 +470,9 @@ impl Model {
         if len > config.mtu as usize || len > MAX_MTU {
             return Err(Counter::Oversized);
         }
+        if len < config.mtu as usize && !frame.bth.opcode.is_last() {
+            return Err(Counter::ShortFragment);
+        }
         if config.flags & ring_flags::ICRC_IGNORE == 0 && !is_intact(packet, frame, len) {
             return Err(Counter::BadIcrc);
         }
@@ -438,7 +512,11 @@ impl Model {
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
         let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce, bounds };
         let verdict = slot::on_fragment(&config, &mut ring.state, &mut ring.slots[s], fragment);
-        self.flows[flow].1.seen.last_outcome = Some(verdict.counter);
+        let seen = &mut self.flows[flow].1.seen;
+        seen.last_outcome = Some(verdict.counter);
+        if verdict.counter == Counter::LengthMismatch {
+            seen.mismatch = Some((frame.bth.psn, len as u32));
+        }
         let mut counters = vec![verdict.counter];
         counters.extend(verdict.gap.then_some(Counter::OutOfSequence));
         counters.extend(frame.ce.then_some(Counter::EcnMarked));
@@ -584,25 +662,68 @@ impl Model {
     }
 }
 
-/// The IP address that a frame's sender calls its own.
-fn claimed_address(packet: &[u8]) -> Option<[u8; 16]> {
+/// The types of a frame's tags, three at the most; those of which the frame has what is behind them.
+fn tags(packet: &[u8]) -> Vec<u16> {
+    let mut tags = Vec::new();
+    let mut at = wire::ETH_LEN - 2;
+    while tags.len() < 3
+        && packet.len() >= at + 2
+        && let kind @ (0x8100 | 0x88a8 | 0x9100) = u16_at(packet, at)
+    {
+        tags.push(kind);
+        at += wire::VLAN_LEN;
+    }
+    tags
+}
+
+/// The IP addresses that a frame's sender calls its own.
+fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
     let mut ip = wire::ETH_LEN;
-    if u16_at(packet, 12) == wire::ETHERTYPE_VLAN {
+    let is_tag =
+        |at: usize| matches!(packet.get(at..at + 2), Some([0x81, 0x00] | [0x88, 0xa8] | [0x91, 0x00]));
+    while is_tag(ip - 2) && ip < wire::ETH_LEN + 2 * wire::VLAN_LEN {
         ip += wire::VLAN_LEN;
     }
     let v4 = |at: usize| Some(mapped(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?.into()));
     let v6 = |at: usize| <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok();
-    match packet.get(ip - 2..ip)? {
-        [0x08, 0x06] => v4(ip + 14),
-        [0x08, 0x00] => packet.get(ip..ip + wire::IPV4_LEN).and_then(|_| v4(ip + 12)),
-        [0x86, 0xdd] => {
-            let header = packet.get(ip..ip + wire::IPV6_LEN)?;
-            let advertised = header[6] == wire::IPPROTO_ICMPV6
-                && packet.get(ip + wire::IPV6_LEN) == Some(&wire::NEIGHBOUR_ADVERTISEMENT);
-            v6(ip + wire::IPV6_LEN + 8).filter(|_| advertised).or_else(|| v6(ip + 8))
+    let whole = |len: usize| packet.get(ip..ip + len).is_some();
+    let claimed = match packet.get(ip - 2..ip) {
+        Some([0x08, 0x06]) => v4(ip + 14),
+        Some([0x08, 0x00]) if whole(wire::IPV4_LEN) => v4(ip + 12),
+        Some([0x86, 0xdd]) if whole(wire::IPV6_LEN) => {
+            let target = advertised(packet, ip).and_then(|at| v6(at + 8));
+            // Behind extension headers the source counts, too.
+            let source = v6(ip + 8).filter(|_| target.is_none() || packet[ip + 6] != wire::IPPROTO_ICMPV6);
+            return source.into_iter().chain(target).collect();
         }
         _ => None,
+    };
+    claimed.into_iter().collect()
+}
+
+/// Whether it is IPv6 with extension headers.
+fn is_extended(packet: &[u8]) -> bool {
+    let ip = wire::ETH_LEN + tags(packet).len() * wire::VLAN_LEN;
+    u16_at(packet, ip - 2) == wire::ETHERTYPE_IPV6 && matches!(packet[ip + 6], 0 | 43 | 44 | 60)
+}
+
+/// Where a neighbour advertisement is, behind six extension headers at the most.
+fn advertised(packet: &[u8], ip: usize) -> Option<usize> {
+    let end = ip + wire::IPV6_LEN + u16_at(packet, ip + 4) as usize;
+    let (mut next, mut at) = (packet[ip + 6], ip + wire::IPV6_LEN);
+    for _ in 0..6 {
+        let len = match next {
+            0 | 43 | 60 => (usize::from(*packet.get(at + 1)?) + 1) * 8,
+            44 => 8,
+            _ => break,
+        };
+        let header = packet.get(at..at + 8).filter(|_| at + 8 <= end)?;
+        if next == 44 && u16_at(header, 2) >= 8 {
+            return None;
+        }
+        (next, at) = (header[0], at + len);
     }
+    (next == wire::IPPROTO_ICMPV6 && packet.get(at) == Some(&wire::NEIGHBOUR_ADVERTISEMENT)).then_some(at)
 }
 
 fn counter_of(reject: Reject) -> Counter {
@@ -612,6 +733,10 @@ fn counter_of(reject: Reject) -> Counter {
         Reject::Truncated => Counter::Truncated,
         Reject::IpOptions => Counter::IpOptions,
         Reject::IpFragment => Counter::IpFragment,
+        Reject::VlanTags => Counter::VlanTags,
+        Reject::Ipv6Extensions => Counter::Ipv6Extensions,
+        Reject::Hidden => Counter::Hidden,
+        Reject::Forged => Counter::Spoofed,
         Reject::UdpLength => Counter::BadUdpLength,
         Reject::Version => Counter::BadVersion,
         Reject::Pkey => Counter::BadPkey,

@@ -1,0 +1,146 @@
+//! Packets behind tags or extension headers that no data of ours has. In global functions: few packets need them, and what they have on
+//! their stacks the programs have no room for. So they say what becomes of a packet as far as they can.
+
+use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::{Address, watch};
+use netsum_common::wire::{
+    self, Behind, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, IPPROTO_ICMPV6, IPPROTO_UDP,
+    IPV4_LEN, IPV6_LEN, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, ipv4_mapped,
+};
+
+use crate::maps;
+use crate::packet::Packet;
+
+const NOT_ROCE: u64 = 0;
+const HIDDEN: u64 = 1;
+/// It bears an address of a rank behind another port.
+const FORGED: u64 = 0xff;
+/// RoCEv2 to a rank.
+const TO_RANK: u64 = 2;
+
+/// What cannot be seen through: it passes where there is no rank, and no job whose ranks are to show up.
+#[inline(always)]
+pub fn hidden() -> Reject {
+    if hidden_packet() == HIDDEN { Reject::Hidden } else { Reject::NotRoce }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn hidden_packet() -> u64 {
+    hidden_code()
+}
+
+#[inline(always)]
+fn hidden_code() -> u64 {
+    if maps::watched() & (watch::RANKS | watch::FIRST_PACKETS) == 0 { NOT_ROCE } else { HIDDEN }
+}
+
+/// What is behind two tags, or one that is not of 802.1Q: [`Reject::VlanTags`] is RoCEv2 to an address of a rank.
+#[inline(always)]
+pub fn tagged(ctx: *mut xdp_md) -> Reject {
+    match tagged_packet(ctx) {
+        NOT_ROCE => Reject::NotRoce,
+        HIDDEN => Reject::Hidden,
+        FORGED => Reject::Forged,
+        _ => Reject::VlanTags,
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
+    let ctx = XdpContext::new(ctx);
+    let (p, port) = (Packet::new(&ctx), ctx.ingress_ifindex() as u32);
+    let (ethertype, ip) = match wire::behind_tags(&p) {
+        Ok(found) => found,
+        Err(Reject::Hidden) => return hidden_code(),
+        Err(_) => return NOT_ROCE,
+    };
+    let (udp, to) = match ethertype {
+        ETHERTYPE_ARP => {
+            let Some(sender) = p.load_far::<4>(ip + 14) else { return NOT_ROCE };
+            return if is_elsewhere(ipv4_mapped(sender), port) { FORGED } else { NOT_ROCE };
+        }
+        ETHERTYPE_IPV4 => {
+            let Some(h) = p.load_far::<IPV4_LEN>(ip) else { return NOT_ROCE };
+            if is_elsewhere(ipv4_mapped([h[12], h[13], h[14], h[15]]), port) {
+                return FORGED;
+            }
+            // A later fragment is nothing without its first one, which has the ports.
+            if h[9] != IPPROTO_UDP || u16::from_be_bytes([h[6], h[7]]) & 0x1fff != 0 {
+                return NOT_ROCE;
+            }
+            (ip + (h[0] & 0x0f) as usize * 4, ipv4_mapped([h[16], h[17], h[18], h[19]]))
+        }
+        ETHERTYPE_IPV6 => {
+            let Some([next]) = p.load_far::<1>(ip + 6) else { return NOT_ROCE };
+            let Some(to) = p.load_far::<16>(ip + 24) else { return NOT_ROCE };
+            let Some(from) = p.load_far::<16>(ip + 8) else { return NOT_ROCE };
+            if is_elsewhere(from, port) {
+                return FORGED;
+            }
+            if next == IPPROTO_ICMPV6 {
+                let Some(target) = p.load_far::<16>(ip + IPV6_LEN + 8) else { return NOT_ROCE };
+                let Some([kind]) = p.load_far::<1>(ip + IPV6_LEN) else { return NOT_ROCE };
+                let forged = kind == NEIGHBOUR_ADVERTISEMENT && is_elsewhere(target, port);
+                return if forged { FORGED } else { NOT_ROCE };
+            }
+            // Both at once: nobody needs that.
+            if wire::is_extension(next) {
+                return hidden_code();
+            }
+            if next != IPPROTO_UDP {
+                return NOT_ROCE;
+            }
+            (ip + IPV6_LEN, to)
+        }
+        _ => return NOT_ROCE,
+    };
+    let Some(to_port) = p.load_far::<2>(udp + 2) else { return NOT_ROCE };
+    let is_roce = u16::from_be_bytes(to_port) == ROCE_PORT;
+    if is_roce && maps::owner(&Address::ip(to)).is_some() { TO_RANK } else { NOT_ROCE }
+}
+
+/// Whether an address is that of a rank behind another port.
+#[inline(always)]
+fn is_elsewhere(ip: [u8; 16], port: u32) -> bool {
+    maps::owner(&Address::ip(ip)).is_some_and(|owner| owner.ifindex != port)
+}
+
+/// What is behind extension headers: [`Reject::Ipv6Extensions`] is RoCEv2 to an address of a rank.
+#[inline(always)]
+pub fn extended(ctx: *mut xdp_md, frame: &Frame) -> Reject {
+    match extended_packet(ctx, frame.ip as u32) {
+        NOT_ROCE => Reject::NotRoce,
+        HIDDEN => Reject::Hidden,
+        FORGED => Reject::Forged,
+        _ => Reject::Ipv6Extensions,
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn extended_packet(ctx: *mut xdp_md, ip: u32) -> u64 {
+    let ctx = XdpContext::new(ctx);
+    let p = Packet::new(&ctx);
+    // The mask tells the verifier.
+    let ip = (ip & 31) as usize;
+    let behind = wire::behind(&p, ip);
+    if behind == Behind::HIDDEN {
+        return hidden_code();
+    }
+    if let Some(at) = behind.advertisement()
+        && let Some(target) = p.load_far::<16>(at + 8)
+        && is_elsewhere(target, ctx.ingress_ifindex() as u32)
+    {
+        return FORGED;
+    }
+    if behind.udp().is_some()
+        && let Some(to) = p.load_far::<16>(ip + 24)
+        && maps::owner(&Address::ip(to)).is_some()
+    {
+        return TO_RANK;
+    }
+    NOT_ROCE
+}

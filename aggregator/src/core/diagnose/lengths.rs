@@ -1,0 +1,174 @@
+//! Ranks whose packets of one index differ in length. The first one to come gives the slot its length, and the others are refused,
+//! whoever is wrong.
+
+use std::collections::BTreeMap;
+
+use netsum_common::serial;
+
+use super::{Finding, RankEvidence, RingEvidence};
+
+/// Compares the lengths of what ranks have sent of the index that their ring waits for: what there is to say, and the ranks whose
+/// lengths are known. Both are empty where all are the same.
+pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<u32>) {
+    let Some(slot) = ring.view.front() else { return Default::default() };
+    let low = ring.view.state.low;
+    let len = |r: &RankEvidence| {
+        if slot.contributors & 1 << r.flow.rank != 0 {
+            return Some(slot.len);
+        }
+        let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn) == low;
+        r.seen.mismatch.filter(|(psn, _)| of_index(*psn)).map(|(_, len)| len)
+    };
+    let mut by_len: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for rank in &ring.ranks {
+        if let Some(len) = len(rank) {
+            by_len.entry(len).or_default().push(rank.flow.rank);
+        }
+    }
+    if by_len.len() < 2 {
+        return Default::default();
+    }
+    let most = by_len.values().map(Vec::len).max().unwrap_or_default();
+    let mut usual = by_len.iter().filter(|(_, ranks)| ranks.len() == most);
+    let findings = match (usual.next(), usual.next()) {
+        (Some((usual, by)), None) => by_len
+            .iter()
+            .filter(|(len, _)| *len != usual)
+            .flat_map(|(len, odd)| odd.iter().map(move |rank| (*rank, *len)))
+            .map(|(rank, len)| Finding {
+                ring: Some(ring.ring),
+                rank: Some(rank),
+                what: format!("sends {len} bytes at index {low}, where {} send {usual}", names(by)),
+                next: "give it the others' message size and path MTU, and let all connect again".into(),
+            })
+            .collect(),
+        _ => {
+            let each: Vec<String> =
+                by_len.iter().map(|(len, ranks)| format!("{len} bytes by {}", names(ranks))).collect();
+            vec![Finding {
+                ring: Some(ring.ring),
+                rank: None,
+                what: format!(
+                    "ranks send different lengths at index {low}: {}; who is wrong cannot be told",
+                    each.join(", ")
+                ),
+                next: "give all ranks the same message size and path MTU, and let all connect again".into(),
+            }]
+        }
+    };
+    (findings, by_len.into_values().flatten().collect())
+}
+
+fn names(ranks: &[u32]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use netsum_common::slot::{RingState, Slot};
+
+    use super::*;
+    use crate::core::diagnose::PortEvidence;
+    use crate::core::watch::RingView;
+    use crate::dataplane::{FlowSeen, FlowSpec, RingSpec};
+
+    const LOW: u32 = 7;
+
+    /// A ring that waits for index 7; for each rank the length of its contribution, or of what was refused, and at which index.
+    fn ring(ranks: &[Option<(u32, bool, u32)>]) -> RingEvidence {
+        let spec = RingSpec {
+            id: 1,
+            ranks: ranks.len() as u32,
+            slots: 16,
+            window: 8,
+            mtu: 1024,
+            cpu: 0,
+            verify_icrc: true,
+            in_order: true,
+            in_band: false,
+        };
+        let mut slot = Slot { index: LOW, flags: Slot::USED, ..Slot::default() };
+        let evidence = |(rank, what): (usize, &Option<(u32, bool, u32)>)| {
+            let base_psn = 0xff_fff0 + rank as u32;
+            let mut seen = FlowSeen { packets: 9, ..FlowSeen::default() };
+            match *what {
+                Some((len, true, _)) => (slot.len, slot.contributors) = (len, slot.contributors | 1 << rank),
+                Some((len, false, index)) => seen.mismatch = Some((serial::add(base_psn, index), len)),
+                None => {}
+            }
+            let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+            let flow = FlowSpec {
+                ring: 1,
+                rank: rank as u32,
+                base_psn,
+                ifindex: 1,
+                src: ip,
+                dst: ip,
+                qpn: 1,
+                src_mac: None,
+            };
+            RankEvidence { flow, seen, last: None, moved: 0, heartbeat: None, port: PortEvidence::default() }
+        };
+        let ranks: Vec<_> = ranks.iter().enumerate().map(evidence).collect();
+        let view = RingView {
+            slot,
+            state: RingState { low: LOW, ..RingState::default() },
+            ranks: ranks.iter().map(|r| r.seen).collect(),
+            base_psns: ranks.iter().map(|r| r.flow.base_psn).collect(),
+        };
+        RingEvidence { ring: 0, spec, view, waits: None, ranks }
+    }
+
+    fn taken(len: u32) -> Option<(u32, bool, u32)> {
+        Some((len, true, LOW))
+    }
+
+    fn refused(len: u32, index: u32) -> Option<(u32, bool, u32)> {
+        Some((len, false, index))
+    }
+
+    #[test]
+    fn the_odd_one_out_is_named_whoever_came_first() {
+        for (case, odd) in [
+            ([taken(64), refused(1024, LOW), refused(1024, LOW)], 0),
+            ([taken(1024), refused(64, LOW), taken(1024)], 1),
+        ] {
+            let (findings, known) = compare(&ring(&case));
+            assert_eq!(known.len(), 3);
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert_eq!((findings[0].ring, findings[0].rank), (Some(0), Some(odd)));
+            assert!(findings[0].what.starts_with("sends 64 bytes at index 7, where ranks "), "{findings:?}");
+            assert!(findings[0].what.ends_with(" send 1024"), "{findings:?}");
+        }
+    }
+
+    #[test]
+    fn where_it_cannot_be_told_all_are_named() {
+        for case in [
+            vec![taken(64), refused(1024, LOW)],
+            vec![taken(64), refused(1024, LOW), None],
+            vec![taken(64), refused(1024, LOW), taken(64), refused(1024, LOW)],
+            vec![taken(64), refused(1024, LOW), refused(512, LOW)],
+        ] {
+            let (findings, _) = compare(&ring(&case));
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert_eq!(findings[0].rank, None);
+            assert!(findings[0].what.contains("who is wrong cannot be told"), "{findings:?}");
+            assert!(findings[0].what.contains("64 bytes by rank"), "{findings:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_lengths_and_refusals_of_other_indices_are_no_finding() {
+        for case in [
+            vec![taken(64), None, taken(64)],
+            vec![taken(64), refused(1024, LOW - 1), taken(64)],
+            vec![None, refused(1024, LOW)],
+        ] {
+            assert_eq!(compare(&ring(&case)), Default::default());
+        }
+    }
+}

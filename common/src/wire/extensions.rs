@@ -1,0 +1,127 @@
+//! What is behind the extension headers of an IPv6 packet (RFC 8200, section 4): hosts look through them, so nothing may hide there.
+
+use super::{
+    BTH_LEN, Bytes, IPPROTO_ICMPV6, IPPROTO_UDP, IPV6_LEN, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject,
+    UDP_LEN,
+};
+
+/// Most extension headers that are looked through.
+pub const MAX_EXTENSIONS: usize = 6;
+
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const DESTINATION: u8 = 60;
+
+/// Whether a header of this number has a number of a next header behind which a host without configuration goes on. That of
+/// authentication has one, too, but Linux drops it where no key has been set up.
+#[inline(always)]
+pub const fn is_extension(number: u8) -> bool {
+    matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
+}
+
+/// What a packet has behind its extension headers, in one word, as a BPF function returns it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct Behind(pub u64);
+
+impl Behind {
+    /// Neither of the others.
+    pub const OTHER: Self = Self(0);
+    /// It cannot be seen: in a later fragment, or behind more headers than are looked through.
+    pub const HIDDEN: Self = Self(1);
+    const UDP: u64 = 2;
+    const ADVERTISEMENT: u64 = 3;
+    /// RoCEv2 by its port, but the frame ends before the BTH does.
+    const CUT: Self = Self(4);
+
+    const fn at(kind: u64, offset: usize) -> Self {
+        Self(kind | (offset as u64) << 8)
+    }
+
+    #[inline(always)]
+    const fn offset_of(self, kind: u64) -> Option<usize> {
+        if self.0 & 0xff == kind { Some((self.0 >> 8) as usize) } else { None }
+    }
+
+    /// Offset of a UDP header.
+    #[inline(always)]
+    pub const fn udp(self) -> Option<usize> {
+        self.offset_of(Self::UDP)
+    }
+
+    /// The reason not to take the packet for RoCEv2.
+    #[inline(always)]
+    pub const fn what(self) -> Reject {
+        match self.0 & 0xff {
+            Self::UDP => Reject::Ipv6Extensions,
+            1 => Reject::Hidden,
+            4 => Reject::TruncatedHeaders,
+            _ => Reject::NotRoce,
+        }
+    }
+
+    /// Offset of an ICMPv6 neighbour advertisement.
+    #[inline(always)]
+    pub const fn advertisement(self) -> Option<usize> {
+        self.offset_of(Self::ADVERTISEMENT)
+    }
+}
+
+/// Looks through the extension headers of the IPv6 packet at `ip`.
+///
+/// A later fragment is [`Behind::OTHER`]: without its first one, which shows all headers or is [`Behind::HIDDEN`], it is nothing.
+/// What lies behind the payload's end as the IPv6 header says is not looked at: it would not be there when fragments are put together.
+#[inline(always)]
+pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
+    let Some(h) = b.load::<8>(ip) else { return Behind::OTHER };
+    let end = ip + IPV6_LEN + u16::from_be_bytes([h[4], h[5]]) as usize;
+    let (mut next, mut at, mut fragmented) = (h[6], ip + IPV6_LEN, false);
+    let mut i = 0;
+    while i < MAX_EXTENSIONS {
+        if !is_extension(next) {
+            break;
+        }
+        // Cut off: by fragmentation, or broken.
+        if at + 8 > end {
+            return if fragmented { Behind::HIDDEN } else { Behind::OTHER };
+        }
+        let Some(e) = b.load_far::<8>(at) else { return Behind::OTHER };
+        if next == FRAGMENT {
+            if u16::from_be_bytes([e[2], e[3]]) & !7 != 0 {
+                return Behind::OTHER;
+            }
+            fragmented |= e[3] & 1 != 0;
+            at += 8;
+        } else {
+            at += (e[1] as usize + 1) * 8;
+        }
+        next = e[0];
+        i += 1;
+    }
+    match next {
+        IPPROTO_UDP => {
+            if fragmented && at + UDP_LEN > end {
+                return Behind::HIDDEN;
+            }
+            let Some(udp) = b.load_far::<UDP_LEN>(at) else { return Behind::OTHER };
+            if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
+                return Behind::OTHER;
+            }
+            if fragmented && at + UDP_LEN + BTH_LEN > end {
+                return Behind::HIDDEN;
+            }
+            if b.load_far::<BTH_LEN>(at + UDP_LEN).is_none() {
+                return Behind::CUT;
+            }
+            Behind::at(Behind::UDP, at)
+        }
+        IPPROTO_ICMPV6 if at + 8 > end && fragmented => Behind::HIDDEN,
+        IPPROTO_ICMPV6 => match b.load_far::<1>(at) {
+            Some([NEIGHBOUR_ADVERTISEMENT]) => Behind::at(Behind::ADVERTISEMENT, at),
+            _ => Behind::OTHER,
+        },
+        next if is_extension(next) => Behind::HIDDEN,
+        _ => Behind::OTHER,
+    }
+}
