@@ -76,11 +76,9 @@ impl Scale {
 
     /// Sums of quantised values, as little-endian words, back to floats: `sum 2^-s`, rounded once.
     pub fn restore(self, sums: &[u8], out: &mut [f32]) {
-        if self.exponent <= 126 {
-            restore(self.inverse(), sums, out)
-        } else {
-            restore_small(self.inverse(), sums, out)
-        }
+        // No sum overflows, and none but zero is less than the least normal number.
+        let usual = (-96..=126).contains(&self.exponent);
+        if usual { restore(self.inverse(), sums, out) } else { restore_extreme(self.inverse(), sums, out) }
     }
 }
 
@@ -115,36 +113,35 @@ const DROPPED: u32 = 29;
 const REBIAS: u64 = 1023 - 127;
 const INFINITE: u64 = 0x7f80_0000;
 
-/// To the nearest multiple of `2^by`, ties to even, divided by it.
+/// What is added to have the lowest `by` bits rounded: to the nearest, ties to even.
 #[inline(always)]
-fn round_off(x: u64, by: u32) -> u64 {
-    (x + (((1 << by) - 1) >> 1) + (x >> by & 1)) >> by
+fn up(x: u64, by: u32) -> u64 {
+    (((1 << by) - 1) >> 1) + (x >> by & 1)
 }
 
-/// No sum but zero is less than the least normal number.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 fn restore(inverse: f64, sums: &[u8], out: &mut [f32]) {
+    for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
+        let bits = f64::from(i32::from_le_bytes(*sum)).to_bits();
+        let rounded = (bits + up(bits, DROPPED)) & !((1 << DROPPED) - 1);
+        // Both exact: an f32 has room for it.
+        *out = (f64::from_bits(rounded) * inverse) as f32;
+    }
+}
+
+/// The same where sums may be too large for an f32, or subnormal.
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+fn restore_extreme(inverse: f64, sums: &[u8], out: &mut [f32]) {
     for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
         // Exact.
         let bits = (f64::from(i32::from_le_bytes(*sum)) * inverse).to_bits();
         let magnitude = bits & !(1 << 63);
-        let rounded = round_off(magnitude, DROPPED).wrapping_sub(REBIAS << 23).min(INFINITE);
-        let rounded = if magnitude == 0 { 0 } else { rounded };
-        *out = f32::from_bits((bits >> 63 << 31 | rounded) as u32);
-    }
-}
-
-/// The same where sums may be subnormal numbers.
-#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
-fn restore_small(inverse: f64, sums: &[u8], out: &mut [f32]) {
-    for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
-        let bits = (f64::from(i32::from_le_bytes(*sum)) * inverse).to_bits();
-        let magnitude = bits & !(1 << 63);
-        let normal = round_off(magnitude, DROPPED).wrapping_sub(REBIAS << 23);
+        let normal = ((magnitude + up(magnitude, DROPPED)) >> DROPPED).wrapping_sub(REBIAS << 23);
         // In steps of 2^-149; zero is far below half of one.
-        let steps = (u64::from(DROPPED) + REBIAS + 1).saturating_sub(magnitude >> 52).clamp(1, 62);
-        let subnormal = round_off(magnitude & ((1 << 52) - 1) | 1 << 52, steps as u32);
-        let rounded = if magnitude >> 52 > REBIAS { normal } else { subnormal };
+        let by = (u64::from(DROPPED) + REBIAS + 1).saturating_sub(magnitude >> 52).clamp(1, 62) as u32;
+        let mantissa = (magnitude & ((1 << 52) - 1)) | 1 << 52;
+        let subnormal = (mantissa + up(mantissa, by)) >> by;
+        let rounded = if magnitude >> 52 > REBIAS { normal.min(INFINITE) } else { subnormal };
         *out = f32::from_bits((bits >> 63 << 31 | rounded) as u32);
     }
 }
