@@ -46,6 +46,9 @@ fn a_second_run_that_meets_the_slots_of_the_first_takes_no_sum_of_it() {
         std::mem::swap(&mut first.aggregator, &mut second.aggregator);
         second.run();
         check(&second, ranks, 2);
+        // It was those that were met, and nothing else.
+        let met: Vec<_> = second.hosts.iter().map(|h| h.engine.statistics().wrong).collect();
+        assert!(met.iter().any(|wrong| *wrong > 0), "{met:?}");
         for (rank, host) in second.hosts.iter().enumerate() {
             assert!(host.results.iter().all(|r| r.0.is_ok()), "rank {rank}: {:?}", host.results);
             assert_eq!(host.engine.mode(), Mode::Ring, "rank {rank}");
