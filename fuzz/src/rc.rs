@@ -40,6 +40,7 @@ struct System {
 }
 
 const MTU: usize = 256;
+const LONGEST: usize = 5 * MTU;
 const QPNS: [u32; 2] = [0x11, 0xff_fffe];
 
 impl System {
@@ -61,6 +62,7 @@ impl System {
             let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psns[i], psns[1 - i], MTU);
             c.opcode = operation;
             c.max_inflight = max_inflight;
+            c.max_message = LONGEST;
             c.ack_timeout = Duration::from_millis(1);
             c.retry_limit = forged.then_some(7);
             let qp = endpoint.add_qp(c).expect("a queue pair");
@@ -121,7 +123,7 @@ impl System {
                 Event::Received { data, immediate, .. } if !self.forged => {
                     assert_eq!(end.to_come.pop_front(), Some((data, immediate)));
                 }
-                Event::Received { .. } => {}
+                Event::Received { data, .. } => assert!(data.len() <= LONGEST, "longer than may be"),
                 Event::Failed { error, .. } => {
                     assert!(self.forged, "failed without a cause: {error}");
                     end.failed = true;
@@ -199,7 +201,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         let any = |u: &mut Unstructured, s: &System| u.choose_index(s.wire.len().max(1));
         match op & 15 {
             0 | 1 => {
-                let len = u.int_in_range(0..=5 * MTU)?;
+                let len = u.int_in_range(0..=LONGEST)?;
                 s.post(end, len, u.arbitrary()?);
             }
             2 => {

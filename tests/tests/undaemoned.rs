@@ -78,3 +78,29 @@ fn one_percent_loss_in_each_direction() {
         }
     }
 }
+
+/// Queue pairs and PSNs follow from the list of ranks, so a second run has those of the first, whose sums the box still holds.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_second_run_without_a_restart_takes_no_sum_of_the_first() {
+    // So few messages that the slots still hold them; and so many that they hold later ones.
+    for (first, dtype) in [(1000, "i32"), (40, "f32"), (200_000, "i32")] {
+        let cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
+        let job = JobSpec::new("again", 3);
+        let places = one_on_each_host(3);
+        let mut plane = Plane::load(cluster.lab()).unwrap();
+        plane.attach().unwrap();
+        plane.add(&job, &places).unwrap();
+        let mut group = cluster.ranks_alone(&job, &places).unwrap();
+        assert_eq!(modes(&group.all_reduce(dtype, first, 1).unwrap()), ["box"; 3]);
+        drop(group);
+        let mut group = cluster.ranks_alone(&job, &places).unwrap();
+        // Each outcome is compared with the right sum.
+        let outcomes = group.all_reduce(dtype, first.min(1000), 2).unwrap();
+        println!("{first} {dtype}: {outcomes:?}");
+        assert_eq!(modes(&outcomes), ["ring"; 3]);
+        if first <= 1000 {
+            assert!(group.log().contains("netsum job restart"), "{}", group.log());
+        }
+    }
+}

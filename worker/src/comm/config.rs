@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::numeric::layout::Layout;
+use crate::numeric::layout::{CHECK_BYTES, Layout};
 
 /// How a communicator finds its job.
 #[derive(Clone, Debug)]
@@ -289,6 +289,9 @@ impl Traffic {
 /// The largest window that there can be.
 pub(crate) const MAX_WINDOW: u32 = 1024;
 
+/// Bytes of the least message that there can be: check lanes and an element.
+const LEAST_MESSAGE: u32 = CHECK_BYTES as u32 + 4;
+
 /// Job properties that all ranks must agree on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct JobShape {
@@ -307,8 +310,10 @@ impl JobShape {
         if ![256, 512, 1024, 2048, 4096].contains(&self.mtu) {
             return Err(format!("mtu {}: 256, 512, 1024, 2048 or 4096", self.mtu));
         }
-        if message_size % 4 != 0 || !(20..=1 << 24).contains(&message_size) {
-            return Err(format!("message_size {message_size}: a multiple of 4 from 20 to 16777216"));
+        if message_size % 4 != 0 || !(LEAST_MESSAGE..=1 << 24).contains(&message_size) {
+            return Err(format!(
+                "message_size {message_size}: a multiple of 4 from {LEAST_MESSAGE} to 16777216"
+            ));
         }
         if !(1..=MAX_WINDOW).contains(&window) {
             return Err(format!("window {window}: 1 to {MAX_WINDOW}"));

@@ -7,7 +7,7 @@ use super::config::JobShape;
 use super::error::Error;
 
 /// Version of these messages.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -47,10 +47,11 @@ pub(crate) enum Reason {
     Wrong,
     Stalled,
     Broken,
+    Stray,
 }
 
 impl Reason {
-    const ALL: [Self; 4] = [Self::Unsummed, Self::Wrong, Self::Stalled, Self::Broken];
+    const ALL: [Self; 5] = [Self::Unsummed, Self::Wrong, Self::Stalled, Self::Broken, Self::Stray];
 
     pub fn text(self) -> &'static str {
         match self {
@@ -58,6 +59,10 @@ impl Reason {
             Self::Wrong => "a sum did not verify",
             Self::Stalled => "no sum arrived although all ranks take part",
             Self::Broken => "the connection through the box broke",
+            Self::Stray => {
+                "a sum was another one's: the box has slots of an earlier run, which `netsum job restart` empties, \
+                 or a flow is in another ring or of another rank than was registered"
+            }
         }
     }
 }
@@ -67,6 +72,10 @@ impl Reason {
 pub(crate) enum Frame {
     /// The first: what the sender takes the job to be.
     Hello { shape: JobShape, rank: u32 },
+    /// The first of a rank with another version of these messages.
+    OtherVersion(u32),
+    /// What tells this run's messages from those of others: drawn by rank 0, passed on by all.
+    Run(u64),
     /// The sender lives. Operations that each rank has started and completed, as far as the sender knows.
     Status { ranks: Vec<Progress> },
     /// The sender starts an operation.
@@ -127,6 +136,11 @@ impl Frame {
                 let l = shape.layout;
                 u32s(w, &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings]);
             }
+            Self::OtherVersion(version) => u32s(w, &[1, *version]),
+            Self::Run(run) => {
+                u32s(w, &[9]);
+                u64(w, *run);
+            }
             Self::Status { ranks } => {
                 u32s(w, &[2]);
                 for p in ranks {
@@ -184,7 +198,8 @@ impl Frame {
             rest.is_empty().then(|| longs.iter().map(|l| u64::from_le_bytes(*l)).collect())
         };
         Some(match word(0)? {
-            1 if word(1)? == VERSION => {
+            1 if word(1)? != VERSION => Self::OtherVersion(word(1)?),
+            1 => {
                 let layout = crate::numeric::layout::Layout {
                     message_size: word(5)?,
                     window: word(6)?,
@@ -226,6 +241,7 @@ impl Frame {
             6 => Self::Goodbye { origin: word(1)?, completed: long(8)? },
             7 => Self::Data(DataHeader { ring: word(1)?, step: word(2)?, number: long(12)? }),
             8 => Self::Renew { decided: word(1)? != 0, after: long(8)? },
+            9 => Self::Run(long(4)?),
             _ => return None,
         })
     }
@@ -244,7 +260,7 @@ mod tests {
             Frame::Hello { shape, rank: 2 },
             Frame::Status { ranks: vec![Progress { started: 1 << 40, completed: 7 }; 3] },
             Frame::Operation(Descriptor { number: 9, length: 1 << 33, dtype: Dtype::F32 }),
-            Frame::FallBack { origin: 1, reason: Reason::Stalled, unverified: vec![5, 6, 1 << 50] },
+            Frame::FallBack { origin: 1, reason: Reason::Stray, unverified: vec![5, 6, 1 << 50] },
             Frame::Failure {
                 origin: 0,
                 error: Error::RankDied { rank: 63, reason: "silent für 10 s".into() },
@@ -254,6 +270,8 @@ mod tests {
             Frame::Data(DataHeader { ring: 3, step: 1, number: 1 << 35 }),
             Frame::Renew { after: 1 << 40, decided: false },
             Frame::Renew { after: 3, decided: true },
+            Frame::OtherVersion(VERSION - 1),
+            Frame::Run(u64::MAX - 5),
         ] {
             let mut bytes = Buffer::default();
             frame.encode_to(&mut bytes);
@@ -264,7 +282,7 @@ mod tests {
                 assert_ne!(Frame::decode(&bytes[..n]).as_ref(), Some(&frame), "{n} bytes of {frame:?}");
             }
         }
-        assert_eq!(Frame::decode(&[9, 0, 0, 0]), None);
+        assert_eq!(Frame::decode(&[10, 0, 0, 0]), None);
     }
 
     #[test]

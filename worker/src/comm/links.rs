@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::buffer::Buffer;
 use super::config::JobShape;
+use super::frame::plain_room;
 use super::transport::{Channel, Transport, TransportEvent};
 use crate::rc::{Endpoint, Event, QpConfig, QpId, SetupError};
 
@@ -90,9 +91,12 @@ impl Links {
                     config.ack_timeout = ACK_TIMEOUT;
                     config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
                     config.waits_for_others = matches!(channel, Channel::RingOut(_));
-                    config.max_inflight = match channel {
-                        Channel::PlainOut | Channel::PlainIn => share.min(128),
-                        _ => share.min(fragments.saturating_mul(shape.layout.window)),
+                    (config.max_inflight, config.max_message) = match channel {
+                        Channel::PlainOut | Channel::PlainIn => (share.min(128), plain_room(shape)),
+                        _ => (
+                            share.min(fragments.saturating_mul(shape.layout.window)),
+                            shape.layout.message_size as usize,
+                        ),
                     };
                     let id = endpoint.add_qp(config.clone())?;
                     qps.insert(*channel, id);

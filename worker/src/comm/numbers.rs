@@ -10,12 +10,17 @@ pub(crate) struct Fresh {
     used: Vec<u32>,
 }
 
+/// A random number: what tells this run's sums from all others.
+pub(crate) fn nonce() -> u64 {
+    // RandomState is seeded by the system.
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(0);
+    hasher.finish()
+}
+
 impl Fresh {
     pub fn new() -> Self {
-        // RandomState is seeded by the system.
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u32(0);
-        Self { state: hasher.finish(), used: Vec::new() }
+        Self { state: nonce(), used: Vec::new() }
     }
 
     /// Any PSN.

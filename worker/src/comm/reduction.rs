@@ -103,14 +103,18 @@ impl Reduction {
         mut send: impl FnMut(u32, &[u8]),
     ) -> Result<(), Misfit> {
         let Some(lanes) = &mut self.lanes else {
-            if self.early.steps.len() >= place.steps() as usize {
+            // They come in their order.
+            if step >= place.steps() || step as usize != self.early.steps.len() {
                 return Err(Misfit);
             }
             self.early.push(step, part);
             return Ok(());
         };
+        if step != self.received || step >= place.steps() {
+            return Err(Misfit);
+        }
         let range = place.received(step, lanes.len());
-        if step != self.received || step >= place.steps() || part.len() != range.len() {
+        if part.len() != range.len() {
             return Err(Misfit);
         }
         let own = &mut lanes[range];
@@ -163,14 +167,22 @@ impl Reductions {
         Some(sum)
     }
 
-    /// Forgets the sums of a ring before a message.
-    pub fn forget_done(&mut self, place: Place, ring: u32, before: u64) {
-        self.open.retain(|(r, n), reduction| *r != ring || *n >= before || !reduction.is_done(place));
+    /// Forgets the sums of a ring before a message, and before `oldest` what no rank can still be at.
+    pub fn forget_done(&mut self, place: Place, ring: u32, before: u64, oldest: u64) {
+        self.open.retain(|(r, n), reduction| {
+            *r != ring || *n >= before || *n >= oldest && !reduction.is_done(place)
+        });
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
         self.open.clear();
+    }
+
+    /// Messages on their way.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.open.len()
     }
 
     /// Whether no message is on its way.
@@ -233,5 +245,18 @@ mod tests {
         assert_eq!(r.step(place, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
         assert_eq!(r.step(place, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
         assert_eq!(r.step(place, 0, &[0; 8], |_, _| ()), Ok(()));
+        assert_eq!(r.step(place, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit), "beyond the last step");
+    }
+
+    #[test]
+    fn early_steps_are_those_of_one_round_in_their_order() {
+        let place = Place { rank: 0, ranks: 3 };
+        let mut r = Reduction::default();
+        assert_eq!(r.step(place, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit));
+        for step in 0..4 {
+            assert_eq!(r.step(place, step + 1, &[0; 8], |_, _| ()), Err(Misfit));
+            assert_eq!(r.step(place, step, &[0; 8], |_, _| ()), Ok(()));
+        }
+        assert_eq!(r.step(place, 4, &[0; 8], |_, _| ()), Err(Misfit));
     }
 }

@@ -15,6 +15,7 @@ use super::core::{Core, LOOK_UP};
 use super::engine::{Engine, Settings};
 use super::error::Error;
 use super::network;
+use super::numbers::nonce;
 use super::turns::Turns;
 use crate::numeric::element::Data;
 
@@ -190,7 +191,8 @@ fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, Arc<s
     let started = Instant::now();
     let Membership { shape, ranks, mut heartbeat } = bootstrap(config, &mut *network, patience)?;
     let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
-        let engine = Engine::new(Instant::now(), Settings { rank, shape, timeout }, &mut *connections);
+        let settings = Settings { rank, shape, timeout, run: nonce() };
+        let engine = Engine::new(Instant::now(), settings, &mut *connections);
         connections.start().map(|()| (engine, connections))
     });
     let (engine, connections) = match (connected, &mut heartbeat) {

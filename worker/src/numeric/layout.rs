@@ -1,6 +1,6 @@
 //! How an all-reduce is cut into messages. Every rank computes the same from the length and the job's properties.
 //!
-//! A message has four check lanes, for floats perhaps a histogram, then data. Chunk g of the data goes to ring
+//! A message has [`CHECK_LANES`] check lanes, for floats perhaps a histogram, then data. Chunk g of the data goes to ring
 //! g mod R, as that ring's data message g div R. The scale of a ring's data message i + W travels as a histogram in
 //! its message i; those of its first W messages travel in *prologue* messages, which hold nothing else.
 //!
@@ -158,7 +158,7 @@ mod tests {
     fn every_element_and_every_scale_travels_once_and_in_time() {
         for dtype in [Dtype::I32, Dtype::F32] {
             for (message_size, window, rings) in
-                [(276, 1, 1), (512, 2, 1), (600, 4, 3), (4096, 3, 2), (276, 4, 2)]
+                [(336, 1, 1), (512, 2, 1), (600, 4, 3), (4096, 3, 2), (336, 4, 2)]
             {
                 let layout = Layout { message_size, window, rings };
                 for length in [0, 1, 3, 100, 1000, 5003] {
@@ -201,10 +201,10 @@ mod tests {
     #[test]
     fn too_small_messages_are_refused() {
         let layout = |message_size| Layout { message_size, window: 1, rings: 1 };
-        assert_eq!(layout(20).elements(Dtype::I32), Ok(1));
-        assert_eq!(layout(276).elements(Dtype::F32), Ok(1));
-        assert!(layout(16).elements(Dtype::I32).unwrap_err().contains("at least 20"));
-        assert!(layout(272).elements(Dtype::F32).unwrap_err().contains("at least 276"));
+        assert_eq!(layout(80).elements(Dtype::I32), Ok(1));
+        assert_eq!(layout(336).elements(Dtype::F32), Ok(1));
+        assert!(layout(76).elements(Dtype::I32).unwrap_err().contains("at least 80"));
+        assert!(layout(332).elements(Dtype::F32).unwrap_err().contains("at least 336"));
         assert!(layout(30).elements(Dtype::I32).is_err());
     }
 }

@@ -45,7 +45,7 @@ mod tests {
 
     use super::*;
 
-    const LAYOUT: Layout = Layout { message_size: 300, window: 2, rings: 1 };
+    const LAYOUT: Layout = Layout { message_size: 360, window: 2, rings: 1 };
 
     #[test]
     fn integers_wrap() {

@@ -67,6 +67,7 @@ struct Qp {
     remote_qpn: u32,
     requester: Requester,
     responder: Responder,
+    max_message: usize,
     /// A congestion notification is due, and when the last one was sent.
     congested: bool,
     notified: Option<Instant>,
@@ -135,7 +136,8 @@ impl Endpoint {
             remote: c.remote,
             remote_qpn: c.remote_qpn,
             requester: Requester::new(&c),
-            responder: Responder::new(c.recv_psn, c.mtu),
+            responder: Responder::new(c.recv_psn, c.mtu, c.max_message),
+            max_message: c.max_message,
             congested: false,
             notified: None,
             failed: false,
@@ -272,8 +274,15 @@ impl Endpoint {
                     self.stats.naks_sent += nak as u64;
                 }
                 Arrival::NotReady => self.stats.not_ready += 1,
+                // Its NAK still goes out.
                 Arrival::Invalid => {
+                    qp.failed = true;
                     self.events.push_back(Event::Failed { qp: qp.id, error: QpError::InvalidRequest });
+                }
+                Arrival::TooLong => {
+                    qp.failed = true;
+                    let error = QpError::MessageTooLong(qp.max_message);
+                    self.events.push_back(Event::Failed { qp: qp.id, error });
                 }
             }
         } else if packet.bth.opcode.is_rc_request() {

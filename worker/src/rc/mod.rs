@@ -64,10 +64,12 @@ pub struct QpConfig {
     pub rnr_retry_limit: Option<u32>,
     /// Most unacknowledged packets.
     pub max_inflight: u32,
+    /// Bytes of the longest message that it takes. A sender of a longer one is refused, and the connection fails.
+    pub max_message: usize,
 }
 
 impl QpConfig {
-    /// A queue pair with rdma_rxe's window of 128 packets, a time-out of 67 ms (code 14) and 7 retries.
+    /// A queue pair with rdma_rxe's window of 128 packets, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
         local_qpn: u32,
         remote: IpAddr,
@@ -90,6 +92,7 @@ impl QpConfig {
             retry_limit: Some(7),
             rnr_retry_limit: None,
             max_inflight: 128,
+            max_message: 1 << 24,
         }
     }
 }
@@ -153,6 +156,9 @@ pub enum QpError {
     /// Packets of a message came in an order that cannot be.
     #[error("a message's packets do not follow each other")]
     InvalidRequest,
+    /// The other side sent a message that is longer than [`QpConfig::max_message`].
+    #[error("a message is longer than the {0} bytes that are taken")]
+    MessageTooLong(usize),
 }
 
 /// Why a queue pair cannot be made.

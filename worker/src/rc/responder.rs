@@ -19,6 +19,7 @@ pub struct Responder {
     partial: Option<Vec<u8>>,
     buffers: VecDeque<Vec<u8>>,
     mtu: usize,
+    max_message: usize,
     /// PSN of the packet past the gap that was answered with a NAK, until the missing one arrives.
     nak_sent_for: Option<u32>,
     /// An acknowledgement that is due.
@@ -49,17 +50,20 @@ pub enum Arrival {
     NotReady,
     /// First, middle and last do not follow each other as they must, or a packet has a wrong length.
     Invalid,
+    /// The message is longer than may be.
+    TooLong,
 }
 
 impl Responder {
-    /// Nothing received yet.
-    pub fn new(first_psn: u32, mtu: usize) -> Self {
+    /// Nothing received yet; messages are of so many bytes at the most.
+    pub fn new(first_psn: u32, mtu: usize, max_message: usize) -> Self {
         Self {
             expected: first_psn & serial::MASK,
             msn: 0,
             partial: None,
             buffers: VecDeque::new(),
             mtu,
+            max_message,
             nak_sent_for: None,
             pending: None,
             from_far: false,
@@ -97,6 +101,11 @@ impl Responder {
         if op.is_first() != self.partial.is_none() || !op.is_last() && !whole || p.payload.len() > self.mtu {
             self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
             return Arrival::Invalid;
+        }
+        if self.partial.as_ref().map_or(0, Vec::len) + p.payload.len() > self.max_message {
+            self.partial = None;
+            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
+            return Arrival::TooLong;
         }
         if op.is_first() {
             match self.buffers.pop_front() {
@@ -160,5 +169,49 @@ impl Responder {
             Pending::Nak(syndrome) => (self.expected, syndrome),
         };
         Some((psn, Aeth { syndrome, msn: self.msn }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::time::Instant;
+
+    use netsum_common::wire::{Bth, Opcode, ROCE_PORT};
+
+    use super::*;
+    use crate::rc::packet::{Extended, Verifier, encode};
+    use crate::rc::{Endpoint, EndpointConfig, Event, QpConfig, QpError};
+
+    const MTU: usize = 256;
+
+    #[test]
+    fn a_message_without_an_end_is_refused_at_its_bound() {
+        let [peer, own]: [IpAddr; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
+        let packets = 5;
+        for last in [packets - 1, u32::MAX] {
+            let mut endpoint = Endpoint::new(own, EndpointConfig::default());
+            let config = QpConfig::new(1, peer, 2, 0, 0, MTU);
+            let qp = endpoint.add_qp(QpConfig { max_message: packets as usize * MTU, ..config }).unwrap();
+            endpoint.post_receive(qp, Vec::new());
+            for psn in 0..packets.max(last.min(1000)) {
+                let mut datagram = Vec::new();
+                let bth = Bth::new(Opcode::data(false, psn == 0, psn == last, false), 1, psn);
+                encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &[7; MTU]);
+                endpoint.receive(Instant::now(), (peer, ROCE_PORT).into(), false, &datagram);
+            }
+            let event = endpoint.poll_event();
+            if last < packets {
+                assert!(matches!(event, Some(Event::Received { data, .. }) if data.len() == 5 * MTU));
+                continue;
+            }
+            assert_eq!(event, Some(Event::Failed { qp, error: QpError::MessageTooLong(5 * MTU) }));
+            assert_eq!(endpoint.poll_event(), None, "nothing more happens on it");
+            let mut buf = Vec::new();
+            assert!(endpoint.poll_transmit(Instant::now(), &mut buf).is_some());
+            let mut verifier = Verifier::new(peer, false);
+            let nak = verifier.decode((own, ROCE_PORT).into(), &buf).unwrap();
+            assert_eq!(nak.aeth.unwrap().syndrome, Syndrome::Nak(Nak::InvalidRequest));
+        }
     }
 }

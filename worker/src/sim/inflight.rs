@@ -64,7 +64,7 @@ fn small_ones_take_a_fraction_of_the_time_and_nothing_is_sent_again() {
     let time = |depth| {
         let spec = Spec { depth, blocking: usize::MAX, ..Spec::new(4, LAYOUT, 1) };
         let mut sim = Sim::new(&spec, |rank| {
-            let call = |n| Call { data: Vector::ints(rank, 50, n), not_before: Duration::ZERO };
+            let call = |n| Call { data: Vector::ints(rank, 40, n), not_before: Duration::ZERO };
             (0..64).map(call).collect()
         });
         sim.run();
@@ -81,7 +81,7 @@ fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_al
     let exponents = [0, 1, 0, -40, -39, -38, 90, 90, -126, -149, 127, 3, 2, 1, 0];
     let few = |rank: u32, n: usize| {
         let scale = 2f64.powi(exponents[n % exponents.len()]);
-        let x = (0..1 + n % 62).map(|i| {
+        let x = (0..1 + n % 57).map(|i| {
             let x = ((i * 7919 + n * 31 + rank as usize * 104_729) % 10_007) as f64 / 5003.5 - 1.0;
             (x * scale) as f32
         });
@@ -115,7 +115,7 @@ fn few_floats_take_one_way_where_the_scale_is_guessed_and_have_the_right_bits_al
     for (step, ways) in [(1, 1), (3, 2)] {
         let mut sim = Sim::new(&Spec::new(3, LAYOUT, 1), |rank| {
             let call = |n: i32| Call {
-                data: Vector::F(vec![2f32.powi(n * step) * (rank + 1) as f32; 60]),
+                data: Vector::F(vec![2f32.powi(n * step) * (rank + 1) as f32; 57]),
                 not_before: Duration::ZERO,
             };
             (0..20).map(call).collect()

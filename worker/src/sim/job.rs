@@ -37,6 +37,8 @@ pub(super) struct Spec {
     pub faults: Faults,
     pub speed: Speed,
     pub timeout: Duration,
+    /// What ranks draw their random numbers from.
+    pub run: u64,
     /// How long a rank waits for the previous one to greet it.
     pub connect_timeout: Duration,
     /// When the box sums.
@@ -68,6 +70,7 @@ impl Spec {
             // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
             speed: Speed { per_byte: 1, latency: Duration::from_micros(10) },
             timeout: Duration::from_secs(10),
+            run: 1,
             connect_timeout: Duration::from_secs(10),
             present: ALWAYS,
             death: None,
@@ -178,7 +181,8 @@ impl Sim {
                 let endpoint = Endpoint::new(ips[rank as usize], EndpointConfig::default());
                 Box::new(Links::new(endpoint, &shape, rank, &all, 4096).expect("connections"))
             };
-            let settings = Settings { rank, shape, timeout: spec.timeout };
+            let run = Rng(spec.seed << 32 ^ spec.run << 8 ^ u64::from(rank)).next();
+            let settings = Settings { rank, shape, timeout: spec.timeout, run };
             let engine = Engine::new(start, settings, &mut *stack);
             Host {
                 stack,

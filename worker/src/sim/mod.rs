@@ -10,6 +10,7 @@
 //! | [`job`] | hosts, network, box and clock |
 //! | [`inflight`] | several operations in flight |
 //! | [`renewal`] | ranks that leave together, to connect anew |
+//! | [`strays`] | sums of earlier runs and of other rings |
 //! | [`scenario`] | from a seed to a job with faults, and what must hold |
 //! | [`tests`] | what must hold in cases that are worth a name |
 
@@ -24,6 +25,8 @@ mod rng;
 mod scenario;
 mod selective;
 mod stack;
+#[cfg(test)]
+mod strays;
 #[cfg(test)]
 mod table;
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl Scenario {
         let rng = &mut rng;
         let ranks = rng.pick(&[2, 2, 2, 3, 3, 3, 4, 4, 5, 8]);
         let layout = Layout {
-            message_size: rng.pick(&[276, 300, 512, 600, 1024, 2048]),
+            message_size: rng.pick(&[336, 360, 512, 600, 1024, 2048]),
             window: rng.pick(&[1, 2, 2, 3, 4]),
             rings: rng.pick(&[1, 1, 1, 2, 3]),
         };

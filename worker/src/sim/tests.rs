@@ -73,7 +73,7 @@ fn many(layout: &Layout) -> usize {
 }
 
 fn layouts() -> impl Iterator<Item = Layout> {
-    [(1024, 1, 1), (2048, 2, 1), (600, 3, 2), (4096, 4, 3), (276, 4, 1)]
+    [(1024, 1, 1), (2048, 2, 1), (600, 3, 2), (4096, 4, 3), (336, 4, 1)]
         .into_iter()
         .map(|(message_size, window, rings)| Layout { message_size, window, rings })
 }

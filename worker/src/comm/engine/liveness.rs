@@ -9,7 +9,7 @@ use super::operation::Operation;
 use super::{Engine, Path};
 use crate::comm::config::JobShape;
 use crate::comm::error::Error;
-use crate::comm::frame::{Frame, Progress, Reason};
+use crate::comm::frame::{Frame, Progress, Reason, VERSION};
 use crate::comm::transport::Transport;
 
 impl Engine {
@@ -25,7 +25,43 @@ impl Engine {
         }
     }
 
+    pub(super) fn on_other_version(&mut self, t: &mut dyn Transport, version: u32) {
+        self.greeted = true;
+        let text = format!(
+            "rank {} has version {version} of what ranks tell each other, rank {} version {VERSION}: all must run the same netsum",
+            self.previous(),
+            self.place.rank
+        );
+        self.fail(t, Error::Mismatch(text));
+    }
+
+    /// The run's number, on its way around.
+    pub(super) fn on_run(&mut self, t: &mut dyn Transport, run: u64) {
+        match self.run {
+            None => {
+                self.run = Some(run);
+                self.tell(t, &Frame::Run(run));
+                // What comes right behind it shows if it was lost.
+                let open: Vec<_> = self.operations.iter().map(|o| o.descriptor).collect();
+                open.into_iter().for_each(|d| self.tell(t, &Frame::Operation(d)));
+            }
+            // It is back.
+            Some(own) if self.place.rank == 0 && own == run => {}
+            Some(_) => {
+                let text =
+                    format!("rank {} is in another run than rank {}", self.previous(), self.place.rank);
+                self.fail(t, Error::Protocol(text));
+            }
+        }
+    }
+
     pub(super) fn on_status(&mut self, t: &mut dyn Transport, theirs: &[Progress]) {
+        if let Some(rank) = theirs.iter().position(|p| !self.can_be_at(*p)) {
+            let text =
+                format!("rank {rank} cannot be where rank {} says: {:?}", self.previous(), theirs[rank]);
+            self.fail(t, Error::Protocol(text));
+            return;
+        }
         let mut news = false;
         for (rank, (known, told)) in self.progress.iter_mut().zip(theirs).enumerate() {
             if rank as u32 == self.place.rank {
@@ -48,6 +84,12 @@ impl Engine {
 
     pub(super) fn on_goodbye(&mut self, t: &mut dyn Transport, origin: u32, completed: u64) {
         if origin >= self.place.ranks || origin == self.place.rank || self.has_left(origin) {
+            return;
+        }
+        if !self.can_be_at(Progress { started: completed, completed }) {
+            let text =
+                format!("rank {origin} leaves after operation {completed}, which it cannot have completed");
+            self.fail(t, Error::Protocol(text));
             return;
         }
         if self.next() != origin {

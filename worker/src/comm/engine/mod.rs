@@ -10,6 +10,11 @@
 //! | [`renewal`] | after which operation all connect anew |
 //! | [`pool`] | buffers that are used again |
 //!
+//! ## Runs
+//! Each message bears a number of its run, which rank 0 has drawn and which goes around the plain ring once. So what a box still
+//! has of an earlier run, with the same queue pairs and PSNs, is no sum of this one. Nothing is sent to be summed before a
+//! rank knows the number.
+//!
 //! ## Which messages are kept
 //! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
 //! Originals are kept until then. So when the ranks fall back, the first message that some rank has not verified is
@@ -28,6 +33,8 @@
 //! the second message in right behind it, before those of later operations, none of which has been sent. The result has the bits of
 //! the right scale, never of another one.
 
+#[cfg(test)]
+mod bounds;
 mod fallback;
 mod liveness;
 mod operation;
@@ -59,6 +66,8 @@ pub(crate) struct Settings {
     pub shape: JobShape,
     /// A rank that is silent for so long is dead.
     pub timeout: Duration,
+    /// A random number. That of rank 0 tells this run's messages from those of others.
+    pub run: u64,
 }
 
 impl Settings {
@@ -114,6 +123,8 @@ pub(crate) struct Engine {
     settings: Settings,
     place: Place,
     path: Path,
+    /// Rank 0's random number; nothing is summed before it is known.
+    run: Option<u64>,
     /// Who gave the box up first, as far as this rank has heard, and why.
     reason: Option<(u32, Reason)>,
     rings: Vec<Ring>,
@@ -177,6 +188,7 @@ impl Engine {
             settings,
             place: Place { rank: settings.rank, ranks },
             path: Path::Box,
+            run: (settings.rank == 0).then_some(settings.run),
             reason: None,
             rings: (0..layout.rings).map(|_| Ring { bucket: FIRST_GUESS, ..Ring::default() }).collect(),
             operations: VecDeque::new(),
@@ -220,6 +232,9 @@ impl Engine {
             transport.receive_into(Channel::PlainIn, buffer);
         }
         engine.tell(transport, &Frame::Hello { shape: settings.shape, rank: settings.rank });
+        if let Some(run) = engine.run {
+            engine.tell(transport, &Frame::Run(run));
+        }
         engine
     }
 
@@ -292,6 +307,8 @@ impl Engine {
     fn on_frame(&mut self, now: Instant, t: &mut dyn Transport, frame: Frame) {
         match frame {
             Frame::Hello { shape, rank } => self.on_hello(t, shape, rank),
+            Frame::OtherVersion(version) => self.on_other_version(t, version),
+            Frame::Run(run) => self.on_run(t, run),
             Frame::Status { ranks } => self.on_status(t, &ranks),
             Frame::Operation(d) => self.on_operation(t, d),
             Frame::FallBack { origin, reason, unverified } => {
@@ -328,6 +345,11 @@ impl Engine {
 
     fn previous(&self) -> u32 {
         (self.place.rank + self.place.ranks - 1) % self.place.ranks
+    }
+
+    /// Messages of a ring without a sum.
+    fn window(&self) -> u64 {
+        u64::from(self.settings.shape.layout.window)
     }
 
     fn has_left(&self, rank: u32) -> bool {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use netsum_common::lanes::{CHECK_LANES, Check, Finding};
+use netsum_common::lanes::{CHECK_LANES, Check, Finding, MessageId};
 
 use super::queue::Outcome;
 use super::{Engine, Kept, Path};
@@ -56,9 +56,9 @@ impl Operation {
         self.plan.message(ring as usize, (number - self.rings[ring as usize].base) as usize)
     }
 
-    /// What message `number` has in its `sequence` lane.
-    fn sequence(&self, number: u64) -> u32 {
-        (number as u32).wrapping_add(self.descriptor.tag())
+    /// What tells a message from all others.
+    fn id(&self, run: u64, ring: u32, number: u64) -> MessageId {
+        MessageId { run, ring, number, tag: self.descriptor.tag() }
     }
 
     fn scale(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Scale> {
@@ -91,7 +91,8 @@ impl Finished {
 impl Engine {
     /// Sends what may be sent.
     pub(super) fn pump(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data) {
-        let window = u64::from(self.settings.shape.layout.window);
+        let window = self.window();
+        let Some(run) = self.run else { return };
         for ring in 0..self.rings.len() as u32 {
             while self.path != Path::Agreeing {
                 let state = &self.rings[ring as usize];
@@ -110,7 +111,7 @@ impl Engine {
                     break;
                 }
                 let mut payload = self.messages.take(t);
-                self.build(op, &*data, ring, number, &message, &mut payload);
+                self.build(op, &*data, op.id(run, ring, number), &message, &mut payload);
                 let state = &mut self.rings[ring as usize];
                 state.next += 1;
                 if message.guess {
@@ -147,15 +148,8 @@ impl Engine {
         }
     }
 
-    fn build(
-        &self,
-        op: &Operation,
-        lent: &dyn Data,
-        ring: u32,
-        number: u64,
-        message: &Message,
-        out: &mut Buffer,
-    ) {
+    fn build(&self, op: &Operation, lent: &dyn Data, id: MessageId, message: &Message, out: &mut Buffer) {
+        let ring = id.ring;
         let data: &dyn Data = op.data.as_ref().map_or(lent, |data| data);
         out.resize(message.len());
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
@@ -173,8 +167,8 @@ impl Engine {
             Some((i, range)) => data.load(range.clone(), op.scale(ring, *i, self.place.ranks), values),
             None => {}
         }
-        let (a, b) = quant::check_sums(lanes);
-        let lanes = Check { count: 1, sequence: op.sequence(number), a, b }.encode();
+        let data = quant::check_sums(lanes);
+        let lanes = Check { stamp: id.of(self.place.rank), data }.encode();
         for (out, lane) in check.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
             *out = lane.to_le_bytes();
         }
@@ -201,6 +195,10 @@ impl Engine {
                 self.statistics.unsummed += 1;
                 self.fall_back(t, Reason::Unsummed, self.place.rank);
             }
+            Finding::Stray => {
+                self.statistics.wrong += 1;
+                self.fall_back(t, Reason::Stray, self.place.rank);
+            }
             Finding::Wrong => {
                 self.statistics.wrong += 1;
                 self.fall_back(t, Reason::Wrong, self.place.rank);
@@ -221,16 +219,20 @@ impl Engine {
             Some((check, lanes)) if sum.len().is_multiple_of(4) => (check.as_chunks::<4>().0, lanes),
             _ => return Finding::Wrong,
         };
-        let check: [i32; CHECK_LANES] = std::array::from_fn(|i| i32::from_le_bytes(check[i]));
+        let check: [u32; CHECK_LANES] = std::array::from_fn(|i| u32::from_le_bytes(check[i]));
         let (check, sums) = (Check::decode(check), quant::check_sums(lanes));
         let state = &self.rings[ring as usize];
         let own = self.operation_of(ring, state.verified).filter(|_| state.verified < state.next);
-        let Some(op) = own.map(|at| &self.operations[at]) else {
+        let (Some(op), Some(run)) = (own.map(|at| &self.operations[at]), self.run) else {
             // Not without this rank's own part: it is nobody's sum.
-            let whole = check.count == 1 && (check.a, check.b) == sums;
-            return if whole { Finding::Unsummed } else { Finding::Wrong };
+            return match check.stamp.count {
+                1 if check.data == sums => Finding::Unsummed,
+                n if n == self.place.ranks && check.data == sums => Finding::Stray,
+                _ => Finding::Wrong,
+            };
         };
-        match check.examine_sums(op.sequence(state.verified), self.place.ranks, sums) {
+        let id = op.id(run, ring, state.verified);
+        match check.examine(&id, self.place.ranks, self.previous(), &sums) {
             Finding::Sum if sum.len() != op.message(ring, state.verified).len() => Finding::Wrong,
             finding => finding,
         }
@@ -238,7 +240,7 @@ impl Engine {
 
     /// Writes back a verified sum, and what it says about the scales of later messages.
     fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
-        let (ranks, window) = (self.place.ranks, u64::from(self.settings.shape.layout.window));
+        let (ranks, window) = (self.place.ranks, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
         let (state, op) = (&mut self.rings[ring as usize], &mut self.operations[at]);
         let message = op.message(ring, state.verified);
@@ -343,6 +345,20 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
+        // The previous rank sends a message only with the sum of the one a window before, which takes this rank's part; and the
+        // ring begins at most a window before what this rank has verified.
+        let (window, verified) = (self.window(), self.rings[h.ring as usize].verified);
+        if h.number.saturating_add(window) < verified || h.number >= verified + 2 * window {
+            let text = format!(
+                "rank {} is at message {} of ring {}, rank {} at {verified}",
+                self.previous(),
+                h.number,
+                h.ring,
+                self.place.rank
+            );
+            self.suspect(now, Error::Protocol(text));
+            return;
+        }
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
         let done = self.reductions.of(h.ring, h.number).step(self.place, h.step, lanes, |step, lanes| {
             out.push(data_frame(steps.take(t), h.ring, h.number, step, lanes));
@@ -370,7 +386,7 @@ impl Engine {
         }
         // Sums that this rank had already are of no use to it.
         let (place, verified) = (self.place, self.rings[ring as usize].verified);
-        self.reductions.forget_done(place, ring, verified);
+        self.reductions.forget_done(place, ring, verified, verified.saturating_sub(self.window()));
         while !self.is_of_nobody(ring) {
             let number = self.rings[ring as usize].verified;
             let Some(sum) = self.reductions.take_done(place, ring, number) else { return };

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::operation::{Finished, Operation, RingPart};
-use super::{Engine, Path};
+use super::{Engine, MAX_OPEN, Path};
 use crate::comm::error::Error;
-use crate::comm::frame::{Descriptor, Frame};
+use crate::comm::frame::{Descriptor, Frame, Progress};
 use crate::comm::transport::Transport;
 use crate::numeric::element::{Data, Dtype, Owned};
 use crate::numeric::layout::Plan;
@@ -85,11 +85,13 @@ impl Engine {
             self.last_progress = now;
             self.look_after_oldest(now);
         }
-        self.announce(t);
-        self.untold = Some(descriptor);
-        let messages: usize = self.operations.back().map_or(0, |o| o.left);
-        if self.path != Path::Box || self.operations.len() > 1 || messages > FEW {
+        if self.run.is_some() {
             self.announce(t);
+            self.untold = Some(descriptor);
+            let messages: usize = self.operations.back().map_or(0, |o| o.left);
+            if self.path != Path::Box || self.operations.len() > 1 || messages > FEW {
+                self.announce(t);
+            }
         }
         self.compare(t);
         Ok(number)
@@ -145,11 +147,24 @@ impl Engine {
 
     /// The previous rank has started an operation.
     pub(super) fn on_operation(&mut self, t: &mut dyn Transport, d: Descriptor) {
+        // It starts no more before this one has started what was before them, and each once.
+        let latest = self.announced.back().map_or(0, |d| d.number);
+        if d.number <= latest || !self.can_be_at(Progress { started: d.number, completed: 0 }) {
+            let text = format!("rank {} cannot have started operation {}", self.previous(), d.number);
+            self.fail(t, Error::Protocol(text));
+            return;
+        }
         let previous = self.previous() as usize;
         let started = &mut self.progress[previous].started;
         *started = (*started).max(d.number);
         self.announced.push_back(d);
         self.compare(t);
+    }
+
+    /// Whether a rank can be so far: nothing is complete without this rank's part, and no more are open than may be.
+    pub(super) fn can_be_at(&self, theirs: Progress) -> bool {
+        let own = self.progress[self.place.rank as usize].started;
+        theirs.completed <= own && theirs.started <= own + MAX_OPEN as u64
     }
 
     /// Compares operations with what the previous rank has announced.
