@@ -11,6 +11,7 @@
 //! | [`inflight`] | several operations in flight |
 //! | [`renewal`] | ranks that leave together, to connect anew |
 //! | [`scenario`] | from a seed to a job with faults, and what must hold |
+//! | [`shaped`] | links of all rates, without loss |
 //! | [`tests`] | what must hold in cases that are worth a name |
 
 mod aggregator;
@@ -23,6 +24,8 @@ mod renewal;
 mod rng;
 mod scenario;
 mod selective;
+#[cfg(test)]
+mod shaped;
 mod stack;
 #[cfg(test)]
 mod table;
