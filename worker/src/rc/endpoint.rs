@@ -68,6 +68,8 @@ struct Qp {
     remote_qpn: u32,
     requester: Requester,
     responder: Responder,
+    /// What arrives are sums, or nobody's.
+    sums: bool,
     /// A congestion notification is due, and when the last one was sent.
     congested: bool,
     notified: Option<Instant>,
@@ -132,6 +134,9 @@ impl Endpoint {
         let id = QpId(self.next_id);
         self.next_id += 1;
         self.by_qpn.insert(c.local_qpn, self.qps.len());
+        if c.waits_for_others {
+            self.path.widen(c.max_inflight);
+        }
         self.qps.push(Qp {
             id,
             local_qpn: c.local_qpn,
@@ -139,6 +144,7 @@ impl Endpoint {
             remote_qpn: c.remote_qpn,
             requester: Requester::new(&c),
             responder: Responder::new(c.recv_psn, c.mtu),
+            sums: c.waits_for_others,
             congested: false,
             notified: None,
             failed: false,
@@ -266,7 +272,11 @@ impl Endpoint {
                 let lately = |t: Instant| now.saturating_duration_since(t) < interval;
                 qp.congested |= !qp.notified.is_some_and(lately);
             }
-            match qp.responder.on_data(&packet) {
+            let arrival = qp.responder.on_data(&packet);
+            if qp.sums && matches!(arrival, Arrival::Taken(_)) {
+                self.path.on_sum(now);
+            }
+            match arrival {
                 Arrival::Taken(None) => {}
                 Arrival::Taken(Some((data, immediate))) => {
                     self.events.push_back(Event::Received { qp: qp.id, data, immediate });

@@ -60,7 +60,8 @@ pub struct QpConfig {
     /// `ack_timeout`.
     pub min_ack_timeout: Option<Duration>,
     /// Acknowledgements may wait for what others send. The measured round trips then only count for packets that
-    /// [`Endpoint::expect`] was called for.
+    /// [`Endpoint::expect`] was called for. What arrives on such a queue pair is a sum: it tells that the links are at work, and
+    /// time-outs of the endpoint run from then on.
     pub waits_for_others: bool,
     /// Time-outs in a row after which the connection fails; never when `None`.
     pub retry_limit: Option<u32>,

@@ -10,7 +10,7 @@
 //! - What more load than has been measured may cost: in proportion, and no more than on the slowest link that there may be.
 //!   That is all there is before the first round trip: half a megabyte gets its second, and a few bytes cannot take long anywhere.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time for a byte on the slowest link there may be, of 10 Mb/s; once on the way there, once for the acknowledgement that waits
 /// behind as much, and once in reserve; in nanoseconds.
@@ -60,12 +60,40 @@ pub(super) struct Path {
     least: Least,
     /// Of those under at least half of `measured`.
     loaded: Least,
+    /// Packets of sums that have arrived, and when the last one did.
+    sums: (u64, Option<Instant>),
+    /// Most packets that may be sent without their sums.
+    window: u64,
 }
 
 impl Path {
     pub fn new() -> Self {
         let least = Least { before: FIRST_ROUND_TRIP, current: Duration::MAX, samples: 0 };
-        Self { load: 0, measured: 0, mean: None, least, loaded: least }
+        Self { load: 0, measured: 0, mean: None, least, loaded: least, sums: (0, None), window: 0 }
+    }
+
+    /// As many packets more may be sent without their sums.
+    pub fn widen(&mut self, packets: u32) {
+        self.window += u64::from(packets);
+    }
+
+    /// A packet of a sum has arrived: the links are at work.
+    pub fn on_sum(&mut self, now: Instant) {
+        self.sums = (self.sums.0 + 1, Some(now));
+    }
+
+    /// Packets of sums that have arrived.
+    pub fn sums(&self) -> u64 {
+        self.sums.0
+    }
+
+    /// Since when a time-out runs that was started when as many packets of sums had arrived: since the last one of them, for what
+    /// is waited for may be behind others in the same queues. But these hold no more than two windows, here and on the other side.
+    pub fn since(&self, (start, sums): (Instant, u64)) -> Instant {
+        match self.sums.1 {
+            Some(last) if self.sums.0 - sums <= 2 * self.window => start.max(last),
+            _ => start,
+        }
     }
 
     /// Bytes go on their way. The load with them.
@@ -83,9 +111,7 @@ impl Path {
     pub fn measure(&mut self, took: Duration, load: u64, waited: bool) {
         self.least.add(took);
         if load > 2 * self.measured {
-            // What less load took says of this only that it takes no more than so many times as long.
-            let times = load.checked_div(self.measured).unwrap_or(u64::MAX).min(1 << 20) as u32;
-            let took = took.min(self.loaded.get() * times);
+            // What less load took says nothing of this.
             self.loaded = Least { before: took, current: took, samples: 0 };
         } else if 2 * load >= self.measured {
             self.loaded.add(took);
@@ -117,7 +143,7 @@ impl Path {
         let nanos = match u128::from(self.measured) {
             0 => slowest,
             measured => {
-                let scaled = (self.loaded.get() * 4).as_nanos() * u128::from(more) / measured;
+                let scaled = (self.loaded.get() * 8).as_nanos() * u128::from(more) / measured;
                 u64::try_from(scaled).map_or(slowest, |s| s.min(slowest))
             }
         };

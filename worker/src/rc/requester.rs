@@ -68,8 +68,8 @@ pub struct Requester {
     sent: u64,
     /// Bytes that were sent and not acknowledged.
     load: u64,
-    /// Since when an acknowledgement is waited for.
-    waiting: Option<Instant>,
+    /// Since when an acknowledgement is waited for, and the packets of sums that had arrived by then.
+    waiting: Option<(Instant, u64)>,
     retries: u32,
     rnr_retries: u32,
     not_before: Option<Instant>,
@@ -92,8 +92,12 @@ enum Probe {
     None,
     /// Only the oldest packet is sent, until something is acknowledged.
     Sent,
-    /// Something was; the packets before this one wait for a little longer.
-    Answered(u64),
+    /// Something was; the packets before `end` wait for a little longer. Where it was more than the probe, they may be on their
+    /// way, and have the time that they need.
+    Answered {
+        end: u64,
+        whole: bool,
+    },
 }
 
 /// A packet to be sent.
@@ -234,20 +238,24 @@ impl Requester {
             let bytes = payload.len() as u64 + AROUND;
             self.load += bytes;
             let load = path.send(bytes);
-            if bth.ack_request && self.sample.is_none() && n < self.prompt {
+            // One behind twice as much tells more: what comes first may find the link idle, and the other side's, too.
+            let tells_more = self.sample.is_none_or(|s| load > 2 * s.load);
+            if bth.ack_request && tells_more && n < self.prompt {
                 self.sample = Some(Sample { packet: n, at: now, load });
             }
         }
-        self.waiting.get_or_insert(now);
+        self.waiting.get_or_insert((now, path.sums()));
         Some(Outgoing { bth, ext, payload, again })
     }
 
     /// When the oldest packet is to be sent again, if it is not acknowledged. What is sent meanwhile makes it later.
     fn due(&self, path: &Path) -> Option<Instant> {
-        let waiting = self.waiting?;
+        let waiting = path.since(self.waiting?);
         let longest = path.longest();
-        if matches!(self.probe, Probe::Answered(_)) {
-            return Some(waiting + path.usual().max(LEAST_PATIENCE));
+        match self.probe {
+            Probe::Answered { whole: true, .. } => return Some(waiting + longest.max(LEAST_PATIENCE)),
+            Probe::Answered { whole: false, .. } => return Some(waiting + path.usual().max(LEAST_PATIENCE)),
+            Probe::None | Probe::Sent => {}
         }
         let backoff = 1 << self.retries.min(MAX_BACKOFF.ilog2());
         let cap = longest.max(self.ack_timeout);
@@ -290,8 +298,9 @@ impl Requester {
         if packet <= self.acked {
             return;
         }
+        let more_than_one = packet > self.acked + 1;
         if self.probe == Probe::Sent {
-            self.learn_from_probe(now, path.least(), packet > self.acked + 1);
+            self.learn_from_probe(now, path.least(), more_than_one);
         }
         let bytes = self.bytes(self.acked, packet);
         self.load -= bytes;
@@ -301,7 +310,7 @@ impl Requester {
         self.retries = 0;
         self.rnr_retries = 0;
         if self.probe == Probe::Sent {
-            self.probe = Probe::Answered(self.sent);
+            self.probe = Probe::Answered { end: self.sent, whole: more_than_one };
             self.next = self.sent;
         }
         if let Some(sample) = self.sample.take_if(|s| packet > s.packet) {
@@ -316,10 +325,10 @@ impl Requester {
                 done(m.id, m.data);
             }
         }
-        if matches!(self.probe, Probe::Answered(end) if packet >= end) {
+        if matches!(self.probe, Probe::Answered { end, .. } if packet >= end) {
             self.probe = Probe::None;
         }
-        self.waiting = (self.acked < self.sent).then_some(now);
+        self.waiting = (self.acked < self.sent).then(|| (now, path.sums()));
     }
 
     /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but perhaps an acknowledgement, and
@@ -366,7 +375,7 @@ impl Requester {
         {
             return Effect::None;
         }
-        self.go_back(now);
+        self.go_back(now, path);
         Effect::WentBack
     }
 
@@ -387,17 +396,17 @@ impl Requester {
         if self.rnr_retry_limit.is_some_and(|limit| self.rnr_retries > limit) {
             return Effect::Failed(QpError::RnrRetryExceeded);
         }
-        self.go_back(now);
+        self.go_back(now, path);
         self.not_before = Some(now + delay);
         Effect::WentBack
     }
 
-    fn go_back(&mut self, now: Instant) {
+    fn go_back(&mut self, now: Instant, path: &Path) {
         self.probe = Probe::None;
         self.next = self.acked;
         self.went_back = Some((self.acked, now));
         self.sample = None;
-        self.waiting = Some(now);
+        self.waiting = Some((now, path.sums()));
     }
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
@@ -420,12 +429,12 @@ impl Requester {
             self.waiting = None;
             return Effect::None;
         }
-        let answered = matches!(self.probe, Probe::Answered(_));
+        let answered = matches!(self.probe, Probe::Answered { .. });
         self.retries += u32::from(!answered);
         if self.retry_limit.is_some_and(|limit| self.retries > limit) {
             return Effect::Failed(QpError::RetryExceeded);
         }
-        self.go_back(now);
+        self.go_back(now, path);
         if !answered {
             self.probe = Probe::Sent;
         }
