@@ -38,6 +38,9 @@ pub struct LabSpec {
     pub ips_per_host: usize,
     /// Put a cable between each host and its port that can lose packets, and more.
     pub cables: bool,
+    /// Rate of what hosts send, for `tc`, as `100mbit`; in queues that lose nothing. What the box sends by XDP passes its queues by,
+    /// so that the way down is as fast as the machine.
+    pub rate: Option<String>,
     /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
     pub tagged: Vec<usize>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
@@ -56,6 +59,7 @@ impl Default for LabSpec {
             ipv6: false,
             ips_per_host: 1,
             cables: false,
+            rate: None,
             tagged: Vec::new(),
             routed: 0,
             vms: Vec::new(),
@@ -407,6 +411,15 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
                 ethtool.args(["txvlan", "off"]);
             }
             netns::output(&mut ethtool)?;
+        }
+    }
+    if let Some(rate) = &spec.rate {
+        for i in spec.vms.len()..spec.hosts {
+            // A burst of a few frames, so that the rate holds from the first ones on, and more room than all windows take.
+            let mut tc = Netns::open(&format!("{prefix}-h{i}"))?.command("tc");
+            tc.args(["qdisc", "add", "dev", Host::INTERFACE, "root", "tbf", "rate", rate]);
+            tc.args(["burst", "16kb", "limit", "64mb"]);
+            netns::output(&mut tc)?;
         }
     }
     if spec.routed > 0 { topology::route(spec, prefix) } else { Ok(()) }

@@ -90,7 +90,7 @@ impl Links {
                     config.retry_limit = None;
                     config.ack_timeout = ACK_TIMEOUT;
                     config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
-                    config.waits_for_others = matches!(channel, Channel::RingOut(_));
+                    config.waits_for_others = matches!(channel, Channel::RingOut(_) | Channel::RingIn(_));
                     (config.max_inflight, config.max_message) = match channel {
                         Channel::PlainOut | Channel::PlainIn => (share.min(128), plain_room(shape)),
                         _ => (

@@ -8,6 +8,7 @@ use netsum_common::serial;
 use netsum_common::wire::{Bth, Opcode, Syndrome};
 
 use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
+use super::path::Path;
 use super::requester::{Effect, Requester};
 use super::responder::{Arrival, Responder};
 use super::{EndpointConfig, Event, Operation, QpConfig, QpError, QpId, SetupError, Transmit};
@@ -68,6 +69,8 @@ struct Qp {
     requester: Requester,
     responder: Responder,
     max_message: usize,
+    /// What arrives are sums, or nobody's.
+    sums: bool,
     /// A congestion notification is due, and when the last one was sent.
     congested: bool,
     notified: Option<Instant>,
@@ -80,6 +83,7 @@ pub struct Endpoint {
     local: IpAddr,
     verifier: Verifier,
     cnp_interval: Option<Duration>,
+    path: Path,
     qps: Vec<Qp>,
     by_qpn: HashMap<u32, usize>,
     next_id: u32,
@@ -96,6 +100,7 @@ impl Endpoint {
             local,
             verifier: Verifier::new(local, config.any_ip_id),
             cnp_interval: config.cnp_interval,
+            path: Path::new(),
             qps: Vec::new(),
             by_qpn: HashMap::new(),
             next_id: 0,
@@ -130,6 +135,9 @@ impl Endpoint {
         let id = QpId(self.next_id);
         self.next_id += 1;
         self.by_qpn.insert(c.local_qpn, self.qps.len());
+        if c.waits_for_others {
+            self.path.widen(c.max_inflight);
+        }
         self.qps.push(Qp {
             id,
             local_qpn: c.local_qpn,
@@ -138,6 +146,7 @@ impl Endpoint {
             requester: Requester::new(&c),
             responder: Responder::new(c.recv_psn, c.mtu, c.max_message),
             max_message: c.max_message,
+            sums: c.waits_for_others,
             congested: false,
             notified: None,
             failed: false,
@@ -149,8 +158,9 @@ impl Endpoint {
     /// acknowledged, oldest first.
     pub fn remove_qp(&mut self, id: QpId) -> Vec<(u64, Vec<u8>)> {
         let Some(at) = self.qps.iter().position(|q| q.id == id) else { return Vec::new() };
-        let qp = self.qps.remove(at);
+        let mut qp = self.qps.remove(at);
         self.by_qpn = self.qps.iter().enumerate().map(|(i, q)| (q.local_qpn, i)).collect();
+        qp.requester.give_up(&mut self.path);
         qp.requester.into_messages()
     }
 
@@ -240,22 +250,23 @@ impl Endpoint {
             let psn = packet.bth.psn;
             let effect = match aeth.syndrome {
                 Syndrome::Ack(_) => {
-                    qp.requester.on_ack(now, psn, done);
+                    qp.requester.on_ack(now, &mut self.path, psn, done);
                     Effect::None
                 }
                 Syndrome::Nak(netsum_common::wire::Nak::SequenceError) => {
                     self.stats.packet_seq_err += 1;
-                    qp.requester.on_sequence_error(now, psn, done)
+                    qp.requester.on_sequence_error(now, &mut self.path, psn, done)
                 }
                 Syndrome::RnrNak(timer) => {
                     self.stats.rnr_nak_retry += 1;
-                    qp.requester.on_rnr(now, psn, rnr_delay(timer), done)
+                    qp.requester.on_rnr(now, &mut self.path, psn, rnr_delay(timer), done)
                 }
                 Syndrome::Nak(nak) => Effect::Failed(QpError::Refused(nak)),
                 Syndrome::Reserved(_) => Effect::None,
             };
             if let Effect::Failed(error) = effect {
                 qp.failed = true;
+                qp.requester.give_up(&mut self.path);
                 self.events.push_back(Event::Failed { qp: id, error });
             }
         } else if packet.bth.opcode.is_rc_data() {
@@ -263,7 +274,11 @@ impl Endpoint {
                 let lately = |t: Instant| now.saturating_duration_since(t) < interval;
                 qp.congested |= !qp.notified.is_some_and(lately);
             }
-            match qp.responder.on_data(&packet) {
+            let arrival = qp.responder.on_data(&packet);
+            if qp.sums && matches!(arrival, Arrival::Taken(_)) {
+                self.path.on_sum(now);
+            }
+            match arrival {
                 Arrival::Taken(None) => {}
                 Arrival::Taken(Some((data, immediate))) => {
                     self.events.push_back(Event::Received { qp: qp.id, data, immediate });
@@ -329,7 +344,7 @@ impl Endpoint {
                 if count > 0 && qp.requester.next_len() > segment {
                     break;
                 }
-                let Some(out) = qp.requester.poll(now) else { break };
+                let Some(out) = qp.requester.poll(now, &mut self.path) else { break };
                 let start = buf.len();
                 packet::encode(buf, self.local, qp.remote, count as u16, &out.bth, &out.ext, out.payload);
                 self.stats.sent_packets += 1;
@@ -355,17 +370,18 @@ impl Endpoint {
 
     /// When [`handle_timeout`](Self::handle_timeout) should be called next.
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.qps.iter().filter(|q| !q.failed).filter_map(|q| q.requester.deadline()).min()
+        self.qps.iter().filter(|q| !q.failed).filter_map(|q| q.requester.deadline(&self.path)).min()
     }
 
     /// Looks at the clock.
     pub fn handle_timeout(&mut self, now: Instant) {
         for qp in self.qps.iter_mut().filter(|q| !q.failed) {
-            match qp.requester.on_timeout(now) {
+            match qp.requester.on_timeout(now, &self.path) {
                 Effect::None => {}
                 Effect::WentBack => self.stats.local_ack_timeout += 1,
                 Effect::Failed(error) => {
                     qp.failed = true;
+                    qp.requester.give_up(&mut self.path);
                     self.events.push_back(Event::Failed { qp: qp.id, error });
                 }
             }

@@ -6,10 +6,12 @@
 //! | [`packet`] | datagrams and their ICRC |
 //! | [`requester`] | the sending half of a queue pair |
 //! | [`responder`] | the receiving half |
+//! | [`path`] | how long an acknowledgement may take |
 //! | [`endpoint`] | the queue pairs of one address |
 
 pub mod endpoint;
 pub mod packet;
+mod path;
 pub mod requester;
 pub mod responder;
 #[cfg(test)]
@@ -51,12 +53,15 @@ pub struct QpConfig {
     pub mtu: usize,
     /// SEND or WRITE.
     pub opcode: Operation,
-    /// Time without an acknowledgement after which packets are sent again; doubles with each try.
+    /// Time without an acknowledgement after which packets are sent again, or as long as the round trips that have been measured
+    /// ask for, if that is longer; doubles with each try.
     pub ack_timeout: Duration,
-    /// With it, the first time-out follows the measured round trips (RFC 6298), between this and `ack_timeout`.
+    /// With it, the time-out follows the measured round trips alone (RFC 6298), and is no shorter than this. It doubles up to
+    /// `ack_timeout`.
     pub min_ack_timeout: Option<Duration>,
     /// Acknowledgements may wait for what others send. The measured round trips then only count for packets that
-    /// [`Endpoint::expect`] was called for.
+    /// [`Endpoint::expect`] was called for. What arrives on such a queue pair is a sum: it tells that the links are at work, and
+    /// time-outs of the endpoint run from then on.
     pub waits_for_others: bool,
     /// Time-outs in a row after which the connection fails; never when `None`.
     pub retry_limit: Option<u32>,

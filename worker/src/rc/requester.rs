@@ -9,6 +9,7 @@ use netsum_common::serial;
 use netsum_common::wire::{Bth, Opcode, Reth};
 
 use super::packet::{Extended, OVERHEAD};
+use super::path::{AROUND, Path};
 use super::{Operation, QpConfig, QpError};
 
 /// An acknowledgement is asked for at least this often.
@@ -20,8 +21,6 @@ const MAX_BACKOFF: u32 = 16;
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
 /// Time after which a least time-out that has grown is halved again.
 const CALM: Duration = Duration::from_secs(2);
-/// Until one has been measured.
-const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
 #[derive(Debug)]
 struct Message {
@@ -31,6 +30,15 @@ struct Message {
     immediate: Option<u32>,
     first: u64,
     packets: u64,
+}
+
+/// A packet whose round trip is measured.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    packet: u64,
+    at: Instant,
+    /// See [`Path::send`].
+    load: u64,
 }
 
 /// State of the sending half.
@@ -58,49 +66,22 @@ pub struct Requester {
     next: u64,
     /// Behind the last packet that was ever sent.
     sent: u64,
-    timer: Option<Instant>,
+    /// Bytes that were sent and not acknowledged.
+    load: u64,
+    /// Since when an acknowledgement is waited for, and the packets of sums that had arrived by then.
+    waiting: Option<(Instant, u64)>,
     retries: u32,
     rnr_retries: u32,
     not_before: Option<Instant>,
     probe: Probe,
     /// Packets before this one are acknowledged as soon as they arrive.
     prompt: u64,
+    /// Since when the oldest packet is one of these.
+    prompted: Option<Instant>,
+    waits_for_others: bool,
     /// The last packet gone back to, and when.
     went_back: Option<(u64, Instant)>,
-    sample: Option<(u64, Instant)>,
-    round_trip: RoundTrip,
-}
-
-/// The least of the last 16 to 32 round trips. Mean and deviation (RFC 6298) would also measure how long others take to
-/// recover from their losses, since a sum waits for all.
-#[derive(Clone, Copy, Debug)]
-struct RoundTrip {
-    /// Of the 16 before.
-    before: Duration,
-    current: Duration,
-    samples: u32,
-}
-
-impl RoundTrip {
-    fn new() -> Self {
-        Self { before: FIRST_ROUND_TRIP, current: Duration::MAX, samples: 0 }
-    }
-
-    fn add(&mut self, sample: Duration) {
-        self.current = self.current.min(sample);
-        self.samples += 1;
-        if self.samples.is_multiple_of(16) {
-            self.before = std::mem::replace(&mut self.current, Duration::MAX);
-        }
-    }
-
-    fn least(&self) -> Duration {
-        if self.samples < 16 && self.current < Duration::MAX {
-            self.current
-        } else {
-            self.before.min(self.current)
-        }
-    }
+    sample: Option<Sample>,
 }
 
 /// Where a time-out has led. It does not say what was lost, or whether anything was: perhaps only the acknowledgement, or
@@ -111,8 +92,12 @@ enum Probe {
     None,
     /// Only the oldest packet is sent, until something is acknowledged.
     Sent,
-    /// Something was; the packets before this one wait for a little longer.
-    Answered(u64),
+    /// Something was; the packets before `end` wait for a little longer. Where it was more than the probe, they may be on their
+    /// way, and have the time that they need.
+    Answered {
+        end: u64,
+        whole: bool,
+    },
 }
 
 /// A packet to be sent.
@@ -159,15 +144,17 @@ impl Requester {
             acked: 0,
             next: 0,
             sent: 0,
-            timer: None,
+            load: 0,
+            waiting: None,
             retries: 0,
             rnr_retries: 0,
             not_before: None,
             probe: Probe::None,
             prompt: if c.waits_for_others { 0 } else { u64::MAX },
+            prompted: None,
+            waits_for_others: c.waits_for_others,
             went_back: None,
             sample: None,
-            round_trip: RoundTrip::new(),
         }
     }
 
@@ -184,9 +171,10 @@ impl Requester {
         let Some(m) = self.messages.iter().rev().find(|m| m.id == id) else { return };
         let prompt = m.first + m.packets;
         if prompt > self.prompt {
+            if self.acked >= self.prompt {
+                self.prompted = Some(now);
+            }
             self.prompt = prompt;
-            let due = now + self.timeout();
-            self.timer = self.timer.map(|t| t.min(due));
         }
     }
 
@@ -217,7 +205,7 @@ impl Requester {
     }
 
     /// The next packet, if one may be sent.
-    pub fn poll(&mut self, now: Instant) -> Option<Outgoing<'_>> {
+    pub(super) fn poll(&mut self, now: Instant, path: &mut Path) -> Option<Outgoing<'_>> {
         if !self.ready(now) {
             return None;
         }
@@ -247,47 +235,86 @@ impl Requester {
             self.sample = None; // Karn's rule
         } else {
             self.sent = self.next;
-            if bth.ack_request && self.sample.is_none() && n < self.prompt {
-                self.sample = Some((n, now));
+            let bytes = payload.len() as u64 + AROUND;
+            self.load += bytes;
+            let load = path.send(bytes);
+            // One behind twice as much tells more: what comes first may find the link idle, and the other side's, too.
+            let tells_more = self.sample.is_none_or(|s| load > 2 * s.load);
+            if bth.ack_request && tells_more && n < self.prompt {
+                self.sample = Some(Sample { packet: n, at: now, load });
             }
         }
-        if self.timer.is_none() {
-            self.timer = Some(now + self.timeout());
-        }
+        self.waiting.get_or_insert((now, path.sums()));
         Some(Outgoing { bth, ext, payload, again })
     }
 
-    fn timeout(&self) -> Duration {
-        let backoff = 1 << self.retries.min(MAX_BACKOFF.ilog2());
-        match self.min_ack_timeout {
-            Some(min) if self.acked < self.prompt => {
-                ((self.round_trip.least() * 4).max(min * self.caution) * backoff).min(self.ack_timeout)
-            }
-            _ => self.ack_timeout * backoff,
+    /// When the oldest packet is to be sent again, if it is not acknowledged. What is sent meanwhile makes it later.
+    fn due(&self, path: &Path) -> Option<Instant> {
+        let waiting = path.since(self.waiting?);
+        let longest = path.longest();
+        match self.probe {
+            Probe::Answered { whole: true, .. } => return Some(waiting + longest.max(LEAST_PATIENCE)),
+            Probe::Answered { whole: false, .. } => return Some(waiting + path.usual().max(LEAST_PATIENCE)),
+            Probe::None | Probe::Sent => {}
         }
+        let backoff = 1 << self.retries.min(MAX_BACKOFF.ilog2());
+        let cap = longest.max(self.ack_timeout);
+        let due = waiting + cap * backoff;
+        Some(match self.min_ack_timeout {
+            Some(min) if self.acked < self.prompt => {
+                let timeout = longest.max(min * self.caution) * backoff;
+                due.min(self.prompted.map_or(waiting, |t| t.max(waiting)) + timeout.min(cap))
+            }
+            _ => due,
+        })
     }
 
-    /// Everything before `packet` has arrived. Whether that is new.
-    fn acknowledge(&mut self, now: Instant, packet: u64, done: &mut impl FnMut(u64, Vec<u8>)) -> bool {
+    /// Nothing that is on its way is waited for any more.
+    pub(super) fn give_up(&mut self, path: &mut Path) {
+        path.take_back(std::mem::take(&mut self.load));
+    }
+
+    /// Bytes of the packets from one to another, none of which is of a message that is done.
+    fn bytes(&self, from: u64, to: u64) -> u64 {
+        let mut bytes = 0;
+        for m in self.messages.iter().take_while(|m| m.first < to) {
+            let (first, end) = (from.max(m.first), to.min(m.first + m.packets));
+            let payload = |packet: u64| ((packet - m.first) as usize * self.mtu).min(m.data.len()) as u64;
+            if first < end {
+                bytes += payload(end) - payload(first) + (end - first) * AROUND;
+            }
+        }
+        bytes
+    }
+
+    /// Everything before `packet` has arrived.
+    fn acknowledge(
+        &mut self,
+        now: Instant,
+        path: &mut Path,
+        packet: u64,
+        done: &mut impl FnMut(u64, Vec<u8>),
+    ) {
         if packet <= self.acked {
-            return false;
+            return;
         }
+        let more_than_one = packet > self.acked + 1;
         if self.probe == Probe::Sent {
-            self.learn_from_probe(now, packet > self.acked + 1);
+            self.learn_from_probe(now, path.least(), more_than_one);
         }
+        let bytes = self.bytes(self.acked, packet);
+        self.load -= bytes;
+        path.take_back(bytes);
         self.acked = packet;
         self.next = self.next.max(packet);
         self.retries = 0;
         self.rnr_retries = 0;
         if self.probe == Probe::Sent {
-            self.probe = Probe::Answered(self.sent);
+            self.probe = Probe::Answered { end: self.sent, whole: more_than_one };
             self.next = self.sent;
         }
-        if let Some((n, at)) = self.sample
-            && packet > n
-        {
-            self.round_trip.add(now.saturating_duration_since(at));
-            self.sample = None;
+        if let Some(sample) = self.sample.take_if(|s| packet > s.packet) {
+            path.measure(now.saturating_duration_since(sample.at), sample.load, self.waits_for_others);
             if self.cautious.is_some_and(|t| now.saturating_duration_since(t) >= CALM) {
                 self.caution /= 2;
                 self.cautious = (self.caution > 1).then_some(now);
@@ -298,62 +325,65 @@ impl Requester {
                 done(m.id, m.data);
             }
         }
-        let timeout = match self.probe {
-            Probe::Answered(end) if packet < end => (self.round_trip.least() * 4).max(LEAST_PATIENCE),
-            _ => {
-                self.probe = Probe::None;
-                self.timeout()
-            }
-        };
-        self.timer = (self.acked < self.sent).then(|| now + timeout);
-        true
+        if matches!(self.probe, Probe::Answered { end, .. } if packet >= end) {
+            self.probe = Probe::None;
+        }
+        self.waiting = (self.acked < self.sent).then(|| (now, path.sums()));
     }
 
     /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but perhaps an acknowledgement, and
     /// that the probe brings at once. Where it took its time, somebody was late, as on a host with more to do than CPUs, and
     /// will be again.
-    fn learn_from_probe(&mut self, now: Instant, more_than_the_probe: bool) {
+    fn learn_from_probe(&mut self, now: Instant, least: Duration, more_than_the_probe: bool) {
         let took = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
-        if more_than_the_probe && took > self.round_trip.least() * 4 {
+        if more_than_the_probe && took > least * 4 {
             let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
             (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
         }
     }
 
     /// An ACK: everything up to `psn` has arrived.
-    pub fn on_ack(&mut self, now: Instant, psn: u32, mut done: impl FnMut(u64, Vec<u8>)) {
+    pub(super) fn on_ack(
+        &mut self,
+        now: Instant,
+        path: &mut Path,
+        psn: u32,
+        mut done: impl FnMut(u64, Vec<u8>),
+    ) {
         // A PSN that was never sent is a ghost's.
         if let Some(packet) = self.packet(psn).filter(|p| *p < self.sent) {
-            self.acknowledge(now, packet + 1, &mut done);
+            self.acknowledge(now, path, packet + 1, &mut done);
         }
     }
 
     /// A NAK for a missing packet: everything before `psn` has arrived, `psn` has not.
-    pub fn on_sequence_error(
+    pub(super) fn on_sequence_error(
         &mut self,
         now: Instant,
+        path: &mut Path,
         psn: u32,
         mut done: impl FnMut(u64, Vec<u8>),
     ) -> Effect {
         let Some(packet) = self.packet(psn).filter(|p| *p < self.sent && *p >= self.acked) else {
             return Effect::None;
         };
-        self.acknowledge(now, packet, &mut done);
+        self.acknowledge(now, path, packet, &mut done);
         // One loss brings several NAKs; those that come before the resent packet can have arrived tell nothing new.
         if let Some((to, at)) = self.went_back
             && to == packet
-            && now.saturating_duration_since(at) < self.round_trip.least()
+            && now.saturating_duration_since(at) < path.least()
         {
             return Effect::None;
         }
-        self.go_back(now);
+        self.go_back(now, path);
         Effect::WentBack
     }
 
     /// The receiver had no buffer for `psn`: all before has arrived, try again after `delay`.
-    pub fn on_rnr(
+    pub(super) fn on_rnr(
         &mut self,
         now: Instant,
+        path: &mut Path,
         psn: u32,
         delay: Duration,
         mut done: impl FnMut(u64, Vec<u8>),
@@ -361,50 +391,50 @@ impl Requester {
         let Some(packet) = self.packet(psn).filter(|p| *p < self.sent && *p >= self.acked) else {
             return Effect::None;
         };
-        self.acknowledge(now, packet, &mut done);
+        self.acknowledge(now, path, packet, &mut done);
         self.rnr_retries += 1;
         if self.rnr_retry_limit.is_some_and(|limit| self.rnr_retries > limit) {
             return Effect::Failed(QpError::RnrRetryExceeded);
         }
-        self.go_back(now);
+        self.go_back(now, path);
         self.not_before = Some(now + delay);
         Effect::WentBack
     }
 
-    fn go_back(&mut self, now: Instant) {
+    fn go_back(&mut self, now: Instant, path: &Path) {
         self.probe = Probe::None;
         self.next = self.acked;
         self.went_back = Some((self.acked, now));
         self.sample = None;
-        self.timer = Some(now + self.timeout());
+        self.waiting = Some((now, path.sums()));
     }
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
-    pub fn deadline(&self) -> Option<Instant> {
-        match (self.timer, self.not_before) {
+    pub(super) fn deadline(&self, path: &Path) -> Option<Instant> {
+        match (self.due(path), self.not_before) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
     }
 
     /// Looks at the clock.
-    pub fn on_timeout(&mut self, now: Instant) -> Effect {
+    pub(super) fn on_timeout(&mut self, now: Instant, path: &Path) -> Effect {
         if self.not_before.is_some_and(|t| now >= t) {
             self.not_before = None;
         }
-        if self.timer.is_none_or(|t| now < t) {
+        if self.due(path).is_none_or(|t| now < t) {
             return Effect::None;
         }
         if self.acked == self.sent {
-            self.timer = None;
+            self.waiting = None;
             return Effect::None;
         }
-        let answered = matches!(self.probe, Probe::Answered(_));
+        let answered = matches!(self.probe, Probe::Answered { .. });
         self.retries += u32::from(!answered);
         if self.retry_limit.is_some_and(|limit| self.retries > limit) {
             return Effect::Failed(QpError::RetryExceeded);
         }
-        self.go_back(now);
+        self.go_back(now, path);
         if !answered {
             self.probe = Probe::Sent;
         }

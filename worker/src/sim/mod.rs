@@ -12,6 +12,7 @@
 //! | [`renewal`] | ranks that leave together, to connect anew |
 //! | [`strays`] | sums of earlier runs and of other rings |
 //! | [`scenario`] | from a seed to a job with faults, and what must hold |
+//! | [`shaped`] | links of all rates, without loss |
 //! | [`tests`] | what must hold in cases that are worth a name |
 
 mod aggregator;
@@ -24,6 +25,8 @@ mod renewal;
 mod rng;
 mod scenario;
 mod selective;
+#[cfg(test)]
+mod shaped;
 mod stack;
 #[cfg(test)]
 mod strays;
