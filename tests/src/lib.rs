@@ -40,6 +40,7 @@ pub mod cpu;
 pub mod data;
 pub mod dataplane_bench;
 pub mod differential;
+pub mod evidence;
 pub mod faults;
 pub mod frames;
 pub mod group;

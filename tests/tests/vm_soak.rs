@@ -1,0 +1,88 @@
+//! Rings of stock hosts, one after the other, under loss and with a timer that goes off often: none may stand still.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use netsum_lab::cluster::Cluster;
+use netsum_lab::faults::Faults;
+use netsum_lab::ring::{self, JOB, Operation, Outcome, Ring, RingSpec};
+use netsum_lab::vm::image::Kernel;
+use netsum_lab::{LabSpec, evidence};
+
+/// How long nothing may be released before a ring counts as one that stands still.
+const STILL: Duration = Duration::from_secs(30);
+
+/// Loss towards the hosts, towards the box, and both.
+const WAYS: [(&str, bool, bool); 3] = [("down", false, true), ("up", true, false), ("both", true, true)];
+
+/// What a variable says, or a few of what there could be many.
+fn variable(name: &str, otherwise: u32) -> u32 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+/// Runs until it is over, or has stood still.
+fn until_it_stands(cluster: &Cluster, ring: &mut Ring) -> Result<(), String> {
+    let (mut released, mut since) = (0, Instant::now());
+    while !ring.is_over(Duration::from_millis(250)).unwrap() {
+        let now = cluster.counter(Some(JOB), "released").unwrap();
+        if now != released {
+            (released, since) = (now, Instant::now());
+        }
+        if since.elapsed() > STILL {
+            return Err(evidence::of(cluster, JOB));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn no_ring_of_stock_hosts_stands_still() {
+    let rings = variable("NETSUM_SOAK_RINGS", 6);
+    let first = variable("NETSUM_SOAK_FIRST", 0);
+    // 67 ms (4.096 us * 2^14).
+    let timeout = variable("NETSUM_SOAK_TIMEOUT", 14) as u8;
+    let loss = f64::from(variable("NETSUM_SOAK_LOSS", 1)) / 100.0;
+    let kernel = std::env::var("NETSUM_SOAK_KERNELS").map_or(Kernel::V6_1, |text| text.parse().unwrap());
+    let keep: Option<PathBuf> = std::env::var_os("NETSUM_SOAK_KEEP").map(Into::into);
+    let lab = LabSpec { vms: vec![kernel; 4], mtu: 2300, cables: true, ..LabSpec::hosts(4) };
+    let cluster = Cluster::start(lab).unwrap();
+    let (mut stood, mut failed) = (Vec::new(), 0);
+    for n in first..first + rings {
+        let (way, up, down) = WAYS[n as usize % WAYS.len()];
+        for host in cluster.lab().hosts() {
+            let lost = |here| if here { Faults::loss(loss) } else { Faults::NONE };
+            host.set_faults(lost(up), lost(down), 16 * n + host.number() as u32).unwrap();
+        }
+        let spec = RingSpec {
+            sizes: vec![64 << 10],
+            timeout,
+            ..RingSpec::new(4, 1024, Operation::Send, 50)
+        };
+        let start = Instant::now();
+        let mut ring = Ring::start(&cluster, &spec, Duration::from_secs(240)).unwrap();
+        if let Err(evidence) = until_it_stands(&cluster, &mut ring) {
+            println!("{n:>4} {way:<4} stands still");
+            match &keep {
+                Some(folder) => std::fs::write(folder.join(format!("{n}-{way}.txt")), &evidence).unwrap(),
+                None => println!("{evidence}"),
+            }
+            stood.push(n);
+        }
+        let outcomes: Vec<Option<Outcome>> = ring.outcomes().map(|outcome| outcome.cloned()).collect();
+        for (rank, outcome) in outcomes.iter().enumerate() {
+            let Some(Outcome { report, error }) = outcome else { continue };
+            assert_eq!(report.wrong, 0, "wrong lanes of rank {rank} in ring {n}");
+            if let Some(error) = error {
+                println!("{n:>4} {way:<4} rank {rank}: {error}");
+            }
+        }
+        failed += u32::from(outcomes.iter().flatten().any(|outcome| outcome.error.is_some()));
+        println!("{n:>4} {way:<4} {:>5.1} s", start.elapsed().as_secs_f64());
+        // Ranks that are at work are ended.
+        drop(ring);
+        ring::forget(&cluster).unwrap();
+    }
+    println!("{rings} rings: {} stood still, {failed} failed", stood.len());
+    assert!(stood.is_empty(), "these stood still: {stood:?}");
+}
