@@ -38,13 +38,32 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
             decide(ctx, p, frame, flow, ring, len, party)
         }
         Err(counter) => {
-            flow.refused = flow.refused.wrapping_add(1);
-            flow.last_outcome = counter as u32;
-            refused(ctx, ring_id, counter);
-            trace::contribution(ctx, party, counter.bit());
-            XDP_DROP
+            // A message of nothing, where others have a packet of theirs.
+            if counter == Counter::BadPayloadLength
+                && let Some(slot) = maps::slot(ring_id, index & (ring.slots - 1))
+            {
+                // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
+                let elsewhere = unsafe { (*slot).is_at_another_place(index, place(frame)) };
+                flow.lost_place |= elsewhere as u8;
+            }
+            refuse(ctx, flow, party, counter)
         }
     }
+}
+
+#[inline(always)]
+fn refuse(ctx: &XdpContext, flow: &mut Flow, party: Party, counter: Counter) -> u32 {
+    flow.refused = flow.refused.wrapping_add(1);
+    flow.last_outcome = counter as u32;
+    refused(ctx, party.ring, counter);
+    trace::contribution(ctx, party, counter.bit());
+    XDP_DROP
+}
+
+/// Where in its message a packet is, as [`Slot`]'s flags.
+#[inline(always)]
+fn place(frame: &Frame) -> u32 {
+    Slot::place(frame.bth.opcode.is_first(), frame.bth.opcode.is_last())
 }
 
 /// Whether the packet is one of a running ring whose result every receiver has had for long; asked on any CPU. Never in a ring
@@ -71,6 +90,9 @@ fn check(
         return Err(Counter::InactiveRing);
     }
     from_its_sender(ctx, frame, flow)?;
+    if flow.lost_place != 0 {
+        return Err(Counter::OutOfPlace);
+    }
     let len = frame.data_len(p.len()).map_err(reason)?;
     if len > ring.mtu as usize || len > MAX_MTU {
         return Err(Counter::Oversized);
@@ -107,6 +129,10 @@ fn decide(
     let Some(slot) = maps::slot(ring_id, slot_no) else { return internal(ctx, party) };
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
     let (state, slot) = unsafe { (&mut *state, &mut *slot) };
+    if slot.is_at_another_place(index, place(frame)) {
+        flow.lost_place = 1;
+        return refuse(ctx, flow, party, Counter::OutOfPlace);
+    }
     if ring.flags & ring_flags::RELAXED != 0 {
         relaxed_advance(ring_id);
     }
@@ -138,6 +164,9 @@ fn decide(
             flow.rank,
             (verdict.payload == Payload::Add) as u32 + verdict.completed as u32,
         );
+    }
+    if verdict.payload == Payload::Copy {
+        slot.flags |= place(frame);
     }
     let place = Place { ring: ring_id, slot: slot_no, mtu: ring.mtu };
     let at = frame.payload();

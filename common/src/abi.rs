@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Most ranks in a job.
 pub const MAX_RANKS: usize = 64;
@@ -138,8 +138,9 @@ pub struct Flow {
     pub src_mac: [u8; 6],
     /// 1 where user space has given `src_mac`, 0 where it is learned.
     pub mac_given: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// 1 once its sender has lost its place ([`crate::slot::Slot::is_at_another_place`]), 0 before: nothing of it is added any more.
+    /// Written by the ring's CPU.
+    pub lost_place: u8,
     /// Data packets that came for it, whatever became of them; this and what follows is written by the ring's CPU and
     /// read by whoever asks why a job stands still.
     pub packets: u32,

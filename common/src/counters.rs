@@ -96,6 +96,8 @@ counters! {
     CreditViolation "credit_violation" Drop,
     /// contributions of another length than the first one to their slot
     LengthMismatch "length_mismatch" Drop,
+    /// data at another place in its message than the first contribution to its slot, and all that its sender sends from then on
+    OutOfPlace "out_of_place" Drop,
     /// data with a wrong ICRC
     BadIcrc "rx_icrc_encapsulated" Drop,
     /// data that came in on another port than its flow's

@@ -43,6 +43,27 @@ impl Slot {
     pub const CE: u32 = 8;
     /// A saved header has a VLAN tag. Set by those who save headers.
     pub const TAGGED: u32 = 16;
+    /// The first contribution was the first packet of its message. Set, as [`Slot::LAST`], by those who see opcodes.
+    pub const FIRST: u32 = 32;
+    /// The first contribution was the last packet of its message.
+    pub const LAST: u32 = 64;
+
+    /// Where in its message a packet is, as flags.
+    #[inline(always)]
+    pub const fn place(first: bool, last: bool) -> u32 {
+        (if first { Self::FIRST } else { 0 }) | if last { Self::LAST } else { 0 }
+    }
+
+    /// Whether the slot holds this index, and its first contribution was at another place in its message.
+    ///
+    /// Then one of the two senders has lost its place, and its data is not what its PSN says. rdma_rxe does so (seen on Linux 6.1):
+    /// when its timer goes off after an acknowledgement of message m's last packet has overtaken its retransmission of m, it starts
+    /// again behind the end of m (drivers/infiniband/sw/rxe/rxe_req.c, `req_retry`), and sends a message of nothing, and then
+    /// everything one PSN late.
+    #[inline(always)]
+    pub const fn is_at_another_place(&self, index: u32, place: u32) -> bool {
+        self.is(Self::USED) && self.index == index && self.flags & (Self::FIRST | Self::LAST) != place
+    }
 
     /// Whether a flag is set.
     #[inline(always)]

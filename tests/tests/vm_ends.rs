@@ -43,7 +43,10 @@ fn outcomes(cluster: &Cluster, mut ring: Ring) -> Vec<Outcome> {
 fn complaints(case: &str, outcomes: &[Outcome]) -> Vec<String> {
     let mut all = Vec::new();
     for (rank, Outcome { report, error }) in outcomes.iter().enumerate() {
-        println!("{case}: rank {rank}: {} messages, {} wrong lanes, {error:?}", report.messages, report.wrong);
+        println!(
+            "{case}: rank {rank}: {} messages, {} wrong lanes, {error:?}",
+            report.messages, report.wrong
+        );
         if report.wrong > 0 {
             all.push(format!("{case}: rank {rank} has taken {} wrong lanes for sums", report.wrong));
         }
@@ -51,7 +54,8 @@ fn complaints(case: &str, outcomes: &[Outcome]) -> Vec<String> {
             all.push(format!("{case}: rank {rank} has not been told"));
         }
     }
-    let told = |outcome: &Outcome| outcome.error.as_ref().is_some_and(|e| e.contains("retry counter exceeded"));
+    let told =
+        |outcome: &Outcome| outcome.error.as_ref().is_some_and(|e| e.contains("retry counter exceeded"));
     if !outcomes.iter().any(told) {
         all.push(format!("{case}: no connection has ended by itself"));
     }

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use netsum_lab::cluster::Cluster;
+use netsum_lab::cluster::{Cluster, program};
 use netsum_lab::faults::Faults;
+use netsum_lab::process::Running;
 use netsum_lab::ring::{self, JOB, Operation, Outcome, Ring, RingSpec};
 use netsum_lab::vm::image::Kernel;
 use netsum_lab::{LabSpec, evidence};
+use nix::sys::signal::Signal;
 
 /// How long nothing may be released before a ring counts as one that stands still.
 const STILL: Duration = Duration::from_secs(30);
@@ -20,10 +22,11 @@ fn variable(name: &str, otherwise: u32) -> u32 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
 }
 
-/// Runs until it is over, or has stood still.
+/// Runs until it is over, or a rank has failed, for which the others would wait in vain, or it has stood still.
 fn until_it_stands(cluster: &Cluster, ring: &mut Ring) -> Result<(), String> {
     let (mut released, mut since) = (0, Instant::now());
-    while !ring.is_over(Duration::from_millis(250)).unwrap() {
+    let failed = |ring: &Ring| ring.outcomes().flatten().any(|outcome| outcome.error.is_some());
+    while !ring.is_over(Duration::from_millis(250)).unwrap() && !failed(ring) {
         let now = cluster.counter(Some(JOB), "released").unwrap();
         if now != released {
             (released, since) = (now, Instant::now());
@@ -54,11 +57,13 @@ fn no_ring_of_stock_hosts_stands_still() {
             let lost = |here| if here { Faults::loss(loss) } else { Faults::NONE };
             host.set_faults(lost(up), lost(down), 16 * n + host.number() as u32).unwrap();
         }
-        let spec = RingSpec {
-            sizes: vec![64 << 10],
-            timeout,
-            ..RingSpec::new(4, 1024, Operation::Send, 50)
-        };
+        let spec = RingSpec { sizes: vec![64 << 10], timeout, ..RingSpec::new(4, 1024, Operation::Send, 50) };
+        let trace = keep.as_ref().map(|folder| folder.join(format!("{n}-{way}.pcapng")));
+        let tracing = trace.as_ref().map(|path| {
+            let mut command = cluster.lab().box_().command(program("netsum").unwrap());
+            command.args(["--socket", &cluster.socket(), "trace", "--snaplen", "128", "--pcap"]).arg(path);
+            Running::start("netsum trace", &mut command).unwrap()
+        });
         let start = Instant::now();
         let mut ring = Ring::start(&cluster, &spec, Duration::from_secs(240)).unwrap();
         if let Err(evidence) = until_it_stands(&cluster, &mut ring) {
@@ -77,7 +82,15 @@ fn no_ring_of_stock_hosts_stands_still() {
                 println!("{n:>4} {way:<4} rank {rank}: {error}");
             }
         }
-        failed += u32::from(outcomes.iter().flatten().any(|outcome| outcome.error.is_some()));
+        let has_failed = outcomes.iter().flatten().any(|outcome| outcome.error.is_some());
+        failed += u32::from(has_failed);
+        if let (Some(tracing), Some(trace)) = (tracing, trace) {
+            tracing.signal(Signal::SIGINT).unwrap();
+            println!("{}", tracing.end(Duration::from_secs(10)).unwrap().stderr);
+            if !has_failed && stood.last() != Some(&n) {
+                std::fs::remove_file(trace).unwrap();
+            }
+        }
         println!("{n:>4} {way:<4} {:>5.1} s", start.elapsed().as_secs_f64());
         // Ranks that are at work are ended.
         drop(ring);

@@ -489,7 +489,7 @@ mod tests {
             src_ip: wire::ipv4_mapped([10, 0, 0, 3]),
             src_mac: [0; 6],
             mac_given: 0,
-            reserved: 0,
+            lost_place: 0,
             packets: 0,
             refused: 0,
             last_psn: 0,

@@ -425,6 +425,14 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
             ),
             "`netsum job restart`, and register the flows again with the first PSNs of the connections".into(),
         ),
+        Counter::OutOfPlace => (
+            "has lost its place: it has sent a packet of another place in its message than the other ranks have at that PSN, so its data \
+             is not what its PSNs say and none of it is added any more"
+                .into(),
+            "connect all ranks anew after `netsum job restart`, with the same message size; where it is Linux's Soft-RoCE (rdma_rxe), which does \
+             so when it sends again while acknowledgements are on their way, give its queue pairs a longer timeout (17 is 0.5 s)"
+                .into(),
+        ),
         Counter::CreditViolation => (
             format!("sends beyond its credit: index {index}, and {low} to {} are open",
                 serial::sub(serial::add(low, window), 1)),

@@ -412,7 +412,7 @@ impl DataPlane for BpfDataPlane {
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             mac_given: flow.src_mac.is_some().into(),
-            reserved: 0,
+            lost_place: 0,
             packets: 0,
             refused: 0,
             last_psn: 0,

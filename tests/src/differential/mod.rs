@@ -280,8 +280,8 @@ impl Differential {
         if event.rank != TraceEvent::NONE {
             let ring = self.model.ring(event.ring);
             let slot = ring.slots[event.index as usize % ring.slots.len()];
-            // That a header has a tag is noted when it is saved.
-            let flags = |flags: u32| flags & !Slot::TAGGED;
+            // That a header has a tag is noted when it is saved, and where the packet is in its message, too.
+            let flags = |flags: u32| flags & !(Slot::TAGGED | Slot::FIRST | Slot::LAST);
             ensure!(
                 (event.low, event.expected, event.slot_index, event.contributors, flags(event.slot_flags))
                     == (

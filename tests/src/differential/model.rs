@@ -21,6 +21,8 @@ struct Flow {
     seen: FlowSeen,
     /// PSN behind the last contribution that its ring's CPU has taken.
     next: Option<u32>,
+    /// Its sender has lost its place.
+    lost: bool,
 }
 
 /// The headers that a slot has saved for a rank: the bytes before the payload, and where the IP header is.
@@ -116,7 +118,7 @@ impl Model {
     /// Registers a flow.
     pub fn add_flow(&mut self, spec: &FlowSpec) {
         let seen = FlowSeen { mac: spec.src_mac, ..FlowSeen::default() };
-        self.flows.push((spec.key(), Flow { spec: spec.clone(), seen, next: None }));
+        self.flows.push((spec.key(), Flow { spec: spec.clone(), seen, next: None, lost: false }));
     }
 
     /// A ring.
@@ -356,8 +358,16 @@ impl Model {
             return Err(Counter::InactiveRing);
         }
         self.check_sender(frame, at)?;
-        let flow = &self.flows[at].1;
-        let len = frame.data_len(packet.len()).map_err(counter_of)?;
+        let flow = &mut self.flows[at].1;
+        if flow.lost {
+            return Err(Counter::OutOfPlace);
+        }
+        let index = serial::sub(frame.bth.psn, flow.spec.base_psn);
+        let slot = &self.rings[&flow.spec.ring].slots[(index % config.slots) as usize];
+        let elsewhere = slot.is_at_another_place(index, place(frame));
+        let len = frame.data_len(packet.len()).map_err(counter_of).inspect_err(|counter| {
+            flow.lost |= elsewhere && *counter == Counter::BadPayloadLength;
+        })?;
         if len > config.mtu as usize || len > MAX_MTU {
             return Err(Counter::Oversized);
         }
@@ -382,6 +392,12 @@ impl Model {
         let flow = &mut self.flows[at].1;
         // Nobody has the address of nothing but zeros, so it says that none is known.
         flow.seen.mac = (frame.src_mac != [0; 6]).then_some(frame.src_mac);
+        if elsewhere {
+            flow.lost = true;
+            // As far as here it was taken for the flow's.
+            flow.next = Some(serial::add(frame.bth.psn, 1));
+            return Err(Counter::OutOfPlace);
+        }
         Ok(len)
     }
 
@@ -409,6 +425,9 @@ impl Model {
             if frame.ip == wire::ETH_LEN + wire::VLAN_LEN {
                 ring.slots[s].flags |= Slot::TAGGED;
             }
+        }
+        if verdict.payload == Payload::Copy {
+            ring.slots[s].flags |= place(frame);
         }
         if matches!(verdict.payload, Payload::Copy | Payload::Add)
             && (index + index / timing::SAMPLED).is_multiple_of(timing::SAMPLED)
@@ -568,6 +587,11 @@ fn claimed_address(packet: &[u8]) -> Option<[u8; 16]> {
         }
         _ => None,
     }
+}
+
+/// Where in its message a packet is.
+fn place(frame: &Frame) -> u32 {
+    Slot::place(frame.bth.opcode.is_first(), frame.bth.opcode.is_last())
 }
 
 fn counter_of(reject: Reject) -> Counter {
