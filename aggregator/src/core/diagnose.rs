@@ -206,6 +206,16 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
         what,
         next,
     };
+    // Nothing else matters where the ring cannot go on any more: what others seem to lack may be messages that there are not.
+    let lost: Vec<_> = ring
+        .ranks
+        .iter()
+        .filter(|r| r.seen.last_outcome == Some(Counter::OutOfPlace))
+        .map(|r| here(r.flow.rank, refused(ring, r, Counter::OutOfPlace)))
+        .collect();
+    if !lost.is_empty() {
+        return lost;
+    }
     if view.front().is_some_and(|s| s.is(Slot::COMPLETE)) && ring.waits.is_some() {
         return vec![Finding {
             ring: Some(ring.ring),
