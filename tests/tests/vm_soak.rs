@@ -74,7 +74,10 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
         if let Err(evidence) = until_it_stands(&cluster, &mut ring) {
             // rdma_rxe's own fault, which must be known by name.
             let named = evidence.contains("has lost its place");
-            println!("{n:>4} {way:<4} stands still{}", if named { ": a sender has lost its place" } else { "" });
+            println!(
+                "{n:>4} {way:<4} stands still{}",
+                if named { ": a sender has lost its place" } else { "" }
+            );
             match &keep {
                 _ if named => lost += 1,
                 Some(folder) => std::fs::write(folder.join(format!("{n}-{way}.txt")), &evidence).unwrap(),
@@ -106,6 +109,9 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
         drop(ring);
         ring::forget(&cluster).unwrap();
     }
-    println!("{rings} rings: {} stood still, in {lost} a sender lost its place, {failed} failed", stood.len());
+    println!(
+        "{rings} rings: {} stood still, in {lost} a sender lost its place, {failed} failed",
+        stood.len()
+    );
     assert!(stood.is_empty(), "these stood still: {stood:?}");
 }

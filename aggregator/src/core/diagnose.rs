@@ -482,3 +482,68 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
 pub fn seconds(t: Duration) -> String {
     format!("{:.1} s", t.as_secs_f64())
 }
+
+#[cfg(test)]
+mod tests {
+    use netsum_common::slot::RingState;
+
+    use super::*;
+
+    /// Two ranks of a ring where index 8 is the lowest that has not been released, and what became of their last packets.
+    fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
+        let spec = RingSpec {
+            id: 1,
+            ranks: 2,
+            slots: 16,
+            window: 8,
+            mtu: 1024,
+            cpu: 0,
+            verify_icrc: true,
+            in_order: true,
+            in_band: false,
+        };
+        let seen = last.map(|(last_psn, outcome)| FlowSeen {
+            packets: 9,
+            last_psn,
+            last_outcome: Some(outcome),
+            ..FlowSeen::default()
+        });
+        let ranks = seen.iter().zip(0..).map(|(&seen, rank)| RankEvidence {
+            flow: FlowSpec {
+                ring: 1,
+                rank,
+                base_psn: 0,
+                ifindex: 3 + rank,
+                src: [10, 0, 0, 1 + rank as u8].into(),
+                dst: [10, 0, 0, 2 - rank as u8].into(),
+                qpn: 17,
+                src_mac: None,
+            },
+            seen,
+            last: None,
+            moved: 0,
+            heartbeat: None,
+            port: PortEvidence { name: format!("port{rank}"), up: true, received: None },
+        });
+        let mut state = RingState { low: 8, ..RingState::default() };
+        state.expected[..2].fill(8);
+        RingEvidence {
+            ring: 0,
+            view: RingView { state, slot: Slot::default(), ranks: seen.to_vec(), base_psns: vec![0; 2] },
+            waits: Some(Duration::from_secs(3)),
+            ranks: ranks.collect(),
+            spec,
+        }
+    }
+
+    #[test]
+    fn who_has_lost_its_place_is_named_and_nobody_else_is_missed() {
+        // Rank 1 sends a message that nobody else has: all others seem to be late with theirs.
+        let findings = of_ring(&ring([(7, Counter::Replays), (9, Counter::OutOfPlace)]), &[]);
+        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(1)], "{findings:?}");
+        assert!(findings[0].what.starts_with("has lost its place"), "{findings:?}");
+        assert!(findings[0].next.contains("job restart"), "{findings:?}");
+        let findings = of_ring(&ring([(7, Counter::Replays), (9, Counter::Fragments)]), &[]);
+        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(0), Some(1)], "{findings:?}");
+    }
+}
