@@ -17,6 +17,6 @@ fn a_job_lives_through_the_loss_of_its_rings_cpu() {
         machine.put(&program(name).unwrap(), &format!("/lab/{name}")).unwrap();
     }
     let mut command = lab.host(0).command(program("lab-unplug").unwrap());
-    let said = Running::start("lab-unplug", command.arg("20")).unwrap().success(Duration::from_secs(400));
+    let said = Running::start("lab-unplug", command.arg("60")).unwrap().success(Duration::from_secs(400));
     println!("{}", said.unwrap_or_else(|error| panic!("{error:#}\n{}", machine.console())));
 }
