@@ -47,6 +47,8 @@ pub struct LabSpec {
     pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
     pub vms: Vec<Kernel>,
+    /// CPUs of each virtual machine.
+    pub vm_cpus: u32,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
     pub name: Option<String>,
 }
@@ -63,6 +65,7 @@ impl Default for LabSpec {
             tagged: Vec::new(),
             routed: 0,
             vms: Vec::new(),
+            vm_cpus: 1,
             name: None,
         }
     }
@@ -303,6 +306,7 @@ fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
     let start = |(i, &kernel): (usize, &Kernel)| {
         Vm::start(&VmSpec {
             kernel,
+            cpus: spec.vm_cpus,
             tap: (&taps, tap(spec, i)),
             lab: &box_,
             mac: mac(i),

@@ -5,6 +5,7 @@
 //! | [`lab`] | builds it |
 //! | [`netns`] | programs and threads in one namespace |
 //! | [`janitor`] | removes it, however its owner ends |
+//! | [`evidence`] | what there is to see of a job that stands still |
 //! | [`faults`] | cables that lose, duplicate, reorder, corrupt and mark packets |
 //! | [`app`] | an application that is set up in band |
 //! | [`application`] | a ring of reliable connections that knows nothing of netsum |
@@ -40,6 +41,7 @@ pub mod cpu;
 pub mod data;
 pub mod dataplane_bench;
 pub mod differential;
+pub mod evidence;
 pub mod faults;
 pub mod frames;
 pub mod group;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::Host;
 use crate::cluster::{Cluster, program};
@@ -56,6 +56,8 @@ pub struct RingSpec {
     pub operation: Operation,
     /// A packet that is not acknowledged is sent again after 4.096 us * 2^this.
     pub timeout: u8,
+    /// How often, before its sender gives up; 7 for ever (rdma_rxe: drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1).
+    pub retry: u8,
     /// Whether its connections are registered with the box, which then sums.
     pub summed: bool,
 }
@@ -67,7 +69,7 @@ impl RingSpec {
     /// Rank r on host r, 128 KiB messages through the box, and a timer that does not go off on a busy machine.
     pub fn new(ranks: usize, mtu: u32, operation: Operation, messages: u32) -> Self {
         let hosts = (0..ranks).collect();
-        Self { hosts, mtu, sizes: vec![128 << 10], messages, operation, timeout: 20, summed: true }
+        Self { hosts, mtu, sizes: vec![128 << 10], messages, operation, timeout: 20, retry: 7, summed: true }
     }
 
     /// Packets that each rank has to send.
@@ -105,9 +107,115 @@ impl RankReport {
 /// # Errors
 /// If a rank fails, or is not done within `patience`.
 pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec<RankReport>> {
-    let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
-    let before = hosts.iter().map(|host| hw_counters(host)).collect::<Result<Vec<_>>>()?;
-    let sent_before = hosts.iter().map(|host| data_packets(host)).collect::<Result<Vec<_>>>()?;
+    let mut ring = Ring::start(cluster, spec, patience)?;
+    let start = Instant::now();
+    while !ring.is_over(Duration::from_millis(100))? {
+        ensure!(start.elapsed() < patience, "not done within {patience:?}\n{}", stats(cluster, spec));
+        // When one has failed, the others wait for it in vain.
+        if let Some(error) = ring.outcomes().find_map(|outcome| outcome?.error.as_deref()) {
+            bail!("{error}\n{}", stats(cluster, spec));
+        }
+    }
+    let reports = ring.end(cluster)?.into_iter().map(|outcome| match outcome.error {
+        Some(error) => Err(anyhow!("{error}\n{}", stats(cluster, spec))),
+        None => Ok(outcome.report),
+    });
+    reports.collect()
+}
+
+/// A ring at work.
+#[derive(Debug)]
+pub struct Ring {
+    hosts: Vec<usize>,
+    packets: u64,
+    ranks: Vec<Running>,
+    outcomes: Vec<Option<Outcome>>,
+    counters: Vec<BTreeMap<String, u64>>,
+    sent: Vec<Option<u64>>,
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What it has received until then.
+    pub report: RankReport,
+    /// Why it gave up before it had all.
+    pub error: Option<String>,
+}
+
+impl Ring {
+    /// Connects the ranks, registers their connections and lets them go. A rank gives up after `patience` without a message.
+    pub fn start(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Self> {
+        let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
+        let counters = hosts.iter().map(|host| hw_counters(host)).collect::<Result<_>>()?;
+        let sent = hosts.iter().map(|host| data_packets(host)).collect::<Result<_>>()?;
+        let mut ranks = start_ranks(&hosts, spec, patience)?;
+        let ends: Vec<Ends> =
+            ranks.iter_mut().map(|rank| Ends::parse(&rank.line(PATIENCE)?)).collect::<Result<_>>()?;
+        if spec.summed {
+            register(cluster, spec, &ends)?;
+        }
+        let count = ranks.len();
+        for (rank, running) in ranks.iter_mut().enumerate() {
+            let (next, last) = (&ends[(rank + 1) % count], &ends[(rank + count - 1) % count]);
+            running.say(&format!("{} {} {}", next.receiving, last.gid, last.sending))?;
+        }
+        for rank in &mut ranks {
+            let line = rank.line(PATIENCE)?;
+            ensure!(line == "ready", "{line}");
+        }
+        for rank in &mut ranks {
+            rank.say("go")?;
+        }
+        let outcomes = vec![None; count];
+        Ok(Self { hosts: spec.hosts.clone(), packets: spec.packets(), ranks, outcomes, counters, sent })
+    }
+
+    /// Waits for `moment` for each rank that is at work, and says whether all are done or have failed.
+    pub fn is_over(&mut self, moment: Duration) -> Result<bool> {
+        for (rank, outcome) in self.ranks.iter_mut().zip(&mut self.outcomes).filter(|(_, o)| o.is_none()) {
+            match rank.line(moment) {
+                Ok(line) => *outcome = Some(Outcome { report: report(&line)?, error: failed(rank, &line) }),
+                Err(error) if !rank.is_running() => {
+                    *outcome = Some(Outcome { error: Some(format!("{error:#}")), ..Outcome::default() });
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(self.outcomes.iter().all(Option::is_some))
+    }
+
+    /// How each rank has ended, if it has.
+    pub fn outcomes(&self) -> impl Iterator<Item = Option<&Outcome>> {
+        self.outcomes.iter().map(Option::as_ref)
+    }
+
+    /// Lets go of ranks that are all done or have failed: nobody needs acknowledgements any more.
+    pub fn end(self, cluster: &Cluster) -> Result<Vec<Outcome>> {
+        let mut outcomes: Vec<Outcome> = self.outcomes.into_iter().flatten().collect();
+        ensure!(outcomes.len() == self.ranks.len(), "ranks are at work");
+        for (rank, outcome) in self.ranks.into_iter().zip(&outcomes) {
+            let ended = rank.end(PATIENCE)?;
+            ensure!(ended.status.success() || outcome.error.is_some(), "{}", ended.stderr);
+        }
+        for (i, Outcome { report, .. }) in outcomes.iter_mut().enumerate() {
+            let host = cluster.lab().host(self.hosts[i]);
+            let after = hw_counters(host)?;
+            let moved = after.into_iter().map(|(name, count)| {
+                let before = self.counters[i].get(&name).copied().unwrap_or_default();
+                (name, count.wrapping_sub(before))
+            });
+            report.counters.extend(moved);
+            report.counters.retain(|_, count| *count > 0);
+            report.retransmitted = data_packets(host)?
+                .zip(self.sent[i])
+                .map(|(after, before)| (after - before).saturating_sub(self.packets));
+        }
+        Ok(outcomes)
+    }
+}
+
+fn start_ranks(hosts: &[&Host], spec: &RingSpec, patience: Duration) -> Result<Vec<Running>> {
     let sizes = spec.sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut ranks = Vec::new();
     for (rank, host) in hosts.iter().enumerate() {
@@ -125,6 +233,7 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
             ("--messages", spec.messages),
             ("--window", RingSpec::WINDOW),
             ("--timeout", spec.timeout.into()),
+            ("--retry", spec.retry.into()),
             ("--patience", patience.as_secs() as u32),
         ] {
             command.arg(name).arg(value.to_string());
@@ -133,57 +242,17 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
         command.args(["--expect", if spec.summed { "sum" } else { "neighbour" }]);
         ranks.push(Running::start(&format!("rank {rank} of the ring"), &mut command)?);
     }
-    let ends: Vec<Ends> =
-        ranks.iter_mut().map(|rank| Ends::parse(&rank.line(PATIENCE)?)).collect::<Result<_>>()?;
-    if spec.summed {
-        register(cluster, spec, &ends)?;
-    }
-    let count = ranks.len();
-    for (rank, running) in ranks.iter_mut().enumerate() {
-        let (next, last) = (&ends[(rank + 1) % count], &ends[(rank + count - 1) % count]);
-        running.say(&format!("{} {} {}", next.receiving, last.gid, last.sending))?;
-    }
-    for rank in &mut ranks {
-        let line = rank.line(PATIENCE)?;
-        ensure!(line == "ready", "{line}");
-    }
-    for rank in &mut ranks {
-        rank.say("go")?;
-    }
-    let mut reports = all_done(&mut ranks, patience).with_context(|| stats(cluster, spec))?;
-    // All are done: nobody needs acknowledgements any more.
-    for rank in ranks {
-        rank.success(PATIENCE)?;
-    }
-    for (i, report) in reports.iter_mut().enumerate() {
-        let after = hw_counters(hosts[i])?;
-        let moved = after.into_iter().map(|(name, count)| {
-            let before = before[i].get(&name).copied().unwrap_or_default();
-            (name, count.wrapping_sub(before))
-        });
-        report.counters.extend(moved);
-        report.counters.retain(|_, count| *count > 0);
-        report.retransmitted = data_packets(hosts[i])?
-            .zip(sent_before[i])
-            .map(|(after, before)| (after - before).saturating_sub(spec.packets()));
-    }
-    Ok(reports)
+    Ok(ranks)
 }
 
-/// Waits for what each rank says at its end. When one fails, the others wait for it in vain.
-fn all_done(ranks: &mut [Running], patience: Duration) -> Result<Vec<RankReport>> {
+/// Why a rank has failed, if this line says that it has.
+fn failed(rank: &mut Running, line: &str) -> Option<String> {
     let start = Instant::now();
-    let mut reports: Vec<Option<RankReport>> = vec![None; ranks.len()];
-    while reports.iter().any(Option::is_none) {
-        for (rank, done) in ranks.iter_mut().zip(&mut reports).filter(|(_, done)| done.is_none()) {
-            match rank.line(Duration::from_millis(100)) {
-                Ok(line) => *done = Some(report(&line)?),
-                Err(error) if !rank.is_running() || start.elapsed() > patience => return Err(error),
-                Err(_) => {}
-            }
-        }
+    // The reason comes by another way than the line.
+    while line.starts_with("failed ") && rank.is_running() && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(reports.into_iter().flatten().collect())
+    line.starts_with("failed ").then(|| format!("{line}: {}", rank.stderr().trim()))
 }
 
 /// Name of the ring's job; it stays until [`forget`], with its counters.
@@ -248,13 +317,13 @@ impl Ends {
     }
 }
 
-/// From `done messages=M wrong=W ...`.
+/// From `done messages=M wrong=W ...`, or `failed`.
 fn report(line: &str) -> Result<RankReport> {
     let value = |key: &str| {
         let found = line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
         found.and_then(|text| text.parse().ok()).with_context(|| format!("a rank says `{line}`"))
     };
-    ensure!(line.starts_with("done "), "a rank says `{line}`");
+    ensure!(line.starts_with("done ") || line.starts_with("failed "), "a rank says `{line}`");
     let (messages, wrong, micros) = (value("messages")?, value("wrong")?, value("micros")?);
     let counter = |word: &str| {
         let (name, count) = word.split_once('=')?;
@@ -348,5 +417,6 @@ mod tests {
         assert_eq!((done.messages, done.wrong, done.micros, done.counter("first_wrong")), (20, 1, 77, 3));
         assert!(report("done messages=20").is_err());
         assert!(report("ready").is_err());
+        assert_eq!(report("failed messages=3 wrong=0 first_wrong=0 micros=7").unwrap().messages, 3);
     }
 }

@@ -18,6 +18,8 @@
  *   < go
  *   > done messages=M wrong=LANES first_wrong=MESSAGE micros=T
  *   < (end of input, once all ranks are done: until then neighbours may need acknowledgements)
+ *
+ * When a connection ends in an error, the line is `failed` with the same figures, and the reason is on standard error.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -39,13 +41,13 @@ enum op { SEND, SEND_IMM, WRITE, PLAIN_WRITE, READ };
 static struct {
     const char *device;
     int gid_index, port;
-    uint32_t rank, ranks, mtu, size[16], sizes, messages, window, timeout, seed;
+    uint32_t rank, ranks, mtu, size[16], sizes, messages, window, timeout, retry, seed;
     enum op op;
     bool sum;
     int patience; /* seconds without a message after which it gives up */
 } opt = {
     .gid_index = 1, .port = 1, .ranks = 2, .mtu = 1024, .size = { 128 << 10 }, .sizes = 1, .messages = 100, .window = 2,
-    .timeout = 16, .seed = 1, .sum = true, .patience = 60,
+    .timeout = 16, .retry = 7, .seed = 1, .sum = true, .patience = 60,
 };
 
 static _Noreturn void die(const char *format, ...)
@@ -185,7 +187,7 @@ static void connect_pair(struct ibv_qp *qp, uint32_t psn, const struct end *peer
         die("cannot make queue pair %" PRIu32 " ready to receive", qp->qp_num);
     attr.qp_state = IBV_QPS_RTS;
     attr.timeout = opt.timeout;
-    attr.retry_cnt = 7;
+    attr.retry_cnt = opt.retry;
     attr.rnr_retry = 7;
     attr.sq_psn = psn;
     attr.max_rd_atomic = 1;
@@ -254,20 +256,25 @@ static uint32_t wrong_lanes(uint32_t message)
     return wrong;
 }
 
-static void wait_for_event(uint32_t sent, uint32_t received)
+static bool wait_for_event(void)
 {
     struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
     int n = poll(&fd, 1, opt.patience * 1000);
-    if (n <= 0) {
-        errno = 0;
-        die("nothing within %d s: %" PRIu32 " messages sent and acknowledged, %" PRIu32 " received", opt.patience,
-            sent, received);
-    }
+    if (n <= 0)
+        return false;
     struct ibv_cq *which;
     void *unused;
     if (ibv_get_cq_event(channel, &which, &unused))
         die("completion channel");
     ibv_ack_cq_events(which, 1);
+    return true;
+}
+
+static void report(const char *word, uint32_t received, uint64_t wrong, uint32_t first_wrong, int64_t start)
+{
+    printf("%s messages=%" PRIu32 " wrong=%" PRIu64 " first_wrong=%" PRIu32 " micros=%" PRId64 "\n", word, received,
+           wrong, first_wrong, micros() - start);
+    fflush(stdout);
 }
 
 static void run(void)
@@ -289,13 +296,19 @@ static void run(void)
         if (n < 0)
             die("completion queue");
         if (n == 0) {
-            wait_for_event(sent, received);
-            continue;
+            if (wait_for_event())
+                continue;
+            report("failed", received, wrong, first_wrong, start);
+            errno = 0;
+            die("nothing within %d s: %" PRIu32 " messages sent and acknowledged, %" PRIu32 " received", opt.patience,
+                sent, received);
         }
         errno = 0;
-        if (wc.status != IBV_WC_SUCCESS)
+        if (wc.status != IBV_WC_SUCCESS) {
+            report("failed", received, wrong, first_wrong, start);
             die("%s %" PRIu64 ": %s", wc.qp_num == to->qp_num ? "sending" : "receiving", wc.wr_id,
                 ibv_wc_status_str(wc.status));
+        }
         if (wc.qp_num == to->qp_num) {
             sent++;
             continue;
@@ -313,9 +326,7 @@ static void run(void)
         post_receive(received + slots());
         received++;
     }
-    printf("done messages=%" PRIu32 " wrong=%" PRIu64 " first_wrong=%" PRIu32 " micros=%" PRId64 "\n", received, wrong,
-           first_wrong, micros() - start);
-    fflush(stdout);
+    report("done", received, wrong, first_wrong, start);
 }
 
 static void print_gid(const union ibv_gid *gid)
@@ -362,7 +373,7 @@ static void options(int argc, char **argv)
         { "gid-index", 1, NULL, 'g' }, { "mtu", 1, NULL, 'm' },    { "size", 1, NULL, 's' },
         { "messages", 1, NULL, 'M' }, { "window", 1, NULL, 'w' }, { "timeout", 1, NULL, 't' },
         { "op", 1, NULL, 'o' },       { "expect", 1, NULL, 'e' }, { "seed", 1, NULL, 'S' },
-        { "patience", 1, NULL, 'p' }, { NULL, 0, NULL, 0 },
+        { "patience", 1, NULL, 'p' }, { "retry", 1, NULL, 'R' },  { NULL, 0, NULL, 0 },
     };
     static const char *const ops[] = { "send", "send-imm", "write", "plain-write", "read" };
     static const char *const expectations[] = { "sum", "neighbour" };
@@ -385,6 +396,7 @@ static void options(int argc, char **argv)
         case 'o': opt.op = word(optarg, 5, ops); break;
         case 'e': opt.sum = !word(optarg, 2, expectations); break;
         case 'S': opt.seed = number(optarg); break;
+        case 'R': opt.retry = number(optarg); break;
         case 'p': opt.patience = number(optarg); break;
         default: exit(2);
         }
@@ -393,7 +405,8 @@ static void options(int argc, char **argv)
     bool lanes = true;
     for (uint32_t i = 0; i < opt.sizes; i++)
         lanes &= opt.size[i] % 4 == 0;
-    if (optind < argc || opt.rank >= opt.ranks || !opt.window || !stride() || (opt.sum && !lanes) || opt.timeout > 31)
+    if (optind < argc || opt.rank >= opt.ranks || !opt.window || !stride() || (opt.sum && !lanes) || opt.timeout > 31 ||
+        opt.retry > 7)
         die("impossible arguments");
 }
 

@@ -26,6 +26,15 @@ pub struct SoakArgs {
     /// With --vm: the machines' kernel, 6.1 or 6.12; both in turn if not given.
     #[arg(long, requires = "vm")]
     kernel: Option<Kernel>,
+    /// With --vm: so many short rings with loss and a short timer instead, none of which may stand still without a reason.
+    #[arg(long, requires = "vm", conflicts_with_all = ["messages", "with_loss"], value_parser = clap::value_parser!(u32).range(1..))]
+    rings: Option<u32>,
+    /// With --rings: the queue pairs' timeout, 4.096 us * 2^this.
+    #[arg(long, default_value_t = 14, requires = "rings", value_parser = clap::value_parser!(u8).range(8..=21))]
+    timeout: u8,
+    /// With --rings: packets that are lost, in percent.
+    #[arg(long, default_value_t = 1, requires = "rings", value_parser = clap::value_parser!(u8).range(..=20))]
+    loss: u8,
 }
 
 /// Runs `cargo xtask soak`: a test of the lab, which is short otherwise.
@@ -40,6 +49,17 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     }
     let kernels = args.kernel.map_or(Kernel::ALL.to_vec(), |kernel| vec![kernel]);
     setup::require_vms(&kernels)?;
+    if let Some(rings) = args.rings {
+        return kernels.iter().try_for_each(|kernel| {
+            let env = [
+                ("NETSUM_SOAK_RINGS", rings.to_string()),
+                ("NETSUM_SOAK_TIMEOUT", args.timeout.to_string()),
+                ("NETSUM_SOAK_LOSS", args.loss.to_string()),
+                ("NETSUM_SOAK_KERNELS", kernel.to_string()),
+            ];
+            long("vm_soak", "no_ring_of_stock_hosts_stands_still_without_a_reason", &env)
+        });
+    }
     let names = kernels.iter().map(Kernel::to_string).collect::<Vec<_>>().join(",");
     long(
         "vm_ring",

@@ -424,11 +424,11 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
             format!("set its path MTU to {mtu}, or create the job with its own"),
         ),
         Counter::LayoutMismatch => (
-            "its packets begin or end a message where the other ranks' do not, or are empty: the ring has stopped, because its lanes may be \
-             in the wrong places"
+            "has lost its place: it has sent a packet of another place in its message than the other ranks have at that PSN, or an empty \
+             one, so its data is not what its PSNs say and the ring has stopped"
                 .into(),
-            "connect all ranks anew and `netsum job restart`, with messages of one size at all ranks; rdma_rxe of Linux 6.1 does this after \
-             time-outs: give it a longer timer (QP timeout 17 and more)"
+            "connect all ranks anew after `netsum job restart`, with the same message size; where it is Linux's Soft-RoCE (rdma_rxe), which does \
+             so when it sends again while acknowledgements are on their way, give its queue pairs a longer timeout (17 is 0.5 s)"
                 .into(),
         ),
         Counter::ShortFragment => (
@@ -484,4 +484,71 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
 /// A time for people.
 pub fn seconds(t: Duration) -> String {
     format!("{:.1} s", t.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use netsum_common::slot::RingState;
+
+    use super::*;
+
+    /// Two ranks of a ring where index 8 is the lowest that has not been released, and what became of their last packets.
+    fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
+        let spec = RingSpec {
+            id: 1,
+            ranks: 2,
+            slots: 16,
+            window: 8,
+            mtu: 1024,
+            cpu: 0,
+            verify_icrc: true,
+            in_order: true,
+            in_band: false,
+        };
+        let seen = last.map(|(last_psn, outcome)| FlowSeen {
+            packets: 9,
+            last_psn,
+            last_outcome: Some(outcome),
+            ..FlowSeen::default()
+        });
+        let ranks = seen.iter().zip(0..).map(|(&seen, rank)| RankEvidence {
+            flow: FlowSpec {
+                ring: 1,
+                rank,
+                base_psn: 0,
+                ifindex: 3 + rank,
+                src: [10, 0, 0, 1 + rank as u8].into(),
+                dst: [10, 0, 0, 2 - rank as u8].into(),
+                qpn: 17,
+                src_mac: None,
+            },
+            seen,
+            last: None,
+            moved: 0,
+            heartbeat: None,
+            port: PortEvidence { name: format!("port{rank}"), up: true, received: None },
+        });
+        let mut state = RingState { low: 8, ..RingState::default() };
+        state.expected[..2].fill(8);
+        RingEvidence {
+            ring: 0,
+            view: RingView { state, slot: Slot::default(), ranks: seen.to_vec(), base_psns: vec![0; 2] },
+            waits: Some(Duration::from_secs(3)),
+            ranks: ranks.collect(),
+            spec,
+        }
+    }
+
+    #[test]
+    fn who_has_lost_its_place_is_named_and_nobody_else_is_missed() {
+        // Rank 1 sends a message that nobody else has: all others seem to be late with theirs.
+        let mut evidence = ring([(7, Counter::Replays), (9, Counter::Fragments)]);
+        let findings = of_ring(&evidence, &[]);
+        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(0), Some(1)], "{findings:?}");
+        evidence.view.state.stopped = 2;
+        let findings = of_ring(&evidence, &[]);
+        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(1)], "{findings:?}");
+        assert!(findings[0].what.starts_with("has lost its place"), "{findings:?}");
+        assert!(findings[0].next.contains("job restart"), "{findings:?}");
+    }
 }

@@ -34,6 +34,7 @@ struct Options {
     messages: u32,
     window: u32,
     timeout: u32,
+    retry: u32,
     op: Op,
     sum: bool,
     patience: Duration,
@@ -66,6 +67,7 @@ impl Options {
             messages: number("--messages")?,
             window: number("--window")?,
             timeout: number("--timeout")?,
+            retry: number("--retry")?,
             op,
             sum: text("--expect")? == "sum",
             patience: Duration::from_secs(number("--patience")?.into()),
@@ -249,8 +251,7 @@ impl Rank {
         Ok(progress)
     }
 
-    fn run(&mut self) -> Result<()> {
-        let start = Instant::now();
+    fn run(&mut self, start: Instant) -> Result<()> {
         let mut last = start;
         let messages = self.options.messages;
         while self.sent < messages || self.received < messages {
@@ -267,9 +268,13 @@ impl Rank {
                 self.endpoint.stats()
             );
         }
+        Ok(())
+    }
+
+    fn report(&self, word: &str, start: Instant) -> Result<()> {
         let stats = self.endpoint.stats();
         say(&format!(
-            "done messages={} wrong={} first_wrong={} micros={} sent_packets={} retransmissions={} naks_sent={} \
+            "{word} messages={} wrong={} first_wrong={} micros={} sent_packets={} retransmissions={} naks_sent={} \
              packet_seq_err={} local_ack_timeout={} duplicate_request={} out_of_sequence={} rx_icrc_encapsulated={} \
              discarded={} ce_received={}",
             self.received,
@@ -318,7 +323,8 @@ fn main() -> Result<()> {
     let mtu = options.mtu as usize;
     let mut out = QpConfig::new(send_qpn, neighbours.next, neighbours.next_qpn, psn, 0, mtu);
     out.ack_timeout = Duration::from_nanos(4096) * (1 << options.timeout);
-    out.retry_limit = None;
+    // Seven is for ever, as rdma_rxe has it.
+    out.retry_limit = (options.retry < 7).then_some(options.retry);
     let into = QpConfig::new(receive_qpn, neighbours.last, neighbours.last_qpn, 0, neighbours.last_psn, mtu);
     let (out, into) = (endpoint.add_qp(out)?, endpoint.add_qp(into)?);
     (0..2 * options.slots()).for_each(|_| endpoint.post_receive(into, Vec::new()));
@@ -338,6 +344,9 @@ fn main() -> Result<()> {
         wrong: 0,
         first_wrong: 0,
     };
-    rank.run()?;
+    let start = Instant::now();
+    let ran = rank.run(start);
+    rank.report(if ran.is_ok() { "done" } else { "failed" }, start)?;
+    ran?;
     rank.stay(&lines)
 }

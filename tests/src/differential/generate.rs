@@ -188,7 +188,10 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
         spec.macs.1 = mac;
     }
     if header & 0x20 != 0 {
-        let opcode = Opcode(u.int_in_range(0..=0x0b)?);
+        // At another place in its message a rank's packet is the last one of its ring that counts.
+        let any = u.int_in_range(0..=0x7f)?;
+        let messages = [Opcode::SEND_ONLY, Opcode(0x05), Opcode(0x0a), Opcode(0x0b)];
+        let opcode = if any <= 0x0b { Opcode(any) } else { messages[any as usize % 4] };
         // All packets of a message but the last are as long as the path MTU, mostly.
         if opcode.is_last() || len == mtu || header & 0x80 != 0 {
             spec.bth.opcode = opcode;

@@ -16,14 +16,25 @@ use crate::debian::Archive;
 
 /// Modules that VMs load, and with them what they depend on. `crc32_generic` is no dependency that the module names, but
 /// without it Soft-RoCE cannot be set up (ENOENT).
-const WANTED: [&str; 8] =
-    ["virtio_pci", "virtio_net", "af_packet", "8021q", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe"];
+const WANTED: [&str; 10] = [
+    "virtio_pci",
+    "virtio_net",
+    "af_packet",
+    "8021q",
+    "crc32_generic",
+    "ib_uverbs",
+    "rdma_ucm",
+    "rdma_rxe",
+    // For a box of its own.
+    "bridge",
+    "veth",
+];
 
 /// Decompresses modules.
 const XZ: &str = "xz";
 
 /// Parts of the package where those and their dependencies are.
-const PARTS: [&str; 14] = [
+const PARTS: [&str; 16] = [
     "./boot/vmlinuz-*",
     "./lib/modules/*/modules.builtin",
     "./lib/modules/*/kernel/arch/x86/crypto/*",
@@ -31,11 +42,13 @@ const PARTS: [&str; 14] = [
     "./lib/modules/*/kernel/drivers/infiniband/core/*",
     "./lib/modules/*/kernel/drivers/infiniband/sw/rxe/*",
     "./lib/modules/*/kernel/drivers/net/net_failover*",
+    "./lib/modules/*/kernel/drivers/net/veth*",
     "./lib/modules/*/kernel/drivers/net/virtio_net*",
     "./lib/modules/*/kernel/drivers/virtio/*",
     "./lib/modules/*/kernel/fs/configfs/*",
     "./lib/modules/*/kernel/lib/*",
     "./lib/modules/*/kernel/net/802*",
+    "./lib/modules/*/kernel/net/bridge/*",
     "./lib/modules/*/kernel/net/[cilp]*",
     "./usr/lib/modules/*",
 ];
@@ -52,7 +65,7 @@ fn suite(kernel: Kernel) -> &'static str {
 pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
     let suite = suite(kernel);
     let own = folder.join(kernel.to_string());
-    let key = format!("3 {suite} {WANTED:?}");
+    let key = format!("4 {suite} {WANTED:?}");
     cached(&own, &key, || {
         println!("fetching the kernel of Debian {suite} for VMs: about 100 MB");
         let archive = Archive::open(&folder.join("apt"), &[suite])?;

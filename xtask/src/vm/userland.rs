@@ -16,8 +16,9 @@ use super::{cached, find};
 use crate::debian::{self, Archive};
 
 /// Packages; those of libraries are there because a program needs them, which is checked. The compressors are for this machine.
-const PACKAGES: [&str; 25] = [
+const PACKAGES: [&str; 26] = [
     "busybox-static",
+    "ethtool",
     "ibverbs-providers",
     "ibverbs-utils",
     "iproute2",
@@ -48,7 +49,8 @@ const PACKAGES: [&str; 25] = [
 const RELEASE: &str = "bookworm";
 
 /// Programs that VMs have, in /usr/bin.
-const PROGRAMS: [&str; 15] = [
+const PROGRAMS: [&str; 16] = [
+    "ethtool",
     "ib_read_bw",
     "ib_read_lat",
     "ib_send_bw",

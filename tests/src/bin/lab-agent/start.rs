@@ -21,6 +21,10 @@ pub fn up() -> Result<()> {
         fs::create_dir_all(to).context(to)?;
         mount(Some(kind), to, Some(kind), MsFlags::empty(), None::<&str>).context(to)?;
     }
+    // Not every kernel has it.
+    if let Err(error) = mount(Some("bpf"), "/sys/fs/bpf", Some("bpf"), MsFlags::empty(), None::<&str>) {
+        println!("/sys/fs/bpf: {error}");
+    }
     for folder in ["/tmp", "/run", "/root", "/dev/shm"] {
         fs::create_dir_all(folder).context(folder)?;
     }

@@ -1,0 +1,22 @@
+//! A box that loses the CPU which serves its rings, and gets it back: in a virtual machine, because a test takes no CPU from its own.
+
+use std::time::Duration;
+
+use netsum_lab::cluster::program;
+use netsum_lab::process::Running;
+use netsum_lab::vm::image::Kernel;
+use netsum_lab::{Lab, LabSpec};
+
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn a_job_lives_through_the_loss_of_its_rings_cpu() {
+    // The box and its hosts are all inside.
+    let lab = Lab::new(LabSpec { vm_cpus: 2, ..LabSpec::vms(1, Kernel::V6_12) }).unwrap();
+    let machine = lab.host(0).vm().unwrap();
+    for name in ["netsum", "netsum-rank"] {
+        machine.put(&program(name).unwrap(), &format!("/lab/{name}")).unwrap();
+    }
+    let mut command = lab.host(0).command(program("lab-unplug").unwrap());
+    let said = Running::start("lab-unplug", command.arg("60")).unwrap().success(Duration::from_secs(400));
+    println!("{}", said.unwrap_or_else(|error| panic!("{error:#}\n{}", machine.console())));
+}
