@@ -67,19 +67,20 @@ fn check(
     ring: &RingConfig,
     way: Way,
 ) -> Result<usize, Counter> {
-    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes offline leaves the CPU map's thread
-    // without a home, and when it is back, `ingress` there would be the second.
-    if way == Way::CpuMap && !maps::is_here(ring.cpu) {
-        return Err(Counter::WrongCpu);
-    }
     if ring.flags & ring_flags::ACTIVE == 0 {
         return Err(Counter::InactiveRing);
+    }
+    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes offline leaves the CPU map's thread
+    // without a home, and when it is back, `ingress` there would be the second. Asked behind ACTIVE: a ring that moves to another
+    // CPU becomes active again only when it has it.
+    if way != Way::Probe && !maps::is_here(ring.cpu) {
+        return Err(Counter::WrongCpu);
     }
     from_its_sender(ctx, frame, flow)?;
     let len = match frame.data_len(p.len()) {
         Ok(len) => len,
         Err(reject) => {
-            // No ICRC is asked for: chance does not change both length fields and the IP checksum.
+            // No ICRC is asked for: chance does not change both length fields alike.
             if frame.is_empty_message() {
                 ring_stop(flow.ring, flow.rank);
                 return Err(Counter::LayoutMismatch);

@@ -80,6 +80,9 @@ fn part(ctx: &XdpContext, op: Op) -> u32 {
 /// The slot of which nothing is timed and that keeps the benchmark's payload, for packets that a run has changed.
 const KEPT: u32 = 2;
 
+/// What a slot has of a message of one fragment.
+const ONE: u32 = Slot::USED | Slot::FIRST | Slot::LAST;
+
 /// Puts the slot back, in the slots' first lap, where an index is its slot's number.
 #[inline(always)]
 fn reset(index: u32, flags: u32, contributors: u64) {
@@ -137,14 +140,14 @@ pub fn bench_keep(ctx: XdpContext) -> u32 {
 /// Only puts the slot back to where rank 0 is missing, and any others but rank 1 are.
 #[xdp]
 pub fn bench_reset(_ctx: XdpContext) -> u32 {
-    reset(SLOT, Slot::USED, 2);
+    reset(SLOT, ONE, 2);
     XDP_DROP
 }
 
 /// Only puts slot and packet back.
 #[xdp]
 pub fn bench_restore(ctx: XdpContext) -> u32 {
-    reset(SLOT, Slot::USED, others());
+    reset(SLOT, ONE, others());
     match restore(&ctx) {
         Some(()) => XDP_DROP,
         None => 0,
@@ -161,21 +164,21 @@ pub fn bench_claim(ctx: XdpContext) -> u32 {
 /// A contribution that is neither the first nor the last.
 #[xdp]
 pub fn bench_absorb(ctx: XdpContext) -> u32 {
-    reset(SLOT, Slot::USED, 2);
+    reset(SLOT, ONE, 2);
     on_ring_cpu(&ctx)
 }
 
 /// The same, of an index that is timed.
 #[xdp]
 pub fn bench_absorb_timed(ctx: XdpContext) -> u32 {
-    reset(TIMED, Slot::USED, 2);
+    reset(TIMED, ONE, 2);
     on_ring_cpu(&ctx)
 }
 
 /// The contribution that completes the slot.
 #[xdp]
 pub fn bench_complete(ctx: XdpContext) -> u32 {
-    reset(SLOT, Slot::USED, others());
+    reset(SLOT, ONE, others());
     match restore(&ctx) {
         Some(()) => on_ring_cpu(&ctx),
         None => 0,
@@ -185,7 +188,7 @@ pub fn bench_complete(ctx: XdpContext) -> u32 {
 /// A retransmission of a released fragment.
 #[xdp]
 pub fn bench_replay(ctx: XdpContext) -> u32 {
-    reset(SLOT, Slot::USED | Slot::COMPLETE | Slot::RELEASED, all());
+    reset(SLOT, ONE | Slot::COMPLETE | Slot::RELEASED, all());
     match restore(&ctx) {
         Some(()) => on_ring_cpu(&ctx),
         None => 0,

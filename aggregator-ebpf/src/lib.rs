@@ -83,18 +83,24 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
 /// On data of a flow whose result every receiver has had for long.
 #[inline(always)]
 fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Found) -> u32 {
-    found.counter = match found.frame.data_len(p.len()) {
+    let len = found.frame.data_len(p.len());
+    found.counter = match len {
         Ok(len) if len > MAX_MTU => Counter::Oversized,
-        Ok(len) if payload::move_psn(ctx, &found.frame, len, AS_DUPLICATE) => Counter::Stale,
-        Ok(_) => Counter::Truncated,
+        Ok(_) => Counter::Stale,
         Err(reject) => reason(reject),
     };
     seen_here(flow, found);
-    if found.counter == Counter::Stale {
-        return pass(ctx, traced_by::INGRESS, found);
+    match len {
+        Ok(len) if len <= MAX_MTU => {
+            // While the packet is as it came.
+            let action = pass(ctx, traced_by::INGRESS, found);
+            if payload::move_psn(ctx, &found.frame, len, AS_DUPLICATE) { action } else { XDP_DROP }
+        }
+        _ => {
+            flow.refused = flow.refused.wrapping_add(1);
+            refuse(ctx, traced_by::INGRESS, found)
+        }
     }
-    flow.refused = flow.refused.wrapping_add(1);
-    refuse(ctx, traced_by::INGRESS, found)
 }
 
 /// On data that comes in by a port and is of no flow, or of none any more.
@@ -135,7 +141,11 @@ fn stranger(ctx: &XdpContext, p: &Packet, found: &mut Found) -> u32 {
 fn ended(ctx: &XdpContext, found: &mut Found) -> u32 {
     found.counter = Counter::JobEnded;
     // SAFETY: a map value. A count that one CPU takes from another makes the flow look idle for a moment at worst.
-    seen_here(unsafe { &mut *found.flow }, found);
+    let flow = unsafe { &mut *found.flow };
+    // Others' packets do not keep it alive.
+    if from_its_sender(ctx, &found.frame, flow).is_ok() {
+        seen_here(flow, found);
+    }
     refuse(ctx, traced_by::INGRESS, found)
 }
 

@@ -26,7 +26,7 @@ pub const MAX_STRANGERS: u32 = 1024;
 /// First packets of jobs set up in band that [`maps::CLAIMS`] holds; user space takes them out many times a second.
 pub const MAX_CLAIMS: u32 = 4096;
 /// Connections that [`maps::WAITING`] holds.
-pub const MAX_WAITING: u32 = 4096;
+pub const MAX_WAITING: u32 = 2 * MAX_FLOWS;
 /// Bytes of [`maps::EVENTS`], a power of two.
 pub const EVENTS_BYTES: u32 = 4 << 20;
 /// Most bytes of a frame that a traced event holds: the longest headers, the largest path MTU and the ICRC have room.

@@ -377,7 +377,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             8 => s.member(u)?,
             9 => {
                 let name = name(u)?;
-                let Some(r) = message(u, api::DeleteJobRequest { name })? else { continue };
+                let Some(r) = message(u, api::DeleteJobRequest { name, gone: false })? else { continue };
                 let answer = s.controller.delete_job(&r.name);
                 s.answered(answer);
             }

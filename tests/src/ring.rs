@@ -260,7 +260,7 @@ pub const JOB: &str = "ring";
 
 /// Removes the ring's job.
 pub fn forget(cluster: &Cluster) -> Result<()> {
-    cluster.netsum(&["job", "delete", JOB]).map(drop)
+    cluster.netsum(&["job", "delete", "--gone", JOB]).map(drop)
 }
 
 fn register(cluster: &Cluster, spec: &RingSpec, ends: &[Ends]) -> Result<()> {

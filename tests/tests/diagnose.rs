@@ -172,7 +172,11 @@ fn every_cause_of_a_hang_is_named() {
         &["larger than the job's path MTU of 1024"],
     );
     wrong.payload = lanes(2, 128);
-    assert_finding(&app.diagnose_while(2, Some(&wrong)), Some(2), &["another length than the other ranks'"]);
+    assert_finding(
+        &app.diagnose_while(2, Some(&wrong)),
+        Some(2),
+        &["sends 512 bytes at index 0, where ranks 0, 1 send 1024"],
+    );
     // Another host pretends to be it, or it is behind another port than registered.
     let right = App::fragment(2, 3, 0);
     assert_finding(&app.diagnose_while(1, Some(&right)), Some(2), &["another port than port2"]);

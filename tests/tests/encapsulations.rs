@@ -200,6 +200,7 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
     }
     for mut away in [four, six] {
         away.plane.delete_ring(1, &away.keys.clone(), &[LOOPBACK]).unwrap();
+        away.plane.forget_ended(&away.keys.clone()).unwrap();
         for (what, _, frame) in &cases {
             let out = away.run("ingress", frame).unwrap();
             assert_eq!((out.action, &out.packet), (PASS, frame), "{what}, when the job has gone");
@@ -312,6 +313,7 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
     for mut bench in benches {
         assert_eq!(bench.run("ingress", &cut(false, 64)[1]).unwrap().action, PASS);
         bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+        bench.plane.forget_ended(&bench.keys.clone()).unwrap();
         for (what, _, frame, _) in &cases {
             assert_eq!(bench.run("ingress", frame).unwrap().action, PASS, "{what}, when the job has gone");
         }

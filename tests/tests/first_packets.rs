@@ -40,6 +40,13 @@ fn first(header: JobHeader, qpn: u32, psn: u32) -> FrameSpec {
 
 /// A job that waits: its ring has no flow yet.
 fn waiting() -> Bench {
+    let mut bench = ended();
+    bench.plane.forget_ended(&bench.keys.clone()).unwrap();
+    bench
+}
+
+/// The same, but its connections were flows before.
+fn ended() -> Bench {
     let mut bench = Bench::new(in_band_ring(), false).unwrap();
     bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
     bench.plane.create_ring(&in_band_ring()).unwrap();
@@ -114,10 +121,14 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 ] {
                     assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
                 }
-                // Until the job has gone.
+                // Until the job has gone, and the connection.
                 let another = InBandSpec { token: InBandToken([1; 16]), job: 2, ..job() };
                 bench.plane.listen_in_band(&another).unwrap();
                 bench.plane.ignore_in_band(job().token).unwrap();
+                assert_eq!(bench.run("ingress", &middle.build()).unwrap().action, DROP, "its receiver waits");
+                let ended: Vec<_> = bench.plane.ended_flows().unwrap().iter().map(|f| f.key).collect();
+                assert_eq!(ended.len(), 1);
+                bench.plane.forget_ended(&ended).unwrap();
                 assert_eq!(bench.run("ingress", &middle.build()).unwrap().action, PASS);
             }
         }
@@ -168,6 +179,18 @@ fn what_is_not_a_jobs_first_packet_passes() {
     let before = counted(&bench, Counter::InBandToken);
     assert_eq!(both(&mut bench, &change(|s| s.payload[8] ^= 1)), [PASS, PASS]);
     assert_eq!(counted(&bench, Counter::InBandToken), before, "nobody looks");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_connection_whose_job_has_ended_may_show_up_again_and_all_else_of_it_is_dropped() {
+    let mut bench = ended();
+    let mut spec = first(header(1, 0, 0), bench.keys[1].qpn, 0x12_3456);
+    assert_eq!(both(&mut bench, &spec.build()), [REDIRECT, DROP]);
+    assert_eq!(bench.plane.first_packets().unwrap().len(), 1);
+    spec.bth.opcode = Opcode::SEND_MIDDLE;
+    assert_eq!(both(&mut bench, &spec.build()), [DROP, DROP]);
+    assert_eq!(bench.plane.counters(0).unwrap()[Counter::JobEnded as usize], 2);
 }
 
 #[test]

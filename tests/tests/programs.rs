@@ -556,6 +556,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
         (
             "no payload",
             |f| {
+                f[42] = Opcode::SEND_MIDDLE.0; // A whole message of nothing stops the ring.
                 f.drain(54..54 + 256);
                 f[16..18].copy_from_slice(&44u16.to_be_bytes());
                 f[38..40].copy_from_slice(&24u16.to_be_bytes());

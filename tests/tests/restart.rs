@@ -66,7 +66,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     let files = group.order_all_reduce("i32", 4_000_000, 4).unwrap();
     cluster.start_daemon().unwrap();
     assert_box(&group.check_all_reduce("i32", 4_000_000, 4, &files).unwrap());
-    assert!(cluster.daemon_log().contains("taken over from a daemon that was killed: 3 ports, 1 jobs"));
+    assert!(cluster.daemon_log().contains("taken over from the daemon before: 3 ports, 1 jobs"));
     assert_box(&group.all_reduce("f32", 50_000, 5).unwrap());
     let shown = cluster.netsum_json(&["job", "show", "train"]).unwrap();
     assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &1.into()), "{shown:#}");
@@ -162,8 +162,19 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
     for (rank, answer) in group.answers(PATIENCE).unwrap() {
         assert!(matches!(answer, Answer::Error(_)), "rank {rank}: {answer:?}");
     }
+    // Its hosts may still be sending: the programs stay, and drop that.
+    cluster.stop_daemon().unwrap();
+    assert!(cluster.pins().exists());
+    assert_eq!(xdp_ports(&cluster), 2);
+    cluster.start_daemon_with(&["--detach-now"]).unwrap();
+    let log = cluster.daemon_log();
+    assert!(
+        log.contains("2 ports, 0 jobs, ") && !log.contains(" 0 connections whose job has ended"),
+        "{log}"
+    );
     cluster.stop_daemon().unwrap();
     assert!(!cluster.pins().exists());
+    assert_eq!(xdp_ports(&cluster), 0);
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     let watched = Array::<_, u32>::try_from(watch_map).unwrap().get(&0, 0).unwrap();
     assert_ne!(watched & watch::TRACE, 0);
     cluster.start_daemon().unwrap();
-    wait_until("the log says so", || cluster.daemon_log().contains("taken over from a daemon"));
+    wait_until("the log says so", || cluster.daemon_log().contains("taken over from the daemon before"));
     assert!(!is_traced(&cluster));
     cluster.stop_daemon().unwrap();
 }

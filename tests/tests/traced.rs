@@ -60,7 +60,9 @@ fn nothing_is_traced_while_nobody_does_and_every_program_is_while_somebody_does(
     let slots: Vec<_> =
         traced.iter().map(|t| (t.event.contributors, t.event.low, t.event.slot_index)).collect();
     assert_eq!(slots, [(0, 1, 0), (1, 1, 1), (3, 2, 1), (3, 2, 1)]);
-    assert_eq!(traced[2].event.slot_flags, Slot::USED | Slot::COMPLETE | Slot::RELEASED);
+    let whole_message = Slot::FIRST | Slot::LAST;
+    let released = Slot::USED | Slot::COMPLETE | Slot::RELEASED;
+    assert_eq!(traced[2].event.slot_flags, released | whole_message);
     // The frame is the one that came, though the program has put sum and tag into it; at egress, the one that leaves.
     assert_eq!(traced[2].frame, fragment(1, 2, 1)[..MIN_CAPTURE as usize]);
     assert_eq!(traced[3].frame, left.packet[..MIN_CAPTURE as usize]);

@@ -255,11 +255,14 @@ pub enum JobCommand {
         #[arg(value_name = "JOB")]
         name: String,
     },
-    /// Delete a job.
+    /// Delete a job. Data that its connections still send is dropped, until nothing has come on them for an hour.
     Delete {
         /// The job.
         #[arg(value_name = "JOB")]
         name: String,
+        /// Its ranks have ended: forget their connections at once, so that their queue pair numbers can be used for others.
+        #[arg(long)]
+        gone: bool,
     },
 }
 

@@ -132,9 +132,9 @@ impl Client {
     }
 
     /// Deletes a job.
-    pub async fn delete_job(&mut self, name: String) -> Result<()> {
+    pub async fn delete_job(&mut self, name: String, gone: bool) -> Result<()> {
         log::debug!("DeleteJob {name}");
-        said(self.admin.delete_job(api::DeleteJobRequest { name }).await).map(drop)
+        said(self.admin.delete_job(api::DeleteJobRequest { name, gone }).await).map(drop)
     }
 
     /// Empties a job's rings and forgets its flows.

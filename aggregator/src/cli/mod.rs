@@ -107,7 +107,9 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
         Command::Job { command: Some(JobCommand::Restart { name }) } => {
             print::added(out, format, client.restart_job(name).await?)
         }
-        Command::Job { command: Some(JobCommand::Delete { name }) } => client.delete_job(name).await,
+        Command::Job { command: Some(JobCommand::Delete { name, gone }) } => {
+            client.delete_job(name, gone).await
+        }
         Command::Ring { command } => {
             let job = command.and_then(|RingCommand::Show { job }| job);
             print::rings(out, format, client.list_rings(job.unwrap_or_default()).await?)

@@ -127,7 +127,7 @@ impl Waiting<'_> {
     /// Takes the job out of the queue; what to say of it.
     async fn leave(&mut self) -> Failure {
         let name = self.job.name.clone();
-        match self.client.delete_job(name.clone()).await {
+        match self.client.delete_job(name.clone(), false).await {
             Err(e) if e.kind != Kind::NotFound && e.kind != Kind::NoDaemon => e,
             _ => Failure::new(Kind::Failed, format!("interrupted: job `{name}` has left the queue")),
         }

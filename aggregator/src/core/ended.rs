@@ -10,9 +10,10 @@ use netsum_common::abi::{FlowKey, MAX_ENDED};
 
 use crate::dataplane::EndedFlow;
 
-/// How long nothing may have come on a flow that has ended before it is forgotten. A sender's timer runs for 4.096 us x 2^n, up to
-/// four times that long (IBTA 9.7.6.1.3); n is 14 to 20 as a rule, and 22 makes 17 to 69 s.
-pub const LINGER: Duration = Duration::from_secs(120);
+/// How long nothing may have come on a flow that has ended before it is forgotten. Longer than any sender's retries, whose timer is
+/// 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is 14 to 20 as a rule); and than an application computes between two
+/// messages: all its connections would be intact, and let through what it sends next.
+pub const LINGER: Duration = Duration::from_secs(3600);
 /// Most that are kept. Beyond, those are forgotten on which nothing has come for longest.
 const MOST: usize = MAX_ENDED as usize / 2;
 

@@ -98,6 +98,17 @@ impl Controller {
         self.jobs.values().find(|job| job.spec.in_band && job.rings.first().is_some_and(|r| r.id == number))
     }
 
+    /// Whether a first packet could make a job begin anew that is at work. Nobody but a rank, from its own place, can.
+    pub fn may_begin_anew(&self, packet: &FirstPacket) -> bool {
+        self.job_in_band(packet.job).is_some_and(|job| {
+            job.state == State::Active
+                && !job.knows(packet)
+                && (packet.header.message, packet.header.index) == (0, 0)
+                && job.fits(packet).is_ok()
+                && job.is_elsewhere(packet).is_none()
+        })
+    }
+
     /// The data plane has noted a first packet. `None` where its job has gone. `released`: the job's rings have released
     /// sums since they were made.
     pub fn first_packet(&mut self, packet: FirstPacket, released: bool, now: Instant) -> Option<Answer> {
@@ -197,7 +208,7 @@ impl Job {
     }
 
     /// Whether a first packet is of the present epoch or the one before.
-    pub fn knows(&self, packet: &FirstPacket) -> bool {
+    fn knows(&self, packet: &FirstPacket) -> bool {
         let connection = (packet.key(), packet.psn);
         self.flows.iter().any(|f| (f.key(), f.base_psn) == connection)
             || self.in_band.ended.contains(&connection)

@@ -349,7 +349,7 @@ impl Controller {
         names.iter().filter_map(|name| self.delete_job(name).ok()).flatten().collect()
     }
 
-    /// Empties a job's rings and forgets its flows: for an application whose flows were added by hand and that connects anew.
+    /// Empties a job's rings and forgets its flows: for an application whose flows were added by hand, or came in band, and that connects anew.
     pub fn restart_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let job = self.job_mut(name)?;
         if job.epoch.is_some() || job.has_waiters() {
@@ -357,11 +357,8 @@ impl Controller {
                 "job `{name}`: its ranks join by themselves, and begin anew when all have joined again"
             )));
         }
-        if job.spec.in_band {
-            return Err(Refusal::NotNow(format!(
-                "job `{name}`: it is set up in band, and begins anew when all ranks have connected again"
-            )));
-        }
+        // In band, too: connections with the numbers that they had are none of the last epoch's any more.
+        job.in_band = in_band::InBand::default();
         job.state = State::Waiting;
         job.last_epoch += 1;
         Ok(job.restart())

@@ -23,7 +23,7 @@ use crate::clock;
 use crate::core::pool::job_memory;
 use crate::core::queue::{Arrival, Queued, Standing, TenantView};
 use crate::core::tenant::Limits;
-use crate::core::{Job, State};
+use crate::core::{Action, Job, State};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
 
 /// Answers administration.
@@ -160,9 +160,11 @@ impl Admin for AdminService {
     }
 
     async fn delete_job(&self, request: Request<api::DeleteJobRequest>) -> Answer<api::DeleteJobReply> {
-        let name = request.into_inner().name;
+        let api::DeleteJobRequest { name, gone } = request.into_inner();
         let mut inner = self.shared.lock();
-        let actions = inner.controller.delete_job(&name)?;
+        let flows = inner.controller.job(&name).map(|job| job.flows.iter().map(FlowSpec::key).collect());
+        let mut actions = inner.controller.delete_job(&name)?;
+        actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
         inner.carry_out(None, actions)?;
         log::info!("job {name} deleted");
         Ok(Response::new(api::DeleteJobReply {}))

@@ -81,7 +81,7 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
             packet.qpn,
             packet.dst
         );
-        let (paused, released) = may_begin_anew(inner, &packet);
+        let (paused, released) = stop_if_it_may_begin_anew(inner, &packet);
         let Some(answer) = inner.controller.first_packet(packet, released, now) else { continue };
         let job = &answer.job;
         let (level, line) = match &answer.outcome {
@@ -110,19 +110,20 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
 /// Stops the rings of a job that is at work where a first packet may make it begin anew, as it may until it has released a sum.
 /// Otherwise one could be released between the question and the end of the rings: some ranks would have it and not send for it
 /// again, others would wait for it. The rings that were stopped, and whether a sum has been released.
-fn may_begin_anew(inner: &mut Inner, packet: &FirstPacket) -> (Vec<u32>, bool) {
-    let Some(job) = inner.controller.job_in_band(packet.job) else { return (Vec::new(), false) };
-    if job.state != State::Active || job.knows(packet) || has_released(inner, job) {
-        return (Vec::new(), has_released(inner, job));
+fn stop_if_it_may_begin_anew(inner: &mut Inner, packet: &FirstPacket) -> (Vec<u32>, bool) {
+    let has_released =
+        |inner: &Inner| inner.controller.job_in_band(packet.job).is_some_and(|job| has_released(inner, job));
+    if has_released(inner) || !inner.controller.may_begin_anew(packet) {
+        return (Vec::new(), has_released(inner));
     }
-    let rings: Vec<u32> = job.rings.iter().map(|ring| ring.id).collect();
+    let rings = inner.controller.job_in_band(packet.job).map_or(&[][..], |job| &job.rings);
+    let rings: Vec<u32> = rings.iter().map(|ring| ring.id).collect();
     for ring in &rings {
         if let Err(e) = inner.plane.pause_ring(*ring) {
             log::error!("ring {ring} cannot be stopped: {e:#}");
         }
     }
-    let released = inner.controller.job_in_band(packet.job).is_some_and(|job| has_released(inner, job));
-    (rings, released)
+    (rings, has_released(inner))
 }
 
 fn resume(inner: &mut Inner, rings: &[u32]) {

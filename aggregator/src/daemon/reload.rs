@@ -110,9 +110,14 @@ impl Reloader {
         for link in links.iter().filter(|l| !is_known(l)) {
             let attached = match link.xdp {
                 // It was a port before, and flows that ended then are still kept out.
-                _ if attached.contains(&link.ifindex) => Ok(()),
+                Some(_) if attached.contains(&link.ifindex) => Ok(()),
                 Some(mode) => Err(anyhow::anyhow!("an XDP program of somebody else is attached ({mode})")),
-                None => inner.plane.attach(link.ifindex, self.config.xdp).context("cannot attach"),
+                // Also where another interface has the number of one that was a port.
+                None => {
+                    let gone = inner.plane.detach(link.ifindex);
+                    gone.and_then(|()| inner.plane.attach(link.ifindex, self.config.xdp))
+                        .context("cannot attach")
+                }
             };
             match attached {
                 Ok(()) => {

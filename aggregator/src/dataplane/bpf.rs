@@ -240,13 +240,12 @@ impl BpfDataPlane {
         Ok(self.array(maps::RINGS)?.set(ring, config, 0)?)
     }
 
-    /// Returns when no program runs any more that may have seen the ring as it was before. To put an inner map into its place
-    /// again waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
-    pub(super) fn wait_for_programs(&mut self, ring: u32) -> Result<()> {
-        let Some(RingMaps { ports, .. }) = self.rings.get(&ring) else { return Ok(()) };
-        let map = self.ebpf.map_mut(maps::PORTS).context(maps::PORTS)?;
-        let mut outer: ArrayOfMaps<_, DevMap<MapData>> = ArrayOfMaps::try_from(map)?;
-        outer.set(ring, ports, 0).with_context(|| format!("{}[{ring}]", maps::PORTS))
+    /// Returns when no program runs any more that may have seen maps as they were before. To put an inner map into its place
+    /// waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); ring 0 is none.
+    pub(super) fn wait_for_programs(&mut self) -> Result<()> {
+        let ports = aya_obj::Map::new_from_params(DEVMAP, 4, 8, 1, 0);
+        let ports = DevMap::try_from(aya::maps::Map::from_map_data(MapData::create(ports, "ports", None)?)?)?;
+        self.put(maps::PORTS, 0, &ports)
     }
 
     fn maps_of(&self, ring: u32) -> Result<&RingMaps> {
@@ -423,6 +422,9 @@ impl DataPlane for BpfDataPlane {
         let mut config = self.ring_config(ring)?;
         config.flags &= !ring_flags::ACTIVE;
         self.array(maps::RINGS)?.set(ring, config, 0)?;
+        if !flows.is_empty() {
+            self.wait_for_programs()?;
+        }
         for key in flows {
             self.end_flow(*key)?;
         }
@@ -450,7 +452,7 @@ impl DataPlane for BpfDataPlane {
 
     fn pause_ring(&mut self, ring: u32) -> Result<()> {
         self.set_active(ring, false)?;
-        self.wait_for_programs(ring)
+        self.wait_for_programs()
     }
 
     fn resume_ring(&mut self, ring: u32) -> Result<()> {
@@ -580,10 +582,12 @@ impl DataPlane for BpfDataPlane {
         let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         let Some(job) = found(tokens.get(&Token::new(token), 0))? else { return Ok(()) };
         ignore_missing(tokens.remove(&Token::new(token)))?;
+        // Until then some program may find the token and let another connection wait.
+        self.wait_for_programs()?;
         let waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
         let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
         for (c, _) in all.iter().filter(|(_, number)| *number == job.job) {
-            self.end_connection(FlowKey { dst_ip: c.dst_ip, qpn: c.qpn }, c.ifindex)?;
+            self.end_connection(c)?;
             ignore_missing(self.hash::<StrangerKey, u32>(maps::WAITING)?.remove(c))?;
         }
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;

@@ -72,7 +72,7 @@ impl BpfDataPlane {
             return Ok(());
         }
         self.set_active(ring, false)?;
-        self.wait_for_programs(ring)?;
+        self.wait_for_programs()?;
         let flags = config.flags & !ring_flags::ACTIVE;
         self.array(maps::RINGS)?.set(ring, RingConfig { flags, cpu, ..config }, 0)?;
         self.set_active(ring, config.flags & ring_flags::ACTIVE != 0)

@@ -4,7 +4,7 @@
 //! sends on at the PSNs that its receiver expects. Passed on, its data would be taken for sums.
 
 use anyhow::{Context as _, Result, bail};
-use netsum_common::abi::{Address, Flow, FlowKey, Owner, maps, watch};
+use netsum_common::abi::{Address, Flow, FlowKey, Owner, StrangerKey, maps, watch};
 
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 use super::{EndedFlow, FlowSpec, mapped};
@@ -35,7 +35,8 @@ impl BpfDataPlane {
         before.map_or(Ok(()), |before| self.disown_all(&before))
     }
 
-    /// What comes on a flow is dropped from now on. A flow that is not there is no error.
+    /// What comes on a flow is dropped from now on. Its ring must be inactive and no program be under way in it: the next one to end
+    /// takes this one's place in memory, with another rank. A flow that is not there is no error.
     pub(super) fn end_flow(&mut self, key: FlowKey) -> Result<()> {
         let Some(flow) = self.flow(key)? else { return Ok(()) };
         self.hash(maps::FLOWS)?.insert(key, Flow { ring: Flow::ENDED, ..flow }, 0)?;
@@ -44,11 +45,13 @@ impl BpfDataPlane {
     }
 
     /// Drops what comes on a connection that never was a flow, but was about to be one.
-    pub(super) fn end_connection(&mut self, key: FlowKey, ifindex: u32) -> Result<()> {
+    pub(super) fn end_connection(&mut self, c: &StrangerKey) -> Result<()> {
+        let key = FlowKey { dst_ip: c.dst_ip, qpn: c.qpn };
         if self.flow(key)?.is_some() {
             return Ok(());
         }
-        self.hash(maps::FLOWS)?.insert(key, Flow { ring: Flow::ENDED, ifindex, ..Flow::NOTHING }, 0)?;
+        let ended = Flow { ring: Flow::ENDED, ifindex: c.ifindex, src_ip: c.src_ip, ..Flow::NOTHING };
+        self.hash(maps::FLOWS)?.insert(key, ended, 0)?;
         self.ended.insert(key);
         Ok(())
     }

@@ -87,8 +87,13 @@ impl BpfDataPlane {
     pub fn forget_others(&mut self, rings: &[u32], flows: &[FlowSpec]) -> Result<()> {
         let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
-        let keys: Vec<FlowKey> = map.keys().collect::<Result<_, _>>()?;
-        for key in keys.into_iter().filter(|k| !known.contains(k)) {
+        let all: Vec<(FlowKey, Flow)> = map.iter().collect::<Result<_, _>>()?;
+        let others: Vec<_> = all.into_iter().filter(|(key, _)| !known.contains(key)).collect();
+        for ring in others.iter().map(|(_, flow)| flow.ring).filter(|ring| *ring != Flow::ENDED) {
+            self.set_active(ring, false)?;
+        }
+        self.wait_for_programs()?;
+        for (key, _) in others {
             self.end_flow(key)?;
         }
         self.count_owners()?;

@@ -332,9 +332,11 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                 }
             }
             _ => {
-                let at = headers - wire::BTH_LEN - spec.bth.opcode.extended_len();
+                // The opcode; or version and pad count, or the partition.
+                let field = if u.ratio(3u8, 4u8)? { 0 } else { u.int_in_range(1..=3usize)? };
+                let at = headers - wire::BTH_LEN - spec.bth.opcode.extended_len() + field;
                 if frame.len() > at {
-                    frame[at] = u.arbitrary()?; // the opcode
+                    frame[at] = u.arbitrary()?;
                 }
             }
         }
