@@ -15,7 +15,7 @@ use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
 use netsum_aggregator_ebpf::payload::{self, Op, Place};
-use netsum_aggregator_ebpf::{maps, on_port, on_ring_cpu};
+use netsum_aggregator_ebpf::{Way, maps, on_cpu, on_port};
 use netsum_common::abi::ReleaseTag;
 use netsum_common::slot::Slot;
 use netsum_common::wire::{ETH_LEN, IPV4_LEN, MAX_HEADERS, UDP_LEN};
@@ -123,7 +123,7 @@ fn all() -> u64 {
 /// A packet arrives, once: to fill slots.
 #[xdp]
 pub fn bench_fill(ctx: XdpContext) -> u32 {
-    on_ring_cpu(&ctx)
+    on_cpu(&ctx, Way::Probe)
 }
 
 /// Keeps the packet's payload for those that put packets back.
@@ -158,21 +158,21 @@ pub fn bench_restore(ctx: XdpContext) -> u32 {
 #[xdp]
 pub fn bench_claim(ctx: XdpContext) -> u32 {
     reset(SLOT, 0, 0);
-    on_ring_cpu(&ctx)
+    on_cpu(&ctx, Way::Probe)
 }
 
 /// A contribution that is neither the first nor the last.
 #[xdp]
 pub fn bench_absorb(ctx: XdpContext) -> u32 {
     reset(SLOT, ONE, 2);
-    on_ring_cpu(&ctx)
+    on_cpu(&ctx, Way::Probe)
 }
 
 /// The same, of an index that is timed.
 #[xdp]
 pub fn bench_absorb_timed(ctx: XdpContext) -> u32 {
     reset(TIMED, ONE, 2);
-    on_ring_cpu(&ctx)
+    on_cpu(&ctx, Way::Probe)
 }
 
 /// The contribution that completes the slot.
@@ -180,7 +180,7 @@ pub fn bench_absorb_timed(ctx: XdpContext) -> u32 {
 pub fn bench_complete(ctx: XdpContext) -> u32 {
     reset(SLOT, ONE, others());
     match restore(&ctx) {
-        Some(()) => on_ring_cpu(&ctx),
+        Some(()) => on_cpu(&ctx, Way::Probe),
         None => 0,
     }
 }
@@ -190,7 +190,7 @@ pub fn bench_complete(ctx: XdpContext) -> u32 {
 pub fn bench_replay(ctx: XdpContext) -> u32 {
     reset(SLOT, ONE | Slot::COMPLETE | Slot::RELEASED, all());
     match restore(&ctx) {
-        Some(()) => on_ring_cpu(&ctx),
+        Some(()) => on_cpu(&ctx, Way::Probe),
         None => 0,
     }
 }

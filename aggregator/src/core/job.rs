@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use netsum_common::abi::FlowKey;
 use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS};
 
 use serde::{Deserialize, Serialize};
@@ -187,14 +188,34 @@ pub struct Job {
     pub(super) joins: bool,
     pub(super) forming: Option<Forming>,
     pub(super) in_band: InBand,
+    /// Flows that it had, the last ones.
+    pub(super) ended: Vec<FlowKey>,
 }
+
+/// Most flows that a job remembers to have had.
+const MOST_ENDED: usize = 4096;
 
 impl Job {
     pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>, ticket: u64) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
         let in_band = InBand::default();
         let (epoch, last_epoch, wished, joins, forming) = (None, 0, None, false, None);
-        Self { spec, slots, rings, flows, state, epoch, last_epoch, ticket, wished, joins, forming, in_band }
+        let ended = Vec::new();
+        Self {
+            spec,
+            slots,
+            rings,
+            flows,
+            state,
+            epoch,
+            last_epoch,
+            ticket,
+            wished,
+            joins,
+            forming,
+            in_band,
+            ended,
+        }
     }
 
     /// Whether its window may change. Its ranks must be able to connect anew, or not be there.
@@ -248,9 +269,17 @@ impl Job {
         self.rings.iter().map(|ring| Action::ActivateRing(ring.clone(), self.ports(ring.id))).collect()
     }
 
+    /// Flows that it has or had.
+    pub fn ever_had(&self) -> Vec<FlowKey> {
+        self.flows.iter().map(FlowSpec::key).chain(self.ended.iter().copied()).collect()
+    }
+
     /// Removes flows and rings from the data plane.
     pub(super) fn teardown(&mut self) -> Vec<Action> {
         let flows = std::mem::take(&mut self.flows);
+        self.ended.extend(flows.iter().map(FlowSpec::key));
+        let more = self.ended.len().saturating_sub(MOST_ENDED);
+        self.ended.drain(..more);
         let of = |id: u32| flows.iter().filter(move |f| f.ring == id);
         self.rings
             .iter()

@@ -162,7 +162,7 @@ impl Admin for AdminService {
     async fn delete_job(&self, request: Request<api::DeleteJobRequest>) -> Answer<api::DeleteJobReply> {
         let api::DeleteJobRequest { name, gone } = request.into_inner();
         let mut inner = self.shared.lock();
-        let flows = inner.controller.job(&name).map(|job| job.flows.iter().map(FlowSpec::key).collect());
+        let flows = inner.controller.job(&name).map(Job::ever_had);
         let mut actions = inner.controller.delete_job(&name)?;
         actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
         inner.carry_out(None, actions)?;

@@ -443,7 +443,8 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn forget_ended(&mut self, flows: &[FlowKey]) -> Result<()> {
-        flows.iter().try_for_each(|key| self.forget_flow(*key))
+        let ended: Vec<FlowKey> = flows.iter().filter(|key| self.ended.contains(*key)).copied().collect();
+        ended.into_iter().try_for_each(|key| self.forget_flow(key))
     }
 
     fn ended_flows(&self) -> Result<Vec<EndedFlow>> {

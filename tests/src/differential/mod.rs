@@ -200,6 +200,9 @@ impl Differential {
                 plane.ignore_in_band(job.token)?;
             }
         }
+        // Nor are connections that waited in the last sequence.
+        let ended: Vec<_> = plane.ended_flows()?.iter().map(|flow| flow.key).collect();
+        plane.forget_ended(&ended)?;
         for job in settings.iter().filter_map(Setting::in_band) {
             plane.listen_in_band(&job)?;
             self.model.listen(&job);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 
 use super::{Finding, RankEvidence, RingEvidence};
@@ -16,8 +17,11 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<u32>) {
         if slot.contributors & 1 << r.flow.rank != 0 {
             return Some(slot.len);
         }
+        // Another reason to refuse what came since then is the one that counts now.
+        let reason = r.seen.last_outcome.filter(|outcome| outcome.kind() == Kind::Drop);
+        let still = matches!(reason, None | Some(Counter::LengthMismatch | Counter::Duplicate));
         let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn) == low;
-        r.seen.mismatch.filter(|(psn, _)| of_index(*psn)).map(|(_, len)| len)
+        r.seen.mismatch.filter(|(psn, _)| still && of_index(*psn)).map(|(_, len)| len)
     };
     let mut by_len: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for rank in &ring.ranks {
