@@ -262,7 +262,11 @@ impl Model {
 
     /// The job for which the connection of a packet of no flow waits.
     fn waits_for(&self, packet: &[u8]) -> Option<u32> {
-        let (Ok(frame) | Err((_, Some(frame)))) = wire::parse(packet) else { return None };
+        // Behind other tags or extension headers nobody waits.
+        let (Ok(frame) | Err((Reject::IpOptions | Reject::IpFragment, Some(frame)))) = wire::parse(packet)
+        else {
+            return None;
+        };
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
         let opcode = frame.bth.opcode;
         let stranger =
