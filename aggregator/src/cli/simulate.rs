@@ -487,16 +487,7 @@ mod tests {
             base_psn: 0,
             ifindex: 12,
             src_ip: wire::ipv4_mapped([10, 0, 0, 3]),
-            src_mac: [0; 6],
-            mac_given: 0,
-            reserved: 0,
-            packets: 0,
-            refused: 0,
-            last_psn: 0,
-            last_outcome: 0,
-            next_psn: Flow::NONE_TAKEN,
-            mismatch_psn: 0,
-            mismatch_len: 0,
+            ..Flow::NOTHING
         };
         let flows = [(abi::FlowKey { dst_ip: [0; 16], qpn: 1 }, flow)];
         let ports = Ports::new(&args(None, &[("eth0", "port1")]), &box_).unwrap();
