@@ -143,7 +143,7 @@ impl Path {
         let nanos = match u128::from(self.measured) {
             0 => slowest,
             measured => {
-                let scaled = (self.loaded.get() * 8).as_nanos() * u128::from(more) / measured;
+                let scaled = (self.loaded.get() * 4).as_nanos() * u128::from(more) / measured;
                 u64::try_from(scaled).map_or(slowest, |s| s.min(slowest))
             }
         };

@@ -19,6 +19,8 @@ const MAX_BACKOFF: u32 = 16;
 
 /// Least time for the rest to be acknowledged after a probe was.
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
+/// Who looks at the clock so much after a time-out was due did not run meanwhile, and perhaps nobody on its machine did.
+const LATE: Duration = Duration::from_millis(1);
 /// Time after which a least time-out that has grown is halved again.
 const CALM: Duration = Duration::from_secs(2);
 
@@ -70,6 +72,8 @@ pub struct Requester {
     load: u64,
     /// Since when an acknowledgement is waited for, and the packets of sums that had arrived by then.
     waiting: Option<(Instant, u64)>,
+    /// What is waited longer, for having looked late.
+    excuse: Duration,
     retries: u32,
     rnr_retries: u32,
     not_before: Option<Instant>,
@@ -146,6 +150,7 @@ impl Requester {
             sent: 0,
             load: 0,
             waiting: None,
+            excuse: Duration::ZERO,
             retries: 0,
             rnr_retries: 0,
             not_before: None,
@@ -250,6 +255,10 @@ impl Requester {
 
     /// When the oldest packet is to be sent again, if it is not acknowledged. What is sent meanwhile makes it later.
     fn due(&self, path: &Path) -> Option<Instant> {
+        self.without_excuse(path).map(|due| due + self.excuse)
+    }
+
+    fn without_excuse(&self, path: &Path) -> Option<Instant> {
         let waiting = path.since(self.waiting?);
         let longest = path.longest();
         match self.probe {
@@ -305,6 +314,13 @@ impl Requester {
         let bytes = self.bytes(self.acked, packet);
         self.load -= bytes;
         path.take_back(bytes);
+        if self.probe == Probe::Sent
+            && !more_than_one
+            && let Some((_, at)) = self.went_back
+        {
+            // All there is to measure where so much is lost that each round trip has a loss in it.
+            path.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
+        }
         self.acked = packet;
         self.next = self.next.max(packet);
         self.retries = 0;
@@ -313,7 +329,8 @@ impl Requester {
             self.probe = Probe::Answered { end: self.sent, whole: more_than_one };
             self.next = self.sent;
         }
-        if let Some(sample) = self.sample.take_if(|s| packet > s.packet) {
+        // Where a later one is acknowledged with it, its own acknowledgement may have been lost.
+        if let Some(sample) = self.sample.take_if(|s| packet > s.packet).filter(|s| packet == s.packet + 1) {
             path.measure(now.saturating_duration_since(sample.at), sample.load, self.waits_for_others);
             if self.cautious.is_some_and(|t| now.saturating_duration_since(t) >= CALM) {
                 self.caution /= 2;
@@ -329,6 +346,7 @@ impl Requester {
             self.probe = Probe::None;
         }
         self.waiting = (self.acked < self.sent).then(|| (now, path.sums()));
+        self.excuse = Duration::ZERO;
     }
 
     /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but perhaps an acknowledgement, and
@@ -407,6 +425,7 @@ impl Requester {
         self.went_back = Some((self.acked, now));
         self.sample = None;
         self.waiting = Some((now, path.sums()));
+        self.excuse = Duration::ZERO;
     }
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
@@ -422,11 +441,15 @@ impl Requester {
         if self.not_before.is_some_and(|t| now >= t) {
             self.not_before = None;
         }
-        if self.due(path).is_none_or(|t| now < t) {
-            return Effect::None;
-        }
+        let Some(due) = self.due(path).filter(|t| now >= *t) else { return Effect::None };
         if self.acked == self.sent {
             self.waiting = None;
+            return Effect::None;
+        }
+        let late = now - due;
+        if late >= LATE && self.excuse.is_zero() {
+            // As long again, once.
+            self.excuse = late + late.min(self.ack_timeout);
             return Effect::None;
         }
         let answered = matches!(self.probe, Probe::Answered { .. });

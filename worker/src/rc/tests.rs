@@ -277,6 +277,53 @@ fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
 }
 
 #[test]
+fn who_looks_at_the_clock_late_waits_as_long_again_once() {
+    let ms = Duration::from_millis;
+    let mut pair = Pair::new(8, Faults::default(), |c| c.send_psn = 100);
+    pair.ends[0].post_send(pair.qps[0], 0, vec![1; 512], None);
+    assert_eq!(sent_now(&mut pair, 0).len(), 2);
+    let due = pair.ends[0].next_timeout().unwrap();
+    pair.now = due + ms(5);
+    pair.ends[0].handle_timeout(pair.now);
+    assert_eq!(sent_now(&mut pair, 0), [], "the machine stood still, perhaps the other side, too");
+    assert_eq!(pair.ends[0].next_timeout(), Some(due + ms(10)));
+    // It is late every time: but it is sent.
+    pair.now = due + ms(20);
+    pair.ends[0].handle_timeout(pair.now);
+    assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
+    // What was acknowledged has no excuse left.
+    acknowledge(&mut pair, 101);
+    pair.ends[0].post_send(pair.qps[0], 1, vec![1; 512], None);
+    assert_eq!(sent_now(&mut pair, 0).len(), 2);
+    assert!(pair.ends[0].next_timeout().unwrap() <= pair.now + ms(68));
+}
+
+#[test]
+fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
+    let mut pair = Pair::new(9, Faults::default(), |c| {
+        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+    });
+    for n in 0..4 {
+        pair.ends[0].post_send(pair.qps[0], n, vec![1; 256 * 8], None);
+    }
+    assert_eq!(sent_now(&mut pair, 0).len(), 32);
+    let before = pair.ends[0].next_timeout().unwrap() - pair.now;
+    assert!(before > Duration::from_millis(20), "on the slowest link there is: {before:?}");
+    for psn in 100..104 {
+        pair.now = pair.ends[0].next_timeout().unwrap();
+        pair.ends[0].handle_timeout(pair.now);
+        sent_now(&mut pair, 0);
+        pair.now += Duration::from_micros(30);
+        acknowledge(&mut pair, psn);
+    }
+    pair.now = pair.ends[0].next_timeout().unwrap();
+    pair.ends[0].handle_timeout(pair.now);
+    sent_now(&mut pair, 0);
+    let after = pair.ends[0].next_timeout().unwrap() - pair.now;
+    assert!(after < before / 3, "{before:?}, then {after:?}");
+}
+
+#[test]
 fn a_time_out_that_was_too_short_is_longer_the_next_times() {
     let ms = Duration::from_millis;
     let mut pair = Pair::new(6, Faults::default(), |c| {

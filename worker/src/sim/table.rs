@@ -7,13 +7,13 @@ use super::job::{Call, NEVER, Sim, Spec};
 use super::network::{Faults, percent};
 use super::vector::Vector;
 use crate::comm::config::Mode;
-use crate::numeric::layout::Layout;
+use crate::numeric::layout::{CHECK_BYTES, Layout};
 
 /// All-reduces of a job, so that each cell sends as many packets: with 32 ranks four, with 2 ranks 64.
 const RANKS_TIMES_OPERATIONS: u32 = 128;
 /// Elements of each: two messages, which the window allows at once, and two that wait for their sums.
 const LENGTH: usize = 4 * ELEMENTS;
-const ELEMENTS: usize = (MESSAGE as usize - 16) / 4;
+const ELEMENTS: usize = (MESSAGE as usize - CHECK_BYTES) / 4;
 const MESSAGE: u32 = 32 << 10;
 
 struct Cell {

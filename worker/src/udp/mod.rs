@@ -118,8 +118,7 @@ impl UdpDriver {
         }
         let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
         if deadline <= Instant::now() {
-            endpoint.handle_timeout(Instant::now());
-            return self.transmit(endpoint);
+            return self.progress(endpoint);
         }
         if self.unsent.is_none() && look_again(deadline, || self.progress(endpoint))? {
             return Ok(true);
@@ -134,20 +133,25 @@ impl UdpDriver {
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
-        let received = self.receive(endpoint)?;
-        endpoint.handle_timeout(Instant::now());
+        // From before receiving: no time-out while its acknowledgement waits in the socket, however long this process did not run.
+        let before = Instant::now();
+        let (received, all) = self.receive(endpoint)?;
+        if all {
+            endpoint.handle_timeout(before);
+        }
         let sent = self.transmit(endpoint)?;
         Ok(received || sent)
     }
 
-    fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
+    /// Whether anything was received, and whether that was all there was.
+    fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<(bool, bool)> {
         let mut any = false;
         // Bounded, so that sending has its turn.
         for _ in 0..4 {
             let mut slices = self.receive.each_mut().map(|b| IoSliceMut::new(b));
             let count = match self.state.recv((&self.socket).into(), &mut slices, &mut self.meta) {
                 Ok(count) => count,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok((any, true)),
                 // An ICMP error of an earlier send: retransmission deals with it.
                 Err(e)
                     if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted) =>
@@ -165,10 +169,10 @@ impl UdpDriver {
             }
             any |= count > 0;
             if count < BATCH_SIZE {
-                break;
+                return Ok((any, true));
             }
         }
-        Ok(any)
+        Ok((any, false))
     }
 
     fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {

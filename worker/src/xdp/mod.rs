@@ -140,8 +140,7 @@ impl XdpDriver {
             wait = wait.min(SOON);
         }
         if wait.is_zero() && self.epoll.is_none() {
-            endpoint.handle_timeout(Instant::now());
-            return self.transmit(endpoint);
+            return self.progress(endpoint);
         }
         if self.unsent.is_none()
             && !self.queues[0].is_behind()
@@ -170,16 +169,22 @@ impl XdpDriver {
     }
 
     fn progress(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
-        let received = self.receive(endpoint)?;
-        endpoint.handle_timeout(Instant::now());
+        // As with UDP: what has arrived is received first.
+        let before = Instant::now();
+        let (received, all) = self.receive(endpoint)?;
+        if all {
+            endpoint.handle_timeout(before);
+        }
         let sent = self.transmit(endpoint)?;
         Ok(received || sent)
     }
 
-    fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
-        let mut any = false;
+    /// Whether anything was received, and whether that was all there was.
+    fn receive(&mut self, endpoint: &mut Endpoint) -> io::Result<(bool, bool)> {
+        let (mut any, mut all) = (false, true);
         for queue in &mut self.queues {
             // Bounded, so that sending has its turn.
+            let mut emptied = false;
             for _ in 0..4 {
                 let now = Instant::now();
                 let count = queue.receive(|frame| {
@@ -188,12 +193,14 @@ impl XdpDriver {
                     }
                 })?;
                 any |= count > 0;
-                if count < BATCH {
+                emptied = count < BATCH;
+                if emptied {
                     break;
                 }
             }
+            all &= emptied;
         }
-        Ok(any)
+        Ok((any, all))
     }
 
     fn transmit(&mut self, endpoint: &mut Endpoint) -> io::Result<bool> {
