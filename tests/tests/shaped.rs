@@ -82,9 +82,3 @@ fn four_hosts_at_a_gigabit_send_nothing_again() {
 fn the_hosts_own_ring_at_100_megabits_sends_nothing_again() {
     by_the_ring(4, "100mbit", 2, &[4 * MIB, 400, 4 * MIB]);
 }
-
-#[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn the_hosts_own_ring_at_10_megabits_sends_nothing_again() {
-    by_the_ring(3, "10mbit", 8, &[MIB, 400, MIB]);
-}

@@ -20,6 +20,11 @@ pub(super) const AROUND: u64 = 38 + 20 + 8 + 12 + 4;
 /// Until one has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
+/// How long so many bytes take at the most.
+pub(super) fn slowest(bytes: u64) -> Duration {
+    Duration::from_nanos(bytes * SLOWEST_BYTE)
+}
+
 /// The least of the last 16 to 32 round trips.
 #[derive(Clone, Copy, Debug)]
 struct Least {
@@ -39,7 +44,7 @@ impl Least {
     }
 
     fn get(&self) -> Duration {
-        if self.samples < 16 && self.current < Duration::MAX {
+        if self.samples < 15 && self.current < Duration::MAX {
             self.current
         } else {
             self.before.min(self.current)
@@ -125,6 +130,16 @@ impl Path {
         }
     }
 
+    /// What is on its way was thought to be lost, and only took so long.
+    pub fn was_slower(&mut self, took: Duration) {
+        let took = took.min(slowest(self.load) * 2);
+        if took > self.loaded.get() {
+            // Until the next one is measured.
+            self.loaded = Least { before: took, current: Duration::MAX, samples: 15 };
+            self.measured = self.measured.max(self.load);
+        }
+    }
+
     /// The least round trip of late.
     pub fn least(&self) -> Duration {
         self.least.get()
@@ -139,15 +154,10 @@ impl Path {
     /// The same for what is on its way.
     pub fn longest(&self) -> Duration {
         let more = self.load.saturating_sub(self.measured);
-        let slowest = more * SLOWEST_BYTE;
-        let nanos = match u128::from(self.measured) {
-            0 => slowest,
-            measured => {
-                let scaled = (self.loaded.get() * 4).as_nanos() * u128::from(more) / measured;
-                u64::try_from(scaled).map_or(slowest, |s| s.min(slowest))
-            }
-        };
-        self.usual() + Duration::from_nanos(nanos)
+        let slowest = slowest(more);
+        let nanos = (self.loaded.get() * 4).as_nanos() * u128::from(more);
+        let scaled = nanos.checked_div(u128::from(self.measured)).and_then(|nanos| u64::try_from(nanos).ok());
+        self.usual() + scaled.map_or(slowest, |nanos| Duration::from_nanos(nanos).min(slowest))
     }
 }
 

@@ -83,6 +83,8 @@ pub struct Requester {
     /// Since when the oldest packet is one of these.
     prompted: Option<Instant>,
     waits_for_others: bool,
+    /// Since when nothing was acknowledged, once a time-out has come.
+    unanswered: Option<Instant>,
     /// The last packet gone back to, and when.
     went_back: Option<(u64, Instant)>,
     sample: Option<Sample>,
@@ -158,6 +160,7 @@ impl Requester {
             prompt: if c.waits_for_others { 0 } else { u64::MAX },
             prompted: None,
             waits_for_others: c.waits_for_others,
+            unanswered: None,
             went_back: None,
             sample: None,
         }
@@ -309,7 +312,7 @@ impl Requester {
         }
         let more_than_one = packet > self.acked + 1;
         if self.probe == Probe::Sent {
-            self.learn_from_probe(now, path.least(), more_than_one);
+            self.learn_from_probe(now, path, more_than_one);
         }
         let bytes = self.bytes(self.acked, packet);
         self.load -= bytes;
@@ -350,14 +353,21 @@ impl Requester {
     }
 
     /// A probe was answered. Where more than the probe was acknowledged, nothing was lost but perhaps an acknowledgement, and
-    /// that the probe brings at once. Where it took its time, somebody was late, as on a host with more to do than CPUs, and
-    /// will be again.
-    fn learn_from_probe(&mut self, now: Instant, least: Duration, more_than_the_probe: bool) {
+    /// that the probe brings at once. Where it took its time, the time-out was too short: somebody was late, as on a host with more
+    /// to do than CPUs, and will be again, or the link is slower than was known.
+    fn learn_from_probe(&mut self, now: Instant, path: &mut Path, more_than_the_probe: bool) {
         let took = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
-        if more_than_the_probe && took > least * 4 {
+        if more_than_the_probe && took > path.least() * 4 {
             let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
             (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
+            // After several probes nobody knows which was answered.
+            if let Some(since) =
+                self.unanswered.filter(|_| self.retries == 1 && !self.waits_for_others && took > path.usual())
+            {
+                path.was_slower(now.saturating_duration_since(since));
+            }
         }
+        self.unanswered = None;
     }
 
     /// An ACK: everything up to `psn` has arrived.
@@ -457,8 +467,10 @@ impl Requester {
         if self.retry_limit.is_some_and(|limit| self.retries > limit) {
             return Effect::Failed(QpError::RetryExceeded);
         }
+        let since = self.waiting.map(|(since, _)| since);
         self.go_back(now, path);
         if !answered {
+            self.unanswered = self.unanswered.or(since);
             self.probe = Probe::Sent;
         }
         Effect::WentBack

@@ -324,17 +324,49 @@ fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
 }
 
 #[test]
+fn a_link_that_proves_slower_than_was_known_has_its_time() {
+    let mut pair = Pair::new(10, Faults::default(), |c| {
+        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+    });
+    let mut again = Vec::new();
+    let mut last = 99;
+    // The first flight is in the bucket of the link's shaper, and takes no time.
+    for took in [1, 200, 200, 200] {
+        let start = pair.now;
+        pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256 * 128], None);
+        assert_eq!(sent_now(&mut pair, 0).len(), 128);
+        last += 128;
+        let mut sent = 0;
+        loop {
+            let due = pair.ends[0].next_timeout().unwrap();
+            if due > start + Duration::from_millis(took) {
+                break;
+            }
+            pair.now = due;
+            pair.ends[0].handle_timeout(due);
+            sent += sent_now(&mut pair, 0).len();
+        }
+        again.push(sent);
+        pair.now = start + Duration::from_millis(took);
+        acknowledge(&mut pair, last);
+    }
+    assert_eq!((again[0], again[2], again[3]), (0, 0, 0), "{again:?}");
+    assert!(again[1] > 0, "{again:?}");
+}
+
+#[test]
 fn a_time_out_that_was_too_short_is_longer_the_next_times() {
     let ms = Duration::from_millis;
     let mut pair = Pair::new(6, Faults::default(), |c| {
         c.send_psn = 100;
-        c.min_ack_timeout = Some(ms(8));
+        (c.min_ack_timeout, c.waits_for_others) = (Some(ms(8)), true);
     });
     let mut psn = 99;
     let mut send = |pair: &mut Pair, packets: u32| {
-        pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256 * packets as usize], None);
-        assert_eq!(sent_now(pair, 0).len() as u32, packets);
         psn += packets;
+        pair.ends[0].post_send(pair.qps[0], psn.into(), vec![1; 256 * packets as usize], None);
+        pair.ends[0].expect(pair.now, pair.qps[0], psn.into());
+        assert_eq!(sent_now(pair, 0).len() as u32, packets);
         psn
     };
     // All four had arrived, late, when the time-out came; then the next waits twice as long.
