@@ -34,6 +34,8 @@ pub struct App {
     pub window: u32,
     /// RDMA WRITE instead of SEND.
     pub write: bool,
+    /// Other data with another one.
+    pub seed: u32,
     /// What its messages show.
     pub token: InBandToken,
 }
@@ -93,7 +95,7 @@ pub struct Got {
 impl App {
     /// `ranks` ranks with messages of several packets.
     pub fn new(ranks: u32, token: InBandToken) -> Self {
-        Self { ranks, mtu: 1024, message_size: 16 << 10, window: 2, write: false, token }
+        Self { ranks, mtu: 1024, message_size: 16 << 10, window: 2, write: false, seed: 0, token }
     }
 
     /// Creates its job on the box, which makes its token.
@@ -152,7 +154,8 @@ impl App {
 
     /// A rank's message.
     pub fn message(&self, c: Connections, rank: u32, message: u32) -> Vec<u8> {
-        let mut bytes = lanes(rank * 100_003 + message + c.qpn + c.psn, self.size(message) as usize / 4);
+        let mut bytes =
+            lanes(rank * 100_003 + message + c.qpn + c.psn + self.seed, self.size(message) as usize / 4);
         bytes[..JOB_HEADER_LEN].copy_from_slice(&self.header(rank, message).encode());
         bytes
     }

@@ -179,6 +179,24 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
     assert_eq!(cluster.counter(Some("app"), "internal_error").unwrap(), 0);
 }
 
+/// The box cannot tell such a run from the first one's retransmissions, so somebody has to say that it is another.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn after_a_restart_a_run_with_the_same_numbers_gets_its_own_sums() {
+    let cluster = cluster(3, false);
+    let hosts = Hosts::of(cluster.lab());
+    let mut app = App::create(&cluster, 3).unwrap();
+    // Shorter than a window: the slots still hold all of it.
+    assert_sums(&app.run_all(&hosts, Connections::new(1), 2).unwrap(), 2);
+    cluster.netsum(&["job", "restart", "app"]).unwrap();
+    app.seed = 1;
+    assert_sums(&app.run_all(&hosts, Connections::new(1), 2).unwrap(), 2);
+    // Without one it gets the sums of the run before, as the documents say.
+    app.seed = 2;
+    let error = app.run_all(&hosts, Connections::new(1), 2).unwrap_err();
+    assert!(format!("{error:#}").contains("neither a right sum"), "{error:#}");
+}
+
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn who_connects_again_alone_waits_for_the_others_and_is_named() {

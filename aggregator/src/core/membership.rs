@@ -272,6 +272,13 @@ impl Controller {
         Ok(job)
     }
 
+    /// No heartbeat could be heard for so long: that is nobody's silence.
+    pub fn was_deaf(&mut self, took: Duration) {
+        for epoch in self.jobs.values_mut().filter_map(|job| job.epoch.as_mut()) {
+            epoch.heard.iter_mut().flatten().for_each(|heard| *heard += took);
+        }
+    }
+
     /// A rank is done. When all are, the job waits for others.
     pub fn leave(&mut self, name: &str, token: &str, rank: u32, epoch: u32) -> Result<Vec<Action>, Refusal> {
         self.job_for(name, token)?;

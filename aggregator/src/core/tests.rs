@@ -209,6 +209,18 @@ fn a_silent_rank_fails_its_job_by_name_and_the_job_can_be_joined_again() {
 }
 
 #[test]
+fn silence_while_nobody_could_be_heard_is_nobodys() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    c.join(join("a", 0, 0, 1, now), now).unwrap();
+    c.join(join("a", 1, 0, 2, now), now).unwrap();
+    // The rings of another job took three seconds.
+    c.was_deaf(Duration::from_secs(3));
+    assert_eq!(c.tick(now + Duration::from_millis(3900)), []);
+    assert!(matches!(c.tick(now + Duration::from_millis(4100))[0], Action::DeleteRing { .. }));
+}
+
+#[test]
 fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
     for silent in [false, true] {
         let (mut c, now) = (controller(), Instant::now());

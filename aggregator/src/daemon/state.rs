@@ -131,8 +131,11 @@ impl Inner {
 
     /// Carries out actions for a job. What the data plane cannot do fails the job.
     pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
+        let began = Instant::now();
         let result = self.all(job, actions);
         self.admit();
+        // The rings of a large job take seconds, and heartbeats wait for the lock.
+        self.controller.was_deaf(began.elapsed());
         // After the deed: a daemon that comes next finds what has not been told and ends the job.
         if let Some(store) = &mut self.store
             && let Err(e) = store.write(&self.controller.save())

@@ -516,10 +516,22 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> Result<()> {
-        let saved = self.maps_of(ring.id)?.headers.get(&(slot * ring.ranks + flow.rank), 0)?;
-        let len = self.slot(ring.id, slot)?.len as usize;
-        let index = ring.in_band.then_some(self.slot(ring.id, slot)?.index);
-        let frame = held::duplicate(&saved, len.min(MAX_MTU), index).context("no headers are saved")?;
+        let read = || -> Result<(SavedHeader, u32, u32)> {
+            let held = self.slot(ring.id, slot)?;
+            Ok((
+                self.maps_of(ring.id)?.headers.get(&(slot * ring.ranks + flow.rank), 0)?,
+                held.index,
+                held.len,
+            ))
+        };
+        let (saved, index, len) = read()?;
+        // The ring's CPU may be about to write them, and headers of two packets would be a packet that stops the ring.
+        if read()? != (saved, index, len) {
+            return Ok(());
+        }
+        let index = ring.in_band.then_some(index);
+        let frame =
+            held::duplicate(&saved, (len as usize).min(MAX_MTU), index).context("no headers are saved")?;
         let context = held::context(frame.len(), flow.ifindex);
         // A live frame: what the program decides is carried out, and the ring's CPU gets it like any other.
         self.program(programs::INGRESS)?.test_run(TestRunOptions {
