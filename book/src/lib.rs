@@ -1,6 +1,8 @@
 //! The book in `book/text`, made into HTML by mdBook. Pages of the reference are made from what the programs themselves say, so that
 //! they cannot say anything else.
 
+mod deb;
+pub mod dist;
 pub mod links;
 mod reference;
 
@@ -32,7 +34,7 @@ const LINKS: [(&str, &str); 3] = [
 /// # Errors
 /// If mdBook finds fault with the text, or a link leads nowhere; all such links are named.
 pub fn build(out: &Path) -> Result<usize> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the book's folder has no parent")?;
+    let root = root()?;
     // Where pages include files by the same relative paths as in the project, and pages can be added.
     let copy = tempfile::tempdir()?;
     let book = copy.path().join("book");
@@ -53,6 +55,11 @@ pub fn build(out: &Path) -> Result<usize> {
     let links = links::check(out)?;
     ensure!(links.broken.is_empty(), "links that lead nowhere:\n{}", links.broken.join("\n"));
     Ok(links.checked)
+}
+
+/// The workspace's root.
+fn root() -> Result<&'static Path> {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the book's folder has no parent")
 }
 
 fn copy_all(from: &Path, to: &Path) -> Result<()> {

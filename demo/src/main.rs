@@ -1,5 +1,6 @@
 //! Trains a small classifier over netsum, or in one process.
 
+mod lab;
 mod rank;
 
 use std::io::Write;
@@ -23,6 +24,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Hosts of a lab train together, and the box between them sums.
+    Hosts(lab::DemoArgs),
     /// One rank of several; the box, or a ring, sums the gradients.
     Rank(rank::RankArgs),
     /// All ranks' batches in this process: the same weights, bit by bit.
@@ -55,6 +58,7 @@ impl Training {
 fn main() -> Result<()> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match Cli::parse().command {
+        Command::Hosts(args) => lab::run(args),
         Command::Rank(args) => rank::run(&args),
         Command::Reference(args) => reference(&args),
     }

@@ -67,7 +67,7 @@ pub fn input(number: u64, longest: usize, corpus: &[Vec<u8>]) -> Vec<u8> {
 /// # Panics
 /// As the target does, after saying which input it was.
 pub fn run(target: &Target, time: Duration) -> u64 {
-    let mut one = (target.start)().unwrap_or_else(|e| panic!("{}: {e:?}", target.name));
+    let mut one = crate::start(target.name).unwrap_or_else(|e| panic!("{}: {e:?}", target.name));
     let mut checked = |name: &dyn Fn() -> String, bytes: &[u8]| {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| one(bytes))) {
             let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();

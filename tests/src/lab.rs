@@ -16,7 +16,7 @@ use crate::faults::{Cable, Faults};
 use crate::janitor::{self, Janitor};
 use crate::netns::{self, Netns};
 use crate::topology::{self, Vlan};
-use crate::vm::image::Kernel;
+use crate::vm::parts::Kernel;
 use crate::vm::{Vm, VmSpec};
 
 /// The prefix of the lab that `cargo xtask lab up` leaves running.

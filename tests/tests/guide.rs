@@ -69,13 +69,9 @@ fn without_bridge(box_: &Netns) {
 fn the_guide_leads_to_an_all_reduce() {
     let package = tempfile::tempdir().unwrap();
     let programs = program("netsum").unwrap();
-    let mut xtask = Command::new(program("xtask").unwrap());
-    xtask
-        .args(["dist", "--deb", "--out"])
-        .arg(package.path())
-        .arg("--programs")
-        .arg(programs.parent().unwrap());
-    let deb = output(&mut xtask).unwrap().trim().to_owned();
+    let mut dist = Command::new(program("netsum-dist").unwrap());
+    dist.args(["--deb", "--out"]).arg(package.path()).arg("--programs").arg(programs.parent().unwrap());
+    let deb = output(&mut dist).unwrap().trim().to_owned();
 
     let lab = Lab::new(LabSpec { mtu: 2200, ..LabSpec::hosts(2) }).unwrap();
     without_bridge(lab.box_());

@@ -8,7 +8,7 @@ use netsum_lab::cluster::program;
 use netsum_lab::netns::{self, Netns, RUN_NETNS};
 use netsum_lab::process::{Ended, Running};
 use netsum_lab::traffic::ping;
-use netsum_lab::vm::image::Kernel;
+use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Host, Lab, LabSpec};
 use nix::sys::signal::Signal;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use netsum_lab::cluster::program;
 use netsum_lab::process::Running;
-use netsum_lab::vm::image::Kernel;
+use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Lab, LabSpec};
 
 #[test]

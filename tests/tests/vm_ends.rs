@@ -6,7 +6,7 @@ use netsum_lab::LabSpec;
 use netsum_lab::cluster::Cluster;
 use netsum_lab::netns;
 use netsum_lab::ring::{self, JOB, Operation, Outcome, Ring, RingSpec};
-use netsum_lab::vm::image::Kernel;
+use netsum_lab::vm::parts::Kernel;
 
 /// After which silence an application gives up by itself: many times what its connections take.
 const SILENCE: Duration = Duration::from_secs(30);

@@ -8,7 +8,7 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_lab::cluster::Cluster;
 use netsum_lab::faults::Faults;
 use netsum_lab::ring::{self, JOB, Operation, RankReport, RingSpec, Stranger};
-use netsum_lab::vm::image::Kernel;
+use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Lab, LabSpec};
 
 /// Loss of the runs with loss, on every link and each way.

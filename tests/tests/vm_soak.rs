@@ -8,7 +8,7 @@ use netsum_lab::cluster::{Cluster, program};
 use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
 use netsum_lab::ring::{self, JOB, Operation, Outcome, Ring, RingSpec};
-use netsum_lab::vm::image::Kernel;
+use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{LabSpec, evidence};
 use nix::sys::signal::Signal;
 

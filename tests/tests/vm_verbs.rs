@@ -6,7 +6,7 @@ use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, WORKER_PORT, program};
 use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::process::Running;
-use netsum_lab::vm::image::Kernel;
+use netsum_lab::vm::parts::Kernel;
 
 /// Hosts that are virtual machines; one more is a namespace.
 const VMS: usize = 3;

@@ -1,32 +1,15 @@
-//! What is made of the command line: man pages, shell completions, and the schemas of its JSON.
+//! `cargo xtask dist`: man pages, completions, schemas, and the Debian package. `book/src/dist.rs` makes them.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use anyhow::Result;
 
-use anyhow::{Context, Result};
-use clap::CommandFactory as _;
-use clap_complete::Shell;
-use clap_mangen::Man;
-use clap_mangen::roff::{Roff, bold, roman};
-use netsum_aggregator::cli::{Cli, failure, schema};
-
-use crate::{deb, paths};
+use crate::programs;
 
 /// Arguments of `cargo xtask dist`.
 #[derive(clap::Args, Debug)]
 pub struct DistArgs {
-    /// Where the man pages and completions go; target/dist by default.
-    #[arg(long, value_name = "FOLDER")]
-    out: Option<PathBuf>,
-    /// Write the JSON schemas to aggregator/schema instead.
-    #[arg(long, conflicts_with = "out")]
-    schema: bool,
-    /// Make a Debian package that has all this, the programs, the unit and a configuration.
-    #[arg(long, conflicts_with = "schema")]
-    deb: bool,
-    /// With --deb: the folder of programs that are built already.
-    #[arg(long, value_name = "FOLDER", requires = "deb")]
-    programs: Option<PathBuf>,
+    /// `--deb`, `--schema`, `--out`; `--help` shows them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
 }
 
 /// Runs `cargo xtask dist`.
@@ -34,154 +17,5 @@ pub struct DistArgs {
 /// # Errors
 /// If a file cannot be written.
 pub fn run(args: &DistArgs) -> Result<()> {
-    if args.schema {
-        let folder = paths::root()?.join("aggregator/schema");
-        fs::create_dir_all(&folder)?;
-        for s in schema::all() {
-            write(&folder.join(s.file), schema::text(&s.schema).as_bytes())?;
-        }
-        println!("schemas: {}", folder.display());
-        return Ok(());
-    }
-    let out = match &args.out {
-        Some(out) => out.clone(),
-        None => paths::root()?.join("target/dist"),
-    };
-    if args.deb {
-        println!("{}", deb::build(args.programs.as_deref(), &out)?.display());
-        return Ok(());
-    }
-    let (man, completions) = (out.join("man"), out.join("completions"));
-    fs::create_dir_all(&man)?;
-    fs::create_dir_all(&completions)?;
-    let pages = man_pages()?;
-    for (name, page) in &pages {
-        write(&man.join(name), page)?;
-    }
-    for (path, text) in self::completions()? {
-        write(&completions.join(path.file_name().context("a file")?), &text)?;
-    }
-    println!("{} man pages: {}", pages.len(), man.display());
-    println!("completions for bash, zsh and fish: {}", completions.display());
-    Ok(())
-}
-
-fn write(path: &Path, content: &[u8]) -> Result<()> {
-    fs::write(path, content).with_context(|| path.display().to_string())
-}
-
-/// Completions, and where shells look for them under /usr/share.
-pub fn completions() -> Result<Vec<(PathBuf, Vec<u8>)>> {
-    let place = |shell, folder: &str, name: &str| {
-        let mut text = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "netsum", &mut text);
-        Ok((Path::new(folder).join(name), text))
-    };
-    [
-        (Shell::Bash, "bash-completion/completions", "netsum"),
-        (Shell::Zsh, "zsh/vendor-completions", "_netsum"),
-        (Shell::Fish, "fish/vendor_completions.d", "netsum.fish"),
-    ]
-    .into_iter()
-    .map(|(shell, folder, name)| place(shell, folder, name))
-    .collect()
-}
-
-/// The manual: a page for `netsum`, and one for each command under it, in section 8 as bpftool's are.
-pub fn man_pages() -> Result<Vec<(String, Vec<u8>)>> {
-    let mut top = without_help(Cli::command());
-    // What `--help` says about exit codes has a section of its own here.
-    let short = top.get_after_help().map(ToString::to_string).unwrap_or_default();
-    top = top.after_long_help(short);
-    top.build();
-    let mut pages = Vec::new();
-    page(&top, "netsum", true, &mut pages)?;
-    Ok(pages)
-}
-
-/// A command without `help`, of which there is no page.
-fn without_help(command: clap::Command) -> clap::Command {
-    command.disable_help_subcommand(true).mut_subcommands(without_help)
-}
-
-fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
-    let man = Man::new(command.clone()).section("8").manual("netsum").title(name.to_uppercase());
-    let mut page = Vec::new();
-    man.render(&mut page)?;
-    if top {
-        let mut roff = Roff::new();
-        roff.control("SH", ["EXIT STATUS"]);
-        for line in failure::EXIT_STATUS.lines() {
-            let (code, meaning) = line.split_once("  ").context("a line of the exit codes")?;
-            roff.control("TP", []);
-            roff.text([bold(code)]);
-            roff.text([roman(meaning)]);
-        }
-        roff.control("SH", ["ENVIRONMENT"]);
-        for (variable, meaning) in [
-            ("NETSUM_SOCKET", "the daemon's administration socket, as --socket"),
-            ("NO_COLOR", "no colours, also on a terminal"),
-            ("RUST_LOG", "what is logged to standard error, as env_logger(3) takes it"),
-        ] {
-            roff.control("TP", []);
-            roff.text([bold(variable)]);
-            roff.text([roman(meaning)]);
-        }
-        roff.control("SH", ["FILES"]);
-        for (file, meaning) in [
-            ("/etc/netsum/netsum.toml", "the daemon's configuration"),
-            ("/run/netsum/netsum.sock", "its administration socket"),
-        ] {
-            roff.control("TP", []);
-            roff.text([bold(file)]);
-            roff.text([roman(meaning)]);
-        }
-        roff.to_writer(&mut page)?;
-    }
-    pages.push((format!("{name}.8"), page));
-    for sub in command.get_subcommands() {
-        self::page(sub, &format!("{name}-{}", sub.get_name()), false, pages)?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_command_has_a_page_and_the_first_one_the_exit_codes() {
-        let pages = man_pages().unwrap();
-        let text = |name: &str| {
-            let (_, page) = pages.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}"));
-            String::from_utf8(page.clone()).unwrap()
-        };
-        for name in
-            ["netsum.8", "netsum-job.8", "netsum-job-create.8", "netsum-stats.8", "netsum-batch-file.8"]
-        {
-            assert!(text(name).contains(".SH NAME") && text(name).contains(".SH SYNOPSIS"), "{name}");
-        }
-        assert!(
-            text("netsum.8").contains(".SH \"EXIT STATUS\"")
-                && text("netsum.8").contains("no daemon answers")
-        );
-        // No page refers to one that there is not.
-        for (name, page) in &pages {
-            let text = String::from_utf8_lossy(page).replace('\\', "");
-            for word in text.split_whitespace().filter_map(|w| w.strip_suffix("(8)")) {
-                assert!(pages.iter().any(|(n, _)| *n == format!("{word}.8")), "{name}: {word}");
-            }
-        }
-        assert!(text("netsum-job-create.8").contains("Path MTU"));
-    }
-
-    #[test]
-    fn completions_know_objects_and_options() {
-        for (path, text) in completions().unwrap() {
-            let text = String::from_utf8(text).unwrap();
-            for word in ["ring", "diagnose", "show-token", "message-size"] {
-                assert!(text.contains(word), "{}: {word}", path.display());
-            }
-        }
-    }
+    programs::run("netsum-dist", &["netsum-book"], &args.args)
 }

@@ -13,6 +13,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{paths, setup};
 
+#[path = "../../fuzz/src/targets.rs"]
+mod targets;
+
 /// Coverage as libFuzzer wants it, and all checks that a debug build has.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -56,7 +59,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// If an input was found that a target does not stand, or nothing could be run.
 pub fn run(args: &FuzzArgs) -> Result<()> {
-    let all = netsum_fuzz::TARGETS.iter();
+    let all = targets::TARGETS.iter();
     let chosen: Vec<_> = all.filter(|t| args.target.as_deref().is_none_or(|name| name == t.name)).collect();
     ensure!(!chosen.is_empty(), "no such target; there are {}", names());
     let program = build()?;
@@ -82,7 +85,7 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
 }
 
 fn names() -> String {
-    netsum_fuzz::TARGETS.map(|t| t.name).join(", ")
+    targets::TARGETS.map(|t| t.name).join(", ")
 }
 
 fn build() -> Result<PathBuf> {
@@ -107,7 +110,7 @@ fn build() -> Result<PathBuf> {
 }
 
 /// Runs a target; what is to be said about it.
-fn one(program: &Path, target: &netsum_fuzz::Target, args: &FuzzArgs) -> Result<Option<String>> {
+fn one(program: &Path, target: &targets::Target, args: &FuzzArgs) -> Result<Option<String>> {
     if target.name == "xdp"
         && let Err(reason) = setup::require_bpf()
     {

@@ -2,7 +2,6 @@
 
 mod bench;
 mod build_ebpf;
-mod deb;
 mod debian;
 mod demo;
 mod dist;
@@ -11,6 +10,7 @@ mod harness;
 mod lab;
 mod objects;
 mod paths;
+mod programs;
 mod sanitize;
 mod setup;
 mod simulate;
@@ -37,6 +37,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Trains a small classifier on four hosts whose gradients are summed inside a Linux bridge.
+    #[command(disable_help_flag = true)]
     Demo(demo::DemoArgs),
     /// Runs all tests; says which could not be run, and why.
     Test(test::TestArgs),
@@ -45,6 +46,7 @@ enum Command {
     /// Makes the committed bindings for libibverbs anew; sets up what that takes.
     VerbsBindings,
     /// Network namespaces with hosts and a box, to play with.
+    #[command(disable_help_flag = true)]
     Lab(lab::LabArgs),
     /// A long run with loss on every link: a million fragments, and every sum compared.
     Soak(soak::SoakArgs),
@@ -59,6 +61,7 @@ enum Command {
     Book,
     /// Makes man pages and shell completions of the command line; with `--deb` a Debian package of everything, with `--schema` the
     /// schemas of its JSON.
+    #[command(disable_help_flag = true)]
     Dist(dist::DistArgs),
     /// Looks for inputs that break something, guided by coverage.
     Fuzz(fuzz::FuzzArgs),
@@ -73,7 +76,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::BuildEbpf => build_ebpf::run(),
         Command::VerbsBindings => verbs_bindings::run(),
-        Command::Lab(args) => lab::run(args),
+        Command::Lab(args) => lab::run(&args),
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(&args),
@@ -98,4 +101,15 @@ fn book() -> anyhow::Result<()> {
     let status = paths::cargo()?.args(["run", "-q", "-p", "netsum-book", "--"]).arg(target).status()?;
     anyhow::ensure!(status.success(), "the book could not be built");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    /// This program is what a newcomer waits for first.
+    #[test]
+    fn it_is_built_of_no_crate_of_ours() {
+        let manifest = include_str!("../Cargo.toml");
+        let dependencies = manifest.split("[dependencies]").nth(1).unwrap();
+        assert!(!dependencies.contains("netsum"), "{dependencies}");
+    }
 }

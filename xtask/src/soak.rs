@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use netsum_lab::vm::image::Kernel;
 
 use crate::harness::test_programs;
 use crate::setup;
+use crate::vm::Kernel;
 
 /// Arguments of `cargo xtask soak`.
 #[derive(clap::Args, Debug)]

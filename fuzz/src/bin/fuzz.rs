@@ -3,13 +3,12 @@
 
 use std::cell::RefCell;
 
-use netsum_fuzz::{Run, target};
+use netsum_fuzz::Run;
 
 thread_local! {
     static RUN: RefCell<Run> = RefCell::new({
         let name = std::env::var("NETSUM_FUZZ_TARGET").expect("NETSUM_FUZZ_TARGET");
-        let target = target(&name).expect("a target's name in NETSUM_FUZZ_TARGET");
-        (target.start)().unwrap_or_else(|e| panic!("{name}: {e:?}"))
+        netsum_fuzz::start(&name).unwrap_or_else(|e| panic!("{name}: {e:?}"))
     });
 }
 

@@ -2,7 +2,7 @@
 //! behind then.
 
 use netsum_lab::process::Running;
-use netsum_lab::vm::image::Kernel;
+use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Lab, LabSpec};
 use nix::sys::signal::{SigHandler, Signal, signal};
 

@@ -2,65 +2,16 @@
 //!
 //! `cargo xtask lab vm --prepare` fetches and unpacks packages; here the parts are put together.
 
-use std::fmt;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 
 use super::cpio::Cpio;
+use super::parts::{FOLDER, KERNEL, Kernel, MODULES, NOTE, PROGRAMS, USERLAND};
 use crate::cluster::program;
-
-/// The kernels that VMs can run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Kernel {
-    /// That of Debian 12.
-    #[default]
-    V6_1,
-    /// The last that was made for Debian 12, from its backports.
-    V6_12,
-}
-
-impl Kernel {
-    /// All.
-    pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::V6_1 => "6.1",
-            Self::V6_12 => "6.12",
-        })
-    }
-}
-
-impl FromStr for Kernel {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|kernel| kernel.to_string() == text);
-        found.ok_or_else(|| "6.1 and 6.12 are possible".into())
-    }
-}
-
-/// The folder below cargo's target folder with all that VMs boot from.
-pub const FOLDER: &str = "vm";
-/// In that folder: archive of Debian's programs.
-pub const USERLAND: &str = "userland.cpio";
-/// In that folder: programs of the project in C, by name.
-pub const PROGRAMS: &str = "programs";
-/// In each of the folders: what it was made from.
-pub const NOTE: &str = "made-from";
-/// In a kernel's folder therein: archive of its modules.
-pub const MODULES: &str = "modules.cpio";
-/// In a kernel's folder: itself.
-pub const KERNEL: &str = "kernel";
-/// In the VM: the modules in the order in which they are loaded.
-pub const MODULE_LIST: &str = "/lib/modules/list";
 
 /// Files for QEMU.
 #[derive(Clone, Debug)]

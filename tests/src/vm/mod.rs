@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`image`] | kernel and first file system |
 //! | [`cpio`] | the format of the latter |
+//! | [`parts`] | names of what they are made from |
 //! | [`protocol`] | what the lab and the agent in the VM say to each other |
 //! | [`client`] | the lab's side of it |
 //!
@@ -13,6 +14,7 @@
 pub mod client;
 pub mod cpio;
 pub mod image;
+pub mod parts;
 pub mod protocol;
 
 use std::ffi::OsStr;
@@ -28,7 +30,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::cluster::program;
 use crate::netns::Netns;
-use image::{Image, Kernel};
+use image::Image;
+use parts::Kernel;
 
 /// The emulator.
 pub const QEMU: &str = "qemu-system-x86_64";

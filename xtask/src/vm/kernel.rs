@@ -6,9 +6,9 @@ use std::io::{BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::cpio::Cpio;
+use super::parts::{KERNEL, Kernel, MODULE_LIST, MODULES};
 use anyhow::{Context, Result, ensure};
-use netsum_lab::vm::cpio::Cpio;
-use netsum_lab::vm::image::{KERNEL, Kernel, MODULE_LIST, MODULES};
 use object::{Object, ObjectSection};
 
 use super::{cached, userland};

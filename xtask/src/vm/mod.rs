@@ -6,9 +6,14 @@
 //! | [`kernel`] | the kernels and their modules |
 //! | [`programs`] | programs of our own in C |
 //!
-//! `netsum_lab::vm::image` puts the parts together.
+//! `tests/src/vm/image.rs` puts the parts together.
 
+// Files of the lab's: this program is built without the lab, to be there soon.
+#[path = "../../../tests/src/vm/cpio.rs"]
+mod cpio;
 mod kernel;
+#[path = "../../../tests/src/vm/parts.rs"]
+mod parts;
 mod programs;
 mod userland;
 
@@ -16,7 +21,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use netsum_lab::vm::image::{FOLDER, Kernel, NOTE};
+pub use parts::Kernel;
+use parts::{FOLDER, NOTE};
 
 use crate::paths;
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use super::parts::PROGRAMS;
 use anyhow::{Context, Result};
-use netsum_lab::vm::image::PROGRAMS;
 
 use super::{cached, userland};
 use crate::paths;

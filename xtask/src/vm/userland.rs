@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
+use super::cpio::Cpio;
+use super::parts::USERLAND;
 use anyhow::{Context, Result, ensure};
-use netsum_lab::vm::cpio::Cpio;
-use netsum_lab::vm::image::USERLAND;
 use object::elf::FileHeader64;
 use object::read::elf::{Dyn, FileHeader};
 use object::{Endianness, elf};

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use object::Object as _;
 
-use crate::{dist, paths};
+use crate::{dist, root};
 
 /// The programs that it installs.
 const PROGRAMS: [&str; 2] = ["netsum", "netsum-perf"];
@@ -23,11 +23,12 @@ pub fn build(programs: Option<&Path>, out: &Path) -> Result<PathBuf> {
     let programs = match programs {
         Some(folder) => folder.to_owned(),
         None => {
-            let status = paths::cargo()?
+            let status = Command::new("cargo")
+                .current_dir(root()?)
                 .args(["build", "--release", "-p", "netsum-aggregator", "-p", "netsum-worker"])
                 .status()?;
             ensure!(status.success(), "the release build has failed");
-            paths::root()?.join("target/release")
+            root()?.join("target/release")
         }
     };
     let tree = tempfile::tempdir()?;
@@ -42,7 +43,7 @@ pub fn build(programs: Option<&Path>, out: &Path) -> Result<PathBuf> {
 }
 
 fn lay_out(programs: &Path, tree: &Path) -> Result<()> {
-    let root = paths::root()?;
+    let root = root()?;
     for name in PROGRAMS {
         let program = tree.join("usr/bin").join(name);
         install(&programs.join(name), &program, 0o755)?;
@@ -88,7 +89,7 @@ fn control(tree: &Path, version: &str, arch: &str) -> Result<()> {
     write(&folder.join("control"), text.as_bytes(), 0o644)?;
     write(&folder.join("conffiles"), (CONFFILES.join("\n") + "\n").as_bytes(), 0o644)?;
     for script in ["postinst", "prerm", "postrm"] {
-        install(&paths::root()?.join("deploy/debian").join(script), &folder.join(script), 0o755)?;
+        install(&root()?.join("deploy/debian").join(script), &folder.join(script), 0o755)?;
     }
     Ok(())
 }

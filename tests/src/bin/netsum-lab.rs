@@ -1,0 +1,155 @@
+//! A lab that stands until it is taken down, to play with: `cargo xtask lab`, which sees to what it needs of the machine.
+
+use std::os::unix::process::CommandExt;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser};
+use netsum_lab::lab::{self, BoxNode, Host, STANDING, tear_down};
+use netsum_lab::netns::Netns;
+use netsum_lab::vm::parts::Kernel;
+use netsum_lab::{Lab, LabSpec, janitor, vm};
+
+/// Network namespaces with hosts and a box, to play with.
+#[derive(Parser, Debug)]
+#[command(name = "cargo xtask lab", bin_name = "cargo xtask lab")]
+enum LabCommand {
+    /// Builds a lab that stands until `lab down`.
+    Up(UpArgs),
+    /// The same with hosts that are virtual machines, with a kernel's Soft-RoCE (rdma_rxe) on their interfaces.
+    Vm(VmArgs),
+    /// Removes it with all that runs in it.
+    Down,
+    /// Runs a command on one of its hosts.
+    Exec {
+        /// `h0`, `h1` ... (or just the number), or `box`.
+        host: String,
+        /// The command and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+}
+
+#[derive(Args, Debug)]
+struct UpArgs {
+    /// Hosts on the box's ports.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    hosts: u16,
+    /// MTU of the links in bytes.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65535))]
+    mtu: u32,
+    /// Give the hosts IPv6 addresses too.
+    #[arg(long)]
+    ipv6: bool,
+    /// IP addresses on each host.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    ips: u8,
+    /// Wait for Ctrl-C and take the lab down then.
+    #[arg(long)]
+    wait: bool,
+}
+
+#[derive(Args, Debug)]
+struct VmArgs {
+    /// Virtual machines on the box's ports.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=16))]
+    hosts: u16,
+    /// Hosts on further ports that are network namespaces.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=32))]
+    namespaces: u16,
+    /// Their kernel: 6.1 or 6.12.
+    #[arg(long, default_value_t)]
+    kernel: Kernel,
+    /// MTU of the links in bytes. A path MTU of 2048 needs 2200.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=9000))]
+    mtu: u32,
+    /// Give the hosts IPv6 addresses too.
+    #[arg(long)]
+    ipv6: bool,
+    /// IP addresses on each host.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    ips: u8,
+    /// Wait for Ctrl-C and take the lab down then.
+    #[arg(long)]
+    wait: bool,
+    /// Only fetch and build what both kernels' machines boot.
+    #[arg(long)]
+    prepare: bool,
+}
+
+fn main() -> Result<()> {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info"))
+        .format_timestamp(None)
+        .init();
+    match LabCommand::parse() {
+        LabCommand::Up(args) => {
+            let spec = LabSpec {
+                hosts: args.hosts.into(),
+                mtu: args.mtu,
+                ipv6: args.ipv6,
+                ips_per_host: args.ips.into(),
+                ..LabSpec::default()
+            };
+            up(spec, args.wait)
+        }
+        // Done already.
+        LabCommand::Vm(args) if args.prepare => Ok(()),
+        LabCommand::Vm(args) => {
+            let spec = LabSpec {
+                hosts: (args.hosts + args.namespaces).into(),
+                mtu: args.mtu,
+                ipv6: args.ipv6,
+                ips_per_host: args.ips.into(),
+                vms: vec![args.kernel; args.hosts.into()],
+                ..LabSpec::default()
+            };
+            up(spec, args.wait)
+        }
+        LabCommand::Down => {
+            janitor::clean_stale()?;
+            println!("{}", if tear_down(STANDING)? { "the lab is gone" } else { "there is no lab" });
+            Ok(())
+        }
+        LabCommand::Exec { host, command } => exec(&host, &command),
+    }
+}
+
+fn up(spec: LabSpec, wait: bool) -> Result<()> {
+    if janitor::labs().iter().any(|lab| lab == STANDING) {
+        bail!("there is a lab already; `cargo xtask lab down` removes it");
+    }
+    // While it is built, and with --wait for good, Ctrl-C removes it: the janitor sees to that.
+    let lab = Lab::new(LabSpec { name: Some(STANDING.to_owned()), ..spec })?;
+    println!("{:<14} {:<8} {:<16} address", "namespace", "port", "interface");
+    println!("{:<14} {:<8} {:<16} {}", lab.box_().name(), "", BoxNode::BRIDGE, lab.box_().ip());
+    for host in lab.hosts() {
+        let port = lab.box_().port(host.number());
+        let interface = if host.vm().is_some() { "eth0 (VM)" } else { Host::INTERFACE };
+        println!("{:<14} {port:<8} {interface:<16} {}", host.name(), host.ip(0));
+    }
+    if wait {
+        println!("Ctrl-C takes it down");
+        loop {
+            std::thread::park();
+        }
+    }
+    println!("try: cargo xtask lab exec h0 ip address; cargo xtask lab down removes it");
+    lab.keep();
+    Ok(())
+}
+
+fn exec(host: &str, command: &[String]) -> Result<()> {
+    let node = if host.parse::<u8>().is_ok() { format!("h{host}") } else { host.to_owned() };
+    let netns = Netns::open(&format!("{STANDING}-{node}"))
+        .with_context(|| format!("no host `{host}`: h0, h1 ... or box, after `cargo xtask lab up`"))?;
+    let number = node.strip_prefix('h').and_then(|number| number.parse::<usize>().ok());
+    let mut program = match number {
+        // A VM's namespace is empty.
+        Some(number) if netns.ifindex(Host::INTERFACE).is_err() => {
+            let box_ = Netns::open(&format!("{STANDING}-box"))?;
+            vm::command_at(&box_, lab::host_ip(false, number, 0), &command[0])
+        }
+        _ => netns.free_command(&command[0]),
+    };
+    let error = program.args(&command[1..]).exec();
+    Err(error).with_context(|| format!("cannot run `{}` in {}", command.join(" "), netns.name()))
+}
