@@ -32,7 +32,7 @@
 pub mod comm;
 mod control;
 pub mod numeric;
-pub mod rc;
+pub use netsum_rc as rc;
 #[cfg(any(test, feature = "simulator"))]
 #[doc(hidden)]
 pub mod sim;

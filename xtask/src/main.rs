@@ -11,6 +11,8 @@ mod lab;
 mod objects;
 mod paths;
 mod programs;
+#[cfg(test)]
+mod purity;
 mod sanitize;
 mod setup;
 mod simulate;
@@ -101,15 +103,4 @@ fn book() -> anyhow::Result<()> {
     let status = paths::cargo()?.args(["run", "-q", "-p", "netsum-book", "--"]).arg(target).status()?;
     anyhow::ensure!(status.success(), "the book could not be built");
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    /// This program is what a newcomer waits for first.
-    #[test]
-    fn it_is_built_of_no_crate_of_ours() {
-        let manifest = include_str!("../Cargo.toml");
-        let dependencies = manifest.split("[dependencies]").nth(1).unwrap();
-        assert!(!dependencies.contains("netsum"), "{dependencies}");
-    }
 }

@@ -10,13 +10,14 @@ use crate::tally::{Counts, Tally};
 use crate::toolchain::{nightly, output};
 
 /// What Miri can interpret: no sockets, no foreign functions. Property tests and long loops would take hours.
-const MIRI: [&[&str]; 2] = [
+const MIRI: [&[&str]; 3] = [
     &["--package", "netsum-common", "--lib", "--test", "golden"],
-    &["--package", "netsum-worker", "--lib", "--", "rc::packet", "numeric::layout"],
+    &["--package", "netsum-rc", "--lib", "--", "packet"],
+    &["--package", "netsum-worker", "--lib", "--", "numeric::layout"],
 ];
 /// What runs with instrumented memory accesses: everything that is pure.
 const ADDRESS: [&[&str]; 2] =
-    [&["--package", "netsum-common", "--lib", "--tests"], &["--package", "netsum-worker", "--lib", "rc::"]];
+    [&["--package", "netsum-common", "--lib", "--tests"], &["--package", "netsum-rc", "--lib"]];
 
 /// Runs `cargo xtask sanitize`.
 ///

@@ -8,7 +8,7 @@ use super::buffer::Buffer;
 use super::config::JobShape;
 use super::frame::plain_room;
 use super::transport::{Channel, Transport, TransportEvent};
-use crate::rc::{Endpoint, Event, QpConfig, QpId, SetupError};
+use netsum_rc::{Endpoint, Event, QpConfig, QpId, SetupError};
 
 /// Numbers of one connection pair of a rank: from the previous and to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

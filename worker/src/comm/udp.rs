@@ -12,10 +12,10 @@ use super::links::{Links, Numbers, RankNumbers};
 use super::network::{Connections, Network};
 use super::numbers::Fresh;
 use super::transport::{Channel, Transport, TransportEvent};
-use crate::rc::{Endpoint, EndpointConfig};
 use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
 use crate::xdp::XdpDriver;
+use netsum_rc::{Endpoint, EndpointConfig};
 
 /// What moves an endpoint's datagrams.
 pub(crate) trait Driver: AsFd + Send + 'static {

@@ -13,7 +13,7 @@ use netsum_common::wire::{Bth, ROCE_PORT};
 use crate::comm::config::JobShape;
 use crate::comm::links::RankNumbers;
 use crate::numeric::reference::add_lanes;
-use crate::rc::packet::{Extended, Verifier, encode};
+use netsum_rc::packet::{Extended, Verifier, encode};
 
 struct Ring {
     config: RingConfig,

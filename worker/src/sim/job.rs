@@ -18,7 +18,7 @@ use crate::comm::error::Error;
 use crate::comm::links::{Links, Numbers, RankNumbers};
 use crate::numeric::element::Slice;
 use crate::numeric::layout::Layout;
-use crate::rc::{Endpoint, EndpointConfig};
+use netsum_rc::{Endpoint, EndpointConfig};
 
 /// Always there.
 pub(super) const ALWAYS: Range<Duration> = Duration::ZERO..Duration::MAX;

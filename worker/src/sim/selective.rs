@@ -18,8 +18,8 @@ use crate::comm::buffer::Buffer;
 use crate::comm::config::JobShape;
 use crate::comm::links::{Numbers, RankNumbers};
 use crate::comm::transport::{Channel, Transport, TransportEvent};
-use crate::rc::packet::{Extended, Verifier, encode};
-use crate::rc::{Stats, Transmit};
+use netsum_rc::packet::{Extended, Verifier, encode};
+use netsum_rc::{Stats, Transmit};
 
 /// As in the other model, where the acknowledgement waits for nobody.
 const PROMPT_ACK_TIMEOUT: Duration = Duration::from_millis(8);

@@ -7,7 +7,7 @@ use netsum_common::wire::ROCE_PORT;
 
 use crate::comm::links::Links;
 use crate::comm::transport::Transport;
-use crate::rc::{Stats, Transmit};
+use netsum_rc::{Stats, Transmit};
 
 /// One host's connections.
 pub(super) trait Stack: Transport {

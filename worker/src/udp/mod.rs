@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags};
 use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::rc::{Endpoint, Transmit};
+use netsum_rc::{Endpoint, Transmit};
 
 /// Bytes of socket buffer asked for, each way. What an unprivileged process gets may be less.
 const SOCKET_BUFFER: usize = 16 << 20;

@@ -129,7 +129,7 @@ mod tests {
     use netsum_common::wire::{Bth, Opcode};
 
     use super::*;
-    use crate::rc::packet::{Extended, Verifier, encode};
+    use netsum_rc::packet::{Extended, Verifier, encode};
 
     fn addresses(src: &str, dst: &str) -> Addresses {
         let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());

@@ -26,11 +26,11 @@ use nix::sys::time::TimeSpec;
 pub use error::XdpError;
 
 use crate::control::interface;
-use crate::rc::packet::OVERHEAD;
-use crate::rc::{Endpoint, Transmit};
 use crate::udp;
 use frames::{Addresses, Mac, headers_len};
 use neighbour::Neighbours;
+use netsum_rc::packet::OVERHEAD;
+use netsum_rc::{Endpoint, Transmit};
 use program::Program;
 use queue::{BATCH, Queue, ROOM, RX_FRAMES};
 

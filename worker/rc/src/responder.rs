@@ -180,8 +180,8 @@ mod tests {
     use netsum_common::wire::{Bth, Opcode, ROCE_PORT};
 
     use super::*;
-    use crate::rc::packet::{Extended, Verifier, encode};
-    use crate::rc::{Endpoint, EndpointConfig, Event, QpConfig, QpError};
+    use crate::packet::{Extended, Verifier, encode};
+    use crate::{Endpoint, EndpointConfig, Event, QpConfig, QpError};
 
     const MTU: usize = 256;
 

@@ -1,0 +1,54 @@
+//! Checks what crates are built of, so that those without I/O stay so.
+
+use std::process::Command;
+
+/// Crates that take datagrams, requests and times, and give back what is to be done.
+const PURE: [&str; 2] = ["netsum-common", "netsum-rc"];
+/// What does I/O, or knows the time.
+const IO: [&str; 14] = [
+    "aya",
+    "hyper",
+    "libc",
+    "libloading",
+    "mio",
+    "netlink-sys",
+    "nix",
+    "quinn-udp",
+    "rtnetlink",
+    "rustix",
+    "rustls",
+    "socket2",
+    "tokio",
+    "tonic",
+];
+
+/// All crates that one is built of, without those that its tests and its build take. By default: `user` of `netsum-common` has
+/// aya's traits for the ABI, for those who load programs.
+fn crates_of(package: &str) -> Vec<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let arguments =
+        ["tree", "--offline", "-e", "normal,no-proc-macro", "--prefix", "none", "-f", "{p}", "-p"];
+    let out = Command::new(cargo).args(arguments).arg(package).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8(out.stdout).unwrap();
+    text.lines().filter_map(|line| Some(line.split(' ').next()?.to_owned())).collect()
+}
+
+#[test]
+fn crates_without_io_are_built_of_none_that_do_any() {
+    for package in PURE {
+        let crates = crates_of(package);
+        assert_eq!(crates[0], package);
+        let wrong: Vec<_> = crates.iter().filter(|c| IO.contains(&c.as_str())).collect();
+        assert!(wrong.is_empty(), "{package} is built of {wrong:?}");
+    }
+    // The test sees what there is.
+    assert!(crates_of("netsum-worker").iter().any(|c| c == "tokio"));
+}
+
+/// This program is what a newcomer waits for first.
+#[test]
+fn xtask_is_built_of_no_crate_of_ours() {
+    let ours: Vec<_> = crates_of("xtask").into_iter().skip(1).filter(|c| c.starts_with("netsum")).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+}
