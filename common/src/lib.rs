@@ -10,14 +10,13 @@
 //! | [`counters`] | every counter, with its name and meaning |
 //! | [`timing`] | how long sums take, and which rank they wait for |
 //! | [`lanes`] | the check lanes of verified sums |
-//! | [`live`], [`floor`] | what benchmarks share with their programs |
+//! | [`live`] | what a benchmark shares with its programs |
 //!
 //! Nothing here may read a clock, a socket or a map.
 #![cfg_attr(not(test), no_std)]
 
 pub mod abi;
 pub mod counters;
-pub mod floor;
 pub mod icrc;
 pub mod lanes;
 pub mod live;

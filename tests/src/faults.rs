@@ -14,7 +14,7 @@ use aya::programs::xdp::XdpMode;
 
 use crate::netns::Netns;
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!("faults.bpf.o");
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/faults.bpf.o");
 
 /// What can happen to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use crate::lab::{LabSpec, address_lines, ip_batch, mac, network, up, veth};
 use crate::netns::Netns;
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!("vlan.bpf.o");
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/vlan.bpf.o");
 
 /// What puts a lab into VLAN 5: hosts that send and take tagged frames alone, a box that is in the VLAN, and ports that translate for
 /// the hosts that know of no tags.

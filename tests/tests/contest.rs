@@ -23,23 +23,3 @@ fn netsum_takes_part_with_and_without_its_box() {
     assert!((1.0..1.3).contains(&by_xdp), "{by_xdp}");
     assert!((1.33..1.7).contains(&by_ring), "{by_ring}");
 }
-
-#[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn the_floor_carries_the_same_packets_and_loses_none() {
-    let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
-    // The last packet is shorter; with one element it is the only one.
-    for (checksums, len, float) in
-        [(false, 100_001, true), (false, 1, false), (true, 100_001, true), (true, 512, false)]
-    {
-        let mut contestant = start(Who::Floor { checksums }, &job, 2152).unwrap();
-        let order = Order { len, float, iters: 3 };
-        let round = contestant.run(&order).unwrap();
-        assert_eq!((round.answer.micros.len(), round.answer.wrong), (3, 0));
-        let bytes = (order.len * 4 * order.iters as usize) as f64;
-        let (sent, received) = (round.cost.sent as f64 / bytes, round.cost.received as f64 / bytes);
-        // All of the vector up and down, and headers.
-        assert!(sent >= 1.0 && received >= 1.0, "{sent} {received}");
-        assert!(len < 1000 || sent < 1.1 && received < 1.1, "{sent} {received}");
-    }
-}

@@ -8,21 +8,17 @@ use crate::objects;
 use crate::paths;
 use crate::toolchain::{Toolchain, nightly, output};
 
-/// Programs of aggregator-ebpf, and where their objects are committed.
-pub const OBJECTS: [(&str, &str); 5] = [
-    ("netsum", "aggregator/src/dataplane/netsum.bpf.o"),
-    ("bench", "tests/src/bench.bpf.o"),
-    ("faults", "tests/src/faults.bpf.o"),
-    ("vlan", "tests/src/vlan.bpf.o"),
-    ("host", "worker/src/xdp/host.bpf.o"),
-];
+/// The objects, which are committed in [`FOLDER`]: of the box, the benchmark, the lab's cables and VLAN, and a host.
+pub const OBJECTS: [&str; 5] = ["netsum", "bench", "faults", "vlan", "host"];
+/// Where they are.
+const FOLDER: &str = "objects";
 
 /// Runs `cargo xtask build-ebpf`.
 pub fn run() -> Result<()> {
     let toolchain = Toolchain::set_up()?;
-    println!("building aggregator-ebpf with {}", toolchain.version);
+    println!("building the BPF programs with {}", toolchain.version);
     for (name, built) in build(&toolchain)? {
-        let place = paths::root()?.join(place_of(name)?);
+        let place = paths::root()?.join(place_of(name));
         let new = std::fs::read(&built).with_context(|| built.display().to_string())?;
         let old = std::fs::read(&place).unwrap_or_default();
         let differences = objects::differences(&old, &new).unwrap_or_else(|e| vec![format!("{e:#}")]);
@@ -41,9 +37,8 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-fn place_of(name: &str) -> Result<&'static str> {
-    let found = OBJECTS.iter().find(|(n, _)| *n == name);
-    Ok(found.with_context(|| format!("no object `{name}`"))?.1)
+fn place_of(name: &str) -> String {
+    format!("{FOLDER}/{name}.bpf.o")
 }
 
 /// Compares a committed object with its rebuild.
@@ -51,13 +46,13 @@ fn place_of(name: &str) -> Result<&'static str> {
 /// # Errors
 /// Where they differ.
 pub fn compare(name: &str, built: &PathBuf) -> Result<()> {
-    let place = place_of(name)?;
-    let committed = std::fs::read(paths::root()?.join(place)).with_context(|| place.to_owned())?;
+    let place = place_of(name);
+    let committed = std::fs::read(paths::root()?.join(&place)).with_context(|| place.clone())?;
     let built = std::fs::read(built).with_context(|| built.display().to_string())?;
     let differences = objects::differences(&committed, &built)?;
     if !differences.is_empty() {
         bail!(
-            "{place} is not what aggregator-ebpf builds to; run `cargo xtask build-ebpf` and commit it:\n    {}",
+            "{place} is not what its sources build to; run `cargo xtask build-ebpf` and commit it:\n    {}",
             differences.join("\n    ")
         );
     }
@@ -83,7 +78,7 @@ pub fn build(toolchain: &Toolchain) -> Result<Vec<(&'static str, PathBuf)>> {
     .collect();
     output(
         nightly("cargo")
-            .args(["build", "--quiet", "--release", "--locked", "--bins", "--config"])
+            .args(["build", "--quiet", "--release", "--locked", "--workspace", "--bins", "--config"])
             .arg(format!("build.rustflags=[{}]", remap.join(", ")))
             .arg("--target-dir")
             .arg(&target)
@@ -91,5 +86,5 @@ pub fn build(toolchain: &Toolchain) -> Result<Vec<(&'static str, PathBuf)>> {
             .current_dir(root.join("aggregator-ebpf")),
     )?;
     let release = target.join("bpfel-unknown-none/release");
-    Ok(OBJECTS.iter().map(|(name, _)| (*name, release.join(name))).collect())
+    Ok(OBJECTS.iter().map(|name| (*name, release.join(name))).collect())
 }

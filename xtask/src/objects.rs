@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     fn committed() -> Vec<u8> {
-        std::fs::read(crate::paths::root().unwrap().join(crate::build_ebpf::OBJECTS[0].1)).unwrap()
+        std::fs::read(crate::paths::root().unwrap().join("objects/netsum.bpf.o")).unwrap()
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::{
 };
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
-pub static OBJECT: &[u8] = aya::include_bytes_aligned!("netsum.bpf.o");
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
 
 /// `BPF_F_INNER_MAP`: the array may differ in length from the outer map's template.
 const INNER_MAP: u32 = 1 << 12;

@@ -4,7 +4,6 @@
 //! | --- | --- |
 //! | this one | a contestant, and what it is told to do |
 //! | [`start`] | netsum by its box and by its ring, Gloo, Open MPI |
-//! | [`floor`] | the same packets as netsum's, and nothing summed |
 //! | [`jobs`] | several jobs of netsum at the same time |
 //! | [`cost`] | processor time of the whole machine, bytes on the links |
 //! | [`report`] | what came of it, as a table, JSON and a picture |
@@ -12,7 +11,6 @@
 //! All contestants live at the same time, each in a lab of its own, and take turns: noise of the machine meets all of them.
 
 pub mod cost;
-pub mod floor;
 pub mod jobs;
 pub mod report;
 pub mod start;
@@ -20,7 +18,6 @@ pub mod start;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use aya::Ebpf;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
@@ -62,8 +59,6 @@ pub struct Contestant {
     pub name: &'static str,
     /// Rank 0 first. Open MPI has one program for all.
     ranks: Vec<Running>,
-    /// What runs on the box's ports, where no daemon has put it there.
-    _programs: Option<Ebpf>,
     /// Where they live: gone after them.
     cluster: Cluster,
 }
@@ -84,7 +79,7 @@ impl Contestant {
             let line = rank.line(PATIENCE)?;
             ensure!(line == "ready", "{name}: {line}");
         }
-        Ok(Self { name, ranks, _programs: None, cluster })
+        Ok(Self { name, ranks, cluster })
     }
 
     /// Has all ranks carry an order out.

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{Contestant, floor};
+use super::Contestant;
 use crate::cluster::{Cluster, JobSpec, RankSpec, program};
 use crate::process::Running;
 use crate::{Host, LabSpec, netns};
@@ -24,11 +24,6 @@ pub enum Who {
     Box,
     /// The same, with ranks over AF_XDP.
     Xdp,
-    /// The packets of netsum's box, and nothing summed: what it would cost at least.
-    Floor {
-        /// Results have UDP checksums, with which the receiving kernel may coalesce them; netsum's have none.
-        checksums: bool,
-    },
     /// netsum's ring of the same endpoints, which needs no box.
     Ring {
         /// Segments are cut and put together by the network devices, which a wire does not give for nothing.
@@ -48,11 +43,9 @@ pub enum Who {
 
 impl Who {
     /// All.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 8] = [
         Self::Box,
         Self::Xdp,
-        Self::Floor { checksums: false },
-        Self::Floor { checksums: true },
         Self::Ring { offload: true },
         Self::Ring { offload: false },
         Self::Gloo { offload: true },
@@ -66,8 +59,6 @@ impl Who {
         match self {
             Self::Box => "netsum",
             Self::Xdp => "netsum-xdp",
-            Self::Floor { checksums: false } => "floor-sums-nothing",
-            Self::Floor { checksums: true } => "floor-sums-nothing-gro",
             Self::Ring { offload: true } => "netsum-ring",
             Self::Ring { offload: false } => "netsum-ring-no-offload",
             Self::Gloo { offload: true } => "gloo",
@@ -85,17 +76,12 @@ impl Who {
 pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
     let spec = LabSpec { mtu: link_mtu, ..LabSpec::hosts(job.ranks as usize) };
     let mut cluster = Cluster::without_daemon(spec)?;
-    let mut programs = None;
     let ranks = match who {
         Who::Box | Who::Xdp => {
             cluster.start_daemon()?;
             let token = cluster.create_job(job)?;
             let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
             netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token))?
-        }
-        Who::Floor { checksums } => {
-            programs = Some(floor::attach(&cluster, checksums)?);
-            floor::ranks(&cluster, job)?
         }
         Who::Ring { offload } => {
             set_offload(&cluster, offload)?;
@@ -110,7 +96,7 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
             mpi(&cluster)?
         }
     };
-    Ok(Contestant { _programs: programs, ..Contestant::ready(who.name(), ranks, cluster)? })
+    Contestant::ready(who.name(), ranks, cluster)
 }
 
 /// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses.
@@ -208,7 +194,7 @@ fn agent(cluster: &Cluster) -> String {
 /// What it lacks.
 pub fn is_there(who: Who) -> Result<()> {
     let module = match who {
-        Who::Box | Who::Xdp | Who::Floor { .. } | Who::Ring { .. } => return Ok(()),
+        Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
         Who::Gloo { .. } => "torch.distributed",
         Who::Mpi { .. } => "mpi4py.MPI",
     };

@@ -28,7 +28,7 @@ use serde::Serialize;
 use crate::programs::{BASE_PSN, Bench, flow, ring};
 
 /// The three programs of the box, and their parts in a form that can be repeated.
-pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../bench.bpf.o");
+pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/bench.bpf.o");
 
 /// Ranks where nothing else is said.
 pub const USUAL_RANKS: u32 = 4;

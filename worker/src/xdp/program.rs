@@ -11,8 +11,8 @@ use nix::errno::Errno;
 
 use super::error::XdpError;
 
-/// Built from `aggregator-ebpf` by `cargo xtask build-ebpf`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("host.bpf.o");
+/// Built from `worker/ebpf` by `cargo xtask build-ebpf`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/host.bpf.o");
 
 /// An attached program. Dropping it detaches, and so does the end of the process, however that comes.
 pub(super) struct Program {
