@@ -127,7 +127,6 @@ struct File {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 struct Tenant {
-    priority: i32,
     jobs: Option<u64>,
     rings: Option<u64>,
     slots: Option<u64>,
@@ -349,7 +348,7 @@ fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigE
         let expected = "a name of 1 to 64 of a-z, 0-9, `.`, `_`, `-` is possible".into();
         return Err(ConfigError::Value { field: "tenants", value: format!("{name:?}"), expected });
     }
-    let Tenant { priority, jobs, rings, slots, memory } = section;
+    let Tenant { jobs, rings, slots, memory } = section;
     let size = |text: String| match text.parse::<Size>() {
         Ok(size) => Ok(size.0),
         Err(_) => Err(ConfigError::Value {
@@ -358,7 +357,7 @@ fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigE
             expected: format!("tenant {name}: a size like \"64MiB\" is expected"),
         }),
     };
-    Ok((name.clone(), Limits { priority, jobs, rings, slots, memory: memory.map(size).transpose()? }))
+    Ok((name.clone(), Limits { jobs, rings, slots, memory: memory.map(size).transpose()? }))
 }
 
 impl Config {
@@ -409,9 +408,9 @@ mod tests {
 
     #[test]
     fn tenants_have_limits_or_none() {
-        let text = "bridge = \"br0\"\n[tenants.vision]\njobs = 4\nmemory = \"64MiB\"\npriority = -1\n[tenants.default]\n";
+        let text = "bridge = \"br0\"\n[tenants.vision]\njobs = 4\nmemory = \"64MiB\"\n[tenants.default]\n";
         let tenants = parse(text).unwrap().tenants;
-        let vision = Limits { priority: -1, jobs: Some(4), memory: Some(64 << 20), ..Limits::default() };
+        let vision = Limits { jobs: Some(4), memory: Some(64 << 20), ..Limits::default() };
         let expected = [("default".to_owned(), Limits::default()), ("vision".to_owned(), vision)];
         assert_eq!(tenants.into_iter().collect::<Vec<_>>(), expected);
     }

@@ -412,71 +412,20 @@ async fn a_batch_goes_on_until_a_line_fails() {
 }
 
 #[tokio::test]
-async fn a_job_waits_for_its_turn_as_long_as_somebody_waits_with_it() {
+async fn a_job_that_does_not_fit_is_refused_with_what_would() {
     let d = Daemon::start().await;
     // 5.1 of 8 MiB.
     let large = "--ranks 2 --message-size 256K --window 4 --rings 2";
     d.netsum(&format!("job create first {large}")).await.unwrap();
-    let refused = d.netsum(&format!("job create second {large}")).await.unwrap_err();
-    assert!(refused.ends_with("--window 2 would fit"), "{refused}");
-    let shown = async |name: &str| -> Value {
-        serde_json::from_str(&d.netsum(&format!("-j job show {name}")).await.unwrap()).unwrap()
-    };
-    let until_queued = async |name: &str| {
-        while d.netsum(&format!("job show {name}")).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    // Whoever waits goes away: then the job has left the queue, at once or soon.
-    let line = format!("job create second --wait {large}");
-    tokio::select! {
-        done = d.netsum(&line) => panic!("{done:?}"),
-        () = until_queued("second") => {}
-    }
-    while d.netsum("job show second").await.is_ok() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let (_, refused) = d.netsum_both(&format!("job create second {large}")).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind, Kind::Refused);
+    assert!(refused.message.starts_with("not enough memory for slots: 2 rings x"), "{refused}");
+    assert!(refused.message.ends_with("--window 2 would fit"), "{refused}");
+    assert_eq!(d.told.lock().unwrap().rings.len(), 2);
+    d.netsum("job delete first").await.unwrap();
+    d.netsum(&format!("job create second {large}")).await.unwrap();
     let tenant = d.netsum("tenant").await.unwrap();
-    assert!(
-        tenant.starts_with("default: configured  priority 0") && tenant.contains("waiting 0"),
-        "{tenant}"
-    );
-
-    let (created, ()) = tokio::join!(d.netsum(&line), async {
-        until_queued("second").await;
-        let second = shown("second").await;
-        assert_eq!((&second["state"], &second["queue"]["of"]), (&"queued".into(), &1.into()), "{second}");
-        assert_eq!(shown("first").await.get("queue"), None);
-        assert!(d.netsum("tenant show default").await.unwrap().contains("waiting 1"));
-        assert_eq!(d.told.lock().unwrap().rings.len(), 2, "it has nothing yet");
-        // What can be asked of jobs that there are cannot be asked of it.
-        let why = d.netsum("slot show second").await.unwrap_err();
-        assert!(why.contains("waits in the queue"), "{why}");
-        d.netsum("job delete first").await.unwrap();
-    });
-    let created = created.unwrap();
-    assert!(
-        created.starts_with("second: queued  place 1 of 1 in the queue, waits for: not enough"),
-        "{created}"
-    );
-    assert!(created.contains("second: waiting") && created.contains("token "), "{created}");
-    assert_eq!(shown("second").await["tenant"], "default");
-
-    // An administrator takes it out of the queue; and time runs out.
-    let line = format!("job create third --wait {large}");
-    let (taken_out, ()) = tokio::join!(d.netsum_both(&line), async {
-        until_queued("third").await;
-        d.netsum("job delete third").await.unwrap();
-    });
-    let failure = taken_out.1.unwrap_err();
-    assert_eq!(
-        (failure.kind, failure.message.as_str()),
-        (Kind::Refused, "job `third` was taken out of the queue")
-    );
-    let late = d.netsum(&format!("{line} --timeout 100ms")).await.unwrap_err();
-    assert!(
-        late.contains("job `third` waited in vain, at last in place 1 of 1: not enough memory"),
-        "{late}"
-    );
+    assert!(tenant.starts_with("default: configured") && tenant.contains("jobs 1/no limit"), "{tenant}");
     assert_eq!(d.netsum("tenant show nobody").await.unwrap_err(), "TENANT `nobody`: there are default");
 }

@@ -136,7 +136,6 @@ impl System {
                     assert!(before.is_none(), "two jobs with one token");
                 }
                 Action::IgnoreInBand(token) => assert!(told.listening.remove(&token).is_some()),
-                Action::Dequeued { .. } => panic!("nobody waits in the queue"),
                 Action::Reply { waiter, .. } => assert!(self.waiting.remove(&waiter), "answered twice"),
             }
         }
@@ -179,7 +178,6 @@ impl System {
             token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
             in_band: u.ratio(1u8, 3u8)?,
             tenant: String::new(),
-            least_window: number(u, &[0, 0, 1])?,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make one up, and a run would not be the same twice.
@@ -387,6 +385,12 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 let answer = s.controller.restart_job(&r.name);
                 s.answered(answer);
             }
+            10 if u.ratio(1u8, 4u8)? => {
+                let name = name(u)?;
+                let Some(r) = message(u, api::RenewJobRequest { name })? else { continue };
+                let answer = s.controller.renew_job(&r.name).map(|()| Vec::new());
+                s.answered(answer);
+            }
             10 => {
                 s.now += Duration::from_millis(u.arbitrary::<u16>()?.into());
                 let actions = s.controller.tick(s.now);
@@ -396,9 +400,6 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 let actions = s.controller.data_plane_failed(&name(u)?, "no");
                 s.carry_out(actions);
             }
-        }
-        for (_, actions) in s.controller.fit_windows() {
-            s.carry_out(actions);
         }
         s.check();
     }

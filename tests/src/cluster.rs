@@ -44,10 +44,8 @@ pub struct JobSpec {
     pub mtu: u32,
     /// Message size in bytes.
     pub message_size: u32,
-    /// Window in messages; the most, where there is a least.
+    /// Window in messages.
     pub window: u32,
-    /// The least window that will do.
-    pub least_window: Option<u32>,
     /// Rings.
     pub rings: u32,
     /// After which silence a rank is dead.
@@ -69,7 +67,6 @@ impl JobSpec {
             mtu: 1024,
             message_size: 16384,
             window: 8,
-            least_window: None,
             rings: 1,
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(20),
@@ -81,13 +78,12 @@ impl JobSpec {
     /// `job create` with all of it, as arguments of `netsum`.
     pub fn create_arguments(&self) -> Vec<String> {
         let Self { name, ranks, mtu, message_size, window, rings, .. } = self;
-        let window = self.least_window.map_or(window.to_string(), |least| format!("{least}..{window}"));
         let options = [
             ("--ranks", ranks.to_string()),
             ("--dtype", "i32".to_owned()),
             ("--mtu", mtu.to_string()),
             ("--message-size", message_size.to_string()),
-            ("--window", window),
+            ("--window", window.to_string()),
             ("--rings", rings.to_string()),
         ];
         let words = ["job", "create", name].map(str::to_owned).into_iter();

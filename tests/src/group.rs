@@ -166,7 +166,7 @@ pub struct Outcome {
     pub wrong: u64,
     /// Packets that had met congestion, since the start.
     pub marked: u64,
-    /// How often all ranks have connected anew for another window, since the start.
+    /// How often all ranks have connected anew, since the start.
     #[serde(default)]
     pub renewals: u64,
     /// Connections that an adapter gave up and that were started anew, since the start.

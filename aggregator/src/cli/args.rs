@@ -237,7 +237,7 @@ pub struct TraceArgs {
 /// Commands for jobs.
 #[derive(Subcommand, Debug)]
 pub enum JobCommand {
-    /// Create a job and reserve its slots, or wait for its turn to get them.
+    /// Create a job and reserve its slots.
     Create(CreateJob),
     /// Show a job with its flows, or all.
     #[command(visible_alias = "list")]
@@ -251,6 +251,12 @@ pub enum JobCommand {
     },
     /// Empty a job's rings and forget its flows: its application connects anew, with other PSNs.
     Restart {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: String,
+    },
+    /// Have a job's ranks connect anew while they are at work, all after the same all-reduce.
+    Renew {
         /// The job.
         #[arg(value_name = "JOB")]
         name: String,
@@ -283,10 +289,9 @@ pub struct CreateJob {
     /// Largest message, like 64K.
     #[arg(long, default_value = "64KiB", value_name = "BYTES")]
     pub message_size: Size,
-    /// Messages that a rank may send without having their sums. MIN..MAX: the most of these for which there is room when the job
-    /// is created; it keeps what it gets.
-    #[arg(long, default_value = "2", value_name = "W", value_parser = window)]
-    pub window: Window,
+    /// Messages that a rank may send without having their sums.
+    #[arg(long, default_value_t = 2, value_name = "W")]
+    pub window: u32,
     /// Rings; each is served by one CPU of the box.
     #[arg(long, default_value_t = 1, value_name = "R")]
     pub rings: u32,
@@ -306,28 +311,12 @@ pub struct CreateJob {
     /// Whose it is; the configuration says how much a tenant may have.
     #[arg(long, default_value = crate::core::tenant::DEFAULT, value_name = "TENANT")]
     pub tenant: String,
-    /// Where there is no room, wait for the job's turn, and print its place whenever that changes. An interrupt (Ctrl-C) takes it
-    /// out of the queue. When the daemon goes away, it waits up to two minutes for the next one, with the age that it has.
-    #[arg(long)]
-    pub wait: bool,
-    /// Wait for so long at the most, like 10m.
-    #[arg(long, value_name = "TIME", requires = "wait", value_parser = humantime::parse_duration)]
-    pub timeout: Option<Duration>,
-}
-
-/// A window, or the least and the most that will do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window {
-    /// The least; none where only `most` will do.
-    pub least: Option<u32>,
-    /// The most.
-    pub most: u32,
 }
 
 /// Commands for tenants.
 #[derive(Subcommand, Debug)]
 pub enum TenantCommand {
-    /// Show a tenant, or all: limits, what is in use, and how many jobs wait.
+    /// Show a tenant, or all: limits, and what is in use.
     #[command(visible_alias = "list")]
     Show {
         /// The tenant.
@@ -481,16 +470,6 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn window(text: &str) -> Result<Window, String> {
-    let number = |n: &str| n.parse().map_err(|_| "a number like 2, or a range like 1..8, is expected");
-    Ok(match text.split_once("..") {
-        // 0 stands for no range in the API.
-        Some(("0", _)) => return Err("the least window is 1".into()),
-        Some((least, most)) => Window { least: Some(number(least)?), most: number(most)? },
-        None => Window { least: None, most: number(text)? },
-    })
-}
-
 fn interval(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
     if (Duration::from_millis(10)..=Duration::from_secs(86_400)).contains(&time) {
@@ -520,16 +499,6 @@ mod tests {
     fn numbers_are_decimal_or_hexadecimal() {
         assert_eq!((number("17"), number("0x11")), (Ok(17), Ok(17)));
         assert!(number("seventeen").is_err() && number("-1").is_err() && number("0xg").is_err());
-    }
-
-    #[test]
-    fn a_window_is_a_number_or_a_range() {
-        assert_eq!(window("4"), Ok(Window { least: None, most: 4 }));
-        assert_eq!(window("1..8"), Ok(Window { least: Some(1), most: 8 }));
-        for wrong in ["", "..", "1..", "..8", "0..8", "1..8..9", "a", "-1"] {
-            assert!(window(wrong).is_err(), "{wrong}");
-        }
-        assert!(Cli::try_parse_from("netsum job create a --ranks 2 --timeout 1s".split(' ')).is_err());
     }
 
     #[test]

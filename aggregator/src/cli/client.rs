@@ -7,7 +7,6 @@ use std::path::Path;
 use hyper_util::rt::TokioIo;
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_client::AdminClient;
-use netsum_api::v1::queue_job_reply::Turn;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Response, Status, Streaming};
 use tower::service_fn;
@@ -45,22 +44,6 @@ fn failure(status: Status) -> Failure {
         _ => (Kind::Failed, status.message().to_owned()),
     };
     Failure::new(kind, message)
-}
-
-/// How a job in the queue stands, again and again.
-pub struct Turns(Streaming<api::QueueJobReply>);
-
-impl Turns {
-    /// Waits for what comes next.
-    pub async fn next(&mut self) -> Result<Turn> {
-        let gone = || Failure::new(Kind::NoDaemon, "the daemon has gone away before it answered");
-        let reply = self.0.message().await.map_err(|status| {
-            // What the daemon says itself has no cause; a connection that broke has.
-            let broken = status.source().is_some() || status.code() == Code::Unavailable;
-            if broken { gone() } else { failure(status) }
-        })?;
-        reply.and_then(|r| r.turn).ok_or_else(gone)
-    }
 }
 
 /// The I/O error that an error rests on.
@@ -106,13 +89,6 @@ impl Client {
         said(self.admin.create_job(request).await)
     }
 
-    /// Has a job wait for its turn to be created.
-    pub async fn queue_job(&mut self, request: api::QueueJobRequest) -> Result<Turns> {
-        let name = request.job.as_ref().map_or("", |j| &j.name);
-        log::debug!("QueueJob {name}, since {} ns", request.since_ns);
-        Ok(Turns(said(self.admin.queue_job(request).await)?))
-    }
-
     /// All tenants.
     pub async fn list_tenants(&mut self) -> Result<Vec<api::Tenant>> {
         log::debug!("ListTenants");
@@ -141,6 +117,12 @@ impl Client {
     pub async fn restart_job(&mut self, name: String) -> Result<api::Job> {
         log::debug!("RestartJob {name}");
         said(self.admin.restart_job(api::RestartJobRequest { name }).await)
+    }
+
+    /// Has a job's ranks connect anew.
+    pub async fn renew_job(&mut self, name: String) -> Result<()> {
+        log::debug!("RenewJob {name}");
+        said(self.admin.renew_job(api::RenewJobRequest { name }).await).map(drop)
     }
 
     /// Registers a flow; the job with it.

@@ -8,7 +8,6 @@
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
 //! | [`tenants`] | `netsum tenant show` |
-//! | [`wait`] | `netsum job create --wait` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
 //! | [`diagnosis`] | `netsum diagnose` |
@@ -33,7 +32,6 @@ pub mod timing;
 pub mod top;
 pub mod trace;
 pub mod view;
-pub mod wait;
 
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -91,10 +89,6 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
             let message = "`run`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
-        Command::Job { command: Some(JobCommand::Create(job)) } if job.wait => {
-            let timeout = job.timeout;
-            wait::create(create_request(job)?, timeout, format, client, out).await
-        }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
             print::job(out, format, client.create_job(create_request(job)?).await?)
         }
@@ -107,6 +101,7 @@ async fn one(command: Command, format: Format, client: &mut Client, out: &mut im
         Command::Job { command: Some(JobCommand::Restart { name }) } => {
             print::added(out, format, client.restart_job(name).await?)
         }
+        Command::Job { command: Some(JobCommand::Renew { name }) } => client.renew_job(name).await,
         Command::Job { command: Some(JobCommand::Delete { name, gone }) } => {
             client.delete_job(name, gone).await
         }
@@ -183,8 +178,7 @@ fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
         dtype: c.dtype,
         mtu: c.mtu,
         message_size,
-        window: c.window.most,
-        least_window: c.window.least.unwrap_or(0),
+        window: c.window,
         rings: c.rings,
         icrc: c.icrc,
         order: c.order,

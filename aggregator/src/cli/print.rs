@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::failure::Result;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
 use super::timing::{self, Sums};
-use super::view::{Flow, InBand, Job, Port, Programs, QueuePlace, Ring, Slots, State, Stats};
+use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, Stats};
 use crate::size::Size;
 
 /// How to print.
@@ -49,7 +49,7 @@ impl Format {
 pub(super) fn state(state: State) -> Cell {
     let style = match state {
         State::Active => GOOD,
-        State::Waiting | State::Queued => FAIR,
+        State::Waiting => FAIR,
         State::Failed => BAD,
     };
     styled(state.name(), style)
@@ -69,14 +69,6 @@ fn list(numbers: &[u32]) -> String {
 }
 
 fn job_entry(j: &Job) -> Entry {
-    let mut window = match j.window_range {
-        Some([least, most]) if j.state == State::Queued => format!("{least}..{most}"),
-        Some([least, most]) => format!("{} of {least}..{most}", j.window),
-        None => j.window.to_string(),
-    };
-    if let Some(wished) = j.wished_window {
-        window += &format!(", soon {wished}");
-    }
     let mut entry = Entry::new(vec![
         name(&j.name),
         state(j.state),
@@ -84,14 +76,11 @@ fn job_entry(j: &Job) -> Entry {
         attribute("dtype", &j.dtype),
         attribute("mtu", j.mtu),
         attribute("message", j.message_size),
-        attribute("window", window),
+        attribute("window", j.window),
         attribute("rings", j.rings),
     ]);
     if !j.error.is_empty() {
         entry.attributes(0, vec![styled(format!("error: {}", j.error), BAD)]);
-    }
-    if let Some(place) = &j.queue {
-        entry.attributes(0, vec![in_queue(place)]);
     }
     let mut properties = vec![
         attribute("icrc", &j.icrc),
@@ -105,21 +94,6 @@ fn job_entry(j: &Job) -> Entry {
     }
     entry.attributes(1, properties);
     entry
-}
-
-fn in_queue(place: &QueuePlace) -> Cell {
-    let QueuePlace { position, of, waits_for } = place;
-    styled(format!("place {position} of {of} in the queue, waits for: {waits_for}"), FAIR)
-}
-
-/// The place of a job that somebody waits with. In JSON there is nothing but the job at last.
-pub fn place(out: &mut impl Write, format: Format, job: &str, place: &api::QueuePlace) -> Result<()> {
-    if format == Format::Text {
-        let cells = vec![name(job), state(State::Queued), in_queue(&place.clone().into())];
-        layout::print(out, &[Entry::new(cells)])?;
-        out.flush()?;
-    }
-    Ok(())
 }
 
 /// The same with the numbers that make up its memory, its token and its flows.
@@ -451,54 +425,6 @@ mod tests {
             tenant: "default".into(),
             ..api::Job::default()
         }
-    }
-
-    fn in_the_queue() -> api::Job {
-        api::Job {
-            state: api::JobState::Queued.into(),
-            flows: Vec::new(),
-            token: String::new(),
-            tenant: "vision".into(),
-            window: 8,
-            least_window: 1,
-            most_window: 8,
-            queue: Some(api::QueuePlace {
-                position: 2,
-                of: 3,
-                waits_for: "tenant `vision`: jobs limit 4, 4 in use, 1 needed".into(),
-                overtaken: 1,
-            }),
-            ..example()
-        }
-    }
-
-    #[test]
-    fn a_job_in_the_queue_as_text() {
-        insta::assert_snapshot!(text(|o| job(o, Format::Text, in_the_queue())));
-    }
-
-    #[test]
-    fn a_job_that_is_to_have_another_window() {
-        let at_work = api::Job { window: 8, least_window: 1, most_window: 8, wished_window: 4, ..example() };
-        let printed = text(|o| job(o, Format::Text, at_work.clone()));
-        assert!(printed.contains("window 8 of 1..8, soon 4"), "{printed}");
-        let printed = text(|o| job(o, Format::Pretty, at_work));
-        assert!(printed.contains("\"wished_window\": 4"), "{printed}");
-    }
-
-    #[test]
-    fn a_job_in_the_queue_as_json() {
-        insta::assert_snapshot!(text(|o| job(o, Format::Pretty, in_the_queue())));
-    }
-
-    #[test]
-    fn a_place_in_the_queue_is_a_line_of_text_and_nothing_in_json() {
-        let place_in = in_the_queue().queue.unwrap();
-        assert_eq!(
-            text(|o| place(o, Format::Text, "train", &place_in)),
-            "train: queued  place 2 of 3 in the queue, waits for: tenant `vision`: jobs limit 4, 4 in use, 1 needed\n"
-        );
-        assert_eq!(text(|o| place(o, Format::Json, "train", &place_in)), "");
     }
 
     #[test]

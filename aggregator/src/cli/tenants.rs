@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::failure::Result;
-use super::layout::{self, Entry, FAIR, PLAIN, attribute, plain, styled};
+use super::layout::{self, Entry, FAIR, PLAIN, plain, styled};
 use super::print::{Format, name};
 use crate::size::Size;
 
@@ -18,8 +18,6 @@ pub struct Tenant {
     pub name: String,
     /// It is in the configuration; `default` always is.
     pub configured: bool,
-    /// Who has a higher one goes first.
-    pub priority: i32,
     /// Jobs.
     pub jobs: Quota,
     /// Rings of all jobs.
@@ -28,11 +26,6 @@ pub struct Tenant {
     pub slots: Quota,
     /// Bytes of all rings on the box.
     pub memory: Quota,
-    /// How much of what it may have is in use, of the resource of which that is the most, from 0 to 1. More where a limit was
-    /// lowered. Who has less goes first.
-    pub share: f64,
-    /// Jobs that wait for their turn.
-    pub waiting: u32,
 }
 
 /// What is in use of something.
@@ -49,13 +42,10 @@ impl From<api::Tenant> for Tenant {
         Self {
             name: t.name,
             configured: t.configured,
-            priority: t.priority,
             jobs: Quota { used: t.jobs, limit: t.jobs_limit },
             rings: Quota { used: t.rings, limit: t.rings_limit },
             slots: Quota { used: t.slots, limit: t.slots_limit },
             memory: Quota { used: t.memory, limit: t.memory_limit },
-            share: t.share,
-            waiting: t.waiting,
         }
     }
 }
@@ -70,9 +60,6 @@ pub fn tenants(out: &mut impl Write, format: Format, tenants: Vec<api::Tenant>) 
         let mut entry = Entry::new(vec![
             name(&t.name),
             if t.configured { plain("configured") } else { styled("not configured", FAIR) },
-            attribute("priority", t.priority),
-            plain(format!("share {:.0} %", 100.0 * t.share)),
-            styled(format!("waiting {}", t.waiting), if t.waiting > 0 { FAIR } else { PLAIN }),
         ]);
         let quota = |key: &str, quota: &Quota, text: fn(u64) -> String| {
             let limit = quota.limit.map_or_else(|| "no limit".into(), text);
@@ -101,7 +88,7 @@ mod tests {
 
     #[test]
     fn tenants_as_text() {
-        let tenant = |name: &str, configured, waiting| api::Tenant {
+        let tenant = |name: &str, configured| api::Tenant {
             name: name.into(),
             configured,
             jobs_limit: configured.then_some(4),
@@ -110,12 +97,10 @@ mod tests {
             rings: 5,
             slots: 1280,
             memory: 1 << 20,
-            waiting,
-            share: 0.25,
             ..api::Tenant::default()
         };
         let mut out = anstream::StripStream::new(Vec::new());
-        tenants(&mut out, Format::Text, vec![tenant("vision", true, 2), tenant("gone", false, 0)]).unwrap();
+        tenants(&mut out, Format::Text, vec![tenant("vision", true), tenant("gone", false)]).unwrap();
         insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
     }
 }

@@ -18,8 +18,6 @@ pub enum State {
     Active,
     /// Ended by an error.
     Failed,
-    /// Waits for its turn to be created.
-    Queued,
 }
 
 impl State {
@@ -29,7 +27,6 @@ impl State {
             Self::Waiting => "waiting",
             Self::Active => "active",
             Self::Failed => "failed",
-            Self::Queued => "queued",
         }
     }
 }
@@ -39,7 +36,6 @@ impl From<api::JobState> for State {
         match state {
             api::JobState::Active => Self::Active,
             api::JobState::Failed => Self::Failed,
-            api::JobState::Queued => Self::Queued,
             api::JobState::Waiting | api::JobState::Unspecified => Self::Waiting,
         }
     }
@@ -56,9 +52,6 @@ pub struct Job {
     pub error: String,
     /// Whose it is.
     pub tenant: String,
-    /// Where it stands in the queue; only while it waits there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub queue: Option<QueuePlace>,
     /// Ranks.
     pub ranks: u32,
     /// Type of the numbers that the box adds.
@@ -67,23 +60,17 @@ pub struct Job {
     pub mtu: u32,
     /// Bytes of the largest message.
     pub message_size: u32,
-    /// Messages that a rank may send without having their sums; of a job in the queue the most that it may get.
+    /// Messages that a rank may send without having their sums.
     pub window: u32,
-    /// The least and the most window that would do; only of jobs that left the choice.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub window_range: Option<[u32; 2]>,
-    /// The window that it gets when its ranks have connected anew; only while that is another one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub wished_window: Option<u32>,
     /// Number of rings.
     pub rings: u32,
     /// `verify` or `ignore`.
     pub icrc: String,
     /// `in-order` or `relaxed`.
     pub order: String,
-    /// Slots of one ring; of a job in the queue the most that it may get.
+    /// Slots of one ring.
     pub slots: u32,
-    /// Bytes of all rings on the box, likewise.
+    /// Bytes of all rings on the box.
     pub memory: u64,
     /// Number of the set of connections; counts up when ranks join anew.
     pub epoch: u32,
@@ -97,23 +84,6 @@ pub struct Job {
     /// What has shown up in band; only of jobs that are set up so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_band: Option<InBand>,
-}
-
-/// Where a job stands that waits for its turn.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct QueuePlace {
-    /// Its place, from 1.
-    pub position: u32,
-    /// How many wait.
-    pub of: u32,
-    /// What it waits for.
-    pub waits_for: String,
-}
-
-impl From<api::QueuePlace> for QueuePlace {
-    fn from(place: api::QueuePlace) -> Self {
-        Self { position: place.position, of: place.of, waits_for: place.waits_for }
-    }
 }
 
 /// What has shown up of a job whose ranks do so by their first packets.
@@ -154,14 +124,11 @@ impl From<api::Job> for Job {
             state,
             error: j.error,
             tenant: j.tenant,
-            queue: j.queue.map(QueuePlace::from),
             ranks: j.ranks,
             dtype: j.dtype,
             mtu: j.mtu,
             message_size: j.message_size,
             window: j.window,
-            window_range: (j.least_window > 0).then_some([j.least_window, j.most_window]),
-            wished_window: (j.wished_window > 0).then_some(j.wished_window),
             rings: j.rings,
             icrc: j.icrc,
             order: j.order,

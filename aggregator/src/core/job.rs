@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
 use super::membership::{Epoch, Forming};
-use super::pool::Pool;
 use super::{Action, Refusal, Token, tenant};
 use crate::dataplane::{FlowSpec, RingSpec};
 
@@ -26,11 +25,8 @@ pub struct JobSpec {
     pub mtu: u32,
     /// Bytes of a message.
     pub message_size: u32,
-    /// Messages that a rank may send without having their sums, at the moment; before the job is admitted, the most.
+    /// Messages that a rank may send without having their sums.
     pub window: u32,
-    /// What it left to admission, if it did.
-    #[serde(default)]
-    pub window_range: Option<WindowRange>,
     /// Rings.
     pub rings: u32,
     /// The ICRC of contributions is verified.
@@ -44,15 +40,6 @@ pub struct JobSpec {
     /// Whose it is.
     #[serde(default = "default_tenant")]
     pub tenant: String,
-}
-
-/// Windows of which any will do. A job gets one of them when it is admitted, and may get others while it is at work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WindowRange {
-    /// The least.
-    pub least: u32,
-    /// The most.
-    pub most: u32,
 }
 
 /// Whether a text can be the name of a job, or of a tenant.
@@ -74,18 +61,6 @@ impl JobSpec {
     /// Slots of a ring, had the job this window. `None` where that are too many.
     pub fn slots_for(&self, window: u32) -> Option<u32> {
         abi::ring_slots(window, self.fragments())
-    }
-
-    /// The least window that will do.
-    pub fn least_window(&self) -> u32 {
-        self.window_range.map_or(self.window, |range| range.least)
-    }
-
-    fn window_in_words(&self) -> String {
-        match self.window_range {
-            Some(WindowRange { least, most }) => format!("{least}..{most}"),
-            None => self.window.to_string(),
-        }
     }
 
     /// Checks every property; the slots of a ring.
@@ -120,14 +95,8 @@ impl JobSpec {
                 self.message_size
             ));
         }
-        if self.least_window() == 0 {
-            return invalid(format!("--window {}: at least 1 is needed", self.window_in_words()));
-        }
-        if self.window_range.is_some_and(|range| range.least > range.most) {
-            return invalid(format!(
-                "--window {}: the least comes first, then the most",
-                self.window_in_words()
-            ));
+        if self.window == 0 {
+            return invalid("--window 0: at least 1 is needed".into());
         }
         if self.rings == 0 || self.rings >= MAX_RINGS {
             return invalid(format!("--rings {}: 1 to {} are possible", self.rings, MAX_RINGS - 1));
@@ -179,13 +148,6 @@ pub struct Job {
     pub epoch: Option<Epoch>,
     /// Number of the last epoch that began.
     pub last_epoch: u32,
-    /// Its ticket: who was created first has the lower one.
-    pub ticket: u64,
-    /// The window that it is to have from its next epoch on, where that is another one. Changed by
-    /// [`Controller::fit_windows`](super::Controller::fit_windows) alone.
-    pub wished: Option<u32>,
-    /// Its ranks join by themselves, as far as anybody has shown up: flows that are added by hand are made for one window.
-    pub(super) joins: bool,
     pub(super) forming: Option<Forming>,
     pub(super) in_band: InBand,
     /// Flows that it had, the last ones.
@@ -196,49 +158,12 @@ pub struct Job {
 const MOST_ENDED: usize = 4096;
 
 impl Job {
-    pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>, ticket: u64) -> Self {
+    pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
         let in_band = InBand::default();
-        let (epoch, last_epoch, wished, joins, forming) = (None, 0, None, false, None);
+        let (epoch, last_epoch, forming) = (None, 0, None);
         let ended = Vec::new();
-        Self {
-            spec,
-            slots,
-            rings,
-            flows,
-            state,
-            epoch,
-            last_epoch,
-            ticket,
-            wished,
-            joins,
-            forming,
-            in_band,
-            ended,
-        }
-    }
-
-    /// Whether its window may change. Its ranks must be able to connect anew, or not be there.
-    pub(super) fn is_elastic(&self) -> bool {
-        let choice = self.spec.window_range.is_some_and(|range| range.least < range.most);
-        choice && self.joins && (self.epoch.is_some() || self.flows.is_empty())
-    }
-
-    /// Takes the window that it is to have, where there is one, and room. Nobody may be at work: the rings are to be made anew
-    /// then.
-    pub(super) fn take_wished(&mut self, pool: &mut Pool) -> bool {
-        let Some((window, slots)) = self.wished.and_then(|w| Some((w, self.spec.slots_for(w)?))) else {
-            return false;
-        };
-        if pool.resize(&self.spec, self.slots, slots).is_err() {
-            return false;
-        }
-        (self.spec.window, self.slots, self.wished) = (window, slots, None);
-        let fragments = self.spec.fragments();
-        for ring in &mut self.rings {
-            (ring.slots, ring.window) = (slots, window * fragments);
-        }
-        true
+        Self { spec, slots, rings, flows, state, epoch, last_epoch, forming, in_band, ended }
     }
 
     /// A ring's position in the job.

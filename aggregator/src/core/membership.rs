@@ -50,6 +50,8 @@ pub struct Epoch {
     pub number: u32,
     /// All ranks, in order.
     pub ranks: Vec<RankAddress>,
+    /// Its ranks are asked to connect anew: the next epoch is to follow this one.
+    pub renew: bool,
     /// When each was last heard of; `None` when it has left.
     heard: Vec<Option<Instant>>,
 }
@@ -132,7 +134,6 @@ impl Controller {
         }
         let Join { address, ifindex, mac, waiter, deadline, .. } = join;
         forming.ranks.insert(rank, Waiting { address, ifindex, mac, waiter, deadline });
-        job.joins = true;
         if forming.ranks.len() == job.spec.ranks as usize {
             actions.extend(self.begin(&join.job, now));
         }
@@ -215,6 +216,7 @@ impl Controller {
         let waiters: Vec<u64> = forming.ranks.values().map(|w| w.waiter).collect();
         job.epoch = Some(Epoch {
             number,
+            renew: false,
             heard: vec![Some(now); forming.ranks.len()],
             ranks: forming.ranks.into_values().map(|w| w.address).collect(),
         });
@@ -292,9 +294,6 @@ impl Controller {
         }
         job.epoch = None;
         job.state = State::Waiting;
-        // Its rings are made anew in any case.
-        let Some(job) = self.jobs.get_mut(name) else { return Ok(Vec::new()) };
-        job.take_wished(&mut self.pool);
         let flows = job.flows.iter().map(FlowSpec::key).collect();
         let mut actions = job.restart();
         // Who leaves has nothing more to send.
@@ -322,8 +321,14 @@ impl Controller {
 
 impl Epoch {
     /// One that began under an earlier daemon. Who has not left is taken for alive from `now` on.
-    pub(super) fn resumed(number: u32, ranks: Vec<RankAddress>, left: &[bool], now: Instant) -> Self {
-        Self { number, ranks, heard: left.iter().map(|&left| (!left).then_some(now)).collect() }
+    pub(super) fn resumed(
+        number: u32,
+        ranks: Vec<RankAddress>,
+        renew: bool,
+        left: &[bool],
+        now: Instant,
+    ) -> Self {
+        Self { number, ranks, renew, heard: left.iter().map(|&left| (!left).then_some(now)).collect() }
     }
 
     /// When a rank was last heard of; `None` when it has left.

@@ -10,7 +10,6 @@
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`tenant`] | who may have how much of that |
-//! | [`queue`] | who gets it, when it is short |
 //! | [`saved`] | what outlives the daemon |
 //! | [`token`] | the secret of a job |
 //! | [`trace`] | which packets somebody wants to see |
@@ -24,7 +23,6 @@ pub mod in_band;
 pub mod job;
 pub mod membership;
 pub mod pool;
-pub mod queue;
 pub mod saved;
 pub mod tenant;
 #[cfg(test)]
@@ -43,12 +41,10 @@ use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
 use crate::dataplane::{FlowSpec, InBandSpec, RingSpec};
-pub use job::{Job, JobSpec, State, WindowRange};
+pub use job::{Job, JobSpec, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
-use queue::Queued;
-use queue::again::{Handed, Return};
 use tenant::Limits;
 pub use token::Token;
 
@@ -104,13 +100,6 @@ pub enum Action {
     },
     /// Forget flows that have ended: their senders are known to be gone.
     ForgetEnded(Vec<FlowKey>),
-    /// A job that waited to be admitted does so no longer, and will not be.
-    Dequeued {
-        /// Its ticket.
-        ticket: u64,
-        /// Why.
-        why: Refusal,
-    },
     /// Answer a rank that waits in `join`.
     Reply {
         /// The number that the rank's request came with.
@@ -143,13 +132,6 @@ pub struct Controller {
     ports: Vec<PortInfo>,
     heartbeat_timeout: Duration,
     tenants: BTreeMap<String, Limits>,
-    queue: Vec<Queued>,
-    next_ticket: u64,
-    /// When this daemon began, and whether those come back that have waited with an earlier one.
-    began: u64,
-    comeback: Return,
-    /// Jobs that came out of the queue, by name.
-    handed: BTreeMap<String, Handed>,
     /// Jobs created, by tenant.
     admitted: BTreeMap<String, u64>,
 }
@@ -163,11 +145,6 @@ impl Controller {
             ports: Vec::new(),
             heartbeat_timeout,
             tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
-            queue: Vec::new(),
-            next_ticket: 1,
-            began: 0,
-            comeback: Return::default(),
-            handed: BTreeMap::new(),
             admitted: BTreeMap::new(),
         }
     }
@@ -252,21 +229,11 @@ impl Controller {
 
     /// A job.
     pub fn job(&self, name: &str) -> Result<&Job, Refusal> {
-        self.jobs.get(name).ok_or_else(|| self.no_job(name))
+        self.jobs.get(name).ok_or_else(|| no_job(name))
     }
 
     fn job_mut(&mut self, name: &str) -> Result<&mut Job, Refusal> {
-        let missing = self.no_job(name);
-        self.jobs.get_mut(name).ok_or(missing)
-    }
-
-    fn no_job(&self, name: &str) -> Refusal {
-        if self.is_queued(name) {
-            return Refusal::NotNow(format!(
-                "NAME `{name}`: the job waits in the queue, and has nothing yet"
-            ));
-        }
-        no_job(name)
+        self.jobs.get_mut(name).ok_or_else(|| no_job(name))
     }
 
     /// A job, for somebody who must know its token.
@@ -277,23 +244,25 @@ impl Controller {
         if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }
 
-    /// Creates a job and reserves its memory, if there is room beside those that wait for it.
+    /// Creates a job and reserves its memory, if there is room.
     pub fn create_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+        let slots = spec.check()?;
         self.check_new(&spec)?;
-        self.admit_at_once(spec)
+        self.check_room(&spec, slots)?;
+        let rings = self.pool.take(&spec, slots)?;
+        let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
+        let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
+        let job = Job::new(spec, slots, rings);
+        actions.extend(job.in_band_spec().map(Action::ListenInBand));
+        *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
+        self.jobs.insert(job.spec.name.clone(), job);
+        Ok(actions)
     }
 
     /// That nothing but room could keep a job from being created.
     fn check_new(&self, spec: &JobSpec) -> Result<(), Refusal> {
-        spec.check()?;
         if self.jobs.contains_key(&spec.name) {
             return Err(Refusal::Exists(format!("NAME `{}`: there is such a job already", spec.name)));
-        }
-        if self.is_queued(&spec.name) {
-            return Err(Refusal::Exists(format!(
-                "NAME `{}`: such a job waits in the queue already",
-                spec.name
-            )));
         }
         if !self.tenants.contains_key(&spec.tenant) {
             let names: Vec<&str> = self.tenants.keys().map(String::as_str).collect();
@@ -305,8 +274,8 @@ impl Controller {
         }
         let who = format!("--mtu {}", spec.mtu);
         self.ports.iter().try_for_each(|port| self.check_mtu(&who, spec.mtu, port.ifindex))?;
-        let mut others = self.jobs.values().map(|j| &j.spec).chain(self.queued());
-        let twin = others.find(|other| other.in_band && other.token == spec.token);
+        let twin =
+            self.jobs.values().map(|j| &j.spec).find(|other| other.in_band && other.token == spec.token);
         if let Some(other) = twin.filter(|_| spec.in_band) {
             return Err(Refusal::Exists(format!(
                 "--token: job `{}` has the same; first packets with it could be of either",
@@ -316,26 +285,9 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes a job for which there is room.
-    fn insert_job(&mut self, spec: JobSpec, ticket: u64) -> Result<Vec<Action>, Refusal> {
-        let slots = spec.check()?;
-        let rings = self.pool.take(&spec, slots)?;
-        let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
-        let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
-        let job = Job::new(spec, slots, rings, ticket);
-        actions.extend(job.in_band_spec().map(Action::ListenInBand));
-        *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
-        self.jobs.insert(job.spec.name.clone(), job);
-        Ok(actions)
-    }
-
-    /// Deletes a job; ranks that wait for it are told. One that waits itself leaves the queue.
+    /// Deletes a job; ranks that wait for it are told.
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
-        if let Some(action) = self.remove_queued(name) {
-            return Ok(vec![action]);
-        }
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
-        self.handed.remove(name);
         let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
         actions.extend(job.in_band_spec().map(|spec| Action::IgnoreInBand(spec.token)));
         actions.extend(job.teardown());
@@ -362,6 +314,14 @@ impl Controller {
         job.state = State::Waiting;
         job.last_epoch += 1;
         Ok(job.restart())
+    }
+
+    /// Asks the ranks of a job to connect anew, all of them after the same operation.
+    pub fn renew_job(&mut self, name: &str) -> Result<(), Refusal> {
+        let epoch = self.job_mut(name)?.epoch.as_mut();
+        let why = || Refusal::NotNow(format!("job `{name}`: no ranks that have joined it are at work"));
+        epoch.ok_or_else(why)?.renew = true;
+        Ok(())
     }
 
     /// Registers a flow by hand.
@@ -411,7 +371,6 @@ impl Controller {
         all.push(flow.clone());
         self.check_claims(name, &all)?;
         let job = self.job_mut(name)?;
-        job.joins = false;
         job.flows.push(flow.clone());
         let mut actions = vec![Action::AddFlow(flow)];
         actions.extend(job.activate_if_complete());
@@ -438,13 +397,10 @@ impl Controller {
         }
     }
 
-    /// Looks at the clock: ranks that are late to join, or silent, and jobs that have waited for long enough.
+    /// Looks at the clock: ranks that are late to join, or silent.
     pub fn tick(&mut self, now: Instant) -> Vec<Action> {
-        let mut actions = self.late_in_queue(now);
-        actions.extend(self.give_up_unclaimed(now));
         let timeout = self.heartbeat_timeout;
-        actions.extend(self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)));
-        actions
+        self.jobs.values_mut().flat_map(|job| job.tick(now, timeout)).collect()
     }
 }
 

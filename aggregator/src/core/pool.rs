@@ -3,7 +3,6 @@
 use netsum_common::abi::{self, MAX_RINGS};
 use netsum_common::slot::Slot;
 
-use super::tenant::Amount;
 use super::{JobSpec, Refusal};
 use crate::dataplane::RingSpec;
 use crate::size::Size;
@@ -37,21 +36,6 @@ pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
     )
 }
 
-/// Why a job does not get the memory that it needs.
-pub(super) fn no_memory(spec: &JobSpec, slots: u32, free: u64, total: u64) -> Refusal {
-    Refusal::Exhausted(format!(
-        "not enough memory for slots: {}; {} of {} are free; a smaller --window, --message-size or --rings needs less",
-        memory_in_words(spec, slots),
-        Size(free),
-        Size(total)
-    ))
-}
-
-/// Why a job does not get the rings that it needs.
-pub(super) fn no_rings(spec: &JobSpec, free: u64) -> Refusal {
-    Refusal::Exhausted(format!("--rings {}: {free} of {} rings are free", spec.rings, MAX_RINGS - 1))
-}
-
 impl Pool {
     /// Nothing taken.
     pub fn new(total: u64, cpus: u32) -> Self {
@@ -78,30 +62,35 @@ impl Pool {
         self.used
     }
 
-    /// Memory and rings in all.
-    pub(super) fn whole(&self) -> Amount {
-        Amount { rings: u64::from(MAX_RINGS) - 1, memory: self.total, ..Amount::default() }
+    /// Bytes that are free.
+    pub(super) fn free(&self) -> u64 {
+        self.total - self.used
     }
 
-    /// Memory and rings that are free.
-    pub(super) fn free(&self) -> Amount {
-        let rings = self.rings[1..].iter().filter(|taken| !**taken).count() as u64;
-        Amount { rings, memory: self.total - self.used, ..Amount::default() }
+    /// That there is what a job needs.
+    pub(super) fn check_room(&self, spec: &JobSpec, slots: u32) -> Result<(), Refusal> {
+        if job_memory(spec, slots) > self.free() {
+            return Err(Refusal::Exhausted(format!(
+                "not enough memory for slots: {}; {} of {} are free; a smaller --window, --message-size or --rings needs less",
+                memory_in_words(spec, slots),
+                Size(self.free()),
+                Size(self.total)
+            )));
+        }
+        let free = self.rings[1..].iter().filter(|taken| !**taken).count();
+        if free < spec.rings as usize {
+            let message = format!("--rings {}: {free} of {} rings are free", spec.rings, MAX_RINGS - 1);
+            return Err(Refusal::Exhausted(message));
+        }
+        Ok(())
     }
 
     /// Takes what a job needs.
     pub fn take(&mut self, spec: &JobSpec, slots: u32) -> Result<Vec<RingSpec>, Refusal> {
-        let needed = job_memory(spec, slots);
-        let free = self.total - self.used;
-        if needed > free {
-            return Err(no_memory(spec, slots, free, self.total));
-        }
+        self.check_room(spec, slots)?;
         let free: Vec<u32> =
             (1..MAX_RINGS).filter(|&i| !self.rings[i as usize]).take(spec.rings as usize).collect();
-        if free.len() < spec.rings as usize {
-            return Err(no_rings(spec, free.len() as u64));
-        }
-        self.used += needed;
+        self.used += job_memory(spec, slots);
         let rings = free.into_iter().map(|id| {
             self.rings[id as usize] = true;
             let cpu = (0..self.load.len()).min_by_key(|&c| self.load[c]).unwrap_or(0);
@@ -124,7 +113,7 @@ impl Pool {
     /// Takes what a job has had already, under an earlier daemon. Its rings may get other CPUs, where there are fewer now.
     pub fn take_again(&mut self, spec: &JobSpec, slots: u32, rings: &mut [RingSpec]) -> Result<(), Refusal> {
         let needed = job_memory(spec, slots);
-        if needed > self.total - self.used {
+        if needed > self.free() {
             return Err(Refusal::Exhausted(format!(
                 "{} do not fit into pool.memory = {} any more",
                 memory_in_words(spec, slots),
@@ -142,18 +131,6 @@ impl Pool {
             ring.cpu %= self.load.len() as u32;
             self.load[ring.cpu as usize] += 1;
         }
-        Ok(())
-    }
-
-    /// Gives a job's rings another number of slots.
-    pub fn resize(&mut self, spec: &JobSpec, from: u32, to: u32) -> Result<(), Refusal> {
-        let others = self.used - job_memory(spec, from);
-        let free = self.total.saturating_sub(others);
-        let needed = job_memory(spec, to);
-        if needed > free {
-            return Err(no_memory(spec, to, free, self.total));
-        }
-        self.used = others + needed;
         Ok(())
     }
 

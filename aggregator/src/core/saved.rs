@@ -1,14 +1,12 @@
 //! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
 //! that was killed goes on with it.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobSpec, State};
 use super::membership::{Epoch, RankAddress};
-use super::queue::again::Handed;
 use super::{Action, Controller, PortInfo};
 use crate::dataplane::{FlowSpec, RingSpec};
 
@@ -19,9 +17,6 @@ pub struct Saved {
     pub ports: Vec<PortInfo>,
     /// Jobs, by name.
     pub jobs: Vec<SavedJob>,
-    /// Those of them that came out of the queue.
-    #[serde(default)]
-    handed: BTreeMap<String, Handed>,
 }
 
 /// A job.
@@ -36,12 +31,6 @@ pub struct SavedJob {
     state: State,
     last_epoch: u32,
     epoch: Option<SavedEpoch>,
-    #[serde(default)]
-    ticket: u64,
-    #[serde(default)]
-    wished: Option<u32>,
-    #[serde(default)]
-    joins: bool,
 }
 
 /// Ranks that are at work.
@@ -50,6 +39,8 @@ struct SavedEpoch {
     number: u32,
     ranks: Vec<RankAddress>,
     left: Vec<bool>,
+    #[serde(default)]
+    renew: bool,
 }
 
 impl SavedJob {
@@ -73,13 +64,11 @@ impl Controller {
                 number: e.number,
                 ranks: e.ranks.clone(),
                 left: (0..e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
+                renew: e.renew,
             }),
-            ticket: job.ticket,
-            wished: job.wished,
-            joins: job.joins,
         };
         let jobs = self.jobs.values().map(job).collect();
-        Saved { ports: self.ports.clone(), jobs, handed: self.handed.clone() }
+        Saved { ports: self.ports.clone(), jobs }
     }
 
     /// Takes over what another has saved, into a controller without jobs. The present ports are set already. Jobs for
@@ -105,18 +94,15 @@ impl Controller {
             let why = why.or_else(|| {
                 gone.map(|f| format!("rank {}: its port (interface {}) is gone", f.rank, f.ifindex))
             });
-            let mut job = Job::new(saved.spec, slots, saved.rings, saved.ticket);
+            let mut job = Job::new(saved.spec, slots, saved.rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
-            (job.wished, job.joins) = (saved.wished, saved.joins);
-            self.next_ticket = self.next_ticket.max(saved.ticket + 1);
-            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, &e.left, now));
+            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.renew, &e.left, now));
             actions.extend(job.in_band_spec().map(Action::ListenInBand));
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));
             }
             self.jobs.insert(name, job);
         }
-        self.restore_handed(saved.handed, now);
         Ok(actions)
     }
 }

@@ -1,22 +1,18 @@
-//! Tenants: who may have how much, who has how much, and whose turn it is.
+//! Tenants: who may have how much, and who has how much.
 
-use std::ops::{Add, Sub};
+use std::collections::BTreeMap;
+use std::ops::Add;
 
-use super::JobSpec;
 use super::pool::job_memory;
+use super::{Controller, JobSpec, Refusal};
 use crate::size::Size;
 
 /// The tenant of jobs that name none.
 pub const DEFAULT: &str = "default";
 
-/// A part of [`Limits::share`]: this many are the whole.
-pub const WHOLE: u64 = 1_000_000;
-
 /// What a tenant may have; what is `None` is bounded by the pool alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Who has a higher one goes first.
-    pub priority: i32,
     /// Jobs.
     pub jobs: Option<u64>,
     /// Rings of all jobs.
@@ -90,15 +86,63 @@ impl Add for Amount {
     }
 }
 
-impl Sub for Amount {
-    type Output = Self;
-    fn sub(self, o: Self) -> Self {
-        Self {
-            jobs: self.jobs - o.jobs,
-            rings: self.rings - o.rings,
-            slots: self.slots - o.slots,
-            memory: self.memory - o.memory,
-        }
+/// A tenant, and how it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantView {
+    /// Its name.
+    pub name: String,
+    /// Its limits; `None` where it is not in the configuration any more, but has jobs.
+    pub limits: Option<Limits>,
+    /// What its jobs take.
+    pub used: Amount,
+    /// Its jobs that have been created, since the daemon began.
+    pub admitted: u64,
+}
+
+impl Controller {
+    /// Changes who may have how much. No job ends by that.
+    pub fn set_tenants(&mut self, mut tenants: BTreeMap<String, Limits>) {
+        tenants.entry(DEFAULT.to_owned()).or_default();
+        self.tenants = tenants;
+    }
+
+    /// Every tenant that is configured, or has jobs.
+    pub fn tenants(&self) -> Vec<TenantView> {
+        let of_jobs = self.jobs.values().map(|j| &j.spec.tenant);
+        let mut names: Vec<&String> = self.tenants.keys().chain(of_jobs).collect();
+        names.sort_unstable();
+        names.dedup();
+        let view = |name: &String| TenantView {
+            name: name.clone(),
+            limits: self.tenants.get(name).cloned(),
+            used: self.used_by(name),
+            admitted: self.admitted.get(name).copied().unwrap_or(0),
+        };
+        names.into_iter().map(view).collect()
+    }
+
+    fn used_by(&self, tenant: &str) -> Amount {
+        let jobs = self.jobs.values().filter(|j| j.spec.tenant == tenant);
+        jobs.fold(Amount::default(), |sum, j| sum + Amount::of(&j.spec, j.slots))
+    }
+
+    /// That its tenant's limits and the pool have room for a job. If not: the limit, what is in use, and what would fit.
+    pub(super) fn check_room(&self, spec: &JobSpec, slots: u32) -> Result<(), Refusal> {
+        let (limits, used) = (self.tenants.get(&spec.tenant), self.used_by(&spec.tenant));
+        let check = |slots| {
+            let excess = limits.and_then(|limits| limits.exceeded(used, Amount::of(spec, slots)));
+            match excess {
+                Some(excess) => Err(Refusal::Exhausted(format!("tenant `{}`: {excess}", spec.tenant))),
+                None => self.pool.check_room(spec, slots),
+            }
+        };
+        let Err(why) = check(slots) else { return Ok(()) };
+        let fits = |window: &u32| spec.slots_for(*window).is_some_and(|slots| check(slots).is_ok());
+        Err(Refusal::Exhausted(match (1..spec.window).rev().find(fits) {
+            Some(window) => format!("{why}; --window {window} would fit"),
+            None if job_memory(spec, slots) > self.pool.free() => format!("{why}; no --window would fit"),
+            None => why.to_string(),
+        }))
     }
 }
 
@@ -120,25 +164,6 @@ impl Limits {
                 (used + needed > limit).then_some(Excess { what, limit, used, needed })
             },
         )
-    }
-
-    /// How much of what it may have a tenant has, in millionths: of the resource of which that is the most. Without a limit, or
-    /// with one above what there is, that is a part of the pool, which has no number of jobs or slots.
-    pub fn share(&self, used: Amount, pool: Amount) -> u64 {
-        let part = |(what, limit, used): (Resource, Option<u64>, u64)| {
-            let whole = match what {
-                Resource::Jobs | Resource::Slots => limit?,
-                Resource::Rings => limit.map_or(pool.rings, |l| l.min(pool.rings)),
-                Resource::Memory => limit.map_or(pool.memory, |l| l.min(pool.memory)),
-            };
-            Some(match (used, whole) {
-                (0, _) => 0,
-                // More than nothing of nothing: a limit that was lowered.
-                (_, 0) => u64::from(u32::MAX) * WHOLE,
-                (used, whole) => (u128::from(used) * u128::from(WHOLE) / u128::from(whole)) as u64,
-            })
-        };
-        self.each(used).into_iter().filter_map(part).max().unwrap_or(0)
     }
 }
 
@@ -163,8 +188,6 @@ impl std::fmt::Display for Excess {
 mod tests {
     use super::*;
 
-    const POOL: Amount = Amount { jobs: 0, rings: 255, slots: 0, memory: 1000 };
-
     #[test]
     fn the_first_limit_that_is_exceeded_is_named_with_all_numbers() {
         let limits = Limits { jobs: Some(3), memory: Some(4096), ..Limits::default() };
@@ -177,17 +200,5 @@ mod tests {
         let said = limits.exceeded(used + one, more).unwrap().to_string();
         assert_eq!(said, "jobs limit 3, 3 in use, 1 needed");
         assert_eq!(Limits::default().exceeded(used, more), None);
-    }
-
-    #[test]
-    fn a_share_is_that_of_the_limit_or_of_the_pool_whichever_is_less() {
-        let used = Amount { jobs: 1, rings: 51, slots: 10, memory: 100 };
-        let share = |limits: Limits| limits.share(used, POOL);
-        assert_eq!(share(Limits::default()), 200_000, "51 of 255 rings");
-        assert_eq!(share(Limits { memory: Some(200), ..Limits::default() }), 500_000);
-        assert_eq!(share(Limits { memory: Some(1 << 40), ..Limits::default() }), 200_000);
-        assert_eq!(share(Limits { slots: Some(10), ..Limits::default() }), 1_000_000);
-        assert_eq!(share(Limits { jobs: Some(0), ..Limits::default() }), u64::from(u32::MAX) * WHOLE);
-        assert_eq!(Limits { jobs: Some(0), ..Limits::default() }.share(Amount::default(), POOL), 0);
     }
 }

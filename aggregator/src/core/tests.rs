@@ -18,7 +18,6 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         mtu: 1024,
         message_size: 65536,
         window: 2,
-        window_range: None,
         rings: 1,
         verify_icrc: true,
         in_order: true,
@@ -429,7 +428,7 @@ proptest! {
                         prop_assert_eq!(ports.len(), r.ranks as usize);
                     }
                     Action::ForgetEnded(gone) => prop_assert!(gone.iter().all(|key| !flows.contains(key))),
-                    Action::Reply { .. } | Action::ResetCounters(_) | Action::Dequeued { .. } => {}
+                    Action::Reply { .. } | Action::ResetCounters(_) => {}
                     Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
                 }
             }
@@ -526,7 +525,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
                 Action::ForgetEnded(gone) => assert!(gone.iter().all(|key| !flows.contains(key))),
-                Action::ListenInBand(_) | Action::IgnoreInBand(_) | Action::Dequeued { .. } => {}
+                Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
             }
         }
         (rings.len(), flows.len())
@@ -631,4 +630,99 @@ fn the_pool_shrinks_to_what_the_jobs_take_and_no_further() {
     assert!(matches!(c.create_job(spec("b", 2)), Err(Refusal::Exhausted(_))));
     c.set_memory(2 * used).unwrap();
     c.create_job(spec("b", 2)).unwrap();
+}
+
+/// What a job of [`small`] takes: 32 slots of 256 + 2 x 112 + 24 bytes.
+const ONE: u64 = 32 * (256 + 224 + 24);
+
+fn small(name: &str, tenant: &str) -> JobSpec {
+    JobSpec { mtu: 256, message_size: 2048, tenant: tenant.into(), ..spec(name, 2) }
+}
+
+#[test]
+fn a_refusal_names_limit_use_and_what_would_fit() {
+    let mut c = controller();
+    c.set_memory(10 * ONE).unwrap();
+    let some = Limits { jobs: Some(3), memory: Some(3 * ONE), rings: Some(4), slots: None };
+    c.set_tenants(BTreeMap::from([("a".to_owned(), some)]));
+    c.create_job(JobSpec { rings: 2, ..small("a1", "a") }).unwrap();
+    let refused = |c: &mut Controller, spec: JobSpec| c.create_job(spec).unwrap_err().to_string();
+    let said = refused(&mut c, JobSpec { rings: 3, ..small("a2", "a") });
+    // No window makes a ring less.
+    assert_eq!(said, "tenant `a`: rings limit 4, 2 in use, 3 needed");
+    let wide = |window| JobSpec { window, ..small("a2", "a") };
+    let said = refused(&mut c, wide(8));
+    let expected =
+        "tenant `a`: memory limit 47.2 KiB, 31.5 KiB in use, 63.0 KiB needed; --window 2 would fit";
+    assert_eq!(said, expected);
+    c.create_job(wide(2)).unwrap();
+    assert!(refused(&mut c, wide(1)).contains("there is such a job already"));
+    let said = refused(&mut c, JobSpec { window: 1, ..small("a3", "a") });
+    assert!(said.contains("memory limit 47.2 KiB, 47.2 KiB in use"), "{said}");
+    c.create_job(JobSpec { rings: 6, ..small("d1", "default") }).unwrap();
+    let said = refused(&mut c, JobSpec { window: 16, ..small("d2", "default") });
+    assert!(said.contains("; 15.8 KiB of 157.5 KiB are free; "), "{said}");
+    assert!(said.ends_with("; --window 2 would fit"), "{said}");
+    let said = refused(&mut c, JobSpec { rings: 8, ..small("d2", "default") });
+    assert!(said.ends_with("; no --window would fit"), "{said}");
+    let said = refused(&mut c, small("x", "nobody"));
+    assert_eq!(said, "--tenant `nobody`: the configuration has a, default");
+    assert_eq!(c.memory_used(), 9 * ONE, "who is refused gets nothing");
+}
+
+#[test]
+fn a_limit_that_is_lowered_ends_no_job() {
+    let mut c = controller();
+    let limits = |jobs| BTreeMap::from([("a".to_owned(), Limits { jobs, ..Limits::default() })]);
+    c.set_tenants(limits(None));
+    (0..3).for_each(|i| drop(c.create_job(small(&format!("a{i}"), "a")).unwrap()));
+    c.set_tenants(limits(Some(1)));
+    assert_eq!(c.jobs().count(), 3);
+    let said = c.create_job(small("a3", "a")).unwrap_err().to_string();
+    assert_eq!(said, "tenant `a`: jobs limit 1, 3 in use, 1 needed");
+    (0..3).for_each(|i| drop(c.delete_job(&format!("a{i}")).unwrap()));
+    c.create_job(small("a3", "a")).unwrap();
+    // Jobs of a tenant that is no more still count.
+    c.set_tenants(BTreeMap::new());
+    let all: Vec<_> = c.tenants().into_iter().map(|t| (t.name, t.limits.is_some(), t.used.jobs)).collect();
+    assert_eq!(all, [("a".to_owned(), false, 1), ("default".to_owned(), true, 0)]);
+}
+
+#[test]
+fn ranks_are_asked_to_connect_anew_until_they_have() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("train", 2)).unwrap();
+    let asked = |c: &mut Controller, epoch| {
+        let job = c.heartbeat("train", "t", 0, epoch, now).unwrap();
+        job.epoch.as_ref().is_some_and(|e| e.renew)
+    };
+    let begin = |c: &mut Controller, epoch| {
+        c.join(join("train", 0, epoch, 1, now), now).unwrap();
+        c.join(join("train", 1, epoch, 2, now), now).unwrap();
+    };
+    assert!(matches!(c.renew_job("train"), Err(Refusal::NotNow(why)) if why.contains("no ranks")));
+    assert!(matches!(c.renew_job("other"), Err(Refusal::NotFound(_))));
+    begin(&mut c, 0);
+    assert!(!asked(&mut c, 1));
+    c.renew_job("train").unwrap();
+    assert!(asked(&mut c, 1));
+    let mut c = after_restart(&c);
+    assert!(asked(&mut c, 1), "the next daemon asks, too");
+    (0..2).for_each(|rank| drop(c.leave("train", "t", rank, 1).unwrap()));
+    begin(&mut c, 1);
+    assert!(!asked(&mut c, 2));
+}
+
+#[test]
+fn what_a_daemon_with_a_queue_has_saved_is_taken_over() {
+    let mut c = controller();
+    c.create_job(spec("train", 2)).unwrap();
+    let mut old = serde_json::to_value(c.save()).unwrap();
+    old["handed"] = serde_json::json!({ "train": { "since": 7, "told": true } });
+    let job = &mut old["jobs"][0];
+    job["spec"]["window_range"] = serde_json::json!({ "least": 1, "most": 8 });
+    (job["ticket"], job["wished"], job["joins"]) = (7.into(), 4.into(), true.into());
+    let mut next = controller();
+    assert_eq!(next.restore(serde_json::from_value(old).unwrap(), Instant::now(), |_| None).unwrap(), []);
+    assert_eq!(next.job("train").unwrap().spec, c.job("train").unwrap().spec);
 }

@@ -1,7 +1,7 @@
 //! The administration service.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_server::Admin;
@@ -9,20 +9,15 @@ use netsum_common::abi;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
-use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
 use super::links::Netlink;
 use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_load};
-use super::queue::{Turns, place_message, turns};
-use super::state::{Inner, Shared, Turn};
+use super::state::{Inner, Shared};
 use super::trace;
-use super::{job_message, job_spec, mac_from_text, mac_text, of_spec};
-use crate::clock;
-use crate::core::pool::job_memory;
-use crate::core::queue::{Arrival, Queued, Standing, TenantView};
-use crate::core::tenant::Limits;
+use super::{job_message, job_spec, mac_from_text, mac_text};
+use crate::core::tenant::{Limits, TenantView};
 use crate::core::{Action, Job, State};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
 
@@ -33,9 +28,6 @@ pub struct AdminService {
     netlink: Option<Netlink>,
     started: Instant,
 }
-
-/// The longest that a job waits for its turn where a limit is given.
-const MAX_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -76,31 +68,6 @@ impl AdminService {
     }
 }
 
-/// A job that waits for its turn.
-fn queued_message(queued: &Queued, standing: &Standing) -> api::Job {
-    let spec = &queued.spec;
-    let slots = spec.slots_for(spec.window).unwrap_or(0);
-    api::Job {
-        state: api::JobState::Queued.into(),
-        queue: Some(place_message(standing)),
-        memory: job_memory(spec, slots),
-        slots,
-        tenant: spec.tenant.clone(),
-        ..of_spec(spec)
-    }
-}
-
-/// Since when somebody waits, and for how long it will.
-fn arrival(r: &api::QueueJobRequest) -> Arrival {
-    let patience = (r.timeout_ms > 0).then(|| Duration::from_millis(r.timeout_ms).min(MAX_WAIT));
-    Arrival {
-        now: clock::monotonic(),
-        since: r.since_ns,
-        overtaken: r.overtaken,
-        deadline: patience.map(|patience| Instant::now() + patience),
-    }
-}
-
 fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
     text.parse().map_err(|_| {
         Status::invalid_argument(format!("{option} `{text}`: an IPv4 or IPv6 address is needed"))
@@ -122,34 +89,6 @@ impl Admin for AdminService {
         }
         log::info!("job {name} created");
         Ok(Response::new(self.job(&inner, inner.controller.job(&name)?, true)))
-    }
-
-    type QueueJobStream = Turns;
-
-    async fn queue_job(&self, request: Request<api::QueueJobRequest>) -> Answer<Turns> {
-        let mut r = request.into_inner();
-        let spec = job_spec(r.job.take().ok_or_else(|| Status::invalid_argument("job: missing"))?)?;
-        let name = spec.name.clone();
-        self.look_at_ports().await?;
-        let (ticket, followed) = {
-            let mut inner = self.shared.lock();
-            if inner.claim(&name, r.since_ns)? {
-                log::info!("job {name}: who has waited for it has come back");
-                (0, watch::channel(Turn::Created).1)
-            } else {
-                let ticket = inner.controller.enqueue_job(spec, arrival(&r))?;
-                log::info!("job {name} waits for its turn");
-                let followed = inner.follow(ticket);
-                inner.carry_out(None, Vec::new())?;
-                (ticket, followed)
-            }
-        };
-        let service = self.clone();
-        let created = move |name: &str| {
-            let inner = service.shared.lock();
-            Ok(service.job(&inner, inner.controller.job(name)?, true))
-        };
-        Ok(Response::new(turns(self.shared.clone(), ticket, name, followed, created)))
     }
 
     async fn list_tenants(&self, _: Request<api::ListTenantsRequest>) -> Answer<api::ListTenantsReply> {
@@ -179,23 +118,24 @@ impl Admin for AdminService {
         Ok(Response::new(self.job(&inner, inner.controller.job(&name)?, false)))
     }
 
+    async fn renew_job(&self, request: Request<api::RenewJobRequest>) -> Answer<api::RenewJobReply> {
+        let name = request.into_inner().name;
+        let mut inner = self.shared.lock();
+        inner.controller.renew_job(&name)?;
+        inner.carry_out(None, Vec::new())?;
+        log::info!("job {name}: its ranks are asked to connect anew");
+        Ok(Response::new(api::RenewJobReply {}))
+    }
+
     async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
         let inner = self.shared.lock();
-        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false));
-        let standings = inner.controller.standings();
-        let jobs = jobs.chain(standings.iter().map(|(queued, standing)| queued_message(queued, standing)));
-        let jobs = jobs.collect();
+        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false)).collect();
         Ok(Response::new(api::ListJobsReply { jobs }))
     }
 
     async fn show_job(&self, request: Request<api::ShowJobRequest>) -> Answer<api::Job> {
         let r = request.into_inner();
         let inner = self.shared.lock();
-        if let Some((queued, standing)) =
-            inner.controller.standings().into_iter().find(|(queued, _)| queued.spec.name == r.name)
-        {
-            return Ok(Response::new(queued_message(queued, &standing)));
-        }
         let job = inner.controller.job(&r.name)?;
         Ok(Response::new(self.job(&inner, job, r.show_token)))
     }
@@ -409,11 +349,10 @@ fn ring_message(inner: &Inner, job: &Job, number: u32, ring: &RingSpec) -> anyho
 
 fn tenant_message(t: TenantView) -> api::Tenant {
     let configured = t.limits.is_some();
-    let Limits { priority, jobs, rings, slots, memory } = t.limits.unwrap_or_default();
+    let Limits { jobs, rings, slots, memory } = t.limits.unwrap_or_default();
     api::Tenant {
         name: t.name,
         configured,
-        priority,
         jobs_limit: jobs,
         rings_limit: rings,
         slots_limit: slots,
@@ -422,8 +361,6 @@ fn tenant_message(t: TenantView) -> api::Tenant {
         rings: t.used.rings,
         slots: t.used.slots,
         memory: t.used.memory,
-        waiting: t.waiting,
-        share: t.share,
     }
 }
 

@@ -6,7 +6,6 @@
 //! | [`admin`] | the administration service |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`in_band`] | first packets of jobs that are set up in band |
-//! | [`queue`] | jobs that wait for their turn |
 //! | [`worker`] | the workers' service |
 //! | [`doorman`] | what strangers on the workers' TCP port may use up |
 //! | [`socket`] | the administration socket: who may open it |
@@ -29,7 +28,6 @@ pub mod load;
 pub mod metrics;
 pub mod persist;
 pub mod privileges;
-pub mod queue;
 pub mod reload;
 pub mod run;
 pub mod socket;
@@ -41,7 +39,7 @@ pub mod worker;
 use netsum_api::v1 as api;
 use tonic::Status;
 
-use crate::core::{Job, JobSpec, Refusal, State, WindowRange, epoch_number, pool, tenant};
+use crate::core::{Job, JobSpec, Refusal, State, epoch_number, pool, tenant};
 use crate::dataplane::{FirstPacket, FlowSpec};
 
 impl From<Refusal> for Status {
@@ -132,27 +130,17 @@ fn job_message(job: &Job, port_name: impl Fn(u32) -> String, heartbeat_ms: u32, 
         claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
         unclaimed: job.unclaimed().into_iter().map(|(ring, rank)| api::Place { ring, rank }).collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
-        wished_window: job.wished.unwrap_or(0),
-        ..of_spec(spec)
-    }
-}
-
-/// A job's properties, of one that waits for its turn too. Whose it is is for administration alone.
-fn of_spec(spec: &JobSpec) -> api::Job {
-    let range = spec.window_range;
-    api::Job {
         name: spec.name.clone(),
         ranks: spec.ranks,
         dtype: spec.dtype.clone(),
         mtu: spec.mtu,
         message_size: spec.message_size,
         window: spec.window,
-        least_window: range.map_or(0, |range| range.least),
-        most_window: range.map_or(0, |range| range.most),
         rings: spec.rings,
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if spec.in_order { "in-order" } else { "relaxed" }.into(),
         in_band: spec.in_band,
+        // Whose it is is for administration alone.
         ..api::Job::default()
     }
 }
@@ -167,7 +155,6 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         v if v == no => Ok(false),
         v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
     };
-    let range = WindowRange { least: r.least_window, most: r.window };
     Ok(JobSpec {
         verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
         in_order: choice("--order", &r.order, "in-order", "relaxed")?,
@@ -177,7 +164,6 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         mtu: r.mtu,
         message_size: r.message_size,
         window: r.window,
-        window_range: (r.least_window > 0).then_some(range),
         rings: r.rings,
         in_band: r.in_band,
         token: if r.token.is_empty() { token()? } else { r.token }.into(),

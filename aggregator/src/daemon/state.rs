@@ -5,16 +5,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tonic::Status;
 
 use super::persist::Store;
 use super::trace::Tracers;
-use crate::clock;
 use crate::core::ended::Ended;
-use crate::core::queue::{Admission, Standing};
 use crate::core::watch::{Patience, Watch};
-use crate::core::{Action, Controller, Refusal, State};
+use crate::core::{Action, Controller, Refusal};
 use crate::dataplane::DataPlane;
 
 /// What a rank in `join` waits for.
@@ -46,31 +44,17 @@ pub struct Inner {
     pub store: Option<Store>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
-    /// Who is told about jobs in the queue, by their tickets.
-    queue: HashMap<u64, watch::Sender<Turn>>,
-}
-
-/// How a job that was put into the queue stands.
-#[derive(Clone, Debug)]
-pub enum Turn {
-    /// It waits.
-    Waits(Standing),
-    /// It has been created.
-    Created,
-    /// It will not be.
-    Ended(Status),
 }
 
 impl Shared {
     /// A daemon's state.
     pub fn new(
-        mut controller: Controller,
+        controller: Controller,
         plane: Box<dyn DataPlane>,
         heartbeat: Duration,
         patience: Patience,
     ) -> Self {
         let watch = Watch::new(patience);
-        controller.set_began(clock::monotonic());
         let inner = Inner {
             controller,
             plane,
@@ -81,7 +65,6 @@ impl Shared {
             store: None,
             waiters: HashMap::new(),
             next_waiter: 0,
-            queue: HashMap::new(),
         };
         Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
     }
@@ -97,10 +80,8 @@ impl Shared {
         loop {
             tick.tick().await;
             let mut inner = self.lock();
-            let now = Instant::now();
-            let all_are_back = inner.controller.end_return(now);
-            let actions = inner.controller.tick(now);
-            if actions.is_empty() && !all_are_back {
+            let actions = inner.controller.tick(Instant::now());
+            if actions.is_empty() {
                 continue;
             }
             if let Err(e) = inner.carry_out(None, actions) {
@@ -133,7 +114,6 @@ impl Inner {
     pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let began = Instant::now();
         let result = self.all(job, actions);
-        self.admit();
         // The rings of a large job take seconds, and heartbeats wait for the lock.
         self.controller.was_deaf(began.elapsed());
         // After the deed: a daemon that comes next finds what has not been told and ends the job.
@@ -168,93 +148,6 @@ impl Inner {
         done.into_iter().try_for_each(|ifindex| self.plane.detach(ifindex))
     }
 
-    /// Whether an earlier daemon has created a job for a command that has waited since then and comes for it. One that has come to
-    /// an end meanwhile is deleted, to be waited for again.
-    pub fn claim(&mut self, name: &str, since: u64) -> Result<bool, Status> {
-        if !self.controller.claim(name, since) {
-            return Ok(false);
-        }
-        if !matches!(self.controller.job(name)?.state, State::Failed(_)) {
-            return Ok(true);
-        }
-        let actions = self.controller.delete_job(name)?;
-        self.carry_out(None, actions)?;
-        Ok(false)
-    }
-
-    /// What becomes of a job that was put into the queue a moment ago comes out here.
-    pub fn follow(&mut self, ticket: u64) -> watch::Receiver<Turn> {
-        let standing = Standing { position: 0, of: 0, waits_for: String::new(), overtaken: 0 };
-        let (sender, receiver) = watch::channel(Turn::Waits(standing));
-        self.queue.insert(ticket, sender);
-        receiver
-    }
-
-    /// Nobody follows this job any more.
-    pub fn forget_turns(&mut self, ticket: u64) {
-        self.queue.remove(&ticket);
-    }
-
-    /// Lets jobs out of the queue for which there is room by now, decides what becomes of the windows of those at work, and tells
-    /// all who wait where they stand.
-    fn admit(&mut self) {
-        loop {
-            let admissions = self.controller.admit();
-            if !admissions.is_empty() {
-                admissions.into_iter().for_each(|admission| self.admit_one(admission));
-                continue;
-            }
-            // Jobs without ranks become narrower at once, which may make room.
-            let changes = self.controller.fit_windows();
-            if changes.is_empty() {
-                break;
-            }
-            for (job, actions) in changes {
-                if let Err(e) = self.all(Some(&job), actions) {
-                    log::error!("job {job}, with another window: {}", e.message());
-                }
-            }
-        }
-        if self.queue.is_empty() {
-            return;
-        }
-        for (queued, standing) in self.controller.standings() {
-            let Some(sender) = self.queue.get(&queued.ticket) else { continue };
-            sender.send_if_modified(|turn| {
-                let new = !matches!(turn, Turn::Waits(old) if *old == standing);
-                if new {
-                    *turn = Turn::Waits(standing);
-                }
-                new
-            });
-        }
-    }
-
-    fn admit_one(&mut self, Admission { ticket, job, actions }: Admission) {
-        let turn = match self.all(None, actions) {
-            Ok(()) => {
-                log::info!("job {job} created: it has waited for its turn");
-                Turn::Created
-            }
-            Err(error) => {
-                log::error!("job {job}: {}", error.message());
-                let undo = self.controller.delete_job(&job).unwrap_or_default();
-                if let Err(e) = self.all(None, undo) {
-                    log::error!("job {job}, after a failure: {}", e.message());
-                }
-                Turn::Ended(error)
-            }
-        };
-        self.tell(ticket, turn);
-    }
-
-    /// Tells who follows a job what has become of it. Nobody may.
-    fn tell(&mut self, ticket: u64, turn: Turn) {
-        if let Some(sender) = self.queue.remove(&ticket) {
-            sender.send_replace(turn);
-        }
-    }
-
     fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let mut first_error = None;
         for action in actions {
@@ -284,11 +177,6 @@ impl Inner {
             Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
             Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),
             Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
-            Action::Dequeued { ticket, why } => {
-                log::info!("{why}");
-                self.tell(ticket, Turn::Ended(why.into()));
-                Ok(())
-            }
             Action::Reply { waiter, result } => {
                 if let Some(sender) = self.waiters.remove(&waiter) {
                     // A rank that has gone away needs no answer.

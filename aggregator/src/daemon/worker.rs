@@ -206,14 +206,14 @@ impl Worker for WorkerService {
     async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let wished_window = {
+        let renew = {
             let mut inner = self.shared.lock();
             let job = inner.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())?;
-            job.wished.unwrap_or(0)
+            job.epoch.as_ref().is_some_and(|epoch| epoch.renew)
         };
         let job = self.job(&r.job, &r.token)?;
         let api::Job { state, error, epoch, .. } = job;
-        Ok(Response::new(api::HeartbeatReply { state, error, epoch, wished_window }))
+        Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew }))
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {

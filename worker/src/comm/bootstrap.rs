@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use netsum_api::v1::{self, JobState};
 
-use super::config::{Bootstrap, CommConfig, JobShape, MAX_WINDOW, static_connection};
+use super::config::{Bootstrap, CommConfig, JobShape, static_connection};
 use super::error::Error;
 use super::links::{Numbers, RankNumbers};
 use super::network::Network;
@@ -99,10 +99,9 @@ fn join(
     if described.ranks != config.ranks {
         return wrong(format!("ranks {}: job {job} has {}", config.ranks, described.ranks));
     }
-    // The window of an epoch is known when that begins, and queue pairs are made before.
-    let window = described.window.max(described.most_window.min(MAX_WINDOW));
-    let layout = Layout { message_size: described.message_size, window, rings: described.rings };
-    let mut shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout };
+    let layout =
+        Layout { message_size: described.message_size, window: described.window, rings: described.rings };
+    let shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;
@@ -132,9 +131,7 @@ fn join(
         let reason = format!("names {} ranks of {}", ranks.len(), config.ranks);
         return Err(Error::Controller { address: address.to_owned(), reason });
     }
-    let (epoch, window) = reply.job.as_ref().map_or((epoch, described.window), |j| (j.epoch, j.window));
-    shape.layout.window = window;
-    shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
+    let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
     Ok(Membership { shape, ranks, heartbeat })

@@ -24,10 +24,9 @@ use crate::numeric::quant::{NON_FINITE, Scale};
 /// All ranks call for the same operations in the same order, as with MPI or NCCL; which of them wait and which are in flight may differ
 /// from rank to rank.
 ///
-/// Where the job has a range of windows, the box may change the window while the job is at work: then all ranks connect anew at the
-/// end of an all-reduce, before any later one, which takes that much longer. Nothing else is noticed of it, but in
-/// [`layout`](Self::layout) and [`statistics`](Self::statistics). What it takes longer than `timeout` twice to do is an error of the
-/// next call.
+/// The box may ask the ranks to connect anew while the job is at work: then all do at the end of an all-reduce, before any later one,
+/// which takes that much longer. Nothing else is noticed of it, but in [`statistics`](Self::statistics). What it takes longer than
+/// `timeout` twice to do is an error of the next call.
 ///
 /// Dropping it completes what is in flight, where the other ranks get there within two seconds, and leaves the job in good order; that
 /// may take up to two seconds more where other ranks are behind.

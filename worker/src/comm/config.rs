@@ -228,7 +228,7 @@ pub struct Statistics {
     pub ring_bytes: u64,
     /// How often an adapter has given a connection up, which was then started anew; see [`AdapterRetry`].
     pub restarts: u64,
-    /// How often the ranks have connected anew, for another window.
+    /// How often the ranks have connected anew.
     pub renewals: u64,
     /// Packets; `None` over an adapter, which counts for itself: see `rdma statistic`.
     pub traffic: Option<Traffic>,

@@ -141,9 +141,9 @@ impl Core {
         }
     }
 
-    /// Before an operation: where the daemon wishes for another window, rank 0 has all ranks agree to connect anew after it.
-    pub fn consent(&mut self, rank: u32, window: u32) -> Result<(), Error> {
-        if rank == 0 && self.wished_window(window)?.is_some_and(|wished| wished != window) {
+    /// Before an operation: where the daemon wants it, rank 0 has all ranks agree to connect anew after it.
+    pub fn consent(&mut self, rank: u32) -> Result<(), Error> {
+        if rank == 0 && self.should_renew()? {
             self.engine.ask_to_renew(&mut *self.connections);
         }
         while self.engine.waits_for_consent() {
@@ -152,21 +152,21 @@ impl Core {
         Ok(())
     }
 
-    /// The window that the daemon wishes for now. What it has said last may be old, and without it nobody could join again.
-    fn wished_window(&mut self, window: u32) -> Result<Option<u32>, Error> {
-        let wished = |core: &Self| core.heartbeat.as_ref().and_then(Heartbeat::wished_window);
-        if wished(self).is_none_or(|wished| wished == window) {
-            return Ok(None);
+    /// Whether the daemon wants the ranks to connect anew, now: without it nobody could join again.
+    fn should_renew(&mut self) -> Result<bool, Error> {
+        let wanted = |core: &Self| core.heartbeat.as_ref().is_some_and(Heartbeat::is_to_renew);
+        if !wanted(self) {
+            return Ok(false);
         }
-        let Some(question) = self.heartbeat.as_ref().map(Heartbeat::ask) else { return Ok(None) };
+        let Some(question) = self.heartbeat.as_ref().map(Heartbeat::ask) else { return Ok(false) };
         let until = Instant::now() + DAEMON;
         while !self.heartbeat.as_ref().is_some_and(|h| h.has_answered(question)) {
             if Instant::now() >= until || self.engine.failure().is_some() {
-                return Ok(None);
+                return Ok(false);
             }
             self.drive(Instant::now() + Duration::from_millis(1), &mut Slice(&mut idle()))?;
         }
-        Ok(wished(self))
+        Ok(wanted(self))
     }
 
     /// After the operation that all ranks connect anew after: leaves, once all have completed it. Others may still find that the

@@ -1,5 +1,5 @@
-//! A membership in a job over all its connections: where the box wishes for another window, the ranks leave these and connect anew,
-//! whoever drives at that moment. And the thread that drives between calls.
+//! A membership in a job over all its connections: where the box asks for it, the ranks leave these and connect anew, whoever drives
+//! at that moment. And the thread that drives between calls.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,9 +50,9 @@ impl Session {
             if self.core.as_ref().is_some_and(|core| core.engine.is_to_renew()) {
                 self.renew();
             }
-            let (rank, window) = (self.config.rank, self.shape.layout.window);
+            let rank = self.config.rank;
             let Some(core) = &mut self.core else { break };
-            core.consent(rank, window)?;
+            core.consent(rank)?;
             if core.engine.is_full() {
                 core.rest_for(LOOK_UP)?;
             } else if !core.engine.is_to_renew() {
@@ -85,7 +85,7 @@ impl Session {
     /// the last one are there.
     fn renew(&mut self) {
         let Some(mut core) = self.core.take() else { return };
-        let (rank, window, started) = (self.config.rank, self.shape.layout.window, Instant::now());
+        let (rank, started) = (self.config.rank, Instant::now());
         let parted = core.part();
         if parted.is_err() {
             core.linger();
@@ -104,15 +104,11 @@ impl Session {
         match parted.and_then(|()| establish(&config, Patience::Long)) {
             Ok((shape, title, core)) => {
                 self.before.renewals += 1;
-                let elapsed = started.elapsed();
-                log::info!(
-                    "rank {rank}: connected anew over {title} in {elapsed:.1?}: window {}, before {window}",
-                    shape.layout.window
-                );
+                log::info!("rank {rank}: connected anew over {title} in {:.1?}", started.elapsed());
                 (self.shape, self.title, self.core) = (shape, title, Some(core));
             }
             Err(error) => {
-                log::warn!("rank {rank}: could not connect anew, for another window: {error}");
+                log::warn!("rank {rank}: could not connect anew: {error}");
                 self.broken = Some(error);
             }
         }

@@ -1,4 +1,4 @@
-//! The thread that tells the daemon that this rank lives, and hears from it when the job has failed, or is to have another window.
+//! The thread that tells the daemon that this rank lives, and hears from it when the job has failed, or its ranks are to connect anew.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -24,10 +24,10 @@ struct Orders {
     asked: u64,
 }
 
-/// What the daemon wishes for.
+/// Whether the ranks are to connect anew.
 #[derive(Clone, Copy, Default)]
 struct Wish {
-    window: Option<u32>,
+    renew: bool,
     /// Which of those who asked have their answer.
     answered: u64,
 }
@@ -50,7 +50,7 @@ impl Heartbeat {
             let mut unreachable = false;
             let end = loop {
                 let asked = lock(&theirs.orders).asked;
-                let mut wished = None;
+                let mut wished = false;
                 match control.heartbeat(rank, epoch, ANSWER.max(period)) {
                     Ok(word) => {
                         if unreachable {
@@ -59,7 +59,7 @@ impl Heartbeat {
                         unreachable = false;
                         match word {
                             Word::Failed(reason) => *lock(&theirs.failed) = Some(reason),
-                            Word::Alive { wished_window } => wished = wished_window,
+                            Word::Alive { renew } => wished = renew,
                         }
                     }
                     Err(e) => {
@@ -71,7 +71,7 @@ impl Heartbeat {
                     }
                 }
                 // Without a daemon nobody could join.
-                *lock(&theirs.wish) = Wish { window: wished, answered: asked };
+                *lock(&theirs.wish) = Wish { renew: wished, answered: asked };
                 let until = Instant::now() + period;
                 let mut orders = lock(&theirs.orders);
                 while orders.stop.is_none() && orders.asked == asked && Instant::now() < until {
@@ -106,9 +106,9 @@ impl Heartbeat {
         lock(&self.shared.failed).clone()
     }
 
-    /// The window that the daemon would like the job to have, if that is another one, as it has said last.
-    pub fn wished_window(&self) -> Option<u32> {
-        lock(&self.shared.wish).window
+    /// Whether all ranks are to connect anew, as the daemon has said last.
+    pub fn is_to_renew(&self) -> bool {
+        lock(&self.shared.wish).renew
     }
 
     /// Has the daemon asked at once. The number of the question.

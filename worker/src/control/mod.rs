@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) enum Word {
     /// The job is at work.
     Alive {
-        /// The window that it gets when all ranks connect anew, if that is another one.
-        wished_window: Option<u32>,
+        /// All ranks are to connect anew.
+        renew: bool,
     },
     /// The job has failed: why.
     Failed(String),
@@ -195,10 +195,7 @@ impl Control {
                 "its connections were replaced (epoch {}, this rank's is {epoch})",
                 reply.epoch
             ))),
-            Ok(reply) => {
-                let wished_window = Some(reply.wished_window).filter(|window| *window > 0);
-                Ok(Word::Alive { wished_window })
-            }
+            Ok(reply) => Ok(Word::Alive { renew: reply.renew }),
             Err(s) => Err(self.error(s.message())),
         }
     }

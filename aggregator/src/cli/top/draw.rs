@@ -297,7 +297,7 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
     let h = &row.sums.completion;
     let colour = match j.state {
         State::Active => Style::new().green(),
-        State::Waiting | State::Queued => Style::new().yellow(),
+        State::Waiting => Style::new().yellow(),
         State::Failed => Style::new().red(),
     };
     let mut lines =
@@ -425,7 +425,7 @@ fn state(state: State) -> Cell<'static> {
     let cell = Cell::from(state.name());
     match state {
         State::Active => cell.green(),
-        State::Waiting | State::Queued => cell.yellow(),
+        State::Waiting => cell.yellow(),
         State::Failed => cell.red(),
     }
 }

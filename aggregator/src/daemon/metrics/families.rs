@@ -368,11 +368,10 @@ mod tests {
     use openmetrics_parser::openmetrics::parse_openmetrics;
 
     use super::*;
-    use crate::core::queue::TenantView;
+    use crate::core::tenant::TenantView;
     use crate::core::tenant::{Amount, Limits};
     use crate::daemon::links::Link;
     use crate::daemon::load::{RingLoad, Timings};
-    use crate::daemon::metrics::gather::TenantSnapshot;
     use crate::dataplane::RingSpec;
 
     fn snapshot() -> Snapshot {
@@ -421,15 +420,12 @@ mod tests {
             counters: [1, 2, 3, 4],
         };
         let no_job = vec![1; Counter::ALL.len()];
-        let tenant = |name: &str, limits, waiting| {
+        let tenant = |name: &str, limits| {
             let used = Amount { jobs: 1, rings: 1, slots: 256, memory: 1 << 20 };
-            let waits_since = (waiting > 0).then_some(1);
-            let view =
-                TenantView { name: name.into(), limits, used, waiting, waits_since, admitted: 7, share: 0.5 };
-            TenantSnapshot { view, longest_wait: Duration::from_millis(2500) * waiting }
+            TenantView { name: name.into(), limits, used, admitted: 7 }
         };
-        let some = Limits { priority: -1, jobs: Some(2), memory: Some(2 << 20), ..Limits::default() };
-        let tenants = vec![tenant("vision", Some(some), 3), tenant("gone", None, 0)];
+        let some = Limits { jobs: Some(2), memory: Some(2 << 20), ..Limits::default() };
+        let tenants = vec![tenant("vision", Some(some)), tenant("gone", None)];
         Snapshot { memory: (256 << 20, 1 << 20), no_job, tenants, jobs: vec![job], ports: vec![port] }
     }
 

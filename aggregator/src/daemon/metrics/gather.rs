@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::clock;
-use crate::core::queue::TenantView;
+use crate::core::tenant::TenantView;
 use crate::core::{Job, State, pool};
 use crate::daemon::links::{Link, Netlink};
 use crate::daemon::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
@@ -21,27 +20,11 @@ pub struct Snapshot {
     /// Counters of packets that belong to no ring.
     pub no_job: Vec<u64>,
     /// The tenants.
-    pub tenants: Vec<TenantSnapshot>,
+    pub tenants: Vec<TenantView>,
     /// The jobs.
     pub jobs: Vec<JobSnapshot>,
     /// The ports.
     pub ports: Vec<Link>,
-}
-
-/// A tenant.
-#[derive(Clone, Debug)]
-pub struct TenantSnapshot {
-    /// How it stands.
-    pub view: TenantView,
-    /// How long the one of its jobs has waited that has waited for longest; zero where none waits.
-    pub longest_wait: Duration,
-}
-
-impl From<TenantView> for TenantSnapshot {
-    fn from(view: TenantView) -> Self {
-        let waited = view.waits_since.map_or(0, |since| clock::monotonic().saturating_sub(since));
-        Self { view, longest_wait: Duration::from_nanos(waited) }
-    }
 }
 
 /// A job.
@@ -88,7 +71,7 @@ pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapsh
         let snapshot = Snapshot {
             memory: (inner.controller.memory(), inner.controller.memory_used()),
             no_job: counters(&inner, [0])?,
-            tenants: inner.controller.tenants().into_iter().map(TenantSnapshot::from).collect(),
+            tenants: inner.controller.tenants(),
             jobs: Vec::new(),
             ports: links.into_iter().filter(|l| ports.contains(&l.ifindex)).collect(),
         };

@@ -1,10 +1,9 @@
-//! Metrics of tenants and of the queue. Tenants are those of the configuration, so their number is bounded.
+//! Metrics of tenants. Tenants are those of the configuration, so their number is bounded.
 
 use prometheus_client::registry::Unit;
 
-use super::families::{Family, Labels, Value, counter, gauge, info, label};
-use super::gather::TenantSnapshot;
-use crate::core::tenant::{Amount, Limits};
+use super::families::{Family, Value, counter, gauge, info, label};
+use crate::core::tenant::{Amount, Limits, TenantView};
 
 /// What a tenant has of something.
 type Used = fn(Amount) -> u64;
@@ -12,15 +11,11 @@ type Used = fn(Amount) -> u64;
 type Limit = fn(&Limits) -> Option<u64>;
 
 /// How all of them stand.
-pub(super) fn families(tenants: &[TenantSnapshot]) -> Vec<Family> {
-    let labels = |t: &TenantSnapshot| vec![label("tenant", &t.view.name)];
-    let each = |value: fn(&TenantSnapshot) -> Value| -> Vec<(Labels, Value)> {
-        tenants.iter().map(|t| (labels(t), value(t))).collect()
-    };
-    let described = |t: &TenantSnapshot| {
-        let priority = t.view.limits.as_ref().map_or(0, |l| l.priority);
+pub(super) fn families(tenants: &[TenantView]) -> Vec<Family> {
+    let labels = |t: &TenantView| vec![label("tenant", &t.name)];
+    let described = |t: &TenantView| {
         let mut labels = labels(t);
-        labels.extend([label("configured", t.view.limits.is_some()), label("priority", priority)]);
+        labels.push(label("configured", t.limits.is_some()));
         labels
     };
     let quota = |used: (&'static str, &'static str),
@@ -28,9 +23,8 @@ pub(super) fn families(tenants: &[TenantSnapshot]) -> Vec<Family> {
                  unit: Option<Unit>,
                  u: Used,
                  l: Limit| {
-        let limits =
-            tenants.iter().filter_map(|t| Some((labels(t), Value::Gauge(l(t.view.limits.as_ref()?)?))));
-        let used_by = tenants.iter().map(|t| (labels(t), Value::Gauge(u(t.view.used))));
+        let limits = tenants.iter().filter_map(|t| Some((labels(t), Value::Gauge(l(t.limits.as_ref()?)?))));
+        let used_by = tenants.iter().map(|t| (labels(t), Value::Gauge(u(t.used))));
         [
             gauge(used.0, unit.clone(), used.1, used_by.collect()),
             gauge(limit.0, unit, limit.1, limits.collect()),
@@ -65,31 +59,7 @@ pub(super) fn families(tenants: &[TenantSnapshot]) -> Vec<Family> {
         |used| used.memory,
         |limits| limits.memory,
     ));
-    all.extend([
-        gauge(
-            "tenant_share_ratio",
-            None,
-            "how much of what it may have a tenant has, of the resource of which that is the most",
-            each(|t| Value::Real(t.view.share)),
-        ),
-        gauge(
-            "tenant_waiting_jobs",
-            None,
-            "jobs of a tenant that wait for their turn",
-            each(|t| Value::Gauge(t.view.waiting.into())),
-        ),
-        gauge(
-            "tenant_longest_wait",
-            Some(Unit::Seconds),
-            "for how long the job has waited that has waited for longest; 0 where none waits",
-            each(|t| Value::Real(t.longest_wait.as_secs_f64())),
-        ),
-        counter(
-            "tenant_admitted_jobs",
-            None,
-            "jobs of a tenant that were created, at once or after they had waited",
-            each(|t| Value::Count(t.view.admitted)),
-        ),
-    ]);
+    let admitted = tenants.iter().map(|t| (labels(t), Value::Count(t.admitted))).collect();
+    all.push(counter("tenant_admitted_jobs", None, "jobs of a tenant that were created", admitted));
     all
 }

@@ -1,4 +1,4 @@
-//! Connecting anew, for another window: after which operation, agreed by all ranks.
+//! Connecting anew: after which operation, agreed by all ranks.
 //!
 //! Rank 0 sends [`Frame::Renew`] around the plain ring before it starts an operation. Each rank raises the number in it to that of the
 //! latest operation that it has started itself, and starts no other until it hears more. When the frame is back, rank 0 knows the
