@@ -5,17 +5,17 @@
 //! | [`check`] | `netsum check`: a machine before the first start |
 //! | [`clock`] | clocks that processes agree on |
 //! | [`config`] | the configuration file |
-//! | [`core`] | the controller, a pure state machine |
+//! | [`core`] | the controller, a pure state machine: the crate `netsum-core` |
 //! | [`daemon`] | what is around it: gRPC, netlink, clocks |
 //! | [`dataplane`] | loading, attaching and feeding the XDP programs |
 //! | [`cli`] | the command line |
-//! | [`size`] | sizes in bytes as people write them |
 
 pub mod check;
 pub mod cli;
 pub mod clock;
 pub mod config;
-pub mod core;
 pub mod daemon;
 pub mod dataplane;
-pub mod size;
+
+pub use netsum_core as core;
+pub use netsum_core::size;

@@ -16,7 +16,7 @@ use super::links::Netlink;
 use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_load};
 use super::state::{Inner, Shared};
 use super::trace;
-use super::{job_message, job_spec, mac_from_text, mac_text};
+use super::{job_message, job_spec, mac_from_text, mac_text, refused};
 use crate::core::tenant::{Limits, TenantView};
 use crate::core::{Action, Job, State};
 use crate::dataplane::{Attached, FlowSpec, ProgramFacts, RingSpec};
@@ -81,14 +81,14 @@ impl Admin for AdminService {
         let name = spec.name.clone();
         self.look_at_ports().await?;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.create_job(spec)?;
+        let actions = inner.controller.create_job(spec).map_err(refused)?;
         if let Err(error) = inner.carry_out(None, actions) {
-            let actions = inner.controller.delete_job(&name)?;
+            let actions = inner.controller.delete_job(&name).map_err(refused)?;
             inner.carry_out(None, actions)?;
             return Err(error);
         }
         log::info!("job {name} created");
-        Ok(Response::new(self.job(&inner, inner.controller.job(&name)?, true)))
+        Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true)))
     }
 
     async fn list_tenants(&self, _: Request<api::ListTenantsRequest>) -> Answer<api::ListTenantsReply> {
@@ -102,7 +102,7 @@ impl Admin for AdminService {
         let api::DeleteJobRequest { name, gone } = request.into_inner();
         let mut inner = self.shared.lock();
         let flows = inner.controller.job(&name).map(Job::ever_had);
-        let mut actions = inner.controller.delete_job(&name)?;
+        let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
         actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
         inner.carry_out(None, actions)?;
         log::info!("job {name} deleted");
@@ -112,16 +112,16 @@ impl Admin for AdminService {
     async fn restart_job(&self, request: Request<api::RestartJobRequest>) -> Answer<api::Job> {
         let name = request.into_inner().name;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.restart_job(&name)?;
+        let actions = inner.controller.restart_job(&name).map_err(refused)?;
         inner.carry_out(Some(&name), actions)?;
         log::info!("job {name} restarted: its rings are empty and wait for flows");
-        Ok(Response::new(self.job(&inner, inner.controller.job(&name)?, false)))
+        Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, false)))
     }
 
     async fn renew_job(&self, request: Request<api::RenewJobRequest>) -> Answer<api::RenewJobReply> {
         let name = request.into_inner().name;
         let mut inner = self.shared.lock();
-        inner.controller.renew_job(&name)?;
+        inner.controller.renew_job(&name).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
         log::info!("job {name}: its ranks are asked to connect anew");
         Ok(Response::new(api::RenewJobReply {}))
@@ -136,7 +136,7 @@ impl Admin for AdminService {
     async fn show_job(&self, request: Request<api::ShowJobRequest>) -> Answer<api::Job> {
         let r = request.into_inner();
         let inner = self.shared.lock();
-        let job = inner.controller.job(&r.name)?;
+        let job = inner.controller.job(&r.name).map_err(refused)?;
         Ok(Response::new(self.job(&inner, job, r.show_token)))
     }
 
@@ -168,9 +168,9 @@ impl Admin for AdminService {
             qpn: f.qpn,
             src_mac,
         };
-        let actions = inner.controller.add_flow(&r.job, f.ring, flow)?;
+        let actions = inner.controller.add_flow(&r.job, f.ring, flow).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
-        Ok(Response::new(self.job(&inner, inner.controller.job(&r.job)?, false)))
+        Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
     }
 
     async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
@@ -204,7 +204,7 @@ impl Admin for AdminService {
     async fn show_slots(&self, request: Request<api::ShowSlotsRequest>) -> Answer<api::ShowSlotsReply> {
         let r = request.into_inner();
         let inner = self.shared.lock();
-        let job = inner.controller.job(&r.job)?;
+        let job = inner.controller.job(&r.job).map_err(refused)?;
         if let Some(ring) = r.ring.filter(|&ring| ring as usize >= job.rings.len()) {
             let message = format!("--ring {ring}: the job has rings 0 to {}", job.rings.len() - 1);
             return Err(Status::invalid_argument(message));
@@ -241,7 +241,7 @@ impl Admin for AdminService {
             let values = counters(&inner, [0]).map_err(internal)?;
             jobs.push(api::JobStats { values, ..api::JobStats::default() });
         } else {
-            jobs.push(job_stats(&inner, inner.controller.job(&name)?).map_err(internal)?);
+            jobs.push(job_stats(&inner, inner.controller.job(&name).map_err(refused)?).map_err(internal)?);
         }
         let mut totals = vec![0; Counter::ALL.len()];
         for job in &jobs {
@@ -257,7 +257,7 @@ impl Admin for AdminService {
         let inner = self.shared.lock();
         let jobs: Vec<&Job> = match name.as_str() {
             "" => inner.controller.jobs().collect(),
-            name => vec![inner.controller.job(name)?],
+            name => vec![inner.controller.job(name).map_err(refused)?],
         };
         let mut rings = Vec::new();
         for job in jobs {

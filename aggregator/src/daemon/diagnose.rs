@@ -11,6 +11,7 @@ use tonic::Status;
 use super::admin::counter_messages;
 use super::links::{Link, Netlink};
 use super::load::counters;
+use super::refused;
 use super::state::{Inner, Shared};
 use crate::core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use crate::core::watch::{Finding, RingView};
@@ -142,7 +143,7 @@ pub async fn answer(
     let watching = {
         let mut inner = shared.lock();
         tokens_before = wrong_tokens(&inner).map_err(internal)?;
-        for flow in inner.controller.job(&request.job)?.flows.clone() {
+        for flow in inner.controller.job(&request.job).map_err(refused)?.flows.clone() {
             packets
                 .insert((flow.ring, flow.rank), inner.plane.flow_seen(flow.key()).map_err(internal)?.packets);
         }
@@ -156,7 +157,7 @@ pub async fn answer(
     let after = links(netlink.cloned()).await?;
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
-    let job = inner.controller.job(&request.job)?;
+    let job = inner.controller.job(&request.job).map_err(refused)?;
     let rings = if job.state == State::Active {
         let evidence = |(number, ring): (usize, &RingSpec)| {
             ring_evidence(&inner, job, number as u32, ring, &packets, [&before, &after])

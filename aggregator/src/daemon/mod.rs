@@ -42,18 +42,17 @@ use tonic::Status;
 use crate::core::{Job, JobSpec, Refusal, State, epoch_number, pool, tenant};
 use crate::dataplane::{FirstPacket, FlowSpec};
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
-        let message = refusal.to_string();
-        match refusal {
-            Refusal::Invalid(_) => Status::invalid_argument(message),
-            Refusal::NotFound(_) => Status::not_found(message),
-            Refusal::Exists(_) => Status::already_exists(message),
-            Refusal::Exhausted(_) => Status::resource_exhausted(message),
-            Refusal::NotNow(_) => Status::failed_precondition(message),
-            Refusal::Denied(_) => Status::unauthenticated(message),
-            Refusal::Late(_) => Status::deadline_exceeded(message),
-        }
+/// A refusal as gRPC has it.
+fn refused(refusal: Refusal) -> Status {
+    let message = refusal.to_string();
+    match refusal {
+        Refusal::Invalid(_) => Status::invalid_argument(message),
+        Refusal::NotFound(_) => Status::not_found(message),
+        Refusal::Exists(_) => Status::already_exists(message),
+        Refusal::Exhausted(_) => Status::resource_exhausted(message),
+        Refusal::NotNow(_) => Status::failed_precondition(message),
+        Refusal::Denied(_) => Status::unauthenticated(message),
+        Refusal::Late(_) => Status::deadline_exceeded(message),
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 
+use super::refused;
 use super::state::{Inner, Shared};
 use crate::clock;
 use crate::core::Refusal;
@@ -87,15 +88,18 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
     let mut inner = shared.lock();
     let job = match request.job.as_str() {
         "" => None,
-        name => Some(inner.controller.job(name)?),
+        name => Some(inner.controller.job(name).map_err(refused)?),
     };
-    let wanted = Wanted::new(job, request.ring)?
+    let wanted = Wanted::new(job, request.ring)
+        .map_err(refused)?
         .of_rank(request.rank)
-        .met_by(&request.program)?
-        .counted_by(&request.verdicts)?
+        .met_by(&request.program)
+        .map_err(refused)?
+        .counted_by(&request.verdicts)
+        .map_err(refused)?
         .with_bytes(request.capture);
     if inner.tracers.clients.len() >= MAX_CLIENTS {
-        return Err(Refusal::Exhausted(format!("{MAX_CLIENTS} clients trace already")).into());
+        return Err(refused(Refusal::Exhausted(format!("{MAX_CLIENTS} clients trace already"))));
     }
     let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
     if inner.tracers.clients.is_empty() {

@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 use super::doorman::Peer;
 use super::links::{Found, Netlink};
 use super::state::Shared;
-use super::{job_message, mac_from_text, mac_text};
+use super::{job_message, mac_from_text, mac_text, refused};
 use crate::core::membership::Join;
 use crate::core::{Action, Connection, Controller, Job, RankAddress};
 
@@ -51,7 +51,7 @@ impl WorkerService {
         if job.len() > MAX_NAME || token.len() > MAX_TOKEN {
             return Err(Status::unauthenticated("no such job, or the token is wrong"));
         }
-        let check = || Ok(self.shared.lock().controller.job_for(job, token).map(drop)?);
+        let check = || Ok(self.shared.lock().controller.job_for(job, token).map(drop).map_err(refused)?);
         match peer {
             Some(peer) => peer.authorise(job, check).await,
             None => check(),
@@ -60,7 +60,7 @@ impl WorkerService {
 
     fn job(&self, name: &str, token: &str) -> Result<api::Job, Status> {
         let inner = self.shared.lock();
-        let job = inner.controller.job_for(name, token)?;
+        let job = inner.controller.job_for(name, token).map_err(refused)?;
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
         Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
     }
@@ -173,7 +173,7 @@ impl Worker for WorkerService {
                 Ok(actions) => actions,
                 Err(refusal) => {
                     inner.forget(waiter);
-                    return Err(refusal.into());
+                    return Err(refused(refusal));
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
@@ -183,9 +183,10 @@ impl Worker for WorkerService {
             }
             receiver
         };
-        let epoch = receiver.await.map_err(|_| Status::unavailable("the daemon is stopping"))??;
+        let epoch =
+            receiver.await.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
         let inner = self.shared.lock();
-        let job = inner.controller.job_for(&r.job, &r.token)?;
+        let job = inner.controller.job_for(&r.job, &r.token).map_err(refused)?;
         let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
             return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
         };
@@ -208,7 +209,10 @@ impl Worker for WorkerService {
         self.authorise(peer, &r.job, &r.token).await?;
         let renew = {
             let mut inner = self.shared.lock();
-            let job = inner.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())?;
+            let job = inner
+                .controller
+                .heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())
+                .map_err(refused)?;
             job.epoch.as_ref().is_some_and(|epoch| epoch.renew)
         };
         let job = self.job(&r.job, &r.token)?;
@@ -220,7 +224,7 @@ impl Worker for WorkerService {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.leave(&r.job, &r.token, r.rank, r.epoch)?;
+        let actions = inner.controller.leave(&r.job, &r.token, r.rank, r.epoch).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::LeaveReply {}))
     }
@@ -229,7 +233,10 @@ impl Worker for WorkerService {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.abort(&r.job, &r.token, r.rank, r.epoch, &printable(&r.reason))?;
+        let actions = inner
+            .controller
+            .abort(&r.job, &r.token, r.rank, r.epoch, &printable(&r.reason))
+            .map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))
     }

@@ -75,9 +75,9 @@ mod tests {
     use netsum_common::slot::{RingState, Slot};
 
     use super::*;
-    use crate::core::diagnose::PortEvidence;
-    use crate::core::watch::RingView;
-    use crate::dataplane::{FlowSeen, FlowSpec, RingSpec};
+    use crate::diagnose::PortEvidence;
+    use crate::plane::{FlowSeen, FlowSpec, RingSpec};
+    use crate::watch::RingView;
 
     const LOW: u32 = 7;
 

@@ -1,7 +1,7 @@
 //! Who may claim which address: what belongs to a rank on one port, no other may claim for another port.
 
 use super::{Controller, Refusal};
-use crate::dataplane::FlowSpec;
+use crate::plane::FlowSpec;
 
 impl Controller {
     /// That the senders of these flows of a job have their addresses to themselves.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::{FlowKey, MAX_ENDED};
 
-use crate::dataplane::EndedFlow;
+use crate::plane::EndedFlow;
 
 /// How long nothing may have come on a flow that has ended before it is forgotten. Longer than any sender's retries, whose timer is
 /// 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is 14 to 20 as a rule); and than an application computes between two

@@ -12,7 +12,7 @@ use netsum_common::serial;
 use serde::{Deserialize, Serialize};
 
 use super::{Action, Controller, Job, Refusal, State, Token};
-use crate::dataplane::FlowSpec;
+use crate::plane::FlowSpec;
 
 /// One end of a rank's connections in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use netsum_common::serial;
 use netsum_common::slot::{RingState, Slot};
 
-use crate::dataplane::{FlowSeen, RingSpec};
+use crate::plane::{FlowSeen, RingSpec};
 
 /// How long something may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

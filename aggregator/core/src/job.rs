@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::in_band::InBand;
 use super::membership::{Epoch, Forming};
 use super::{Action, Refusal, Token, tenant};
-use crate::dataplane::{FlowSpec, RingSpec};
+use crate::plane::{FlowSpec, RingSpec};
 
 /// What a job is created with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

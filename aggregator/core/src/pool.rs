@@ -4,7 +4,7 @@ use netsum_common::abi::{self, MAX_RINGS};
 use netsum_common::slot::Slot;
 
 use super::{JobSpec, Refusal};
-use crate::dataplane::RingSpec;
+use crate::plane::RingSpec;
 use crate::size::Size;
 
 /// What is left.

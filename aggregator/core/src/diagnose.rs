@@ -11,7 +11,7 @@ use netsum_common::slot::Slot;
 
 use super::watch::RingView;
 use super::{Job, State};
-use crate::dataplane::{FlowSeen, FlowSpec, RingSpec};
+use crate::plane::{FlowSeen, FlowSpec, RingSpec};
 
 /// A port, as it is while the job stands still.
 #[derive(Clone, Debug, Default)]

@@ -18,7 +18,7 @@ use netsum_common::abi::FlowKey;
 use netsum_common::wire::in_band::dtype_code;
 
 use super::{Action, Controller, Job, State};
-use crate::dataplane::{FirstPacket, FlowSpec, InBandSpec};
+use crate::plane::{FirstPacket, FlowSpec, InBandSpec};
 
 /// A claim whose packet has not come again for so long is of a connection that has gone.
 pub const CLAIM_LIFE: Duration = Duration::from_secs(60);
@@ -190,7 +190,7 @@ impl Controller {
 
 impl FirstPacket {
     fn key(&self) -> FlowKey {
-        FlowKey { dst_ip: crate::dataplane::mapped(self.dst), qpn: self.qpn }
+        FlowKey { dst_ip: crate::plane::mapped(self.dst), qpn: self.qpn }
     }
 }
 

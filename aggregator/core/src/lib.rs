@@ -1,5 +1,5 @@
 //! The controller: jobs, their life, and who may have what. Pure: requests and times go in, actions come out; tokio,
-//! netlink, gRPC and BPF are at the edge, in [`crate::daemon`].
+//! netlink, gRPC and BPF are at the edge, in the daemon.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -8,9 +8,11 @@
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
 //! | [`membership`] | ranks that join, live and leave |
+//! | [`plane`] | rings and flows, as said to the data plane |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`tenant`] | who may have how much of that |
 //! | [`saved`] | what outlives the daemon |
+//! | [`size`] | sizes in bytes as people write them |
 //! | [`token`] | the secret of a job |
 //! | [`trace`] | which packets somebody wants to see |
 //! | [`watch`] | rings that stand still, over time |
@@ -22,8 +24,10 @@ pub mod ended;
 pub mod in_band;
 pub mod job;
 pub mod membership;
+pub mod plane;
 pub mod pool;
 pub mod saved;
+pub mod size;
 pub mod tenant;
 #[cfg(test)]
 mod tests;
@@ -37,10 +41,9 @@ use std::time::{Duration, Instant};
 use netsum_common::abi::FlowKey;
 use netsum_common::serial;
 use netsum_common::wire::InBandToken;
-
 use serde::{Deserialize, Serialize};
 
-use crate::dataplane::{FlowSpec, InBandSpec, RingSpec};
+use crate::plane::{FlowSpec, InBandSpec, RingSpec};
 pub use job::{Job, JobSpec, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};

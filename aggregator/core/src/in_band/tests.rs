@@ -6,12 +6,12 @@ use netsum_common::wire::JobHeader;
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::{JobSpec, PortInfo, Refusal};
+use crate::{JobSpec, PortInfo, Refusal};
 
 const RANKS: u32 = 3;
 
 fn spec(name: &str) -> JobSpec {
-    JobSpec { in_band: true, token: name.into(), ..crate::core::tests::spec(name, RANKS) }
+    JobSpec { in_band: true, token: name.into(), ..crate::tests::spec(name, RANKS) }
 }
 
 fn controller() -> Controller {
@@ -31,7 +31,7 @@ fn with_job() -> Controller {
 /// The first packet of the `n`-th connection that a rank makes.
 fn packet(rank: u32, n: u32) -> FirstPacket {
     let ip = |rank: u32| IpAddr::from([10, 0, 0, rank as u8 + 1]);
-    let token = crate::core::Token::from("a").in_band();
+    let token = crate::Token::from("a").in_band();
     FirstPacket {
         job: 1,
         header: JobHeader {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::job::{Job, JobSpec, State};
 use super::membership::{Epoch, RankAddress};
 use super::{Action, Controller, PortInfo};
-use crate::dataplane::{FlowSpec, RingSpec};
+use crate::plane::{FlowSpec, RingSpec};
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
