@@ -1,4 +1,4 @@
-//! Clocks as numbers, for what more than one process has to agree on.
+//! Clocks as numbers.
 
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
@@ -8,12 +8,7 @@ fn nanoseconds(clock: ClockId) -> u64 {
     t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC, the same for all processes of this machine: it goes forward only.
-pub fn monotonic() -> u64 {
-    nanoseconds(ClockId::CLOCK_MONOTONIC)
-}
-
-/// What has to be added to [`monotonic`] for nanoseconds since 1970.
+/// What has to be added to CLOCK_MONOTONIC for nanoseconds since 1970.
 pub fn offset() -> u64 {
-    nanoseconds(ClockId::CLOCK_REALTIME).wrapping_sub(monotonic())
+    nanoseconds(ClockId::CLOCK_REALTIME).wrapping_sub(nanoseconds(ClockId::CLOCK_MONOTONIC))
 }
