@@ -155,7 +155,7 @@ mod tests {
     }
 
     fn reading(time_ms: u64, jobs: &[(&str, u64)]) -> api::StatsReply {
-        let kind = |c: &Counter| crate::daemon::admin::kind_name(c.kind()).to_owned();
+        let kind = |c: &Counter| crate::daemon::load::kind_name(c.kind()).to_owned();
         let counter =
             |c: &Counter| api::Counter { name: c.name().into(), kind: kind(c), ..Default::default() };
         let job = |&(name, value): &(&str, u64)| {

@@ -6,14 +6,14 @@ use std::time::{Instant, SystemTime};
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_server::Admin;
 use netsum_common::abi;
-use netsum_common::counters::{Counter, Kind};
+use netsum_common::counters::Counter;
 use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
 use super::links::Netlink;
-use super::load::{Timings, counters, fragment_bytes, histogram_message, ring_load};
+use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
 use super::state::{Inner, Shared};
 use super::trace;
 use super::{job_message, job_spec, mac_from_text, mac_text, refused};
@@ -291,17 +291,6 @@ fn internal(error: anyhow::Error) -> Status {
     Status::internal(format!("{error:#}"))
 }
 
-/// All counters with their values, which come in the order of the counters' numbers.
-pub(super) fn counter_messages(values: Vec<u64>) -> Vec<api::Counter> {
-    let message = |(c, value): (&Counter, u64)| api::Counter {
-        name: c.name().into(),
-        value,
-        kind: kind_name(c.kind()).into(),
-        help: c.help().trim().into(),
-    };
-    Counter::ALL.iter().zip(values).map(message).collect()
-}
-
 fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
     let mut stats = api::JobStats {
         job: job.spec.name.clone(),
@@ -385,15 +374,6 @@ fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
         runs: p.runs.0,
         run_ns: p.runs.1,
         attached: p.attached.iter().map(place).collect(),
-    }
-}
-
-/// A kind of counter in the API.
-pub fn kind_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Work => "work",
-        Kind::Pass => "pass",
-        Kind::Drop => "drop",
     }
 }
 

@@ -8,15 +8,14 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use tonic::Status;
 
-use super::admin::counter_messages;
 use super::links::{Link, Netlink};
-use super::load::counters;
+use super::load::{counter_messages, counters, flows_of, kind_name, view};
 use super::refused;
 use super::state::{Inner, Shared};
 use crate::core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
-use crate::core::watch::{Finding, RingView};
+use crate::core::watch::Finding;
 use crate::core::{Job, State};
-use crate::dataplane::{FlowSpec, RingSpec, count, unmapped};
+use crate::dataplane::{RingSpec, count, unmapped};
 
 /// How often rings that are active are looked at.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -84,23 +83,6 @@ fn look(inner: &mut Inner, now: Instant) {
 fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, u32, RingSpec)> {
     inner.controller.jobs().filter(|j| j.state == State::Active).flat_map(|j| {
         j.rings.iter().enumerate().map(|(i, ring)| (j.spec.name.clone(), i as u32, ring.clone()))
-    })
-}
-
-/// A ring's flows in rank order.
-pub(super) fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
-    let mut flows: Vec<FlowSpec> = job.flows.iter().filter(|f| f.ring == ring).cloned().collect();
-    flows.sort_by_key(|f| f.rank);
-    flows
-}
-
-pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
-    let state = inner.plane.ring_state(ring.id)?;
-    Ok(RingView {
-        slot: inner.plane.slot(ring.id, state.low & (ring.slots - 1))?,
-        state,
-        ranks: flows.iter().map(|f| inner.plane.flow_seen(f.key())).collect::<Result<_, _>>()?,
-        base_psns: flows.iter().map(|f| f.base_psn).collect(),
     })
 }
 
@@ -177,10 +159,7 @@ pub async fn answer(
         findings: findings
             .map(|f| api::Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next })
             .collect(),
-        drops: drops
-            .into_iter()
-            .filter(|c| c.value > 0 && c.kind == super::admin::kind_name(Kind::Drop))
-            .collect(),
+        drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == kind_name(Kind::Drop)).collect(),
     };
     drop(inner);
     drop(watching);

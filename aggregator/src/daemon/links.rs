@@ -15,6 +15,8 @@ use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage,
 use futures::TryStreamExt as _;
 use tokio::sync::Mutex;
 
+use crate::core::PortInfo;
+
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
@@ -34,6 +36,13 @@ pub struct Link {
     pub xdp: Option<&'static str>,
     /// Bytes and packets received and sent.
     pub counters: [u64; 4],
+}
+
+impl Link {
+    /// The port, as the controller knows it.
+    pub fn port(&self) -> PortInfo {
+        PortInfo { name: self.name.clone(), ifindex: self.ifindex, mtu: self.mtu }
+    }
 }
 
 /// A netlink connection.

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
-use netsum_common::counters::Counter;
+use netsum_common::counters::{Counter, Kind};
 use netsum_common::timing::{Histogram, RankTiming};
 
-use super::diagnose::{flows_of, view};
 use super::state::Inner;
+use crate::core::watch::RingView;
 use crate::core::{Job, State};
-use crate::dataplane::{RingSpec, count};
+use crate::dataplane::{FlowSpec, RingSpec, count};
 
 /// How full a ring is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,23 @@ pub struct RingLoad {
     pub credit_used: Vec<u32>,
     /// For how long it has stood still with something pending.
     pub waits: Option<Duration>,
+}
+
+/// A ring's flows in rank order.
+pub(super) fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
+    let mut flows: Vec<FlowSpec> = job.flows.iter().filter(|f| f.ring == ring).cloned().collect();
+    flows.sort_by_key(|f| f.rank);
+    flows
+}
+
+pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
+    let state = inner.plane.ring_state(ring.id)?;
+    Ok(RingView {
+        slot: inner.plane.slot(ring.id, state.low & (ring.slots - 1))?,
+        state,
+        ranks: flows.iter().map(|f| inner.plane.flow_seen(f.key())).collect::<Result<_, _>>()?,
+        base_psns: flows.iter().map(|f| f.base_psn).collect(),
+    })
 }
 
 /// Looks at a ring of a job. One that is not active is empty.
@@ -88,4 +105,24 @@ pub fn histogram_message(h: &Histogram) -> api::Histogram {
 /// message may be short.
 pub fn fragment_bytes(job: &Job) -> f64 {
     f64::from(job.spec.message_size) / f64::from(job.spec.fragments())
+}
+
+/// All counters with their values, which come in the order of the counters' numbers.
+pub(super) fn counter_messages(values: Vec<u64>) -> Vec<api::Counter> {
+    let message = |(c, value): (&Counter, u64)| api::Counter {
+        name: c.name().into(),
+        value,
+        kind: kind_name(c.kind()).into(),
+        help: c.help().trim().into(),
+    };
+    Counter::ALL.iter().zip(values).map(message).collect()
+}
+
+/// A kind of counter in the API.
+pub fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Work => "work",
+        Kind::Pass => "pass",
+        Kind::Drop => "drop",
+    }
 }

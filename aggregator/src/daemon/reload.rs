@@ -8,7 +8,6 @@ use anyhow::{Context as _, Result, bail};
 use tokio::signal::unix::Signal;
 
 use super::links::{Link, Netlink};
-use super::run::port_info;
 use super::state::Shared;
 use crate::config::Config;
 
@@ -102,7 +101,7 @@ impl Reloader {
         let mut inner = self.shared.lock();
         let known = inner.controller.ports().to_vec();
         let is_known = |l: &Link| known.iter().any(|p| p.ifindex == l.ifindex);
-        let mut ports: Vec<_> = links.iter().filter(|l| is_known(l)).map(port_info).collect();
+        let mut ports: Vec<_> = links.iter().filter(|l| is_known(l)).map(Link::port).collect();
         let gone: Vec<u32> =
             known.iter().map(|p| p.ifindex).filter(|i| links.iter().all(|l| l.ifindex != *i)).collect();
         self.refused.retain(|i| links.iter().any(|l| l.ifindex == *i));
@@ -122,7 +121,7 @@ impl Reloader {
             match attached {
                 Ok(()) => {
                     log::info!("port {} has come", link.name);
-                    ports.push(port_info(link));
+                    ports.push(link.port());
                 }
                 Err(e) if self.refused.insert(link.ifindex) => log::error!("port {}: {e:#}", link.name),
                 Err(_) => {}

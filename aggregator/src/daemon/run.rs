@@ -25,7 +25,7 @@ use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
 use super::{diagnose, in_band, metrics, privileges, tls};
 use crate::config::Config;
-use crate::core::{Controller, PortInfo};
+use crate::core::Controller;
 use crate::dataplane::bpf::Logger;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -68,7 +68,7 @@ impl Ready {
         };
         let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
         let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
-        controller.set_ports(links.iter().map(port_info).collect());
+        controller.set_ports(links.iter().map(Link::port).collect());
         controller.set_tenants(config.tenants.clone());
         let begun = begin(config, &cpus, &links, reset, controller)?;
         Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers, metrics })
@@ -220,10 +220,6 @@ pub async fn serve(
 async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {
     let listener = TcpListener::bind(address).await;
     Ok(listener.with_context(|| format!("{field} = \"{address}\": cannot listen"))?.into_std()?)
-}
-
-pub(super) fn port_info(link: &Link) -> PortInfo {
-    PortInfo { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu }
 }
 
 fn online_cpus() -> Result<Vec<u32>> {

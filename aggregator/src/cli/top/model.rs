@@ -445,7 +445,7 @@ pub(crate) mod tests {
         of_jobs.push(api::JobStats { values: vec![0; Counter::ALL.len()], ..Default::default() });
         let counter = |c: &Counter| api::Counter {
             name: c.name().into(),
-            kind: crate::daemon::admin::kind_name(c.kind()).into(),
+            kind: crate::daemon::load::kind_name(c.kind()).into(),
             ..Default::default()
         };
         Reading {

@@ -11,34 +11,11 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::family::{Family, Labels, Value, counter, gauge, info, label};
 use super::gather::{JobSnapshot, Snapshot};
 use super::tenants;
 use crate::core::State;
 use crate::dataplane::count;
-
-/// The label of a job is `job_name`: `job` is Prometheus's own, which it gives to whatever it scrapes.
-pub(super) type Labels = Vec<(&'static str, String)>;
-
-/// A value of a sample.
-#[derive(Clone, Debug)]
-pub(super) enum Value {
-    Count(u64),
-    Gauge(u64),
-    /// Of seconds, or of a whole.
-    Real(f64),
-    Durations(Box<Histogram>),
-    Info,
-}
-
-/// Samples under one name.
-#[derive(Clone, Debug)]
-pub(super) struct Family {
-    name: &'static str,
-    help: &'static str,
-    unit: Option<Unit>,
-    kind: MetricType,
-    samples: Vec<(Labels, Value)>,
-}
 
 /// The text of a scrape, in the OpenMetrics format.
 ///
@@ -92,33 +69,6 @@ fn buckets(h: &Histogram) -> Vec<(f64, u64)> {
 /// A label's value as OpenMetrics wants it, which the encoder does not do by itself. An interface's name may hold quotes.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-pub(super) fn label(name: &'static str, value: impl ToString) -> (&'static str, String) {
-    (name, value.to_string())
-}
-
-pub(super) fn gauge(
-    name: &'static str,
-    unit: Option<Unit>,
-    help: &'static str,
-    samples: Vec<(Labels, Value)>,
-) -> Family {
-    Family { name, help, unit, kind: MetricType::Gauge, samples }
-}
-
-pub(super) fn counter(
-    name: &'static str,
-    unit: Option<Unit>,
-    help: &'static str,
-    samples: Vec<(Labels, Value)>,
-) -> Family {
-    Family { name, help, unit, kind: MetricType::Counter, samples }
-}
-
-pub(super) fn info(name: &'static str, help: &'static str, labels: Vec<Labels>) -> Family {
-    let samples = labels.into_iter().map(|l| (l, Value::Info)).collect();
-    Family { name, help, unit: None, kind: MetricType::Info, samples }
 }
 
 fn families(s: &Snapshot) -> Vec<Family> {

@@ -6,6 +6,7 @@
 //! | [`families`] | metrics by name, with units and labels; pure. [`tenants`]: those of tenants |
 
 pub mod families;
+mod family;
 pub mod gather;
 pub mod tenants;
 

@@ -2,7 +2,7 @@
 
 use prometheus_client::registry::Unit;
 
-use super::families::{Family, Value, counter, gauge, info, label};
+use super::family::{Family, Value, counter, gauge, info, label};
 use crate::core::tenant::{Amount, Limits, TenantView};
 
 /// What a tenant has of something.
