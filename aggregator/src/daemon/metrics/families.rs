@@ -1,5 +1,5 @@
-//! Metrics by name: base units, `_total` for what counts up, `_info` for what describes. No label holds a slot, a PSN or an
-//! address, so that their number is bounded by jobs, rings and ranks.
+//! Metrics by name: base units, `_total` for what counts up, `_info` for what describes. No label holds a slot, a PSN or a
+//! host's address, so that their number is bounded by jobs, rings and ranks.
 
 use std::fmt;
 

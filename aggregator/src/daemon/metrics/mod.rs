@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`gather`](mod@gather) | reads the daemon's state, a ring at a time |
 //! | [`families`] | metrics by name, with units and labels; pure. [`tenants`]: those of tenants |
+//! | `family` | what they are made of |
 
 pub mod families;
 mod family;
