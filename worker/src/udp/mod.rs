@@ -19,6 +19,8 @@ const SOCKET_BUFFER: usize = 16 << 20;
 /// Largest datagram or aggregate that the kernel delivers.
 const RECEIVE_LEN: usize = 65_536;
 
+/// By how much time-outs are late at the most while a socket is never found empty.
+const FLOODED: Duration = Duration::from_millis(100);
 /// How long a driver looks again before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(150);
 
@@ -136,9 +138,7 @@ impl UdpDriver {
         // From before receiving: no time-out while its acknowledgement waits in the socket, however long this process did not run.
         let before = Instant::now();
         let (received, all) = self.receive(endpoint)?;
-        if all {
-            endpoint.handle_timeout(before);
-        }
+        endpoint.handle_timeout(as_of(before, all));
         let sent = self.transmit(endpoint)?;
         Ok(received || sent)
     }
@@ -219,6 +219,12 @@ impl AsFd for UdpDriver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// The time as of which time-outs are looked at: from before all that had arrived was taken in. Where there is always more, as in a flood,
+/// they come late, but they come.
+pub(crate) fn as_of(before: Instant, all: bool) -> Instant {
+    if all { before } else { before.checked_sub(FLOODED).unwrap_or(before) }
 }
 
 /// Looks whether there is something to do, for [`PATIENCE`] and not beyond a deadline, and lets others have the processor in between.

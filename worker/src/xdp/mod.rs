@@ -172,9 +172,7 @@ impl XdpDriver {
         // As with UDP: what has arrived is received first.
         let before = Instant::now();
         let (received, all) = self.receive(endpoint)?;
-        if all {
-            endpoint.handle_timeout(before);
-        }
+        endpoint.handle_timeout(udp::as_of(before, all));
         let sent = self.transmit(endpoint)?;
         Ok(received || sent)
     }
