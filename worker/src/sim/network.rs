@@ -122,6 +122,8 @@ pub(super) struct Speed {
     /// Nanoseconds for a byte.
     pub per_byte: u32,
     pub latency: Duration,
+    /// Bytes that an idle link takes at once, as a token bucket does (tc-tbf(8)).
+    pub bucket: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -187,7 +189,9 @@ impl Network {
         }
         let time = Duration::from_nanos(u64::from(self.speed.per_byte) * (datagram.len() + FRAMING) as u64);
         link.free = link.free.max(now) + time;
-        let arrival = link.free + self.speed.latency;
+        // With a bucket, `free` is when it is full again.
+        let bucket = Duration::from_nanos(u64::from(self.speed.per_byte) * u64::from(self.speed.bucket));
+        let arrival = (link.free - bucket).max(now) + self.speed.latency;
 
         let mut lost = rng.chance(rates.loss);
         if let Some(burst) = burst {
