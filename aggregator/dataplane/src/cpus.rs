@@ -8,23 +8,14 @@
 
 use anyhow::{Context as _, Result};
 use aya::maps::{CpuMap, PerCpuArray};
-use aya::programs::ProgramFd;
 use netsum_common::abi::{RingConfig, maps, ring_flags};
 use netsum_common::counters::{COUNTERS, Counter};
 
-use super::bpf::BpfDataPlane;
+use super::bpf::{BpfDataPlane, Threads};
 
 /// The CPUs that are online.
 pub fn online_cpus() -> Result<Vec<u32>> {
     aya::util::online_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))
-}
-
-/// What the threads of the CPU map are made with.
-pub(super) struct Threads {
-    /// The CPUs that are to serve rings. [`BpfDataPlane::cpus`] has those that do in their places.
-    pub configured: Vec<u32>,
-    pub queue: u32,
-    pub aggregate: ProgramFd,
 }
 
 impl BpfDataPlane {
@@ -65,8 +56,7 @@ impl BpfDataPlane {
     }
 
     fn strayed(&self, ring: u32) -> Result<u64> {
-        let counters: PerCpuArray<_, u64> =
-            PerCpuArray::try_from(self.ebpf.map(maps::COUNTERS).context(maps::COUNTERS)?)?;
+        let counters: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
         Ok(counters.get(&(ring * COUNTERS + Counter::WrongCpu as u32), 0)?.iter().sum())
     }
 

@@ -4,8 +4,10 @@
 //! sends on at the PSNs that its receiver expects. Passed on, its data would be taken for sums.
 
 use anyhow::{Context as _, Result, bail};
+use aya::maps::HashMap;
 use netsum_common::abi::{Address, Flow, FlowKey, Owner, StrangerKey, maps, watch};
-use netsum_core::plane::{EndedFlow, FlowSpec, mapped};
+use netsum_common::counters::Counter;
+use netsum_core::plane::{EndedFlow, FlowSeen, FlowSpec, mapped};
 
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 
@@ -66,8 +68,7 @@ impl BpfDataPlane {
 
     /// The flows that have ended.
     pub(super) fn ended(&self) -> Result<Vec<EndedFlow>> {
-        let flows: aya::maps::HashMap<_, FlowKey, Flow> =
-            aya::maps::HashMap::try_from(self.ebpf.map(maps::FLOWS).context(maps::FLOWS)?)?;
+        let flows: HashMap<_, FlowKey, Flow> = self.map(maps::FLOWS)?;
         let one = |&key: &FlowKey| {
             let flow = flows.get(&key, 0)?;
             Ok(EndedFlow { key, ifindex: flow.ifindex, packets: flow.packets })
@@ -112,5 +113,34 @@ impl BpfDataPlane {
             }
             None => Ok(()),
         }
+    }
+
+    pub(super) fn seen(&self, key: FlowKey) -> Result<FlowSeen> {
+        let flows: HashMap<_, FlowKey, Flow> = self.map(maps::FLOWS)?;
+        let flow = flows.get(&key, 0)?;
+        Ok(FlowSeen {
+            mac: (flow.src_mac != [0; 6]).then_some(flow.src_mac),
+            packets: flow.packets,
+            refused: flow.refused,
+            last_psn: flow.last_psn,
+            last_outcome: Counter::ALL.get(flow.last_outcome as usize).copied().filter(|_| flow.packets > 0),
+            mismatch: (flow.mismatch_len != 0).then_some((flow.mismatch_psn, flow.mismatch_len)),
+        })
+    }
+
+    pub(super) fn note_strangers(&mut self, on: bool) -> Result<()> {
+        if on {
+            let mut strangers = self.hash::<StrangerKey, u64>(maps::STRANGERS)?;
+            let old: Vec<_> = strangers.keys().collect::<Result<_, _>>()?;
+            for key in old {
+                ignore_missing(strangers.remove(&key))?;
+            }
+        }
+        self.watch(watch::STRANGERS, on)
+    }
+
+    pub(super) fn noted_strangers(&self) -> Result<Vec<(StrangerKey, u64)>> {
+        let map: HashMap<_, StrangerKey, u64> = self.map(maps::STRANGERS)?;
+        map.iter().map(|entry| Ok(entry?)).collect()
     }
 }

@@ -4,9 +4,14 @@
 //! sender that retransmits selectively has no reason to. The daemon then pretends to be the rank: the fragment once more,
 //! with the rank's saved headers. To the slot machine it is a duplicate, on which the sum goes out.
 
-use netsum_common::abi::SavedHeader;
+use anyhow::{Context as _, Result};
+use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions};
+use netsum_common::abi::{MAX_MTU, SavedHeader, programs};
 use netsum_common::icrc;
 use netsum_common::wire::{ICRC_LEN, JobHeader, L3, Opcode, UDP_LEN};
+use netsum_core::plane::{FlowSpec, RingSpec};
+
+use super::bpf::BpfDataPlane;
 
 /// The fragment whose headers were saved, with a payload of `len` zeros, which nobody adds, and the right ICRC.
 /// `None` where no headers were saved. With an index the job is set up in band, and messages begin with a header.
@@ -33,6 +38,35 @@ pub fn duplicate(saved: &SavedHeader, len: usize, index: Option<u32>) -> Option<
 pub fn context(frame_len: usize, ifindex: u32) -> Vec<u8> {
     let (data, data_end, data_meta, queue, egress) = (0, frame_len as u32, 0, 0, 0);
     [data, data_end, data_meta, ifindex, queue, egress].iter().flat_map(|w: &u32| w.to_ne_bytes()).collect()
+}
+
+impl BpfDataPlane {
+    pub(super) fn send_duplicate(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> Result<()> {
+        let read = || -> Result<(SavedHeader, u32, u32)> {
+            let held = self.maps_of(ring.id)?.slots.get(&slot, 0)?;
+            Ok((
+                self.maps_of(ring.id)?.headers.get(&(slot * ring.ranks + flow.rank), 0)?,
+                held.index,
+                held.len,
+            ))
+        };
+        let (saved, index, len) = read()?;
+        // The ring's CPU may be about to write them, and headers of two packets would be a packet that stops the ring.
+        if read()? != (saved, index, len) {
+            return Ok(());
+        }
+        let index = ring.in_band.then_some(index);
+        let frame = duplicate(&saved, (len as usize).min(MAX_MTU), index).context("no headers are saved")?;
+        let context = context(frame.len(), flow.ifindex);
+        // A live frame: what the program decides is carried out, and the ring's CPU gets it like any other.
+        self.program(programs::INGRESS)?.test_run(TestRunOptions {
+            data_in: Some(&frame),
+            ctx_in: Some(&context),
+            attrs: TestRunAttrs::new().xdp_live_frames(1),
+            ..TestRunOptions::new()
+        })?;
+        Ok(())
+    }
 }
 
 #[cfg(test)]

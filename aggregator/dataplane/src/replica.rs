@@ -17,8 +17,9 @@ use netsum_common::abi::{
 use netsum_common::slot::{RingState, Slot};
 use netsum_core::plane::RingSpec;
 
-use super::bpf::{BpfDataPlane, LoadOptions, OBJECT, program};
+use super::bpf::{BpfDataPlane, program};
 use super::held;
+use super::load::{LoadOptions, OBJECT};
 use super::plane::{DataPlane as _, Traced};
 
 /// The interface that clones leave by in a test run, the loopback interface.

@@ -12,7 +12,6 @@ use netsum_common::abi::{
 use netsum_core::plane::{FlowSpec, RingSpec};
 
 use super::bpf::{Attachment, BpfDataPlane, program};
-use super::plane::DataPlane as _;
 
 impl BpfDataPlane {
     /// Gives pinned attachments the programs of this process, in one step each, without a packet in between; the
@@ -102,10 +101,10 @@ impl BpfDataPlane {
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         let jobs: Vec<(Token, InBandJob)> = tokens.iter().collect::<Result<_, _>>()?;
         for (token, _) in jobs.iter().filter(|(_, job)| !rings.contains(&job.job)) {
-            self.ignore_in_band(token.bytes())?;
+            self.ignore(token.bytes())?;
         }
         for ring in (1..MAX_RINGS).filter(|r| !rings.contains(r)) {
-            self.delete_ring(ring, &[], &[])?;
+            self.end_ring(ring, &[], &[])?;
         }
         Ok(())
     }

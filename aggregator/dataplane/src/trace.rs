@@ -1,6 +1,6 @@
 //! Traced packets, from the ring buffer that the programs write them to.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
 use netsum_common::abi::{TraceEvent, TraceFilter, maps, watch};
 
@@ -32,7 +32,7 @@ pub(super) fn take(events: &mut RingBuf<MapData>, most: usize) -> Vec<Traced> {
 
 /// Events that there was no room for.
 pub(super) fn lost(plane: &BpfDataPlane) -> Result<u64> {
-    let lost: PerCpuArray<_, u64> = PerCpuArray::try_from(plane.ebpf.map(maps::LOST).context(maps::LOST)?)?;
+    let lost: PerCpuArray<_, u64> = plane.map(maps::LOST)?;
     Ok(lost.get(&0, 0)?.iter().sum())
 }
 
