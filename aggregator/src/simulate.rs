@@ -18,7 +18,7 @@ use netsum_common::wire::{self, Frame};
 use netsum_core::diagnose::{Case, explain};
 use netsum_core::plane::unmapped;
 use netsum_core::trace::program_name;
-use netsum_daemon::trace::{Place, message};
+use netsum_daemon::message::{Place, packet_message};
 use netsum_dataplane::replica::{LONGEST, Replica, Step};
 
 /// XDP verdicts (`include/uapi/linux/bpf.h`).
@@ -206,7 +206,7 @@ fn simulated(
             (frame.reason, frame.next) =
                 reason(frame.outcome, event.counters, event, &captured.frame, box_, copy);
             let place = box_.place(event.ring);
-            let said = Packet::new(message(&step.traced, 0, String::new(), place, 0), 0);
+            let said = Packet::new(packet_message(&step.traced, 0, String::new(), place, 0), 0);
             (frame.job, frame.ring, frame.slot) = (said.job, said.ring, said.slot);
         }
         frame.steps.push(SimulatedStep {

@@ -12,7 +12,7 @@
 //! | [`doorman`] | what strangers on the workers' TCP port may use up |
 //! | [`socket`] | the administration socket: who may open it |
 //! | [`tls`] | TLS for workers |
-//! | [`trace`] | single packets, for `netsum trace` |
+//! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: who gets which |
 //! | [`privileges`] | the capabilities that the daemon keeps |
 //! | [`load`] | how full rings are, and what their jobs have counted |
 //! | [`metrics`] | the same for Prometheus, over HTTP |
@@ -40,4 +40,5 @@ pub mod socket;
 pub mod state;
 pub mod tls;
 pub mod trace;
+pub mod tracers;
 pub mod worker;

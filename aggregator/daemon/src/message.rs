@@ -1,8 +1,14 @@
 //! What the controller knows, as the API says it, and the other way round.
 
 use netsum_api::v1 as api;
+use netsum_common::abi::TraceEvent;
+use netsum_common::counters::of_bits;
+use netsum_common::serial;
+use netsum_common::slot::Slot;
 use netsum_core::plane::{FirstPacket, FlowSpec};
+use netsum_core::trace::program_name;
 use netsum_core::{Job, JobSpec, Refusal, State, epoch_number, pool, tenant};
+use netsum_dataplane::Traced;
 use tonic::Status;
 
 /// A refusal as gRPC has it.
@@ -109,6 +115,59 @@ pub(crate) fn job_message(
         in_band: spec.in_band,
         // Whose it is is for administration alone.
         ..api::Job::default()
+    }
+}
+
+/// Where a ring belongs.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its job.
+    pub job: String,
+    /// Its number in the job.
+    pub ring: u32,
+    /// The job's ranks.
+    pub ranks: u32,
+}
+
+/// A traced packet for the API, with `capture` bytes of its frame at the most.
+pub fn packet_message(
+    traced: &Traced,
+    clock: u64,
+    port: String,
+    place: Option<Place>,
+    capture: u32,
+) -> api::TracedPacket {
+    let Traced { event, frame } = traced;
+    let ranks = place.as_ref().map_or(0, |p| p.ranks);
+    api::TracedPacket {
+        time_ns: event.time.wrapping_add(clock),
+        program: program_name(event.program).into(),
+        port,
+        ifindex: event.ifindex,
+        cpu: event.cpu,
+        verdict: of_bits(event.counters).map(|c| c.name().into()).collect(),
+        len: event.len,
+        frame: frame[..frame.len().min(capture as usize)].to_vec(),
+        ring: place.as_ref().map(|p| p.ring),
+        job: place.map(|p| p.job).unwrap_or_default(),
+        slot: (event.rank != TraceEvent::NONE).then(|| slot_message(event, ranks)),
+    }
+}
+
+fn slot_message(event: &TraceEvent, ranks: u32) -> api::SlotSeen {
+    let is = |flag: u32| event.slot_flags & flag != 0;
+    // What has been released has come from every rank, as the slot machine has it.
+    let expected = if serial::before(event.expected, event.low) { event.low } else { event.expected };
+    api::SlotSeen {
+        rank: event.rank,
+        index: event.index,
+        low: event.low,
+        gap: serial::diff(event.index, expected).max(0) as u32,
+        holds: is(Slot::USED).then_some(event.slot_index),
+        contributors: (0..64).filter(|rank| event.contributors >> rank & 1 != 0).collect(),
+        ranks,
+        complete: is(Slot::COMPLETE),
+        released: is(Slot::RELEASED),
     }
 }
 

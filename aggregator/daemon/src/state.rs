@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use super::persist::Store;
-use super::trace::Tracers;
+use super::tracers::Tracers;
 
 /// What a rank in `join` waits for.
 pub type JoinAnswer = Result<u32, Refusal>;
