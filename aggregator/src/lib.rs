@@ -1,21 +1,47 @@
-//! The daemon of the box and its command line, as a library, so that tests can use them too.
+//! The program `netsum`: the daemon and its command line, and the two commands that look at this machine themselves.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`check`] | `netsum check`: a machine before the first start |
-//! | [`clock`] | clocks that processes agree on |
-//! | [`config`] | the configuration file |
-//! | [`core`] | the controller, a pure state machine: the crate `netsum-core` |
-//! | [`daemon`] | what is around it: gRPC, netlink, clocks |
-//! | [`dataplane`] | loading, attaching and feeding the XDP programs |
-//! | [`cli`] | the command line |
+//! | [`simulate`] | `netsum simulate`: captured frames through a copy of the programs |
 
 pub mod check;
-pub mod cli;
-pub mod clock;
-pub mod config;
-pub mod daemon;
-pub mod dataplane;
+pub mod simulate;
 
-pub use netsum_core as core;
-pub use netsum_core::size;
+use std::io::Write;
+
+use netsum_cli::args::BatchCommand;
+use netsum_cli::client::Client;
+use netsum_cli::command::one;
+use netsum_cli::failure::{Failure, Result};
+use netsum_cli::print::Format;
+use netsum_cli::{Cli, Command, batch, top, trace, view};
+
+/// Carries out a command other than `run`, and prints what the daemon answers.
+///
+/// # Errors
+/// Why it failed. With `--json` that is printed already, and the message is empty.
+pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
+    let format = Format::new(cli.json, cli.pretty);
+    let done = async {
+        if let Command::Check { config, bridge } = cli.command {
+            return check::run(out, format, config.as_deref(), bridge).await;
+        }
+        if let Command::Top = cli.command {
+            return top::run(&cli.socket).await;
+        }
+        let mut client = Client::connect(&cli.socket).await?;
+        match cli.command {
+            Command::Batch(BatchCommand::File { file }) => batch::file(&file, format, &mut client, out).await,
+            Command::Trace(args) => trace::run(args, format, &mut client, out).await,
+            Command::Simulate(args) => simulate::run(args, format, &mut client, out).await,
+            command => one(command, format, &mut client, out).await,
+        }
+    };
+    let Err(failure) = done.await else { return Ok(()) };
+    let error = view::Error { error: failure.message.clone(), exit: failure.kind as u8 };
+    if !failure.message.is_empty() && format.json(out, &error)? {
+        return Err(Failure::new(failure.kind, ""));
+    }
+    Err(failure)
+}

@@ -4,10 +4,11 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use netsum_aggregator::cli::failure::{Failure, Kind, Result};
-use netsum_aggregator::cli::{self, Cli, Command};
-use netsum_aggregator::config::Config;
-use netsum_aggregator::daemon::run;
+use netsum_aggregator::execute;
+use netsum_cli::failure::{Failure, Kind, Result};
+use netsum_cli::{Cli, Command};
+use netsum_daemon::config::Config;
+use netsum_daemon::run;
 
 fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
@@ -16,7 +17,7 @@ fn main() -> ExitCode {
     let level = if daemon { "info" } else { "warn" };
     let mut logger = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level));
     if cli.debug {
-        logger.filter_module("netsum_aggregator", log::LevelFilter::Debug);
+        logger.filter_module("netsum", log::LevelFilter::Debug);
     }
     logger.init();
     let result = match cli.command {
@@ -44,7 +45,7 @@ fn administer(cli: Cli) -> Result<()> {
         .map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
     // Colours where there is a terminal that shows them, and NO_COLOR is not set.
     let mut out = anstream::stdout().lock();
-    let result = runtime.block_on(cli::execute(cli, &mut out)).and_then(|()| Ok(out.flush()?));
+    let result = runtime.block_on(execute(cli, &mut out)).and_then(|()| Ok(out.flush()?));
     match result {
         // `netsum ... | head` is no failure.
         Err(e) if e.kind == Kind::Failed && e.is_broken_pipe() => Ok(()),

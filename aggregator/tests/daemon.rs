@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use common::{Daemon, join};
-use netsum_aggregator::cli::failure::Kind;
-use netsum_aggregator::cli::{Cli, execute};
-use netsum_aggregator::daemon::socket::{self, Access};
-use netsum_aggregator::daemon::trace;
-use netsum_aggregator::dataplane::{FirstPacket, Traced};
+use netsum_aggregator::execute;
 use netsum_api::v1 as api;
+use netsum_cli::Cli;
+use netsum_cli::failure::Kind;
 use netsum_common::abi::{MAX_CAPTURE, MIN_CAPTURE, TraceEvent, traced_by};
 use netsum_common::counters::Counter;
 use netsum_common::slot::Slot;
 use netsum_common::wire::{InBandToken, JobHeader};
+use netsum_core::plane::FirstPacket;
+use netsum_daemon::socket::{self, Access};
+use netsum_daemon::trace;
+use netsum_dataplane::Traced;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
 

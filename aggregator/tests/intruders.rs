@@ -5,9 +5,9 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Daemon, join};
-use netsum_aggregator::daemon::doorman::Limits;
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
+use netsum_daemon::doorman::Limits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::Code;

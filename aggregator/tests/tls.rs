@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use common::Daemon;
-use netsum_aggregator::config;
-use netsum_aggregator::daemon::{doorman::Limits, tls};
+use netsum_daemon::config;
+use netsum_daemon::{doorman::Limits, tls};
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 

@@ -8,7 +8,7 @@ use clap::CommandFactory as _;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
-use netsum_aggregator::cli::{Cli, failure, schema};
+use netsum_cli::{Cli, failure, schema};
 
 use crate::{deb, root};
 

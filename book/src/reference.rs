@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::CommandFactory as _;
-use netsum_aggregator::cli::{Cli, failure};
+use netsum_cli::{Cli, failure};
 use netsum_common::counters::{Counter, Kind};
 
 /// Their names and texts.

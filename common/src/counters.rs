@@ -51,6 +51,17 @@ pub enum Kind {
     Drop,
 }
 
+impl Kind {
+    /// As API and JSON have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Work => "work",
+            Self::Pass => "pass",
+            Self::Drop => "drop",
+        }
+    }
+}
+
 counters! {
     /// contributions added to a slot
     Fragments "fragments" Work,

@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
-use netsum_aggregator::core::in_band::Outcome;
-use netsum_aggregator::core::membership::Join;
-use netsum_aggregator::core::pool::job_memory;
-use netsum_aggregator::core::{Action, Connection, Controller, PortInfo, RankAddress, State};
-use netsum_aggregator::daemon::{job_spec, mac_from_text};
-use netsum_aggregator::dataplane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_api::v1 as api;
 use netsum_common::abi::{FlowKey, MAX_RINGS};
 use netsum_common::wire::{InBandToken, JobHeader};
+use netsum_core::in_band::Outcome;
+use netsum_core::membership::Join;
+use netsum_core::plane::{FirstPacket, FlowSpec, RingSpec};
+use netsum_core::pool::job_memory;
+use netsum_core::{Action, Connection, Controller, PortInfo, RankAddress, State};
+use netsum_daemon::message::{job_spec, mac_from_text};
 use prost::Message;
 
 /// Runs a sequence of requests.
@@ -188,10 +188,7 @@ impl System {
         Ok(())
     }
 
-    fn answered(
-        &mut self,
-        answer: std::result::Result<Vec<Action>, netsum_aggregator::core::Refusal>,
-    ) -> bool {
+    fn answered(&mut self, answer: std::result::Result<Vec<Action>, netsum_core::Refusal>) -> bool {
         match answer {
             Ok(actions) => {
                 self.carry_out(actions);

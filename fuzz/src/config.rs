@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use clap::Parser as _;
-use netsum_aggregator::cli::Cli;
-use netsum_aggregator::config::{Config, Ports};
-use netsum_aggregator::daemon::{mac_from_text, mac_text};
-use netsum_aggregator::size::Size;
+use netsum_cli::Cli;
+use netsum_core::size::Size;
+use netsum_daemon::config::{Config, Ports};
+use netsum_daemon::message::{mac_from_text, mac_text};
 
 /// Takes a text, as each of them.
 pub fn run(input: &[u8]) {

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions};
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, XdpMode};
 use netsum_common::{abi, serial};
+use netsum_core::plane::{FlowSpec, RingSpec};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode};
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, QpConfig, QpId, Stats};
 use netsum_worker::udp::UdpDriver;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use netsum_aggregator::dataplane::FlowSpec;
+use netsum_core::plane::FlowSpec;
 use netsum_worker::Layout;
 use nix::sys::signal::Signal;
 use serde_json::Value;

@@ -3,10 +3,10 @@
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
 use anyhow::{Context, Result};
-use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions};
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, XdpMode, count};
 use netsum_common::abi;
 use netsum_common::counters::Counter;
+use netsum_core::plane::{FlowSpec, RingSpec};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
 use netsum_worker::comm::config::static_connection;
 
 use crate::Lab;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
-use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions, OBJECT};
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, count};
 use netsum_common::abi::{self, FlowKey, programs};
 use netsum_common::counters::Counter;
+use netsum_core::plane::{FlowSpec, RingSpec};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, OBJECT, count};
 
 use crate::cpu::Pinned;
 use crate::frames::{FrameSpec, lanes};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions};
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec, RingSpec, XdpMode, count};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, L3};
+use netsum_core::plane::{FlowSpec, RingSpec};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, flow, host, qpn, ring};
 use netsum_lab::tap::Tap;

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use netsum_aggregator::dataplane::bpf::BpfDataPlane;
-use netsum_aggregator::dataplane::{DataPlane, count};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Bth, Opcode};
+use netsum_dataplane::{BpfDataPlane, DataPlane, count};
 use netsum_lab::application::{self, Home, Load};
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::faults::{Bottleneck, CableCounts, Fault, Faults, Kind, Nth};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use netsum_aggregator::dataplane::{DataPlane, count};
 use netsum_common::counters::Counter;
+use netsum_dataplane::{DataPlane, count};
 use netsum_lab::application::{self, Home, Load};
 use netsum_lab::faults::Faults;
 use netsum_lab::{Lab, LabSpec};

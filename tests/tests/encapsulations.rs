@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec};
 use netsum_common::wire::Opcode;
+use netsum_core::plane::FlowSpec;
+use netsum_dataplane::DataPlane;
 use netsum_lab::attacker::{TAGS, advertisement, extended, fragments, snap, tagged, with_checksum};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes};
 use netsum_lab::netns::output;

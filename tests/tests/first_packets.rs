@@ -1,11 +1,12 @@
 //! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are noted, and that messages of
 //! registered connections begin as they must.
 
-use netsum_aggregator::dataplane::{DataPlane, FirstPacket, InBandSpec, RingSpec, held};
 use netsum_common::abi::SavedHeader;
 use netsum_common::counters::Counter;
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{Bth, InBandToken, JobHeader, Opcode};
+use netsum_core::plane::{FirstPacket, InBandSpec, RingSpec};
+use netsum_dataplane::{DataPlane, held};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, flow, host, qpn, ring};
 
@@ -361,7 +362,7 @@ fn a_first_packet_with_another_ranks_address_is_spoofed_on_any_other_port() {
     let ring = in_band_ring();
     let mac = |rank| Some([2, 0, 0, 0, 0, host(rank)]);
     let flows: Vec<_> = (0..RANKS)
-        .map(|rank| netsum_aggregator::dataplane::FlowSpec {
+        .map(|rank| netsum_core::plane::FlowSpec {
             ifindex: 4711,
             src_mac: mac(rank),
             ..flow(&ring, rank, false)

@@ -1,10 +1,11 @@
 //! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and whose addresses are a rank's.
 
-use netsum_aggregator::dataplane::{DataPlane, FlowSpec};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;
 use netsum_common::wire::Opcode;
+use netsum_core::plane::FlowSpec;
+use netsum_dataplane::DataPlane;
 use netsum_lab::cpu::Pinned;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, REDIRECT, flow, fragment, host, ring, tag};

@@ -1,11 +1,11 @@
 //! The XDP programs with BPF_PROG_TEST_RUN: packet in, verdict, packet out, counters.
 
-use netsum_aggregator::dataplane::DataPlane;
 use netsum_common::abi::ReleaseTag;
 use netsum_common::counters::Counter;
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{self, Opcode};
 use netsum_common::{icrc, serial};
+use netsum_dataplane::DataPlane;
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
 

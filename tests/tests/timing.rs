@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use netsum_aggregator::dataplane::DataPlane as _;
 use netsum_common::timing::{SAMPLED, Timing, is_sampled};
+use netsum_dataplane::DataPlane as _;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host, program};
 use netsum_lab::frames::{FrameSpec, lanes};

@@ -1,9 +1,9 @@
 //! Tracing in the XDP programs, packet by packet (BPF_PROG_TEST_RUN): nothing while it is off, and the right things otherwise.
 
-use netsum_aggregator::dataplane::{DataPlane, Traced};
 use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, MIN_CAPTURE, TraceEvent, TraceFilter, traced_by};
 use netsum_common::counters::Counter;
 use netsum_common::slot::Slot;
+use netsum_dataplane::{DataPlane, Traced};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, host, qpn, ring};
 

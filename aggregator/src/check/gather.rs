@@ -5,15 +5,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt as _;
+use netsum_daemon::config::{Config, Ports};
+use netsum_daemon::links::{Link, Netlink};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use rtnetlink::packet_route::link::{BridgeStpState, InfoBridge, InfoData, LinkAttribute, LinkInfo};
 
 use super::device;
 use super::judge::{BridgeFacts, Facts, PortFacts};
-use crate::config::{Config, Ports};
-use crate::daemon::links::{Link, Netlink};
-use crate::dataplane::bpf::{BpfDataPlane, LoadOptions};
-use crate::dataplane::{DataPlane as _, XdpMode};
 
 /// Where pins go by default.
 const PIN: &str = "/sys/fs/bpf/netsum";

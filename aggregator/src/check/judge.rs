@@ -1,7 +1,7 @@
 //! What follows from the facts about a machine. Pure.
 
-use super::{Finding, Level};
-use crate::core::HEADROOM;
+use netsum_cli::check::{Finding, Level};
+use netsum_core::HEADROOM;
 
 /// The least kernel that netsum is meant for.
 pub const KERNEL: (u32, u32) = (6, 1);

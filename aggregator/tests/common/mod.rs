@@ -6,27 +6,26 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use clap::Parser as _;
-use netsum_aggregator::cli::failure::{Failure, Kind};
-use netsum_aggregator::cli::{Cli, execute};
-use netsum_aggregator::core::watch::Patience;
-use netsum_aggregator::core::{Controller, PortInfo};
-use netsum_aggregator::daemon::doorman::Limits;
-use netsum_aggregator::daemon::metrics;
-use netsum_aggregator::daemon::run::{WorkerPort, serve};
-use netsum_aggregator::daemon::socket::{self, Access};
-use netsum_aggregator::daemon::state::Shared;
-use netsum_aggregator::daemon::worker::PortFinder;
-use netsum_aggregator::dataplane::{
-    Attached, DataPlane, EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, ProgramFacts, RingSpec,
-    Traced, XdpMode,
-};
+use netsum_aggregator::execute;
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
+use netsum_cli::Cli;
+use netsum_cli::failure::{Failure, Kind};
 use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
 use netsum_common::wire::InBandToken;
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+use netsum_core::watch::Patience;
+use netsum_core::{Controller, PortInfo};
+use netsum_daemon::doorman::Limits;
+use netsum_daemon::metrics;
+use netsum_daemon::run::{WorkerPort, serve};
+use netsum_daemon::socket::{self, Access};
+use netsum_daemon::state::Shared;
+use netsum_daemon::worker::PortFinder;
+use netsum_dataplane::{Attached, DataPlane, ProgramFacts, Traced, XdpMode};
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
 

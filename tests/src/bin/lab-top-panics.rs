@@ -2,8 +2,8 @@
 
 use std::io::Read as _;
 
-use netsum_aggregator::cli::top::Screen;
-use netsum_aggregator::cli::top::model::Model;
+use netsum_cli::top::Screen;
+use netsum_cli::top::model::Model;
 
 fn main() {
     let elsewhere = std::env::args().nth(1).is_some_and(|a| a == "thread");

@@ -5,10 +5,9 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{MapType, loaded_maps};
-use netsum_aggregator::dataplane::DataPlane as _;
-use netsum_aggregator::dataplane::bpf::{BpfDataPlane, LoadOptions};
 use netsum_common::abi;
 use netsum_common::wire::{BTH_LEN, ETH_LEN, IPV4_LEN, MAX_HEADERS, UDP_LEN};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
 use serde::Serialize;
 
 use super::Settings;

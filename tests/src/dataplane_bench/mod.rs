@@ -22,7 +22,7 @@ pub mod picture;
 pub mod table;
 
 use anyhow::Result;
-use netsum_aggregator::dataplane::{FlowSpec, RingSpec};
+use netsum_core::plane::{FlowSpec, RingSpec};
 use serde::Serialize;
 
 use crate::programs::{BASE_PSN, Bench, flow, ring};

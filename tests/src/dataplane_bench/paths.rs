@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use netsum_aggregator::dataplane::DataPlane as _;
 use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, TraceFilter};
+use netsum_dataplane::DataPlane as _;
 use serde::Serialize;
 
 use super::{Settings, USUAL_RANKS, flows, gbps};
@@ -172,7 +172,7 @@ pub(super) struct Point {
 
 /// Mean ns of one run of a way.
 pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f64> {
-    let spec = netsum_aggregator::dataplane::RingSpec {
+    let spec = netsum_core::plane::RingSpec {
         verify_icrc: !path.ends_with("/ignore"),
         ..ring(at.ranks, at.mtu, 16)
     };

@@ -6,9 +6,9 @@
 use std::net::IpAddr;
 
 use arbitrary::{Result, Unstructured};
-use netsum_aggregator::dataplane::{FlowSpec, InBandSpec, RingSpec};
 use netsum_common::serial;
 use netsum_common::wire::{self, InBandToken, JobHeader, Opcode};
+use netsum_core::plane::{FlowSpec, InBandSpec, RingSpec};
 
 use crate::frames::{FrameSpec, ipv4_checksum, lanes};
 use crate::programs::{LOOPBACK, host};

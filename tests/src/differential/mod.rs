@@ -16,16 +16,17 @@ use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::{Context, Result, bail, ensure};
 use arbitrary::Unstructured;
-use netsum_aggregator::dataplane::{DataPlane, FirstPacket, Traced};
+use netsum_common::abi::ReleaseTag;
 use netsum_common::abi::{MIN_CAPTURE, TraceEvent, TraceFilter, traced_by};
 use netsum_common::counters::{Counter, of_bits};
 use netsum_common::slot::Slot;
 use netsum_common::timing::RankTiming;
+use netsum_core::plane::FirstPacket;
+use netsum_dataplane::{DataPlane, Traced};
 
 use self::generate::{Hint, STARTS, Setting, Step};
 use self::model::Model;
 use crate::programs::{Bench, LOOPBACK, Outcome, tag};
-use netsum_common::abi::ReleaseTag;
 
 /// Longest frame of a test run that can also be redirected: a page without the kernel's own parts.
 const LONGEST: usize = 3000;

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use netsum_aggregator::dataplane::{FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, mapped};
 use netsum_common::abi::{FlowKey, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{
@@ -12,6 +11,7 @@ use netsum_common::slot::{
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, JobHeader, L3, Reject, UDP_LEN};
 use netsum_common::{icrc, serial, timing};
+use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, mapped};
 
 use super::Verdict;
 use crate::programs::LOOPBACK;

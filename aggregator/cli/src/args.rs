@@ -1,0 +1,557 @@
+//! The grammar of the command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use netsum_core::size::Size;
+
+use super::failure::EXIT_STATUS;
+
+const AFTER_HELP: &str = "\
+OBJECT := { job | ring | flow | slot | port | stats | prog | tenant }. `list` is `show`, an object alone is its `show`, and every word \
+can be cut short while it stays unique: `netsum j s`. `help` works behind every object.";
+
+/// Sums gradients inside the network: the daemon of the box, and its administration.
+#[derive(Parser, Debug)]
+#[command(
+    name = "netsum",
+    version,
+    infer_subcommands = true,
+    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] trace [--job JOB]\n       netsum [OPTIONS] simulate FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE",
+    subcommand_value_name = "OBJECT",
+    subcommand_help_heading = "Objects, and other commands",
+    after_help = AFTER_HELP,
+    after_long_help = format!("{AFTER_HELP}\n\nExit status:\n  {}", EXIT_STATUS.replace('\n', "\n  "))
+)]
+pub struct Cli {
+    /// Print JSON; its schemas are in aggregator/schema.
+    #[arg(short = 'j', long, global = true)]
+    pub json: bool,
+    /// Print indented JSON.
+    #[arg(short = 'p', long, global = true)]
+    pub pretty: bool,
+    /// Say on standard error what is done.
+    #[arg(short = 'd', long, global = true)]
+    pub debug: bool,
+    /// The daemon's administration socket.
+    #[arg(long, global = true, env = "NETSUM_SOCKET", default_value = netsum_api::DEFAULT_SOCKET, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A line of a batch file: the command line without its options.
+#[derive(Parser, Debug)]
+#[command(name = "netsum", no_binary_name = true, infer_subcommands = true, disable_version_flag = true)]
+pub struct Line {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Objects, and the daemon itself.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Jobs: ranks that all-reduce together.
+    Job {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<JobCommand>,
+    },
+    /// Rings: a job's connections and slots that one CPU of the box serves.
+    Ring {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<RingCommand>,
+    },
+    /// Flows: one rank's connection to the next, as the box sees it.
+    Flow {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<FlowCommand>,
+    },
+    /// Slots: the box's buffers for fragments.
+    #[command(subcommand)]
+    Slot(SlotCommand),
+    /// Ports: interfaces towards hosts.
+    Port {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<PortCommand>,
+    },
+    /// Statistics: what the data plane has counted, or counts by the second.
+    #[command(args_conflicts_with_subcommands = true)]
+    Stats {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<StatsCommand>,
+        /// Without a command: show.
+        #[command(flatten)]
+        show: ShowStats,
+    },
+    /// Programs: what is loaded into the kernel.
+    Prog {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<ProgCommand>,
+    },
+    /// Tenants: whose jobs may have how much.
+    Tenant {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<TenantCommand>,
+    },
+    /// Why does a job stand still? Watches it for a moment, and says what to do next.
+    Diagnose {
+        /// The job.
+        job: String,
+        /// How long to watch, like 500ms or 2s.
+        #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
+        watch: Duration,
+    },
+    /// Jobs, ranks, rings and ports at work, live: throughput, how long sums take, who is last. `q` ends it, `?` shows the keys.
+    Top,
+    /// A job watched for a while, as one HTML file: throughput, how long sums take, how late each rank comes and who is last,
+    /// drops by reason.
+    Report {
+        /// The job.
+        job: String,
+        /// How long to watch, like 500ms or 1min.
+        #[arg(long = "for", default_value = "10s", value_parser = interval, value_name = "TIME")]
+        watch: Duration,
+        /// The file; `-` is standard output.
+        #[arg(short = 'o', long, value_name = "FILE")]
+        output: PathBuf,
+    },
+    /// Single packets, and what the box made of each: one line for every program that a packet meets, until interrupted.
+    #[command(long_about = TRACE_HELP)]
+    Trace(TraceArgs),
+    /// What would the box do with captured frames? Runs them through a copy of its programs and maps, and explains.
+    #[command(long_about = SIMULATE_HELP)]
+    Simulate(SimulateArgs),
+    /// Is this machine fit for netsum? Looks at the kernel, the bridge and its ports, and says how to mend what is wrong.
+    Check {
+        /// The configuration that names the ports.
+        #[arg(long, value_name = "FILE", conflicts_with = "bridge")]
+        config: Option<PathBuf>,
+        /// A bridge, where there is no configuration yet.
+        #[arg(long, value_name = "NAME")]
+        bridge: Option<String>,
+    },
+    /// Many commands at once.
+    #[command(subcommand)]
+    Batch(BatchCommand),
+    /// Run the daemon.
+    Run {
+        /// Configuration file; see netsum.example.toml.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Drop what an earlier daemon has left. Connections of its jobs that are still at work get each other's data unsummed: an
+        /// application that does not check takes it for sums.
+        #[arg(long)]
+        reset: bool,
+        /// Take the programs off the ports when the daemon is told to end, whoever is at work. Without this they stay as long as
+        /// connections may still send, and drop what these send; the next daemon takes them over. With it, what is sent arrives
+        /// unsummed, and an application that does not check takes it for sums.
+        #[arg(long)]
+        detach_now: bool,
+    },
+}
+
+const SIMULATE_HELP: &str = "\
+What would the box do with captured frames? Runs each through ingress, aggregate and egress, in the file's order, and says what \
+becomes of it and why.
+
+Jobs at work do not notice: the programs are loaded once more, with maps of their own, into which rings, flows, states and slots of \
+the running ones are copied; nothing is sent. So it needs root, and the ports' network namespace. What is as on the box: \
+the programs, all that they compare packets with, and the slots, as they were at the moment of copying, which takes no pause \
+(of a ring at work, some may be newer than others); --fresh begins with empty slots instead. What is not: frames come one by one, \
+with no queue that overflows, no other CPU, and nobody who acknowledges, times out or sends again; what is passed on ends \
+there, and set-up in band goes as far as the first packet.
+
+A file says what came by, not always where. The port of a frame is --port, or the port that the file names (pcapng) or --map \
+gives for the file's interface, or that of the flow or rank with the frame's source address, or the first. `netsum trace --program \
+ingress --pcap FILE` and `tcpdump -Q in -i PORT -w FILE` on the box make files that fit. A file from a host has the box's results in it too, \
+which look like contributions of the host before it: take only what the host sends (`tcpdump -Q out`).";
+
+/// `netsum simulate`.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// A capture of Ethernet frames, pcap or pcapng; `-` is standard input.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// All frames come in by this port.
+    #[arg(long, value_name = "IFNAME", conflicts_with = "map")]
+    pub port: Option<String>,
+    /// Frames of an interface of the file come in by a port: `eth0=port1`. May be given several times.
+    #[arg(long, value_name = "INTERFACE=PORT", value_parser = pair)]
+    pub map: Vec<(String, String)>,
+    /// Begin with empty slots and no learned MAC addresses, as right after all flows were there.
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+const TRACE_HELP: &str = "\
+Single packets, and what the box made of each: one line for every program that a packet meets, until interrupted.
+
+A contribution is seen by `ingress` on its port (steered, dropped or passed on) and by `aggregate` on its ring's CPU, where it \
+is checked and added; every clone of a result by `egress`, with the frame that leaves. The verdict is the names of the counters that \
+counted the packet there, so lines and `netsum stats` agree. How ring and slot are is shown as it was right afterwards: the lowest index \
+that has not been released (low), how many ranks have contributed (has), how many fragments of the rank are missing before it (gap).
+
+Who cannot keep up loses events, never packets, and is told how many. Tracing costs the ring's CPU time; on a busy ring, ask \
+for a --verdict or a --program.";
+
+/// `netsum trace`.
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// Of one job; everything that comes by without.
+    #[arg(long, value_name = "JOB")]
+    pub job: Option<String>,
+    /// Of one ring of the job.
+    #[arg(long, value_parser = number, value_name = "R", requires = "job")]
+    pub ring: Option<u32>,
+    /// What one rank sends, and the results that it gets.
+    #[arg(long, value_parser = number, value_name = "K")]
+    pub rank: Option<u32>,
+    /// With one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work` for all of a kind.
+    #[arg(long, value_delimiter = ',', value_name = "COUNTER")]
+    pub verdict: Vec<String>,
+    /// As one program sees them: `ingress`, `aggregate` or `egress`.
+    #[arg(long, value_name = "NAME")]
+    pub program: Option<String>,
+    /// End after so many.
+    #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Write whole frames to a pcapng file, with the verdict as each packet's comment, in place of text; `-` is standard
+    /// output.
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+    /// Of each frame only so many bytes; 128, which all headers fit, at least.
+    #[arg(long, value_name = "BYTES", requires = "pcap", value_parser = clap::value_parser!(u32).range(128..))]
+    pub snaplen: Option<u32>,
+}
+
+/// Commands for jobs.
+#[derive(Subcommand, Debug)]
+pub enum JobCommand {
+    /// Create a job and reserve its slots.
+    Create(CreateJob),
+    /// Show a job with its flows, or all.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: Option<String>,
+        /// Show the job's token too, which is a secret.
+        #[arg(long, requires = "name")]
+        show_token: bool,
+    },
+    /// Empty a job's rings and forget its flows: its application connects anew, with other PSNs.
+    Restart {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: String,
+    },
+    /// Have a job's ranks connect anew while they are at work, all after the same all-reduce.
+    Renew {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: String,
+    },
+    /// Delete a job. Data that its connections still send is dropped, until nothing has come on them for an hour.
+    Delete {
+        /// The job.
+        #[arg(value_name = "JOB")]
+        name: String,
+        /// Its ranks have ended: forget their connections at once, so that their queue pair numbers can be used for others.
+        #[arg(long)]
+        gone: bool,
+    },
+}
+
+/// `netsum job create`.
+#[derive(Args, Debug)]
+pub struct CreateJob {
+    /// Name of the job: a-z, 0-9, `.`, `_`, `-`.
+    pub name: String,
+    /// Ranks, 2 to 64.
+    #[arg(long, value_name = "N")]
+    pub ranks: u32,
+    /// Type of the numbers that the box adds.
+    #[arg(long, default_value = "i32")]
+    pub dtype: String,
+    /// Path MTU: 256, 512, 1024 or 2048 bytes.
+    #[arg(long, default_value_t = 1024, value_name = "BYTES")]
+    pub mtu: u32,
+    /// Largest message, like 64K.
+    #[arg(long, default_value = "64KiB", value_name = "BYTES")]
+    pub message_size: Size,
+    /// Messages that a rank may send without having their sums.
+    #[arg(long, default_value_t = 2, value_name = "W")]
+    pub window: u32,
+    /// Rings; each is served by one CPU of the box.
+    #[arg(long, default_value_t = 1, value_name = "R")]
+    pub rings: u32,
+    /// `verify` or `ignore` the ICRC of contributions.
+    #[arg(long, default_value = "verify")]
+    pub icrc: String,
+    /// Release results `in-order`, or `relaxed` for senders that retransmit selectively.
+    #[arg(long, default_value = "in-order")]
+    pub order: String,
+    /// Ranks show up by the first packets of their connections, which begin with a header: for applications that nobody can
+    /// register. Prints the token that the header has.
+    #[arg(long)]
+    pub in_band: bool,
+    /// What workers must know to join; made up when not given.
+    #[arg(long, default_value = "")]
+    pub token: String,
+    /// Whose it is; the configuration says how much a tenant may have.
+    #[arg(long, default_value = netsum_core::tenant::DEFAULT, value_name = "TENANT")]
+    pub tenant: String,
+}
+
+/// Commands for tenants.
+#[derive(Subcommand, Debug)]
+pub enum TenantCommand {
+    /// Show a tenant, or all: limits, and what is in use.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The tenant.
+        #[arg(value_name = "TENANT")]
+        tenant: Option<String>,
+    },
+}
+
+/// Commands for rings.
+#[derive(Subcommand, Debug)]
+pub enum RingCommand {
+    /// Show the rings of a job, or all: their CPU, and how full they are.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        job: Option<String>,
+    },
+}
+
+/// Commands for flows.
+#[derive(Subcommand, Debug)]
+pub enum FlowCommand {
+    /// Register rank K's connection to rank K+1.
+    Add(AddFlow),
+    /// Show the flows of a job, or all, and what has come on them.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        job: Option<String>,
+    },
+}
+
+/// `netsum flow add`.
+#[derive(Args, Debug)]
+pub struct AddFlow {
+    /// The job.
+    pub job: String,
+    /// Ring, from 0.
+    #[arg(long, value_parser = number, value_name = "R")]
+    pub ring: u32,
+    /// Sending rank, from 0.
+    #[arg(long, value_parser = number, value_name = "K")]
+    pub rank: u32,
+    /// Interface that its packets come in on.
+    #[arg(long, value_name = "IFNAME")]
+    pub port: String,
+    /// The sender's address.
+    #[arg(long, value_name = "IP")]
+    pub src: String,
+    /// The receiver's address.
+    #[arg(long, value_name = "IP")]
+    pub dst: String,
+    /// The receiver's queue pair number, decimal or 0x.
+    #[arg(long, value_parser = number)]
+    pub qpn: u32,
+    /// PSN of the first packet, decimal or 0x.
+    #[arg(long, value_parser = number)]
+    pub psn: u32,
+    /// The sender's MAC address; learned from the first verified packet when not given.
+    #[arg(long, default_value = "", value_name = "MAC")]
+    pub src_mac: String,
+}
+
+/// Commands for ports.
+#[derive(Subcommand, Debug)]
+pub enum PortCommand {
+    /// Show a port, or all.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The port.
+        #[arg(value_name = "IFNAME")]
+        port: Option<String>,
+    },
+}
+
+/// Commands for slots.
+#[derive(Subcommand, Debug)]
+pub enum SlotCommand {
+    /// Show the slots of a job that are in use.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The job.
+        job: String,
+        /// Of one ring.
+        #[arg(long, value_parser = number, value_name = "R")]
+        ring: Option<u32>,
+    },
+}
+
+/// Commands for statistics.
+#[derive(Subcommand, Debug)]
+pub enum StatsCommand {
+    /// Show counters, or rates with `--interval`.
+    #[command(visible_alias = "list")]
+    Show(ShowStats),
+}
+
+/// `netsum stats`.
+#[derive(Args, Debug)]
+pub struct ShowStats {
+    /// Of one job; of the whole box without.
+    #[arg(value_name = "JOB", conflicts_with = "named")]
+    pub job: Option<String>,
+    /// The same, for jobs with the name of a command.
+    #[arg(long = "job", id = "named", value_name = "JOB")]
+    pub named: Option<String>,
+    /// Rates in place of counters, again and again after so long, like 1s or 500ms.
+    #[arg(long, short = 'i', value_parser = interval, value_name = "TIME")]
+    pub interval: Option<Duration>,
+    /// End after so many intervals.
+    #[arg(long, short = 'c', value_name = "N", requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+}
+
+/// Commands for programs.
+#[derive(Subcommand, Debug)]
+pub enum ProgCommand {
+    /// Show a program, or all.
+    #[command(visible_alias = "list")]
+    Show {
+        /// The program.
+        #[arg(value_name = "NAME")]
+        program: Option<String>,
+    },
+}
+
+/// Where many commands come from.
+#[derive(Subcommand, Debug)]
+pub enum BatchCommand {
+    /// Carry out the commands of a file, one in a line, until one fails. `#` begins a comment.
+    File {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+    },
+}
+
+/// A number, decimal or hexadecimal.
+fn number(text: &str) -> Result<u32, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "a number is expected, decimal or 0x".into())
+}
+
+/// Two names with `=` between them.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((a, b)) if !a.is_empty() && !b.is_empty() => Ok((a.to_owned(), b.to_owned())),
+        _ => Err("INTERFACE=PORT is expected, like eth0=port1".into()),
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    if (Duration::from_millis(10)..=Duration::from_secs(86_400)).contains(&time) {
+        Ok(time)
+    } else {
+        Err("10ms to 1day are possible".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parsed(line: &str) -> Command {
+        Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}")).command
+    }
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_are_decimal_or_hexadecimal() {
+        assert_eq!((number("17"), number("0x11")), (Ok(17), Ok(17)));
+        assert!(number("seventeen").is_err() && number("-1").is_err() && number("0xg").is_err());
+    }
+
+    #[test]
+    fn show_and_list_and_an_object_alone_and_prefixes_are_the_same() {
+        for line in ["netsum j s", "netsum job list", "netsum jo l", "netsum -j job show"] {
+            assert!(
+                matches!(parsed(line), Command::Job { command: Some(JobCommand::Show { name: None, .. }) }),
+                "{line}"
+            );
+        }
+        assert!(matches!(parsed("netsum job"), Command::Job { command: None }));
+        for line in ["netsum po s", "netsum port list", "netsum port show"] {
+            assert!(
+                matches!(parsed(line), Command::Port { command: Some(PortCommand::Show { port: None }) }),
+                "{line}"
+            );
+        }
+        for line in ["netsum te", "netsum te s vision", "netsum tenant list"] {
+            assert!(matches!(parsed(line), Command::Tenant { .. }), "{line}");
+        }
+        // A tenant, top or trace?
+        let error = Cli::try_parse_from(["netsum", "t"]).map(drop).unwrap_err().to_string();
+        assert!(["tenant", "top", "trace"].iter().all(|name| error.contains(name)), "{error}");
+        for line in ["netsum ri l", "netsum pr s", "netsum f l app", "netsum sl s app", "netsum sta s app"] {
+            parsed(line);
+        }
+    }
+
+    #[test]
+    fn statistics_take_a_job_with_and_without_a_command() {
+        let job = |line: &str| match parsed(line) {
+            Command::Stats { command: Some(StatsCommand::Show(show)), .. }
+            | Command::Stats { command: None, show } => show.job.or(show.named),
+            other => panic!("{other:?}"),
+        };
+        for line in [
+            "netsum stats train",
+            "netsum stats show train",
+            "netsum stats --job train",
+            "netsum stats list --job train",
+            "netsum stats --interval 1s --job train --count 3",
+        ] {
+            assert_eq!(job(line).as_deref(), Some("train"), "{line}");
+        }
+        assert_eq!(job("netsum stats --job show").as_deref(), Some("show"));
+        for wrong in ["netsum stats --interval 0s", "netsum stats --count 3", "netsum stats a --job b"] {
+            assert!(Cli::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_of_two_words_is_refused_with_both() {
+        let error = Cli::try_parse_from(["netsum", "s", "show"]).unwrap_err().to_string();
+        assert!(error.contains("slot") && error.contains("stats"), "{error}");
+    }
+}

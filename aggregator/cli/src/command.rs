@@ -1,0 +1,149 @@
+//! The commands that are one question to the daemon, or the same one time and again.
+
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use netsum_api::v1 as api;
+
+use crate::args::{
+    Command, CreateJob, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats,
+    SlotCommand, StatsCommand, TenantCommand,
+};
+use crate::client::Client;
+use crate::failure::{Failure, Kind, Result};
+use crate::print::Format;
+use crate::view::Programs;
+use crate::{diagnosis, print, rates, report, tenants};
+
+/// Carries out one command.
+pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
+    match command {
+        Command::Run { .. }
+        | Command::Batch(_)
+        | Command::Check { .. }
+        | Command::Top
+        | Command::Trace(_)
+        | Command::Simulate(_) => {
+            let message = "`run`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
+            Err(Failure::new(Kind::Failed, message))
+        }
+        Command::Job { command: Some(JobCommand::Create(job)) } => {
+            print::job(out, format, client.create_job(create_request(job)?).await?)
+        }
+        Command::Job { command: None | Some(JobCommand::Show { name: None, .. }) } => {
+            print::jobs(out, format, client.list_jobs().await?)
+        }
+        Command::Job { command: Some(JobCommand::Show { name: Some(name), show_token }) } => {
+            print::job(out, format, client.show_job(name, show_token).await?)
+        }
+        Command::Job { command: Some(JobCommand::Restart { name }) } => {
+            print::added(out, format, client.restart_job(name).await?)
+        }
+        Command::Job { command: Some(JobCommand::Renew { name }) } => client.renew_job(name).await,
+        Command::Job { command: Some(JobCommand::Delete { name, gone }) } => {
+            client.delete_job(name, gone).await
+        }
+        Command::Ring { command } => {
+            let job = command.and_then(|RingCommand::Show { job }| job);
+            print::rings(out, format, client.list_rings(job.unwrap_or_default()).await?)
+        }
+        Command::Flow { command: Some(FlowCommand::Add(f)) } => {
+            let flow = api::Flow {
+                ring: f.ring,
+                rank: f.rank,
+                port: f.port,
+                src: f.src,
+                dst: f.dst,
+                qpn: f.qpn,
+                psn: f.psn,
+                src_mac: f.src_mac,
+                seen: None,
+            };
+            print::added(out, format, client.add_flow(f.job, flow).await?)
+        }
+        Command::Flow { command: Some(FlowCommand::Show { job: Some(job) }) } => {
+            print::flows(out, format, vec![client.show_job(job, false).await?])
+        }
+        Command::Flow { command: None | Some(FlowCommand::Show { job: None }) } => {
+            print::flows(out, format, client.list_jobs().await?)
+        }
+        Command::Port { command } => {
+            let wanted = command.and_then(|PortCommand::Show { port }| port);
+            let ports = client.list_ports().await?;
+            print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
+        }
+        Command::Tenant { command } => {
+            let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
+            let all = client.list_tenants().await?;
+            tenants::tenants(out, format, only(all, "TENANT", wanted, |t| &t.name)?)
+        }
+        Command::Slot(SlotCommand::Show { job, ring }) => {
+            print::slots(out, format, client.show_slots(job, ring).await?)
+        }
+        Command::Prog { command } => {
+            let wanted = command.and_then(|ProgCommand::Show { program }| program);
+            let mut programs = Programs::from(client.list_programs().await?);
+            programs.programs = only(programs.programs, "NAME", wanted, |p| &p.name)?;
+            print::programs(out, format, programs)
+        }
+        Command::Diagnose { job, watch } => {
+            let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
+            diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
+        }
+        Command::Report { job, watch, output } => report::run(out, format, client, job, watch, &output).await,
+        Command::Stats { command: Some(StatsCommand::Show(show)), .. }
+        | Command::Stats { command: None, show } => stats(show, format, client, out).await,
+    }
+}
+
+/// All objects, or the one with the name that is wanted.
+fn only<T>(all: Vec<T>, what: &str, wanted: Option<String>, name: impl Fn(&T) -> &String) -> Result<Vec<T>> {
+    let Some(wanted) = wanted else { return Ok(all) };
+    let names: Vec<&str> = all.iter().map(|t| name(t).as_str()).collect();
+    let message = format!("{what} `{wanted}`: there are {}", names.join(", "));
+    let found: Vec<T> = all.into_iter().filter(|t| *name(t) == wanted).collect();
+    if found.is_empty() { Err(Failure::new(Kind::NotFound, message)) } else { Ok(found) }
+}
+
+fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
+    let message_size = u32::try_from(c.message_size.0).map_err(|_| {
+        let message = format!("--message-size {}: less than 4 GiB is possible", c.message_size);
+        Failure::new(Kind::Usage, message)
+    })?;
+    Ok(api::CreateJobRequest {
+        name: c.name,
+        ranks: c.ranks,
+        dtype: c.dtype,
+        mtu: c.mtu,
+        message_size,
+        window: c.window,
+        rings: c.rings,
+        icrc: c.icrc,
+        order: c.order,
+        token: c.token,
+        in_band: c.in_band,
+        tenant: c.tenant,
+    })
+}
+
+/// Counters once, or rates time and again.
+async fn stats(show: ShowStats, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
+    let job = show.job.or(show.named).unwrap_or_default();
+    let mut before = client.stats(job.clone()).await?;
+    let Some(interval) = show.interval else { return print::stats(out, format, &before, !job.is_empty()) };
+    let mut printer = rates::Printer::new(format);
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // The first one comes at once.
+    ticks.tick().await;
+    let mut left = show.count;
+    while left != Some(0) {
+        ticks.tick().await;
+        let after = client.stats(job.clone()).await?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        printer.print(out, &rates::between(&before, &after, now.as_secs_f64()))?;
+        before = after;
+        left = left.map(|n| n - 1);
+    }
+    Ok(())
+}

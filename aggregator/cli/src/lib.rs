@@ -1,0 +1,39 @@
+//! The command line of `netsum`, in bpftool's grammar: an object, then a command. It knows the daemon by its API alone.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`args`] | the grammar |
+//! | [`failure`] | why a command failed, and its exit code |
+//! | [`client`] | the connection to the daemon |
+//! | [`command`] | the commands that ask the daemon one thing |
+//! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
+//! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
+//! | [`tenants`] | `netsum tenant show` |
+//! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
+//! | [`top`] | `netsum top`; [`report`]: `netsum report` |
+//! | [`diagnosis`] | `netsum diagnose` |
+//! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
+//! | [`batch`] | `netsum batch` |
+//! | [`check`], [`simulation`] | what `netsum check` and `netsum simulate` print |
+
+pub mod args;
+pub mod batch;
+pub mod capture;
+pub mod check;
+pub mod client;
+pub mod command;
+pub mod diagnosis;
+pub mod failure;
+pub mod layout;
+pub mod print;
+pub mod rates;
+pub mod report;
+pub mod schema;
+pub mod simulation;
+pub mod tenants;
+pub mod timing;
+pub mod top;
+pub mod trace;
+pub mod view;
+
+pub use args::{Cli, Command};

@@ -1,0 +1,77 @@
+//! The schemas of the JSON that is printed, made of the very types that are. `cargo xtask dist --schema` writes them to
+//! `aggregator/schema`; a test holds them against each other.
+
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::Value;
+
+use super::check::Report;
+use super::diagnosis::Diagnosis;
+use super::simulation::Simulation;
+use super::tenants::Tenant;
+use super::trace::Packet;
+use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written};
+
+/// A schema, and the file that has it.
+#[derive(Debug)]
+pub struct Schema {
+    /// The file in `aggregator/schema`.
+    pub file: &'static str,
+    /// JSON Schema, draft 2020-12.
+    pub schema: Value,
+}
+
+fn of<T: JsonSchema>(file: &'static str, commands: &str) -> Schema {
+    let generator: SchemaGenerator = SchemaSettings::draft2020_12().for_serialize().into_generator();
+    let mut schema = generator.into_root_schema_for::<T>();
+    schema.insert("title".into(), commands.into());
+    Schema { file, schema: schema.to_value() }
+}
+
+/// All of them.
+pub fn all() -> Vec<Schema> {
+    vec![
+        of::<Job>("job.json", "netsum -j job create, job show JOB, flow add"),
+        of::<Vec<Job>>("jobs.json", "netsum -j job show"),
+        of::<Vec<Ring>>("rings.json", "netsum -j ring show"),
+        of::<Vec<Flow>>("flows.json", "netsum -j flow show"),
+        of::<Slots>("slots.json", "netsum -j slot show JOB"),
+        of::<Vec<Port>>("ports.json", "netsum -j port show"),
+        of::<Stats>("stats.json", "netsum -j stats: counters by name"),
+        of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
+        of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
+        of::<Programs>("progs.json", "netsum -j prog show"),
+        of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB"),
+        of::<Written>("report.json", "netsum -j report JOB -o FILE"),
+        of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
+        of::<Simulation>("simulation.json", "netsum -j simulate FILE"),
+        of::<Vec<BatchEntry>>("batch.json", "netsum -j batch file FILE"),
+        of::<Report>("check.json", "netsum -j check"),
+        of::<Error>("error.json", "netsum -j, any command that fails"),
+    ]
+}
+
+/// The text of a schema's file.
+pub fn text(schema: &Value) -> String {
+    format!("{schema:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_are_what_is_printed() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../schema");
+        let mut files: Vec<String> = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        for Schema { file, schema } in all() {
+            let found = std::fs::read_to_string(folder.join(file)).unwrap_or_default();
+            assert!(found == text(&schema), "{file} is old: cargo xtask dist --schema");
+            files.retain(|f| f != file);
+        }
+        assert!(files.is_empty(), "files without a command: {files:?}");
+    }
+}

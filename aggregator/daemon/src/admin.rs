@@ -1,0 +1,397 @@
+//! The administration service.
+
+use std::net::IpAddr;
+use std::time::{Instant, SystemTime};
+
+use netsum_api::v1 as api;
+use netsum_api::v1::admin_server::Admin;
+use netsum_common::abi;
+use netsum_common::counters::Counter;
+use netsum_common::slot::Slot;
+use netsum_common::timing::{self, RankTiming};
+use netsum_core::plane::{FlowSpec, RingSpec};
+use netsum_core::tenant::{Limits, TenantView};
+use netsum_core::{Action, Job, State};
+use netsum_dataplane::{Attached, ProgramFacts};
+use tonic::{Request, Response, Status};
+
+use super::diagnose;
+use super::links::Netlink;
+use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
+use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, state_message};
+use super::state::{Inner, Shared};
+use super::trace;
+
+/// Answers administration.
+#[derive(Clone)]
+pub struct AdminService {
+    shared: Shared,
+    netlink: Option<Netlink>,
+    started: Instant,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl AdminService {
+    /// A service; without netlink, ports have no counters.
+    pub fn new(shared: Shared, netlink: Option<Netlink>) -> Self {
+        Self { shared, netlink, started: Instant::now() }
+    }
+
+    /// Takes note of the MTUs that the ports have by now.
+    async fn look_at_ports(&self) -> Result<(), Status> {
+        if let Some(netlink) = &self.netlink {
+            let links = netlink.links().await.map_err(|e| Status::internal(format!("{e:#}")))?;
+            self.shared.lock().controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+        }
+        Ok(())
+    }
+
+    /// A job, and its token only for those who ask for it.
+    fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
+        let heartbeat = self.shared.heartbeat.as_millis() as u32;
+        let mut message = job_message(job, |ifindex| inner.controller.port_name(ifindex), heartbeat, token);
+        message.tenant.clone_from(&job.spec.tenant);
+        // The box may have learned what was not given.
+        for (flow, spec) in message.flows.iter_mut().zip(&job.flows) {
+            let Ok(seen) = inner.plane.flow_seen(spec.key()) else { continue };
+            if let Some(mac) = seen.mac {
+                flow.src_mac = mac_text(mac);
+            }
+            flow.seen = Some(api::FlowSeen {
+                packets: seen.packets,
+                refused: seen.refused,
+                last_psn: seen.last_outcome.map(|_| seen.last_psn),
+                last_outcome: seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
+            });
+        }
+        message
+    }
+}
+
+fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
+    text.parse().map_err(|_| {
+        Status::invalid_argument(format!("{option} `{text}`: an IPv4 or IPv6 address is needed"))
+    })
+}
+
+#[tonic::async_trait]
+impl Admin for AdminService {
+    async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
+        let spec = job_spec(request.into_inner())?;
+        let name = spec.name.clone();
+        self.look_at_ports().await?;
+        let mut inner = self.shared.lock();
+        let actions = inner.controller.create_job(spec).map_err(refused)?;
+        if let Err(error) = inner.carry_out(None, actions) {
+            let actions = inner.controller.delete_job(&name).map_err(refused)?;
+            inner.carry_out(None, actions)?;
+            return Err(error);
+        }
+        log::info!("job {name} created");
+        Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true)))
+    }
+
+    async fn list_tenants(&self, _: Request<api::ListTenantsRequest>) -> Answer<api::ListTenantsReply> {
+        let tenants = self.shared.lock().controller.tenants();
+        Ok(Response::new(api::ListTenantsReply {
+            tenants: tenants.into_iter().map(tenant_message).collect(),
+        }))
+    }
+
+    async fn delete_job(&self, request: Request<api::DeleteJobRequest>) -> Answer<api::DeleteJobReply> {
+        let api::DeleteJobRequest { name, gone } = request.into_inner();
+        let mut inner = self.shared.lock();
+        let flows = inner.controller.job(&name).map(Job::ever_had);
+        let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
+        actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
+        inner.carry_out(None, actions)?;
+        log::info!("job {name} deleted");
+        Ok(Response::new(api::DeleteJobReply {}))
+    }
+
+    async fn restart_job(&self, request: Request<api::RestartJobRequest>) -> Answer<api::Job> {
+        let name = request.into_inner().name;
+        let mut inner = self.shared.lock();
+        let actions = inner.controller.restart_job(&name).map_err(refused)?;
+        inner.carry_out(Some(&name), actions)?;
+        log::info!("job {name} restarted: its rings are empty and wait for flows");
+        Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, false)))
+    }
+
+    async fn renew_job(&self, request: Request<api::RenewJobRequest>) -> Answer<api::RenewJobReply> {
+        let name = request.into_inner().name;
+        let mut inner = self.shared.lock();
+        inner.controller.renew_job(&name).map_err(refused)?;
+        inner.carry_out(None, Vec::new())?;
+        log::info!("job {name}: its ranks are asked to connect anew");
+        Ok(Response::new(api::RenewJobReply {}))
+    }
+
+    async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Answer<api::ListJobsReply> {
+        let inner = self.shared.lock();
+        let jobs = inner.controller.jobs().map(|j| self.job(&inner, j, false)).collect();
+        Ok(Response::new(api::ListJobsReply { jobs }))
+    }
+
+    async fn show_job(&self, request: Request<api::ShowJobRequest>) -> Answer<api::Job> {
+        let r = request.into_inner();
+        let inner = self.shared.lock();
+        let job = inner.controller.job(&r.name).map_err(refused)?;
+        Ok(Response::new(self.job(&inner, job, r.show_token)))
+    }
+
+    async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
+        let r = request.into_inner();
+        let f = r.flow.ok_or_else(|| Status::invalid_argument("flow: missing"))?;
+        let src_mac = match f.src_mac.as_str() {
+            "" => None,
+            text => Some(mac_from_text(text).ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "--src-mac `{text}`: six bytes like 02:00:00:00:00:01 are needed"
+                ))
+            })?),
+        };
+        self.look_at_ports().await?;
+        let mut inner = self.shared.lock();
+        let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
+            let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
+            let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
+            return Err(Status::invalid_argument(message));
+        };
+        let flow = FlowSpec {
+            ring: 0,
+            rank: f.rank,
+            base_psn: f.psn,
+            ifindex: port.ifindex,
+            src: address("--src", &f.src)?,
+            dst: address("--dst", &f.dst)?,
+            qpn: f.qpn,
+            src_mac,
+        };
+        let actions = inner.controller.add_flow(&r.job, f.ring, flow).map_err(refused)?;
+        inner.carry_out(Some(&r.job), actions)?;
+        Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
+    }
+
+    async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
+        let links = match &self.netlink {
+            Some(netlink) => netlink.links().await.map_err(|e| Status::internal(format!("{e:#}")))?,
+            None => Vec::new(),
+        };
+        let inner = self.shared.lock();
+        let ports = inner.controller.ports().iter().map(|p| {
+            let flows =
+                inner.controller.jobs().flat_map(|j| &j.flows).filter(|f| f.ifindex == p.ifindex).count()
+                    as u32;
+            let mut port = api::Port {
+                name: p.name.clone(),
+                ifindex: p.ifindex,
+                mtu: p.mtu,
+                flows,
+                ..api::Port::default()
+            };
+            if let Some(link) = links.iter().find(|l| l.ifindex == p.ifindex) {
+                port.mac.clone_from(&link.mac);
+                (port.mtu, port.up) = (link.mtu, link.up);
+                port.xdp = link.xdp.unwrap_or_default().into();
+                [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = link.counters;
+            }
+            port
+        });
+        Ok(Response::new(api::ListPortsReply { ports: ports.collect() }))
+    }
+
+    async fn show_slots(&self, request: Request<api::ShowSlotsRequest>) -> Answer<api::ShowSlotsReply> {
+        let r = request.into_inner();
+        let inner = self.shared.lock();
+        let job = inner.controller.job(&r.job).map_err(refused)?;
+        if let Some(ring) = r.ring.filter(|&ring| ring as usize >= job.rings.len()) {
+            let message = format!("--ring {ring}: the job has rings 0 to {}", job.rings.len() - 1);
+            return Err(Status::invalid_argument(message));
+        }
+        let mut reply = api::ShowSlotsReply::default();
+        for (index, spec) in
+            job.rings.iter().enumerate().filter(|(i, _)| r.ring.is_none_or(|r| r as usize == *i))
+        {
+            let state = inner.plane.ring_state(spec.id).map_err(internal)?;
+            reply.rings.push(api::RingState {
+                ring: index as u32,
+                cpu: inner.plane.cpu_number(spec.cpu),
+                slots: spec.slots,
+                low: state.low,
+                expected: state.expected[..spec.ranks as usize].to_vec(),
+            });
+            for (i, slot) in inner.plane.slots(spec.id).map_err(internal)?.iter().enumerate() {
+                if slot.is(Slot::USED) {
+                    reply.slots.push(slot_message(index as u32, i as u32, slot, spec.ranks));
+                }
+            }
+        }
+        Ok(Response::new(reply))
+    }
+
+    async fn stats(&self, request: Request<api::StatsRequest>) -> Answer<api::StatsReply> {
+        let name = request.into_inner().job;
+        let inner = self.shared.lock();
+        let mut jobs = Vec::new();
+        if name.is_empty() {
+            for job in inner.controller.jobs() {
+                jobs.push(job_stats(&inner, job).map_err(internal)?);
+            }
+            let values = counters(&inner, [0]).map_err(internal)?;
+            jobs.push(api::JobStats { values, ..api::JobStats::default() });
+        } else {
+            jobs.push(job_stats(&inner, inner.controller.job(&name).map_err(refused)?).map_err(internal)?);
+        }
+        let mut totals = vec![0; Counter::ALL.len()];
+        for job in &jobs {
+            totals.iter_mut().zip(&job.values).for_each(|(total, value)| *total += value);
+        }
+        let time_ns = self.started.elapsed().as_nanos() as u64;
+        let counters = counter_messages(totals);
+        Ok(Response::new(api::StatsReply { counters, time_ns, jobs, sampled: timing::SAMPLED }))
+    }
+
+    async fn list_rings(&self, request: Request<api::ListRingsRequest>) -> Answer<api::ListRingsReply> {
+        let name = request.into_inner().job;
+        let inner = self.shared.lock();
+        let jobs: Vec<&Job> = match name.as_str() {
+            "" => inner.controller.jobs().collect(),
+            name => vec![inner.controller.job(name).map_err(refused)?],
+        };
+        let mut rings = Vec::new();
+        for job in jobs {
+            for (number, ring) in job.rings.iter().enumerate() {
+                rings.push(ring_message(&inner, job, number as u32, ring).map_err(internal)?);
+            }
+        }
+        Ok(Response::new(api::ListRingsReply { rings }))
+    }
+
+    async fn list_programs(&self, _: Request<api::ListProgramsRequest>) -> Answer<api::ListProgramsReply> {
+        let inner = self.shared.lock();
+        let programs = inner.plane.programs().map_err(internal)?;
+        let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
+        Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION }))
+    }
+
+    type TraceStream = trace::Tracing;
+
+    async fn trace(&self, request: Request<api::TraceRequest>) -> Answer<Self::TraceStream> {
+        Ok(Response::new(trace::begin(&self.shared, &request.into_inner())?))
+    }
+
+    async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> Answer<api::Diagnosis> {
+        let diagnosis = diagnose::answer(&self.shared, self.netlink.as_ref(), request.into_inner());
+        Ok(Response::new(diagnosis.await?))
+    }
+}
+
+fn internal(error: anyhow::Error) -> Status {
+    Status::internal(format!("{error:#}"))
+}
+
+fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
+    let mut stats = api::JobStats {
+        job: job.spec.name.clone(),
+        state: state_message(&job.state).into(),
+        values: counters(inner, job.rings.iter().map(|r| r.id))?,
+        fragment_bytes: fragment_bytes(job),
+        ..api::JobStats::default()
+    };
+    let mut of_rank = vec![0; job.spec.ranks as usize];
+    let mut timings = Timings::of_ranks(job.spec.ranks);
+    for ring in &job.rings {
+        timings.add(inner, ring.id)?;
+        let load = ring_load(inner, job, ring)?;
+        stats.slots += ring.slots;
+        stats.slots_used += load.slots_used;
+        stats.credit += ring.window;
+        of_rank.iter_mut().zip(load.credit_used).for_each(|(sum, used)| *sum += used);
+    }
+    stats.credit_used = of_rank.into_iter().max().unwrap_or(0);
+    stats.completion = Some(histogram_message(&timings.completion));
+    let rank = |r: &RankTiming| api::RankTiming { last: r.last, late: Some(histogram_message(&r.late)) };
+    stats.ranks = timings.ranks.iter().map(rank).collect();
+    Ok(stats)
+}
+
+fn ring_message(inner: &Inner, job: &Job, number: u32, ring: &RingSpec) -> anyhow::Result<api::Ring> {
+    let load = ring_load(inner, job, ring)?;
+    Ok(api::Ring {
+        job: job.spec.name.clone(),
+        ring: number,
+        id: ring.id,
+        cpu: inner.plane.cpu_number(ring.cpu),
+        active: job.state == State::Active,
+        ranks: ring.ranks,
+        mtu: ring.mtu,
+        memory: abi::ring_memory(ring.slots, ring.mtu, ring.ranks),
+        slots: ring.slots,
+        slots_used: load.slots_used,
+        low: load.low,
+        credit: ring.window,
+        credit_used: load.credit_used,
+        waits_ms: load.waits.map(|t| t.as_millis() as u64),
+    })
+}
+
+fn tenant_message(t: TenantView) -> api::Tenant {
+    let configured = t.limits.is_some();
+    let Limits { jobs, rings, slots, memory } = t.limits.unwrap_or_default();
+    api::Tenant {
+        name: t.name,
+        configured,
+        jobs_limit: jobs,
+        rings_limit: rings,
+        slots_limit: slots,
+        memory_limit: memory,
+        jobs: t.used.jobs,
+        rings: t.used.rings,
+        slots: t.used.slots,
+        memory: t.used.memory,
+    }
+}
+
+fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
+    let place = |a: &Attached| match a {
+        Attached::Port(ifindex) => format!("port {}", inner.controller.port_name(*ifindex)),
+        Attached::Cpu(cpu) => format!("cpu {cpu}"),
+        Attached::Ingress => "ingress".into(),
+        Attached::DeviceMap => "device map".into(),
+    };
+    let since_1970 = p.loaded_at.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok());
+    api::Program {
+        id: p.id,
+        name: p.name.into(),
+        kind: "xdp".into(),
+        tag: format!("{:016x}", p.tag),
+        loaded_at: since_1970.map_or(0, |t| t.as_secs()),
+        xlated_bytes: p.xlated_bytes,
+        jited_bytes: p.jited_bytes,
+        memory: p.memory,
+        verified_instructions: p.verified_instructions,
+        runs: p.runs.0,
+        run_ns: p.runs.1,
+        attached: p.attached.iter().map(place).collect(),
+    }
+}
+
+fn slot_message(ring: u32, number: u32, slot: &Slot, ranks: u32) -> api::Slot {
+    let has = |rank: &u32| slot.contributors & 1 << rank != 0;
+    api::Slot {
+        ring,
+        slot: number,
+        index: slot.index,
+        len: slot.len,
+        state: match slot {
+            s if s.is(Slot::RELEASED) => "released",
+            s if s.is(Slot::COMPLETE) => "complete",
+            _ => "partial",
+        }
+        .into(),
+        contributors: (0..ranks).filter(has).collect(),
+        missing: (0..ranks).filter(|r| !has(r)).collect(),
+    }
+}

@@ -1,0 +1,460 @@
+//! The configuration file of `netsum run`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use netsum_core::job::is_name;
+use netsum_core::size::Size;
+use netsum_core::tenant::Limits;
+use netsum_core::watch::Patience;
+use netsum_dataplane::XdpMode;
+use serde::Deserialize;
+
+use crate::socket::Access;
+
+/// A configuration that has been checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where the ports come from.
+    pub ports: Ports,
+    /// Bytes for the rings of all jobs.
+    pub memory: u64,
+    /// CPUs that serve rings; all that are online when empty.
+    pub cpus: Vec<u32>,
+    /// Packets that may wait for each of them.
+    pub cpu_queue: u32,
+    /// Contributions that come in on their ring's CPU are taken there at once, where nothing of their connection waits in the queue.
+    pub inline: bool,
+    /// How the programs are attached.
+    pub xdp: XdpMode,
+    /// Where workers call; none when `None`.
+    pub workers: Option<SocketAddr>,
+    /// TLS for workers; in clear when `None`.
+    pub tls: Option<Tls>,
+    /// Socket for administration.
+    pub admin: PathBuf,
+    /// Who may open it.
+    pub admin_access: Access,
+    /// Ranks are to say that they are alive this often.
+    pub heartbeat: Duration,
+    /// A rank that has not for so long fails its job.
+    pub heartbeat_timeout: Duration,
+    /// Folder in a bpffs for what outlives a daemon that is killed; `None`: nothing does.
+    pub pin: Option<PathBuf>,
+    /// File for the jobs that do.
+    pub state: PathBuf,
+    /// How long sums may wait.
+    pub patience: Patience,
+    /// Where Prometheus calls, on a loopback address; nowhere when `None`.
+    pub metrics: Option<SocketAddr>,
+    /// Who may have how much of the pool, by name.
+    pub tenants: BTreeMap<String, Limits>,
+}
+
+/// Where the ports come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// All ports of a bridge.
+    Bridge(String),
+    /// These.
+    List(Vec<String>),
+}
+
+/// Files for TLS, in PEM form.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Tls {
+    /// The box's certificate, with those that lead to its authority.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authority of the workers' certificates; without one they need none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Why a configuration is refused: the field, its value, and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Read(PathBuf, #[source] std::io::Error),
+    /// Not TOML, an unknown field, or a value of another type.
+    #[error("{0}: {1}")]
+    Syntax(PathBuf, String),
+    /// A value that cannot be.
+    #[error("{field} = {value}: {expected}")]
+    Value {
+        /// The field's name.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    bridge: Option<String>,
+    ports: Option<Vec<String>>,
+    #[serde(default)]
+    pool: Pool,
+    #[serde(default)]
+    cpus: Vec<u32>,
+    #[serde(default = "default_cpu_queue")]
+    cpu_queue: u32,
+    #[serde(default = "default_inline")]
+    inline: bool,
+    #[serde(default = "default_xdp")]
+    xdp: String,
+    #[serde(default)]
+    listen: Listen,
+    #[serde(default)]
+    heartbeat: Heartbeat,
+    #[serde(default)]
+    watch: Watch,
+    #[serde(default)]
+    restart: Restart,
+    #[serde(default)]
+    metrics: Metrics,
+    #[serde(default)]
+    tenants: BTreeMap<String, Tenant>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Tenant {
+    jobs: Option<u64>,
+    rings: Option<u64>,
+    slots: Option<u64>,
+    memory: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Pool {
+    memory: String,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { memory: "256MiB".into() }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Listen {
+    workers: String,
+    tls: Option<Tls>,
+    admin: PathBuf,
+    admin_mode: String,
+    admin_group: Option<String>,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            workers: format!("0.0.0.0:{}", netsum_api::DEFAULT_PORT),
+            tls: None,
+            admin: netsum_api::DEFAULT_SOCKET.into(),
+            admin_mode: "0600".into(),
+            admin_group: None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Heartbeat {
+    interval_ms: u64,
+    timeout_ms: u64,
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self { interval_ms: 1000, timeout_ms: 10_000 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Watch {
+    hold_ms: u64,
+    stall_ms: u64,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self { hold_ms: 200, stall_ms: 5_000 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Restart {
+    pin: PathBuf,
+    state: PathBuf,
+}
+
+impl Default for Restart {
+    fn default() -> Self {
+        Self { pin: "/sys/fs/bpf/netsum".into(), state: "/run/netsum/state.json".into() }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Metrics {
+    listen: String,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { listen: "none".into() }
+    }
+}
+
+fn default_cpu_queue() -> u32 {
+    4096
+}
+
+fn default_inline() -> bool {
+    true
+}
+
+fn default_xdp() -> String {
+    "native".into()
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|e| ConfigError::Read(path.to_owned(), e))?;
+        Self::parse(path, &text)
+    }
+
+    /// Checks a file's text; `path` is for errors.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let file: File =
+            toml::from_str(text).map_err(|e| ConfigError::Syntax(path.to_owned(), e.to_string()))?;
+        let refuse = |field, value: &dyn std::fmt::Debug, expected: &str| {
+            Err(ConfigError::Value { field, value: format!("{value:?}"), expected: expected.into() })
+        };
+        let ports = match (file.bridge, file.ports) {
+            (Some(bridge), None) => Ports::Bridge(bridge),
+            (None, Some(ports)) if !ports.is_empty() => Ports::List(ports),
+            (None, Some(ports)) => return refuse("ports", &ports, "at least one interface must be named"),
+            (None, None) => return refuse("bridge", &"", "give a bridge, or ports as a list of interfaces"),
+            (Some(bridge), Some(_)) => return refuse("bridge", &bridge, "give a bridge or ports, not both"),
+        };
+        let memory = match file.pool.memory.parse::<Size>() {
+            Ok(size) if size.0 > 0 => size.0,
+            _ => return refuse("pool.memory", &file.pool.memory, "a size like \"256MiB\" is expected"),
+        };
+        if !(64..=16384).contains(&file.cpu_queue) {
+            return refuse("cpu-queue", &file.cpu_queue, "64 to 16384 packets are possible");
+        }
+        let xdp = match file.xdp.as_str() {
+            "native" => XdpMode::Native,
+            "skb" => XdpMode::Skb,
+            _ => return refuse("xdp", &file.xdp, "\"native\" or \"skb\" is possible"),
+        };
+        let workers = match file.listen.workers.as_str() {
+            "none" => None,
+            address => match address.parse() {
+                Ok(address) => Some(address),
+                Err(_) => {
+                    let expected = "an address and port like \"0.0.0.0:4790\", or \"none\"";
+                    return refuse("listen.workers", &file.listen.workers, expected);
+                }
+            },
+        };
+        let admin_mode = match u32::from_str_radix(&file.listen.admin_mode, 8) {
+            Ok(mode) if mode <= 0o777 && mode & 0o007 == 0 => mode,
+            _ => {
+                let expected = "an octal mode like \"0600\" or \"0660\", with nothing for all users";
+                return refuse("listen.admin-mode", &file.listen.admin_mode, expected);
+            }
+        };
+        if file.listen.tls.is_some() && workers.is_none() {
+            return refuse("listen.tls", &"", "there is no listener for workers to use it");
+        }
+        let Heartbeat { interval_ms, timeout_ms } = file.heartbeat;
+        if interval_ms == 0 {
+            return refuse("heartbeat.interval-ms", &interval_ms, "at least 1");
+        }
+        if timeout_ms < 2 * interval_ms {
+            return refuse("heartbeat.timeout-ms", &timeout_ms, "at least twice interval-ms");
+        }
+        let pin = if file.restart.pin.as_os_str() == "none" { None } else { Some(file.restart.pin) };
+        if let Some(dir) = &pin
+            && (!dir.is_absolute() || dir.parent().is_none_or(|p| p == Path::new("/")))
+        {
+            return refuse("restart.pin", dir, "a folder like \"/sys/fs/bpf/netsum\", or \"none\"");
+        }
+        if file.restart.state.file_name().is_none() {
+            return refuse("restart.state", &file.restart.state, "a file like \"/run/netsum/state.json\"");
+        }
+        let metrics = match file.metrics.listen.as_str() {
+            "none" => None,
+            address => match address.parse::<SocketAddr>() {
+                Ok(address) if address.ip().is_loopback() => Some(address),
+                _ => {
+                    let expected = "a loopback address and port like \"127.0.0.1:4792\", or \"none\"";
+                    return refuse("metrics.listen", &file.metrics.listen, expected);
+                }
+            },
+        };
+        let tenants = file.tenants.into_iter().map(tenant).collect::<Result<_, _>>()?;
+        let Watch { hold_ms, stall_ms } = file.watch;
+        if hold_ms == 0 {
+            return refuse("watch.hold-ms", &hold_ms, "at least 1");
+        }
+        if stall_ms == 0 {
+            return refuse("watch.stall-ms", &stall_ms, "at least 1");
+        }
+        Ok(Self {
+            ports,
+            memory,
+            cpus: file.cpus,
+            cpu_queue: file.cpu_queue,
+            inline: file.inline,
+            xdp,
+            workers,
+            tls: file.listen.tls,
+            admin: file.listen.admin,
+            admin_access: Access { mode: admin_mode, group: file.listen.admin_group },
+            heartbeat: Duration::from_millis(interval_ms),
+            heartbeat_timeout: Duration::from_millis(timeout_ms),
+            pin,
+            state: file.restart.state,
+            patience: Patience {
+                hold: Duration::from_millis(hold_ms),
+                stall: Duration::from_millis(stall_ms),
+            },
+            metrics,
+            tenants,
+        })
+    }
+}
+
+/// Checks a section `[tenants.NAME]`.
+fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigError> {
+    if !is_name(&name) {
+        let expected = "a name of 1 to 64 of a-z, 0-9, `.`, `_`, `-` is possible".into();
+        return Err(ConfigError::Value { field: "tenants", value: format!("{name:?}"), expected });
+    }
+    let Tenant { jobs, rings, slots, memory } = section;
+    let size = |text: String| match text.parse::<Size>() {
+        Ok(size) => Ok(size.0),
+        Err(_) => Err(ConfigError::Value {
+            field: "tenants.NAME.memory",
+            value: format!("{text:?}"),
+            expected: format!("tenant {name}: a size like \"64MiB\" is expected"),
+        }),
+    };
+    Ok((name.clone(), Limits { jobs, rings, slots, memory: memory.map(size).transpose()? }))
+}
+
+impl Config {
+    /// The fields in which another configuration differs, and that a daemon looks at when it starts alone.
+    pub fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
+        let fields = [
+            ("cpus", self.cpus == other.cpus),
+            ("cpu-queue", self.cpu_queue == other.cpu_queue),
+            ("inline", self.inline == other.inline),
+            ("xdp", self.xdp == other.xdp),
+            ("listen.workers", self.workers == other.workers),
+            ("listen.tls", self.tls == other.tls),
+            ("listen.admin", self.admin == other.admin),
+            ("listen.admin-mode, listen.admin-group", self.admin_access == other.admin_access),
+            ("heartbeat.interval-ms", self.heartbeat == other.heartbeat),
+            ("restart", (&self.pin, &self.state) == (&other.pin, &other.state)),
+            ("metrics.listen", self.metrics == other.metrics),
+        ];
+        fields.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("netsum.toml"), text).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_example_is_what_it_says_about_defaults() {
+        let example = parse(include_str!("../../netsum.example.toml")).unwrap();
+        assert_eq!(example, parse("bridge = \"br0\"").unwrap());
+    }
+
+    #[test]
+    fn what_only_a_start_can_change_is_named() {
+        let old = parse("bridge = \"br0\"").unwrap();
+        let live = "bridge = \"br1\"\n[tenants.a]\njobs = 1\n[pool]\nmemory = \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
+        assert!(old.needs_restart(&parse(live).unwrap()).is_empty());
+        let start = "bridge = \"br0\"\nxdp = \"skb\"\n[listen]\nadmin-mode = \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
+        assert_eq!(
+            old.needs_restart(&parse(start).unwrap()),
+            ["xdp", "listen.admin-mode, listen.admin-group", "metrics.listen"]
+        );
+    }
+
+    #[test]
+    fn tenants_have_limits_or_none() {
+        let text = "bridge = \"br0\"\n[tenants.vision]\njobs = 4\nmemory = \"64MiB\"\n[tenants.default]\n";
+        let tenants = parse(text).unwrap().tenants;
+        let vision = Limits { jobs: Some(4), memory: Some(64 << 20), ..Limits::default() };
+        let expected = [("default".to_owned(), Limits::default()), ("vision".to_owned(), vision)];
+        assert_eq!(tenants.into_iter().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn errors_name_field_value_and_what_would_be_right() {
+        for (text, expected) in [
+            ("", "bridge"),
+            ("bridge = \"br0\"\nports = [\"p0\"]", "not both"),
+            ("ports = []", "ports = []: at least one"),
+            ("bridge = \"br0\"\nxdp = \"fast\"", "xdp = \"fast\": \"native\" or \"skb\""),
+            ("bridge = \"br0\"\ncpu-queue = 1", "cpu-queue = 1: 64 to 16384"),
+            ("bridge = \"br0\"\n[pool]\nmemory = \"lots\"", "pool.memory = \"lots\""),
+            ("bridge = \"br0\"\n[listen]\nworkers = \"here\"", "listen.workers = \"here\""),
+            (
+                "bridge = \"br0\"\n[listen]\nadmin-mode = \"0666\"",
+                "listen.admin-mode = \"0666\": an octal mode",
+            ),
+            ("bridge = \"br0\"\n[listen]\nadmin-mode = \"rw\"", "listen.admin-mode = \"rw\""),
+            ("bridge = \"br0\"\n[listen.tls]\ncert = \"c\"", "missing field `key`"),
+            (
+                "bridge = \"br0\"\n[listen]\nworkers = \"none\"\ntls = { cert = \"c\", key = \"k\" }",
+                "listen.tls",
+            ),
+            (
+                "bridge = \"br0\"\n[metrics]\nlisten = \"0.0.0.0:4792\"",
+                "metrics.listen = \"0.0.0.0:4792\": a loopback address",
+            ),
+            ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
+            ("bridge = 7", "expected a string"),
+            ("bridge = \"br0\"\n[tenants.a]\njobs = -1", "expected u64"),
+            ("bridge = \"br0\"\n[tenants.a]\ncpus = 1", "unknown field `cpus`"),
+            ("bridge = \"br0\"\n[tenants.A]", "tenants = \"A\": a name of 1 to 64"),
+            (
+                "bridge = \"br0\"\n[tenants.a]\nmemory = \"lots\"",
+                "tenants.NAME.memory = \"lots\": tenant a: a size",
+            ),
+            ("bridge = \"br0\"\n[restart]\npin = \"here\"", "restart.pin = \"here\": a folder like"),
+            ("bridge = \"br0\"\n[restart]\nstate = \"/\"", "restart.state = \"/\": a file like"),
+            ("bridge = \"br0\"\n[watch]\nhold-ms = 0", "watch.hold-ms = 0: at least 1"),
+            ("bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5", "heartbeat.timeout-ms = 5: at least twice"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+}

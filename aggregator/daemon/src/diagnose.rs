@@ -1,0 +1,257 @@
+//! Gathers the evidence for [`netsum_core::diagnose`], and keeps the watch.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_common::counters::{Counter, Kind};
+use netsum_common::serial;
+use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
+use netsum_core::plane::{RingSpec, unmapped};
+use netsum_core::watch::Finding;
+use netsum_core::{Job, State};
+use netsum_dataplane::count;
+use tonic::Status;
+
+use super::links::{Link, Netlink};
+use super::load::{counter_messages, counters, flows_of, view};
+use super::message::{refused, state_message};
+use super::state::{Inner, Shared};
+
+/// How often rings that are active are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest time that somebody may watch.
+const MAX_WATCH: Duration = Duration::from_secs(60);
+
+/// Looks after all active rings, again and again.
+pub async fn keep_watch(shared: Shared) {
+    let mut tick = tokio::time::interval(WATCH_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        look(&mut shared.lock(), Instant::now());
+    }
+}
+
+/// One look at all active rings.
+fn look(inner: &mut Inner, now: Instant) {
+    let active: Vec<(String, u32, RingSpec)> = active_rings(inner).collect();
+    inner.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
+    for (job, number, ring) in active {
+        let Ok(found) = inner.controller.job(&job) else { continue };
+        let flows = flows_of(found, ring.id);
+        let view = match view(inner, &ring, &flows) {
+            Ok(view) => view,
+            Err(e) => {
+                log::error!("job {job}: ring {number} cannot be looked at: {e:#}");
+                continue;
+            }
+        };
+        for finding in inner.watch.observe(&ring, &view, now) {
+            match finding {
+                Finding::Held { slot } => {
+                    log::debug!(
+                        "job {job}: ring {number}: slot {slot} is complete and nothing takes it along"
+                    );
+                    if let Err(e) = inner.plane.send_held(&ring, slot, &flows[0]) {
+                        log::error!(
+                            "job {job}: ring {number}: slot {slot} is held and cannot be sent: {e:#}"
+                        );
+                    }
+                }
+                Finding::Stalled { index, since, missing } => {
+                    let ranks: Vec<String> = missing
+                        .iter()
+                        .map(|&r| {
+                            let psn = serial::add(flows[r as usize].base_psn, index);
+                            format!("{r} (PSN {psn:#x})")
+                        })
+                        .collect();
+                    log::warn!(
+                        "job {job}: ring {number} stands still at index {index} for {:.1} s; missing: rank {}; try `netsum diagnose {job}`",
+                        since.as_secs_f64(),
+                        ranks.join(", rank ")
+                    );
+                }
+                Finding::Resumed { after } => {
+                    log::info!("job {job}: ring {number} goes on after {:.1} s", after.as_secs_f64());
+                }
+            }
+        }
+    }
+}
+
+fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, u32, RingSpec)> {
+    inner.controller.jobs().filter(|j| j.state == State::Active).flat_map(|j| {
+        j.rings.iter().enumerate().map(|(i, ring)| (j.spec.name.clone(), i as u32, ring.clone()))
+    })
+}
+
+/// Removes the note-taking when whoever asked for it goes away.
+struct Watching(Shared);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut inner = self.0.lock();
+        inner.watchers -= 1;
+        if inner.watchers == 0
+            && let Err(e) = inner.plane.watch_strangers(false)
+        {
+            log::error!("the data plane goes on noting unknown connections: {e:#}");
+        }
+    }
+}
+
+/// Watches a job for a while and says why it stands still.
+pub async fn answer(
+    shared: &Shared,
+    netlink: Option<&Netlink>,
+    request: api::DiagnoseRequest,
+) -> Result<api::Diagnosis, Status> {
+    let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
+    let watch = Duration::from_millis(request.watch_ms.into());
+    if watch > MAX_WATCH {
+        let message = format!("--watch {}: at most {} s", request.watch_ms, MAX_WATCH.as_secs());
+        return Err(Status::invalid_argument(message));
+    }
+    let links = |netlink: Option<Netlink>| async move {
+        match netlink {
+            Some(netlink) => netlink.links().await.map_err(internal),
+            None => Ok(Vec::new()),
+        }
+    };
+    let before = links(netlink.cloned()).await?;
+    let mut packets: HashMap<(u32, u32), u32> = HashMap::new();
+    let tokens_before;
+    let watching = {
+        let mut inner = shared.lock();
+        tokens_before = wrong_tokens(&inner).map_err(internal)?;
+        for flow in inner.controller.job(&request.job).map_err(refused)?.flows.clone() {
+            packets
+                .insert((flow.ring, flow.rank), inner.plane.flow_seen(flow.key()).map_err(internal)?.packets);
+        }
+        if inner.watchers == 0 {
+            inner.plane.watch_strangers(true).map_err(internal)?;
+        }
+        inner.watchers += 1;
+        Watching(shared.clone())
+    };
+    tokio::time::sleep(watch).await;
+    let after = links(netlink.cloned()).await?;
+    let inner = shared.lock();
+    let strangers = strangers(&inner).map_err(internal)?;
+    let job = inner.controller.job(&request.job).map_err(refused)?;
+    let rings = if job.state == State::Active {
+        let evidence = |(number, ring): (usize, &RingSpec)| {
+            ring_evidence(&inner, job, number as u32, ring, &packets, [&before, &after])
+        };
+        job.rings.iter().enumerate().map(evidence).collect::<Result<Vec<_>, _>>().map_err(internal)?
+    } else {
+        Vec::new()
+    };
+    let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
+    let findings = diagnose(job, &rings, &strangers, wrong_tokens).into_iter();
+    let drops = counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
+    let diagnosis = api::Diagnosis {
+        job: request.job,
+        state: state_message(&job.state).into(),
+        ranks: job.spec.ranks,
+        rings: rings.iter().map(ring_message).collect(),
+        findings: findings
+            .map(|f| api::Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next })
+            .collect(),
+        drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),
+    };
+    drop(inner);
+    drop(watching);
+    Ok(diagnosis)
+}
+
+/// First packets with a token of no job, ever.
+fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
+    Ok(count(&inner.plane.counters(0)?, Counter::InBandToken))
+}
+
+fn ring_evidence(
+    inner: &Inner,
+    job: &Job,
+    number: u32,
+    ring: &RingSpec,
+    packets: &HashMap<(u32, u32), u32>,
+    [before, after]: [&Vec<Link>; 2],
+) -> anyhow::Result<RingEvidence> {
+    let now = Instant::now();
+    let flows = flows_of(job, ring.id);
+    let view = view(inner, ring, &flows)?;
+    let ago = |t: Instant| now.saturating_duration_since(t);
+    let ranks = flows.into_iter().zip(&view.ranks).map(|(flow, &seen)| {
+        let link = |links: &[Link]| links.iter().find(|l| l.ifindex == flow.ifindex).cloned();
+        let (old, new) = (link(before), link(after));
+        let port = PortEvidence {
+            name: inner.controller.port_name(flow.ifindex),
+            // Without netlink nothing speaks against the port.
+            up: new.as_ref().is_none_or(|l| l.up),
+            received: old.zip(new).map(|(old, new)| new.counters[1].saturating_sub(old.counters[1])),
+        };
+        let known = packets.get(&(flow.ring, flow.rank)).copied().unwrap_or(0);
+        RankEvidence {
+            last: inner.watch.last_packet(ring.id, flow.rank).map(ago),
+            moved: seen.packets.wrapping_sub(known),
+            heartbeat: job.epoch.as_ref().and_then(|e| e.heard(flow.rank)).map(ago),
+            seen,
+            port,
+            flow,
+        }
+    });
+    let ranks = ranks.collect();
+    let waits = inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.window));
+    Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
+}
+
+fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
+    let noted = inner.plane.strangers()?;
+    Ok(noted
+        .into_iter()
+        .map(|(key, packets)| Stranger {
+            src: unmapped(key.src_ip),
+            dst: unmapped(key.dst_ip),
+            qpn: key.qpn,
+            ifindex: key.ifindex,
+            packets,
+        })
+        .collect())
+}
+
+fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
+    let low = ring.view.state.low;
+    let missing = if ring.waits.is_some() { ring.view.missing() } else { Vec::new() };
+    let ranks = ring.ranks.iter().map(|r| {
+        let rank = r.flow.rank;
+        let expected = ring.view.state.expected[rank as usize];
+        // The data plane raises it only when the rank's next packet comes.
+        let expected = if serial::before(expected, low) { low } else { expected };
+        api::RankDiagnosis {
+            rank,
+            port: r.port.name.clone(),
+            port_up: r.port.up,
+            expected,
+            expected_psn: serial::add(r.flow.base_psn, expected),
+            credit_used: ring.view.credit_used(rank as usize, ring.spec.window),
+            packets: r.seen.packets,
+            refused: r.seen.refused,
+            last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),
+            last_outcome: r.seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
+            last_ms: r.last.map(|t| t.as_millis() as u64),
+            heartbeat_ms: r.heartbeat.map(|t| t.as_millis() as u64),
+            missing: missing.contains(&rank),
+        }
+    });
+    api::RingDiagnosis {
+        ring: ring.ring,
+        low,
+        waits_ms: ring.waits.map(|t| t.as_millis() as u64),
+        credit: ring.spec.window,
+        ranks: ranks.collect(),
+        missing,
+    }
+}

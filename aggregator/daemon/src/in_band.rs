@@ -1,0 +1,153 @@
+//! Takes what the data plane has noted of first packets to the controller.
+
+use std::time::{Duration, Instant};
+
+use netsum_common::slot::Slot;
+use netsum_core::in_band::Outcome;
+use netsum_core::plane::{FirstPacket, RingSpec};
+use netsum_core::{Job, State};
+
+use super::state::{Inner, Shared};
+
+/// How often they are taken. A sender's timer is longer, so that most often its first retransmission is summed.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Takes first packets to the controller, again and again, while there are jobs that are set up in band.
+pub async fn keep_listening(shared: Shared) {
+    let mut tick = tokio::time::interval(INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut lines = Lines::new(Instant::now());
+    loop {
+        tick.tick().await;
+        let mut inner = shared.lock();
+        if inner.controller.listens_in_band() {
+            listen(&mut inner, &mut lines, Instant::now());
+        }
+    }
+}
+
+/// Lines that may still be logged: who has a token can make up as many first packets as there are numbers.
+struct Lines {
+    left: u32,
+    since: Instant,
+}
+
+impl Lines {
+    /// So many in a period; enough for the ranks of a large job.
+    const MOST: u32 = 200;
+    const PERIOD: Duration = Duration::from_secs(10);
+
+    fn new(now: Instant) -> Self {
+        Self { left: Self::MOST, since: now }
+    }
+
+    /// How to log one more line.
+    fn level(&mut self, level: log::Level, now: Instant) -> log::Level {
+        if now - self.since >= Self::PERIOD {
+            *self = Self::new(now);
+        }
+        match self.left {
+            0 => return log::Level::Debug,
+            1 => log::warn!("too many first packets to log them all; there is more at level debug"),
+            _ => {}
+        }
+        self.left -= 1;
+        level
+    }
+}
+
+/// Whether a job's rings have released sums since they were made.
+fn has_released(inner: &Inner, job: &Job) -> bool {
+    let untouched = |ring: &RingSpec| -> anyhow::Result<bool> {
+        let (state, slot) = (inner.plane.ring_state(ring.id)?, inner.plane.slot(ring.id, 0)?);
+        // Indices wrap: then slot 0 holds one that was released.
+        Ok(state.low == 0 && !slot.is(Slot::RELEASED))
+    };
+    job.state == State::Active && !job.rings.iter().all(|ring| untouched(ring).unwrap_or(false))
+}
+
+fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
+    let packets = match inner.plane.first_packets() {
+        Ok(packets) => packets,
+        Err(e) => return log::error!("first packets cannot be read: {e:#}"),
+    };
+    for packet in packets {
+        let what = format!(
+            "rank {} of ring {} has shown up: {} behind {} to queue pair {:#x} of {}",
+            packet.header.rank,
+            packet.header.ring,
+            packet.src,
+            inner.controller.port_name(packet.ifindex),
+            packet.qpn,
+            packet.dst
+        );
+        let (paused, released) = stop_if_it_may_begin_anew(inner, &packet);
+        let Some(answer) = inner.controller.first_packet(packet, released, now) else { continue };
+        let job = &answer.job;
+        let (level, line) = match &answer.outcome {
+            Outcome::Known => (None, String::new()),
+            Outcome::Waits => (Some(log::Level::Info), what),
+            Outcome::Refused(why) => (Some(log::Level::Warn), format!("refused in band: {why}")),
+            Outcome::Failed(why) => (Some(log::Level::Warn), format!("cannot be set up in band: {why}")),
+            Outcome::Began(epoch) => {
+                (Some(log::Level::Info), format!("{what}; all are there, epoch {epoch} begins"))
+            }
+        };
+        if let Some(level) = level {
+            log::log!(lines.level(level, now), "job {job}: {line}");
+        }
+        if !answer.actions.is_empty()
+            && let Err(e) = inner.carry_out(Some(job), answer.actions)
+        {
+            log::error!("job {job}: {}", e.message());
+        }
+        if !matches!(answer.outcome, Outcome::Began(_)) {
+            resume(inner, &paused);
+        }
+    }
+}
+
+/// Stops the rings of a job that is at work where a first packet may make it begin anew, as it may until it has released a sum.
+/// Otherwise one could be released between the question and the end of the rings: some ranks would have it and not send for it
+/// again, others would wait for it. The rings that were stopped, and whether a sum has been released.
+fn stop_if_it_may_begin_anew(inner: &mut Inner, packet: &FirstPacket) -> (Vec<u32>, bool) {
+    let has_released =
+        |inner: &Inner| inner.controller.job_in_band(packet.job).is_some_and(|job| has_released(inner, job));
+    if has_released(inner) || !inner.controller.may_begin_anew(packet) {
+        return (Vec::new(), has_released(inner));
+    }
+    let rings = inner.controller.job_in_band(packet.job).map_or(&[][..], |job| &job.rings);
+    let rings: Vec<u32> = rings.iter().map(|ring| ring.id).collect();
+    for ring in &rings {
+        if let Err(e) = inner.plane.pause_ring(*ring) {
+            log::error!("ring {ring} cannot be stopped: {e:#}");
+        }
+    }
+    (rings, has_released(inner))
+}
+
+fn resume(inner: &mut Inner, rings: &[u32]) {
+    for ring in rings {
+        if let Err(e) = inner.plane.resume_ring(*ring) {
+            log::error!("ring {ring} cannot go on: {e:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use log::Level;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_rationed() {
+        let start = Instant::now();
+        let mut lines = Lines::new(start);
+        for _ in 0..Lines::MOST {
+            assert_eq!(lines.level(Level::Warn, start), Level::Warn);
+        }
+        assert_eq!(lines.level(Level::Warn, start + Lines::PERIOD / 2), Level::Debug);
+        assert_eq!(lines.level(Level::Info, start + Lines::PERIOD), Level::Info);
+    }
+}

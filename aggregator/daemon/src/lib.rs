@@ -1,0 +1,44 @@
+//! The daemon: the controller and, around it, the data plane, netlink, clocks and gRPC.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`config`] | the configuration file |
+//! | [`state`] | controller and data plane behind one lock; carries out actions |
+//! | [`admin`] | the administration service |
+//! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
+//! | [`in_band`] | first packets of jobs that are set up in band |
+//! | [`worker`] | the workers' service |
+//! | [`message`] | what the controller knows, as the API says it |
+//! | [`doorman`] | what strangers on the workers' TCP port may use up |
+//! | [`socket`] | the administration socket: who may open it |
+//! | [`tls`] | TLS for workers |
+//! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: who gets which |
+//! | [`privileges`] | the capabilities that the daemon keeps |
+//! | [`load`] | how full rings are, and what their jobs have counted |
+//! | [`metrics`] | the same for Prometheus, over HTTP |
+//! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
+//! | [`clock`] | clocks that processes agree on |
+//! | [`persist`] | the state that outlives the daemon, and beginning with it |
+//! | [`reload`] | SIGHUP, and ports that come and go |
+//! | [`run`] | `netsum run` |
+
+pub mod admin;
+pub mod clock;
+pub mod config;
+pub mod diagnose;
+pub mod doorman;
+pub mod in_band;
+pub mod links;
+pub mod load;
+pub mod message;
+pub mod metrics;
+pub mod persist;
+pub mod privileges;
+pub mod reload;
+pub mod run;
+pub mod socket;
+pub mod state;
+pub mod tls;
+pub mod trace;
+pub mod tracers;
+pub mod worker;

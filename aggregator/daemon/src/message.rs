@@ -1,0 +1,204 @@
+//! What the controller knows, as the API says it, and the other way round.
+
+use netsum_api::v1 as api;
+use netsum_common::abi::TraceEvent;
+use netsum_common::counters::of_bits;
+use netsum_common::serial;
+use netsum_common::slot::Slot;
+use netsum_core::plane::{FirstPacket, FlowSpec};
+use netsum_core::trace::program_name;
+use netsum_core::{Job, JobSpec, Refusal, State, epoch_number, pool, tenant};
+use netsum_dataplane::Traced;
+use tonic::Status;
+
+/// A refusal as gRPC has it.
+pub(crate) fn refused(refusal: Refusal) -> Status {
+    let message = refusal.to_string();
+    match refusal {
+        Refusal::Invalid(_) => Status::invalid_argument(message),
+        Refusal::NotFound(_) => Status::not_found(message),
+        Refusal::Exists(_) => Status::already_exists(message),
+        Refusal::Exhausted(_) => Status::resource_exhausted(message),
+        Refusal::NotNow(_) => Status::failed_precondition(message),
+        Refusal::Denied(_) => Status::unauthenticated(message),
+        Refusal::Late(_) => Status::deadline_exceeded(message),
+    }
+}
+
+/// Text form of a MAC address.
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// Bytes in hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A MAC address from its text form.
+pub fn mac_from_text(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        // `from_str_radix` takes a sign, too.
+        let digits = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        *byte = u8::from_str_radix(digits, 16).ok()?;
+    }
+    parts.next().is_none().then_some(mac)
+}
+
+pub(crate) fn state_message(state: &State) -> api::JobState {
+    match state {
+        State::Waiting => api::JobState::Waiting,
+        State::Active => api::JobState::Active,
+        State::Failed(_) => api::JobState::Failed,
+    }
+}
+
+/// A job for the API; its token only where `secret` says so.
+pub(crate) fn job_message(
+    job: &Job,
+    port_name: impl Fn(u32) -> String,
+    heartbeat_ms: u32,
+    secret: bool,
+) -> api::Job {
+    let error = match &job.state {
+        State::Failed(why) => why.clone(),
+        State::Waiting | State::Active => String::new(),
+    };
+    let flow = |f: &FlowSpec| api::Flow {
+        ring: job.ring_index(f.ring) as u32,
+        rank: f.rank,
+        port: port_name(f.ifindex),
+        src: f.src.to_string(),
+        dst: f.dst.to_string(),
+        qpn: f.qpn,
+        psn: f.base_psn,
+        src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
+        seen: None,
+    };
+    let claim = |p: &FirstPacket| api::Flow {
+        ring: p.header.ring,
+        rank: p.header.rank,
+        port: port_name(p.ifindex),
+        src: p.src.to_string(),
+        dst: p.dst.to_string(),
+        qpn: p.qpn,
+        psn: p.psn,
+        src_mac: mac_text(p.src_mac),
+        seen: None,
+    };
+    let spec = &job.spec;
+    api::Job {
+        state: state_message(&job.state).into(),
+        error,
+        memory: pool::job_memory(spec, job.slots),
+        slots: job.slots,
+        flows: job.flows.iter().map(flow).collect(),
+        token: if secret { spec.token.reveal().to_owned() } else { String::new() },
+        heartbeat_ms,
+        epoch: epoch_number(job),
+        ring_ids: job.rings.iter().map(|r| r.id).collect(),
+        in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
+        claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
+        unclaimed: job.unclaimed().into_iter().map(|(ring, rank)| api::Place { ring, rank }).collect(),
+        refusals: job.refusals().map(str::to_owned).collect(),
+        name: spec.name.clone(),
+        ranks: spec.ranks,
+        dtype: spec.dtype.clone(),
+        mtu: spec.mtu,
+        message_size: spec.message_size,
+        window: spec.window,
+        rings: spec.rings,
+        icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
+        order: if spec.in_order { "in-order" } else { "relaxed" }.into(),
+        in_band: spec.in_band,
+        // Whose it is is for administration alone.
+        ..api::Job::default()
+    }
+}
+
+/// Where a ring belongs.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its job.
+    pub job: String,
+    /// Its number in the job.
+    pub ring: u32,
+    /// The job's ranks.
+    pub ranks: u32,
+}
+
+/// A traced packet for the API, with `capture` bytes of its frame at the most.
+pub fn packet_message(
+    traced: &Traced,
+    clock: u64,
+    port: String,
+    place: Option<Place>,
+    capture: u32,
+) -> api::TracedPacket {
+    let Traced { event, frame } = traced;
+    let ranks = place.as_ref().map_or(0, |p| p.ranks);
+    api::TracedPacket {
+        time_ns: event.time.wrapping_add(clock),
+        program: program_name(event.program).into(),
+        port,
+        ifindex: event.ifindex,
+        cpu: event.cpu,
+        verdict: of_bits(event.counters).map(|c| c.name().into()).collect(),
+        len: event.len,
+        frame: frame[..frame.len().min(capture as usize)].to_vec(),
+        ring: place.as_ref().map(|p| p.ring),
+        job: place.map(|p| p.job).unwrap_or_default(),
+        slot: (event.rank != TraceEvent::NONE).then(|| slot_message(event, ranks)),
+    }
+}
+
+fn slot_message(event: &TraceEvent, ranks: u32) -> api::SlotSeen {
+    let is = |flag: u32| event.slot_flags & flag != 0;
+    // What has been released has come from every rank, as the slot machine has it.
+    let expected = if serial::before(event.expected, event.low) { event.low } else { event.expected };
+    api::SlotSeen {
+        rank: event.rank,
+        index: event.index,
+        low: event.low,
+        gap: serial::diff(event.index, expected).max(0) as u32,
+        holds: is(Slot::USED).then_some(event.slot_index),
+        contributors: (0..64).filter(|rank| event.contributors >> rank & 1 != 0).collect(),
+        ranks,
+        complete: is(Slot::COMPLETE),
+        released: is(Slot::RELEASED),
+    }
+}
+
+/// What a job is to be created with; a token where the request has none.
+///
+/// # Errors
+/// If a word is none of those that there are. The controller looks at numbers.
+pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
+    let choice = |option: &str, value: &str, yes: &str, no: &str| match value {
+        v if v == yes => Ok(true),
+        v if v == no => Ok(false),
+        v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
+    };
+    Ok(JobSpec {
+        verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
+        in_order: choice("--order", &r.order, "in-order", "relaxed")?,
+        name: r.name,
+        ranks: r.ranks,
+        dtype: r.dtype,
+        mtu: r.mtu,
+        message_size: r.message_size,
+        window: r.window,
+        rings: r.rings,
+        in_band: r.in_band,
+        token: if r.token.is_empty() { token()? } else { r.token }.into(),
+        tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
+    })
+}
+
+fn token() -> Result<String, Status> {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
+    Ok(bytes.map(|b| format!("{b:02x}")).concat())
+}

@@ -1,0 +1,134 @@
+//! Reads what the metrics are made of. The lock is taken anew for each ring, so that no rank that joins waits for a scrape of
+//! hundreds of them; a job that goes away in between is left out.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use netsum_core::plane::RingSpec;
+use netsum_core::tenant::TenantView;
+use netsum_core::{Job, State, pool};
+
+use crate::links::{Link, Netlink};
+use crate::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
+use crate::state::Shared;
+
+/// The box at one moment, or nearly so.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Bytes for the rings of all jobs, and those that are taken.
+    pub memory: (u64, u64),
+    /// Counters of packets that belong to no ring.
+    pub no_job: Vec<u64>,
+    /// The tenants.
+    pub tenants: Vec<TenantView>,
+    /// The jobs.
+    pub jobs: Vec<JobSnapshot>,
+    /// The ports.
+    pub ports: Vec<Link>,
+}
+
+/// A job.
+#[derive(Clone, Debug)]
+pub struct JobSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Ranks.
+    pub ranks: u32,
+    /// Type of a lane.
+    pub dtype: String,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// How it stands.
+    pub state: State,
+    /// Bytes of its rings.
+    pub memory: u64,
+    /// Counters of all its rings, by number.
+    pub counters: Vec<u64>,
+    /// Bytes of payload in a fragment of a full message, on average.
+    pub fragment_bytes: f64,
+    /// Its rings.
+    pub rings: Vec<(RingSpec, RingLoad)>,
+    /// Its timed sums.
+    pub timings: Timings,
+    /// Ranks that say that they are alive, and how long ago they last did.
+    pub heard: Vec<(u32, Duration)>,
+}
+
+/// Looks at everything.
+///
+/// # Errors
+/// If netlink or the data plane does not answer.
+pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapshot> {
+    let links = match netlink {
+        Some(netlink) => netlink.links().await?,
+        None => Vec::new(),
+    };
+    let (mut snapshot, names) = {
+        let inner = shared.lock();
+        let ports: Vec<u32> = inner.controller.ports().iter().map(|p| p.ifindex).collect();
+        let snapshot = Snapshot {
+            memory: (inner.controller.memory(), inner.controller.memory_used()),
+            no_job: counters(&inner, [0])?,
+            tenants: inner.controller.tenants(),
+            jobs: Vec::new(),
+            ports: links.into_iter().filter(|l| ports.contains(&l.ifindex)).collect(),
+        };
+        let names: Vec<String> = inner.controller.jobs().map(|j| j.spec.name.clone()).collect();
+        (snapshot, names)
+    };
+    for name in names {
+        snapshot.jobs.extend(job(shared, &name).await?);
+    }
+    Ok(snapshot)
+}
+
+/// A job, unless it has gone.
+async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
+    let (mut found, rings) = {
+        let inner = shared.lock();
+        let Ok(job) = inner.controller.job(name) else { return Ok(None) };
+        (without_rings(job), job.rings.clone())
+    };
+    for ring in rings {
+        {
+            let inner = shared.lock();
+            let Ok(job) = inner.controller.job(name) else { return Ok(None) };
+            if !job.rings.contains(&ring) {
+                return Ok(None);
+            }
+            let of_ring = counters(&inner, [ring.id])?;
+            found.counters.iter_mut().zip(of_ring).for_each(|(sum, value)| *sum += value);
+            found.timings.add(&inner, ring.id)?;
+            let mut load = ring_load(&inner, job, &ring)?;
+            load.credit_used.truncate(ring.ranks as usize);
+            let cpu = inner.plane.cpu_number(ring.cpu);
+            found.rings.push((RingSpec { cpu, ..ring }, load));
+        }
+        tokio::task::yield_now().await;
+    }
+    Ok(Some(found))
+}
+
+fn without_rings(job: &Job) -> JobSnapshot {
+    let now = Instant::now();
+    let heard = |rank: u32| {
+        let heard = job.epoch.as_ref()?.heard(rank)?;
+        Some((rank, now.saturating_duration_since(heard)))
+    };
+    JobSnapshot {
+        name: job.spec.name.clone(),
+        tenant: job.spec.tenant.clone(),
+        ranks: job.spec.ranks,
+        dtype: job.spec.dtype.clone(),
+        mtu: job.spec.mtu,
+        state: job.state.clone(),
+        memory: pool::job_memory(&job.spec, job.slots),
+        counters: vec![0; netsum_common::counters::Counter::ALL.len()],
+        fragment_bytes: fragment_bytes(job),
+        rings: Vec::new(),
+        timings: Timings::of_ranks(job.spec.ranks),
+        heard: (0..job.spec.ranks).filter_map(heard).collect(),
+    }
+}

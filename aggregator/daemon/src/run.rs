@@ -1,0 +1,244 @@
+//! `netsum run`.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use netsum_api::v1::admin_server::AdminServer;
+use netsum_api::v1::worker_server::WorkerServer;
+use netsum_core::Controller;
+use netsum_dataplane::{Logger, online_cpus};
+use tokio::io::unix::AsyncFd;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::transport::{Server, ServerTlsConfig};
+
+use super::admin::AdminService;
+use super::doorman::{Doorman, Limits};
+use super::links::{Link, Netlink};
+use super::persist::{Begun, begin};
+use super::reload::Reloader;
+use super::socket::{self, SocketFile};
+use super::state::Shared;
+use super::worker::{PortFinder, WorkerService};
+use super::{diagnose, in_band, metrics, privileges, tls};
+use crate::config::Config;
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier daemon has left; with
+/// `detach_now` nothing stays on the ports when this one ends.
+pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
+    // One thread, and all that takes privileges.
+    let setup = Builder::new_current_thread().enable_all().build()?;
+    let ready = setup.block_on(Ready::new(config, reset))?;
+    drop(setup);
+    privileges::give_up()?;
+    Builder::new_multi_thread().enable_all().build()?.block_on(ready.run(path, config, detach_now))
+}
+
+/// A daemon that has all it needs, but does not serve yet.
+struct Ready {
+    links: Vec<Link>,
+    begun: Begun,
+    cpus: usize,
+    admin: std::os::unix::net::UnixListener,
+    _file: SocketFile,
+    workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
+    metrics: Option<std::net::TcpListener>,
+}
+
+impl Ready {
+    async fn new(config: &Config, reset: bool) -> Result<Self> {
+        let links = Netlink::open()?.resolve(&config.ports).await?;
+        let tls = config.tls.as_ref().map(tls::server_config).transpose()?;
+        let admin = socket::listen(&config.admin, &config.admin_access)?;
+        let _file = SocketFile(config.admin.clone());
+        let workers = match config.workers {
+            Some(address) => Some((listen("listen.workers", address).await?, tls)),
+            None => None,
+        };
+        let metrics = match config.metrics {
+            Some(address) => Some(listen("metrics.listen", address).await?),
+            None => None,
+        };
+        let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
+        let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
+        controller.set_ports(links.iter().map(Link::port).collect());
+        controller.set_tenants(config.tenants.clone());
+        let begun = begin(config, &cpus, &links, reset, controller)?;
+        Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers, metrics })
+    }
+
+    async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
+        let Self { links, begun, cpus, admin, _file, workers, metrics } = self;
+        let Begun { mut plane, controller, actions, store } = begun;
+        let netlink = Netlink::open()?;
+        if let Some(logger) = plane.take_logger() {
+            tokio::spawn(forward_log(logger));
+        }
+        let shared = Shared::new(controller, Box::new(plane), config.heartbeat, config.patience);
+        {
+            let mut inner = shared.lock();
+            inner.store = store;
+            inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
+        }
+        let names: Vec<&str> = links.iter().map(|l| l.name.as_str()).collect();
+        log::info!("ports {}; {cpus} CPUs for rings", names.join(", "));
+        log::info!("administration on {}", config.admin.display());
+        let workers = match workers {
+            Some((listener, tls)) => {
+                let kind = match (&tls, config.tls.as_ref().is_some_and(|t| t.client_ca.is_some())) {
+                    (None, _) => "without TLS: tokens go in clear",
+                    (Some(_), false) => "with TLS",
+                    (Some(_), true) => "with TLS and client certificates",
+                };
+                log::info!("workers on {}, {kind}", listener.local_addr()?);
+                let listener = TcpListener::from_std(listener)?;
+                Some(WorkerPort { listener, tls, limits: Limits::default() })
+            }
+            None => None,
+        };
+        if let Some(listener) = metrics {
+            log::info!("metrics on http://{}/metrics", listener.local_addr()?);
+            let listener = TcpListener::from_std(listener)?;
+            tokio::spawn(metrics::serve(shared.clone(), Some(netlink.clone()), listener));
+        }
+        let admin = UnixListener::from_std(admin)?;
+
+        let reloader = Reloader::new(path.to_owned(), config.clone(), shared.clone(), netlink.clone());
+        let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let ended = tokio::select! {
+            result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
+            _ = terminate.recv() => {
+                log::info!("SIGTERM: ending");
+                Ok(())
+            }
+            _ = interrupt.recv() => {
+                log::info!("SIGINT: ending");
+                Ok(())
+            }
+        };
+        reloader.abort();
+        let mut inner = shared.lock();
+        inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));
+        let senders = inner.plane.ended_flows()?.len();
+        if let Some(pin) = config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
+        {
+            log::warn!(
+                "{senders} connections may still be at work: the programs stay on the ports and drop their data, so that nobody \
+                 takes it for a sum. The next `netsum run` takes them over; `rm -r {}` detaches them",
+                pin.display()
+            );
+            return ended;
+        }
+        if senders > 0 {
+            log::warn!("detached: what {senders} connections may still send reaches its receivers unsummed");
+        }
+        for ifindex in inner.plane.attached() {
+            if let Err(e) = inner.plane.detach(ifindex) {
+                log::error!("interface {ifindex}: {e:#}");
+            }
+        }
+        if let Err(e) = inner.plane.unpin() {
+            log::error!("pins: {e:#}");
+        }
+        if let Some(store) = inner.store.take() {
+            store.remove().with_context(|| store.path().display().to_string())?;
+        }
+        ended
+    }
+}
+
+/// Where workers call.
+pub struct WorkerPort {
+    /// The TCP port.
+    pub listener: TcpListener,
+    /// TLS; in clear without.
+    pub tls: Option<ServerTlsConfig>,
+    /// What strangers may use up.
+    pub limits: Limits,
+}
+
+/// Longest message that a worker has to send; 255 rings take about 5 KB.
+const MAX_MESSAGE: usize = 64 << 10;
+/// Requests of one connection at a time, and bytes of their headers.
+const MAX_STREAMS: u32 = 32;
+const MAX_HEADERS: u32 = 16 << 10;
+/// A connection that does not answer a ping is closed.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+
+/// Serves both services until one fails.
+pub async fn serve(
+    shared: Shared,
+    netlink: Option<Netlink>,
+    ports: PortFinder,
+    admin: UnixListener,
+    workers: Option<WorkerPort>,
+) -> Result<()> {
+    let time = tokio::spawn(shared.clone().keep_time());
+    let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
+    let listening = tokio::spawn(in_band::keep_listening(shared.clone()));
+    let admin = Server::builder()
+        .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink)))
+        .serve_with_incoming(UnixListenerStream::new(admin));
+    let result = match workers {
+        Some(WorkerPort { listener, tls, limits }) => {
+            let doorman = Doorman::new(limits);
+            let connections = TcpListenerStream::new(listener).filter_map(move |tcp| match tcp {
+                Ok(tcp) => doorman.admit(tcp).map(Ok),
+                Err(e) => Some(Err(e)),
+            });
+            let mut server = Server::builder()
+                .max_concurrent_streams(MAX_STREAMS)
+                .http2_max_header_list_size(MAX_HEADERS)
+                .http2_keepalive_interval(Some(KEEP_ALIVE))
+                .http2_keepalive_timeout(Some(KEEP_ALIVE));
+            if let Some(tls) = tls {
+                server = server.tls_config(tls).context("listen.tls")?;
+            }
+            let service = WorkerService::new(shared, ports);
+            let workers = server
+                .add_service(WorkerServer::new(service).max_decoding_message_size(MAX_MESSAGE))
+                .serve_with_incoming(connections);
+            tokio::try_join!(admin, workers).map(|_| ())
+        }
+        None => admin.await,
+    };
+    time.abort();
+    watch.abort();
+    listening.abort();
+    result.context("the control API")
+}
+
+async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    Ok(listener.with_context(|| format!("{field} = \"{address}\": cannot listen"))?.into_std()?)
+}
+
+/// Hands the XDP programs' log on to `log`.
+async fn forward_log(logger: Logger) {
+    // SAFETY: the logger owns its ring buffer's descriptor for as long as it lives, and always names the same one.
+    let mut logger = match unsafe { AsyncFd::register(logger) } {
+        Ok(logger) => logger,
+        Err(e) => return log::warn!("the XDP programs' log cannot be read: {e}"),
+    };
+    loop {
+        let result: io::Result<()> = async {
+            let mut guard = logger.readable_mut().await?;
+            guard.get_inner_mut().flush();
+            guard.clear_ready();
+            Ok(())
+        }
+        .await;
+        if let Err(e) = result {
+            return log::warn!("the XDP programs' log cannot be read: {e}");
+        }
+    }
+}

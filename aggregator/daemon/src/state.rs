@@ -1,0 +1,189 @@
+//! Controller and data plane behind one lock. Whoever changes the controller carries out its actions before anybody else
+//! sees it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use netsum_core::ended::Ended;
+use netsum_core::watch::{Patience, Watch};
+use netsum_core::{Action, Controller, Refusal};
+use netsum_dataplane::DataPlane;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use super::persist::Store;
+use super::tracers::Tracers;
+
+/// What a rank in `join` waits for.
+pub type JoinAnswer = Result<u32, Refusal>;
+
+/// What the daemon knows, shared by its services.
+#[derive(Clone)]
+pub struct Shared {
+    inner: Arc<Mutex<Inner>>,
+    /// How often ranks are to say that they are alive.
+    pub heartbeat: Duration,
+}
+
+/// What is behind the lock.
+pub struct Inner {
+    /// The controller.
+    pub controller: Controller,
+    /// The data plane.
+    pub plane: Box<dyn DataPlane>,
+    /// Active rings over time.
+    pub watch: Watch,
+    /// How many look for unknown connections at the moment.
+    pub watchers: u32,
+    /// Flows that have ended, over time.
+    pub ended: Ended,
+    /// Who traces packets.
+    pub tracers: Tracers,
+    /// Where the controller's state is kept for the next daemon.
+    pub store: Option<Store>,
+    waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
+    next_waiter: u64,
+}
+
+impl Shared {
+    /// A daemon's state.
+    pub fn new(
+        controller: Controller,
+        plane: Box<dyn DataPlane>,
+        heartbeat: Duration,
+        patience: Patience,
+    ) -> Self {
+        let watch = Watch::new(patience);
+        let inner = Inner {
+            controller,
+            plane,
+            watch,
+            watchers: 0,
+            ended: Ended::default(),
+            tracers: Tracers::default(),
+            store: None,
+            waiters: HashMap::new(),
+            next_waiter: 0,
+        };
+        Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
+    }
+
+    /// Everything, for one request. Nothing that is done under the lock waits for anybody.
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the clock, again and again.
+    pub async fn keep_time(self) {
+        let mut tick = tokio::time::interval(Duration::from_millis(50));
+        loop {
+            tick.tick().await;
+            let mut inner = self.lock();
+            let actions = inner.controller.tick(Instant::now());
+            if actions.is_empty() {
+                continue;
+            }
+            if let Err(e) = inner.carry_out(None, actions) {
+                log::error!("{}", e.message());
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// A number for a request that will be answered later, and where its answer comes out.
+    pub fn waiter(&mut self) -> (u64, oneshot::Receiver<JoinAnswer>) {
+        let (sender, receiver) = oneshot::channel();
+        self.next_waiter += 1;
+        self.waiters.insert(self.next_waiter, sender);
+        (self.next_waiter, receiver)
+    }
+
+    /// Nobody waits for this number after all.
+    pub fn forget(&mut self, waiter: u64) {
+        self.waiters.remove(&waiter);
+    }
+
+    /// How many requests wait for an answer.
+    pub fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Carries out actions for a job. What the data plane cannot do fails the job.
+    pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
+        let began = Instant::now();
+        let result = self.all(job, actions);
+        // The rings of a large job take seconds, and heartbeats wait for the lock.
+        self.controller.was_deaf(began.elapsed());
+        // After the deed: a daemon that comes next finds what has not been told and ends the job.
+        if let Some(store) = &mut self.store
+            && let Err(e) = store.write(&self.controller.save())
+        {
+            log::error!("{}: {e:#}; if the daemon is killed now, its jobs end", store.path().display());
+        }
+        result
+    }
+
+    /// Ends all jobs.
+    pub fn end_all(&mut self) -> Result<(), Status> {
+        let actions = self.controller.end_all();
+        self.carry_out(None, actions)
+    }
+
+    /// Forgets flows that ended long ago, and lets go of ports that are none any more and from which nothing must be kept.
+    pub fn tidy(&mut self, now: Instant) -> anyhow::Result<()> {
+        let flows = self.plane.ended_flows()?;
+        self.plane.forget_ended(&self.ended.observe(&flows, now))?;
+        self.detach_if_done()
+    }
+
+    /// Detaches from interfaces that are no ports any more, and from which no ended flow's data can come.
+    fn detach_if_done(&mut self) -> anyhow::Result<()> {
+        let flows = self.plane.ended_flows()?;
+        let ports = self.controller.ports();
+        let is_needed =
+            |i: &u32| ports.iter().any(|p| p.ifindex == *i) || flows.iter().any(|f| f.ifindex == *i);
+        let done: Vec<u32> = self.plane.attached().into_iter().filter(|i| !is_needed(i)).collect();
+        done.into_iter().try_for_each(|ifindex| self.plane.detach(ifindex))
+    }
+
+    fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
+        let mut first_error = None;
+        for action in actions {
+            if let Err(error) = self.one(action) {
+                first_error.get_or_insert(format!("{error:#}"));
+            }
+        }
+        let Some(error) = first_error else { return Ok(()) };
+        if let Some(job) = job {
+            for action in self.controller.data_plane_failed(job, &error) {
+                if let Err(e) = self.one(action) {
+                    log::error!("after a failure: {e:#}");
+                }
+            }
+        }
+        Err(Status::internal(format!("the data plane refused: {error}")))
+    }
+
+    fn one(&mut self, action: Action) -> anyhow::Result<()> {
+        log::debug!("{action:?}");
+        match action {
+            Action::CreateRing(ring) => self.plane.create_ring(&ring),
+            Action::ResetCounters(ring) => self.plane.reset_counters(ring),
+            Action::AddFlow(flow) => self.plane.add_flow(&flow),
+            Action::ListenInBand(job) => self.plane.listen_in_band(&job),
+            Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
+            Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
+            Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),
+            Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
+            Action::Reply { waiter, result } => {
+                if let Some(sender) = self.waiters.remove(&waiter) {
+                    // A rank that has gone away needs no answer.
+                    let _ = sender.send(result);
+                }
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! `netsum trace`: hands single packets on to whoever wants to see them. The data plane notes packets while there is a
+//! client, and no longer, however that goes away.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use netsum_api::v1 as api;
+use netsum_core::trace::Wanted;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::Status;
+
+use super::message::refused;
+use super::state::{Inner, Shared};
+use super::tracers::{BATCH, Reply};
+use crate::clock;
+
+/// How often noted packets are taken out; the data plane has room for some ten thousand.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// What one client gets. Dropping it is how the client goes.
+pub struct Tracing {
+    replies: mpsc::Receiver<Reply>,
+    shared: Shared,
+    id: u64,
+}
+
+impl Stream for Tracing {
+    type Item = Reply;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.replies.poll_recv(cx)
+    }
+}
+
+impl Drop for Tracing {
+    fn drop(&mut self) {
+        let Inner { tracers, plane, .. } = &mut *self.shared.lock();
+        if let Err(e) = tracers.remove(self.id, plane.as_mut()) {
+            log::error!("the data plane goes on tracing packets: {e:#}");
+        }
+    }
+}
+
+/// Begins to trace.
+///
+/// # Errors
+/// If there is no such job, ring or counter, or too many clients trace.
+pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, Status> {
+    let mut inner = shared.lock();
+    let job = match request.job.as_str() {
+        "" => None,
+        name => Some(inner.controller.job(name).map_err(refused)?),
+    };
+    let wanted = Wanted::new(job, request.ring)
+        .map_err(refused)?
+        .of_rank(request.rank)
+        .met_by(&request.program)
+        .map_err(refused)?
+        .counted_by(&request.verdicts)
+        .map_err(refused)?
+        .with_bytes(request.capture);
+    let Inner { tracers, plane, .. } = &mut *inner;
+    let (id, replies) = tracers.add(wanted, plane.as_mut())?;
+    if !std::mem::replace(&mut tracers.pumping, true) {
+        tokio::spawn(pump(shared.clone()));
+    }
+    drop(inner);
+    Ok(Tracing { replies, shared: shared.clone(), id })
+}
+
+/// Takes packets out while somebody traces.
+async fn pump(shared: Shared) {
+    let clock = clock::offset();
+    loop {
+        let full = {
+            let Inner { tracers, plane, controller, .. } = &mut *shared.lock();
+            if tracers.is_empty() {
+                tracers.pumping = false;
+                return;
+            }
+            match tracers.hand_on(plane.as_mut(), controller, clock) {
+                Ok(packets) => packets == BATCH,
+                Err(e) => {
+                    log::error!("traced packets cannot be read: {e:#}");
+                    tracers.end_all(&Status::internal(format!("{e:#}")));
+                    continue;
+                }
+            }
+        };
+        if full {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+}

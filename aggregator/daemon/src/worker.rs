@@ -1,0 +1,243 @@
+//! The workers' service: what ranks may ask, with their job's token.
+
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_api::v1::worker_server::Worker;
+use netsum_core::membership::Join;
+use netsum_core::{Action, Connection, Controller, Job, RankAddress};
+use tonic::{Request, Response, Status};
+
+use super::doorman::Peer;
+use super::links::{Found, Netlink};
+use super::message::{job_message, mac_from_text, mac_text, refused};
+use super::state::Shared;
+
+/// Longest time that a rank may wait for others.
+const MAX_JOIN: Duration = Duration::from_secs(3600);
+
+/// Longest name of a job that there can be, and longest token that is looked at, in bytes.
+const MAX_NAME: usize = 64;
+const MAX_TOKEN: usize = 1024;
+/// Characters of a rank's reason to give up that the others are told.
+const MAX_REASON: usize = 300;
+
+/// Finds the port behind which a rank is.
+#[derive(Clone)]
+pub enum PortFinder {
+    /// In the bridge's forwarding table and, for ranks behind routers, in the box's routes.
+    Bridge(Netlink),
+    /// Always the same; for tests.
+    Fixed(u32),
+}
+
+/// Answers workers.
+#[derive(Clone)]
+pub struct WorkerService {
+    shared: Shared,
+    ports: PortFinder,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl WorkerService {
+    /// A service.
+    pub fn new(shared: Shared, ports: PortFinder) -> Self {
+        Self { shared, ports }
+    }
+
+    /// Lets a request through that comes with the job's token.
+    async fn authorise(&self, peer: Option<Peer>, job: &str, token: &str) -> Result<(), Status> {
+        if job.len() > MAX_NAME || token.len() > MAX_TOKEN {
+            return Err(Status::unauthenticated("no such job, or the token is wrong"));
+        }
+        let check = || self.shared.lock().controller.job_for(job, token).map(drop).map_err(refused);
+        match peer {
+            Some(peer) => peer.authorise(job, check).await,
+            None => check(),
+        }
+    }
+
+    fn job(&self, name: &str, token: &str) -> Result<api::Job, Status> {
+        let inner = self.shared.lock();
+        let job = inner.controller.job_for(name, token).map_err(refused)?;
+        let heartbeat = self.shared.heartbeat.as_millis() as u32;
+        Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
+    }
+
+    /// The port behind which a rank is, and the MAC address that its packets have there.
+    async fn place_of(&self, rank: u32, address: &RankAddress) -> Result<(u32, [u8; 6]), Status> {
+        let netlink = match &self.ports {
+            PortFinder::Fixed(ifindex) => return Ok((*ifindex, address.mac)),
+            PortFinder::Bridge(netlink) => netlink,
+        };
+        let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
+        let found = netlink.place_of(address.mac, address.ip).await.map_err(internal)?;
+        let links = netlink.links().await.map_err(internal)?;
+        let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
+        let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
+        let (ifindex, mac) = match found {
+            Found::Place { ifindex, mac } => (ifindex, mac),
+            Found::Nothing { router: None } => {
+                return refused(format!(
+                    "the bridge has not seen {of} on any port; a rank behind a router is found by the box's route to it"
+                ));
+            }
+            Found::Nothing { router: Some(router) } => {
+                return refused(format!(
+                    "the bridge has not seen {of} on any port, nor that of {router}, the box's router on the way there"
+                ));
+            }
+        };
+        let mut inner = self.shared.lock();
+        inner.controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+        if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
+            Ok((ifindex, mac))
+        } else {
+            let of = if mac == address.mac {
+                of
+            } else {
+                format!("{}, the router of {},", mac_text(mac), address.ip)
+            };
+            refused(format!("{of} is behind interface {ifindex}, which is none of netsum's ports"))
+        }
+    }
+}
+
+fn connection(c: Option<api::Connection>, what: &str) -> Result<Connection, Status> {
+    let c = c.ok_or_else(|| Status::invalid_argument(format!("{what}: missing")))?;
+    Ok(Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn })
+}
+
+fn connection_message(c: &Connection) -> api::Connection {
+    api::Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
+}
+
+/// Says so where ranks can hardly reach each other by the box.
+fn warn_of_neighbours(controller: &Controller, job: &str) {
+    if let Some((rank, next)) = controller.job(job).ok().and_then(Job::neighbours_behind_one_port) {
+        log::warn!(
+            "job {job}: ranks {} and {} are neighbours behind port {}: what they send each other may never come by the box",
+            rank.rank,
+            next.rank,
+            controller.port_name(rank.ifindex)
+        );
+    }
+}
+
+/// A request, and who sent it.
+fn parts<T>(request: Request<T>) -> (Option<Peer>, T) {
+    (request.extensions().get().cloned(), request.into_inner())
+}
+
+/// A text that came from a rank, fit for other people's terminals and logs.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
+}
+
+#[tonic::async_trait]
+impl Worker for WorkerService {
+    async fn describe(&self, request: Request<api::DescribeRequest>) -> Answer<api::Job> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        self.job(&r.job, &r.token).map(Response::new)
+    }
+
+    async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
+        let rank = a.rank;
+        let invalid = |what: &str, value: &str, expected: &str| {
+            Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
+        };
+        let address = RankAddress {
+            rank,
+            ip: a.ip.parse().map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
+            mac: mac_from_text(&a.mac)
+                .ok_or_else(|| invalid("mac", &a.mac, "six bytes in hex are needed"))?,
+            rings: a.rings.into_iter().map(|c| connection(Some(c), "rings")).collect::<Result<_, _>>()?,
+            plain: connection(a.plain, "plain")?,
+            any_ip_id: a.any_ip_id,
+        };
+        let (ifindex, mac) = self.place_of(rank, &address).await?;
+        let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
+        let receiver = {
+            let mut inner = self.shared.lock();
+            let (waiter, receiver) = inner.waiter();
+            let now = Instant::now();
+            let (job, token) = (r.job.clone(), r.token.as_str().into());
+            let (epoch, deadline) = (r.epoch, now + wait);
+            let join = Join { job, token, address, ifindex, mac, epoch, deadline, waiter };
+            let actions = match inner.controller.join(join, now) {
+                Ok(actions) => actions,
+                Err(refusal) => {
+                    inner.forget(waiter);
+                    return Err(refused(refusal));
+                }
+            };
+            let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
+            inner.carry_out(Some(&r.job), actions)?;
+            if begins {
+                warn_of_neighbours(&inner.controller, &r.job);
+            }
+            receiver
+        };
+        let epoch =
+            receiver.await.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
+        let inner = self.shared.lock();
+        let job = inner.controller.job_for(&r.job, &r.token).map_err(refused)?;
+        let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
+            return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
+        };
+        let ranks = current.ranks.iter().map(|a| api::RankAddress {
+            rank: a.rank,
+            ip: a.ip.to_string(),
+            mac: mac_text(a.mac),
+            rings: a.rings.iter().map(connection_message).collect(),
+            plain: Some(connection_message(&a.plain)),
+            any_ip_id: a.any_ip_id,
+        });
+        let ranks = ranks.collect();
+        let heartbeat = self.shared.heartbeat.as_millis() as u32;
+        let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
+        Ok(Response::new(api::JoinReply { job, ranks }))
+    }
+
+    async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let renew = {
+            let mut inner = self.shared.lock();
+            let job = inner
+                .controller
+                .heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())
+                .map_err(refused)?;
+            job.epoch.as_ref().is_some_and(|epoch| epoch.renew)
+        };
+        let job = self.job(&r.job, &r.token)?;
+        let api::Job { state, error, epoch, .. } = job;
+        Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew }))
+    }
+
+    async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let mut inner = self.shared.lock();
+        let actions = inner.controller.leave(&r.job, &r.token, r.rank, r.epoch).map_err(refused)?;
+        inner.carry_out(Some(&r.job), actions)?;
+        Ok(Response::new(api::LeaveReply {}))
+    }
+
+    async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
+        let (peer, r) = parts(request);
+        self.authorise(peer, &r.job, &r.token).await?;
+        let mut inner = self.shared.lock();
+        let actions = inner
+            .controller
+            .abort(&r.job, &r.token, r.rank, r.epoch, &printable(&r.reason))
+            .map_err(refused)?;
+        inner.carry_out(Some(&r.job), actions)?;
+        Ok(Response::new(api::AbortReply {}))
+    }
+}

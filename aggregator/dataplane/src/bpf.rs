@@ -1,0 +1,173 @@
+//! The loaded programs and their maps: what all other modules here work on.
+
+use std::collections::{HashMap, HashSet};
+
+use anyhow::{Context as _, Result};
+use aya::Ebpf;
+use aya::maps::{Array, ArrayOfMaps, DevMap, Map, MapData, MapError, RingBuf};
+use aya::programs::links::PinnedLink;
+use aya::programs::xdp::XdpLinkId;
+use aya::programs::{ProgramFd, Xdp};
+use aya_log::EbpfLogger;
+use netsum_common::abi::{FlowKey, RingConfig, SavedHeader, maps, ring_flags};
+use netsum_common::slot::Slot;
+
+use super::pins::Pins;
+
+/// `BPF_MAP_TYPE_DEVMAP` (`include/uapi/linux/bpf.h`).
+const DEVMAP: u32 = 14;
+
+/// The programs' log, on its way to `log`.
+pub type Logger = EbpfLogger<&'static dyn log::Log>;
+
+/// How `ingress` hangs on a port.
+pub(super) enum Attachment {
+    /// For as long as this process lives.
+    Owned(XdpLinkId),
+    /// For as long as its file is in bpffs.
+    Pinned(PinnedLink),
+}
+
+/// The loaded programs. Dropping it detaches and frees everything that is not pinned.
+pub struct BpfDataPlane {
+    pub(super) ebpf: Ebpf,
+    pub(super) logger: Option<Logger>,
+    pub(super) egress: ProgramFd,
+    pub(super) cpus: Vec<u32>,
+    pub(super) links: HashMap<u32, Attachment>,
+    pub(super) pins: Option<Pins>,
+    /// Flows that have ended and whose data is dropped.
+    pub(super) ended: HashSet<FlowKey>,
+    pub(super) threads: Threads,
+    pub(super) rings: HashMap<u32, RingMaps>,
+    pub(super) events: RingBuf<MapData>,
+}
+
+/// A ring's inner maps that user space reads and writes. To find them again in their outer maps, by number, takes
+/// CAP_SYS_ADMIN (`bpf_map_get_fd_by_id` in kernel/bpf/syscall.c), which the daemon has at its start alone.
+pub(super) struct RingMaps {
+    /// Index of its CPU in [`BpfDataPlane::cpus`].
+    pub cpu: u32,
+    /// Packets of its that were last known to have come to another CPU.
+    pub strayed: u64,
+    pub slots: Array<MapData, Slot>,
+    pub headers: Array<MapData, SavedHeader>,
+    pub ports: DevMap<MapData>,
+}
+
+/// What the threads of the CPU map are made with.
+pub(super) struct Threads {
+    /// The CPUs that are to serve rings. [`BpfDataPlane::cpus`] has those that do in their places.
+    pub configured: Vec<u32>,
+    pub queue: u32,
+    pub aggregate: ProgramFd,
+}
+
+impl BpfDataPlane {
+    /// The programs' log; to be flushed when its file descriptor is readable.
+    pub fn take_logger(&mut self) -> Option<Logger> {
+        self.logger.take()
+    }
+
+    /// A loaded program, for test runs.
+    pub fn program(&mut self, name: &str) -> Result<&mut Xdp> {
+        program(&mut self.ebpf, name)
+    }
+
+    /// A map of the object; for benchmarks, whose object has more of them.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn map_mut(&mut self, name: &str) -> Result<&mut Map> {
+        self.ebpf.map_mut(name).with_context(|| format!("the BPF object has no map `{name}`"))
+    }
+
+    /// A map to read.
+    pub(super) fn map<'a, M: TryFrom<&'a Map, Error = MapError>>(&'a self, name: &str) -> Result<M> {
+        Ok(M::try_from(self.ebpf.map(name).with_context(|| name.to_owned())?)?)
+    }
+
+    pub(super) fn array<V: aya::Pod>(&mut self, name: &str) -> Result<Array<&mut MapData, V>> {
+        Ok(Array::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
+    }
+
+    pub(super) fn hash<K: aya::Pod, V: aya::Pod>(
+        &mut self,
+        name: &str,
+    ) -> Result<aya::maps::HashMap<&mut MapData, K, V>> {
+        Ok(aya::maps::HashMap::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
+    }
+
+    /// Puts an inner map into an outer one.
+    pub(super) fn put<V: aya::maps::InnerMap>(&mut self, outer: &str, ring: u32, inner: &V) -> Result<()> {
+        let map = self.ebpf.map_mut(outer).with_context(|| outer.to_owned())?;
+        let mut outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
+        outer_map.set(ring, inner, 0).with_context(|| format!("{outer}[{ring}]"))
+    }
+
+    /// What the data plane has of a ring.
+    pub(super) fn ring_config(&mut self, ring: u32) -> Result<RingConfig> {
+        Ok(self.array(maps::RINGS)?.get(&ring, 0)?)
+    }
+
+    pub(super) fn set_active(&mut self, ring: u32, active: bool) -> Result<()> {
+        let mut config = self.ring_config(ring)?;
+        config.flags = config.flags & !ring_flags::ACTIVE | if active { ring_flags::ACTIVE } else { 0 };
+        Ok(self.array(maps::RINGS)?.set(ring, config, 0)?)
+    }
+
+    /// Returns when no program runs any more that may have seen maps as they were before. To put an inner map into its place
+    /// waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); ring 0 is none.
+    pub(super) fn wait_for_programs(&mut self) -> Result<()> {
+        self.put(maps::PORTS, 0, &device_map(1)?)
+    }
+
+    pub(super) fn maps_of(&self, ring: u32) -> Result<&RingMaps> {
+        self.rings.get(&ring).context("the ring has not been created")
+    }
+
+    pub(super) fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(
+        &self,
+        outer: &str,
+        ring: u32,
+    ) -> Result<V> {
+        let outer_map: ArrayOfMaps<_, V> = self.map(outer)?;
+        outer_map.get(&ring, 0).with_context(|| format!("{outer}[{ring}]"))
+    }
+
+    /// Sets or clears bits of what is looked at.
+    pub(super) fn watch(&mut self, bits: u32, on: bool) -> Result<()> {
+        let mut watched: Array<_, u32> = self.array(maps::WATCH)?;
+        let before = watched.get(&0, 0)?;
+        Ok(watched.set(0, if on { before | bits } else { before & !bits }, 0)?)
+    }
+}
+
+/// A map of so many ports that packets may be redirected to.
+pub(super) fn device_map(ports: u32) -> Result<DevMap<MapData>> {
+    let map = aya_obj::Map::new_from_params(DEVMAP, 4, 8, ports, 0);
+    Ok(DevMap::try_from(Map::from_map_data(MapData::create(map, "ports", None)?)?)?)
+}
+
+pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    Ok(ebpf
+        .program_mut(name)
+        .with_context(|| format!("the BPF object has no program `{name}`"))?
+        .try_into()?)
+}
+
+/// What is in a map, if it is.
+pub(super) fn found<T>(result: Result<T, MapError>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => ignore_missing(Err(error)).map(|()| None),
+    }
+}
+
+pub(super) fn ignore_missing(result: Result<(), MapError>) -> Result<()> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,108 @@
+//! The CPUs that serve rings, when they go offline and come back.
+//!
+//! The kernel's thread behind an entry of the CPU map is bound to its CPU once, when the entry is made (kernel/bpf/cpumap.c,
+//! `__cpu_map_entry_alloc`). When the CPU goes offline, the scheduler lets the thread run anywhere, and it stays so when the CPU
+//! is back (kernel/sched/core.c, `select_fallback_rq`). On another CPU than the ring's, `aggregate` drops what comes
+//! (`wrong_cpu`), so that slots have one writer at any time. Here the way is mended: a CPU that is back gets a new thread, and the
+//! rings of one that has gone are served by another.
+
+use anyhow::{Context as _, Result};
+use aya::maps::{CpuMap, PerCpuArray};
+use netsum_common::abi::{RingConfig, maps, ring_flags};
+use netsum_common::counters::{COUNTERS, Counter};
+
+use super::bpf::{BpfDataPlane, Threads};
+
+/// The CPUs that are online.
+pub fn online_cpus() -> Result<Vec<u32>> {
+    aya::util::online_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))
+}
+
+impl BpfDataPlane {
+    /// Looks whether rings' CPUs are there and their threads at home, and mends what is not; what was done, in words.
+    pub(super) fn look_after_cpus(&mut self) -> Result<Vec<String>> {
+        let online = online_cpus()?;
+        let mut done = Vec::new();
+        for place in 0..self.cpus.len() {
+            let (configured, present) = (self.threads.configured[place], self.cpus[place]);
+            let serving = stand_in(configured, present, &self.threads.configured, &online);
+            if serving != present {
+                self.start_thread(serving)?;
+                self.cpus[place] = serving;
+                done.push(format!("CPU {serving} serves the rings of CPU {configured} from now on"));
+            }
+        }
+        let mut strayed = 0;
+        for id in self.rings.keys().copied().collect::<Vec<_>>() {
+            let now = self.strayed(id)?;
+            let (cpu, before) = {
+                let ring = self.rings.get_mut(&id).context("a ring that was just there")?;
+                (ring.cpu, std::mem::replace(&mut ring.strayed, now))
+            };
+            strayed += now.saturating_sub(before);
+            if let Some(&to) = self.cpus.get(cpu as usize) {
+                self.serve_by(id, to)?;
+            }
+        }
+        if strayed > 0 {
+            for cpu in self.cpus.clone() {
+                self.start_thread(cpu)?;
+            }
+            done.push(format!(
+                "{strayed} packets came to another CPU than their ring's: its thread was started anew"
+            ));
+        }
+        Ok(done)
+    }
+
+    fn strayed(&self, ring: u32) -> Result<u64> {
+        let counters: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
+        Ok(counters.get(&(ring * COUNTERS + Counter::WrongCpu as u32), 0)?.iter().sum())
+    }
+
+    /// Has a CPU serve a ring. Nothing is summed meanwhile, so that two never do.
+    fn serve_by(&mut self, ring: u32, cpu: u32) -> Result<()> {
+        let config = self.ring_config(ring)?;
+        if config.ranks == 0 || config.cpu == cpu {
+            return Ok(());
+        }
+        self.set_active(ring, false)?;
+        self.wait_for_programs()?;
+        let flags = config.flags & !ring_flags::ACTIVE;
+        self.array(maps::RINGS)?.set(ring, RingConfig { flags, cpu, ..config }, 0)?;
+        self.set_active(ring, config.flags & ring_flags::ACTIVE != 0)
+    }
+
+    /// Makes a CPU's entry of the CPU map anew, with a thread that is bound there. The old one handles what waits for it first.
+    pub(super) fn start_thread(&mut self, cpu: u32) -> Result<()> {
+        let mut map = CpuMap::try_from(self.ebpf.map_mut(maps::CPUS).context(maps::CPUS)?)?;
+        let Threads { queue, aggregate, .. } = &self.threads;
+        map.set(cpu, *queue, Some(aggregate), 0)
+            .with_context(|| format!("CPU {cpu} cannot serve rings (queue of {queue})"))
+    }
+}
+
+/// The CPU that is to serve in the place of `configured`, where `present` does now.
+fn stand_in(configured: u32, present: u32, all: &[u32], online: &[u32]) -> u32 {
+    [configured, present]
+        .iter()
+        .chain(all)
+        .chain(online)
+        .copied()
+        .find(|c| online.contains(c))
+        .unwrap_or(present)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stand_in;
+
+    #[test]
+    fn another_cpu_stands_in_and_the_configured_one_comes_back() {
+        assert_eq!(stand_in(1, 1, &[1, 2], &[0, 1, 2]), 1);
+        assert_eq!(stand_in(1, 1, &[1, 2], &[0, 2]), 2, "one that serves rings already");
+        assert_eq!(stand_in(1, 2, &[1, 2, 3], &[0, 2, 3]), 2, "who stands in stays");
+        assert_eq!(stand_in(1, 1, &[1], &[0, 2]), 0, "any other, where none is configured");
+        assert_eq!(stand_in(1, 0, &[1], &[0, 1]), 1, "back");
+    }
+}

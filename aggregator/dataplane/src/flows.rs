@@ -1,0 +1,146 @@
+//! Flows in the data plane: whose addresses are whose, and what becomes of a flow whose job has ended.
+//!
+//! A flow that ends is not removed but replaced, in one step, by an entry without a ring. Its sender does not know of the end, and
+//! sends on at the PSNs that its receiver expects. Passed on, its data would be taken for sums.
+
+use anyhow::{Context as _, Result, bail};
+use aya::maps::HashMap;
+use netsum_common::abi::{Address, Flow, FlowKey, Owner, StrangerKey, maps, watch};
+use netsum_common::counters::Counter;
+use netsum_core::plane::{EndedFlow, FlowSeen, FlowSpec, mapped};
+
+use super::bpf::{BpfDataPlane, found, ignore_missing};
+
+impl BpfDataPlane {
+    /// Registers a flow, in place of one that has ended.
+    pub(super) fn register(&mut self, flow: &FlowSpec) -> Result<()> {
+        let before = self.flow(flow.key())?;
+        self.own(Address::ip(mapped(flow.src)), flow.ifindex).with_context(|| flow.src.to_string())?;
+        if let Some(mac) = flow.src_mac
+            && let Err(error) = self.own(Address::mac(mac), flow.ifindex)
+        {
+            self.disown(Address::ip(mapped(flow.src)))?;
+            return Err(error.context(format!("MAC address of {}", flow.src)));
+        }
+        let value = Flow {
+            ring: flow.ring,
+            rank: flow.rank,
+            base_psn: flow.base_psn,
+            ifindex: flow.ifindex,
+            src_ip: mapped(flow.src),
+            src_mac: flow.src_mac.unwrap_or_default(),
+            mac_given: flow.src_mac.is_some().into(),
+            ..Flow::NOTHING
+        };
+        self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?;
+        self.ended.remove(&flow.key());
+        before.map_or(Ok(()), |before| self.disown_all(&before))
+    }
+
+    /// What comes on a flow is dropped from now on. Its ring must be inactive and no program be under way in it: the next one to end
+    /// takes this one's place in memory, with another rank. A flow that is not there is no error.
+    pub(super) fn end_flow(&mut self, key: FlowKey) -> Result<()> {
+        let Some(flow) = self.flow(key)? else { return Ok(()) };
+        self.hash(maps::FLOWS)?.insert(key, Flow { ring: Flow::ENDED, ..flow }, 0)?;
+        self.ended.insert(key);
+        self.disown_all(&flow)
+    }
+
+    /// Drops what comes on a connection that never was a flow, but was about to be one.
+    pub(super) fn end_connection(&mut self, c: &StrangerKey) -> Result<()> {
+        let key = FlowKey { dst_ip: c.dst_ip, qpn: c.qpn };
+        if self.flow(key)?.is_some() {
+            return Ok(());
+        }
+        let ended = Flow { ring: Flow::ENDED, ifindex: c.ifindex, src_ip: c.src_ip, ..Flow::NOTHING };
+        self.hash(maps::FLOWS)?.insert(key, ended, 0)?;
+        self.ended.insert(key);
+        Ok(())
+    }
+
+    /// Removes a flow, if it is there, and what it owns. What still comes on it passes.
+    pub fn forget_flow(&mut self, key: FlowKey) -> Result<()> {
+        let Some(flow) = self.flow(key)? else { return Ok(()) };
+        ignore_missing(self.hash::<FlowKey, Flow>(maps::FLOWS)?.remove(&key))?;
+        self.ended.remove(&key);
+        self.disown_all(&flow)
+    }
+
+    /// The flows that have ended.
+    pub(super) fn ended(&self) -> Result<Vec<EndedFlow>> {
+        let flows: HashMap<_, FlowKey, Flow> = self.map(maps::FLOWS)?;
+        let one = |&key: &FlowKey| {
+            let flow = flows.get(&key, 0)?;
+            Ok(EndedFlow { key, ifindex: flow.ifindex, packets: flow.packets })
+        };
+        self.ended.iter().map(one).collect()
+    }
+
+    fn flow(&mut self, key: FlowKey) -> Result<Option<Flow>> {
+        found(self.hash::<FlowKey, Flow>(maps::FLOWS)?.get(&key, 0))
+    }
+
+    /// An address belongs to one port, for one flow more.
+    fn own(&mut self, address: Address, ifindex: u32) -> Result<()> {
+        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
+        let mut owner = found(owners.get(&address, 0))?.unwrap_or(Owner { ifindex, flows: 0 });
+        if owner.ifindex != ifindex {
+            bail!("belongs to interface {} already, not to {ifindex}", owner.ifindex);
+        }
+        owner.flows += 1;
+        owners.insert(address, owner, 0)?;
+        self.watch(watch::RANKS, true)
+    }
+
+    /// A flow's addresses have one flow less. One that has ended has none.
+    fn disown_all(&mut self, flow: &Flow) -> Result<()> {
+        if flow.ring == Flow::ENDED {
+            return Ok(());
+        }
+        self.disown(Address::ip(flow.src_ip))?;
+        if flow.mac_given != 0 { self.disown(Address::mac(flow.src_mac)) } else { Ok(()) }
+    }
+
+    fn disown(&mut self, address: Address) -> Result<()> {
+        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
+        match found(owners.get(&address, 0))? {
+            Some(owner) if owner.flows > 1 => {
+                Ok(owners.insert(address, Owner { flows: owner.flows - 1, ..owner }, 0)?)
+            }
+            Some(_) => {
+                ignore_missing(owners.remove(&address))?;
+                if owners.keys().next().is_none() { self.watch(watch::RANKS, false) } else { Ok(()) }
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn seen(&self, key: FlowKey) -> Result<FlowSeen> {
+        let flows: HashMap<_, FlowKey, Flow> = self.map(maps::FLOWS)?;
+        let flow = flows.get(&key, 0)?;
+        Ok(FlowSeen {
+            mac: (flow.src_mac != [0; 6]).then_some(flow.src_mac),
+            packets: flow.packets,
+            refused: flow.refused,
+            last_psn: flow.last_psn,
+            last_outcome: Counter::ALL.get(flow.last_outcome as usize).copied().filter(|_| flow.packets > 0),
+            mismatch: (flow.mismatch_len != 0).then_some((flow.mismatch_psn, flow.mismatch_len)),
+        })
+    }
+
+    pub(super) fn note_strangers(&mut self, on: bool) -> Result<()> {
+        if on {
+            let mut strangers = self.hash::<StrangerKey, u64>(maps::STRANGERS)?;
+            let old: Vec<_> = strangers.keys().collect::<Result<_, _>>()?;
+            for key in old {
+                ignore_missing(strangers.remove(&key))?;
+            }
+        }
+        self.watch(watch::STRANGERS, on)
+    }
+
+    pub(super) fn noted_strangers(&self) -> Result<Vec<(StrangerKey, u64)>> {
+        let map: HashMap<_, StrangerKey, u64> = self.map(maps::STRANGERS)?;
+        map.iter().map(|entry| Ok(entry?)).collect()
+    }
+}

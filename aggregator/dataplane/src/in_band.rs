@@ -1,0 +1,69 @@
+//! First packets of jobs that are set up in band.
+
+use anyhow::Result;
+use netsum_common::abi::{Claim, ClaimKey, InBandJob, StrangerKey, Token, maps, ring_flags, watch};
+use netsum_common::wire::{InBandToken, JobHeader};
+use netsum_core::plane::{FirstPacket, InBandSpec, unmapped};
+
+use super::bpf::{BpfDataPlane, found, ignore_missing};
+
+impl BpfDataPlane {
+    pub(super) fn listen(&mut self, job: &InBandSpec) -> Result<()> {
+        let value = InBandJob {
+            job: job.job,
+            ranks: job.ranks,
+            rings: job.rings,
+            flags: if job.verify_icrc { 0 } else { ring_flags::ICRC_IGNORE },
+        };
+        self.hash(maps::TOKENS)?.insert(Token::new(job.token), value, 0)?;
+        self.watch(watch::FIRST_PACKETS, true)
+    }
+
+    pub(super) fn ignore(&mut self, token: InBandToken) -> Result<()> {
+        let mut tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
+        let Some(job) = found(tokens.get(&Token::new(token), 0))? else { return Ok(()) };
+        ignore_missing(tokens.remove(&Token::new(token)))?;
+        // Until then some program may find the token and let another connection wait.
+        self.wait_for_programs()?;
+        let waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
+        let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
+        for (c, _) in all.iter().filter(|(_, number)| *number == job.job) {
+            self.end_connection(c)?;
+            ignore_missing(self.hash::<StrangerKey, u32>(maps::WAITING)?.remove(c))?;
+        }
+        let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
+        if tokens.keys().next().is_none() {
+            self.watch(watch::FIRST_PACKETS, false)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_first_packets(&mut self) -> Result<Vec<FirstPacket>> {
+        let mut claims = self.hash::<ClaimKey, Claim>(maps::CLAIMS)?;
+        let keys: Vec<ClaimKey> = claims.keys().collect::<Result<_, _>>()?;
+        let mut packets = Vec::with_capacity(keys.len());
+        for key in keys {
+            let Some(claim) = found(claims.get(&key, 0))? else { continue };
+            ignore_missing(claims.remove(&key))?;
+            packets.extend(first_packet(&key, &claim));
+        }
+        Ok(packets)
+    }
+}
+
+/// `None` is impossible: the data plane notes nothing but headers.
+fn first_packet(key: &ClaimKey, claim: &Claim) -> Option<FirstPacket> {
+    let header: Vec<u8> = claim.header.iter().flat_map(|w| w.to_le_bytes()).collect();
+    Some(FirstPacket {
+        job: key.job,
+        header: JobHeader::decode(header.first_chunk()?)?,
+        ifindex: key.ifindex,
+        src: unmapped(claim.connection.src_ip),
+        src_mac: claim.src_mac,
+        dst: unmapped(claim.connection.dst_ip),
+        qpn: claim.connection.qpn,
+        psn: claim.psn,
+        len: claim.len,
+        only: claim.only != 0,
+    })
+}

@@ -1,0 +1,100 @@
+//! Loads the programs, and starts the CPUs that serve rings.
+
+use std::collections::{HashMap, HashSet};
+
+use anyhow::{Context as _, Result, bail};
+use aya::EbpfLoader;
+use aya::maps::{ProgramArray, RingBuf};
+use aya_log::EbpfLogger;
+use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
+
+use super::bpf::{BpfDataPlane, Threads, ignore_missing, program};
+use super::pins::Pins;
+
+/// The BPF object as built by `cargo xtask build-ebpf`.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
+
+/// What to load the programs with.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// CPUs that serve rings.
+    pub cpus: Vec<u32>,
+    /// Packets that may wait for each of them; what comes on top is lost and sent again by its host. At most 16384.
+    pub cpu_queue: u32,
+    /// A contribution that comes in on its ring's CPU does not take the way over the queue, where nothing of its flow is in it.
+    pub inline: bool,
+}
+
+impl BpfDataPlane {
+    /// Loads the programs and starts their CPUs. Needs CAP_BPF and CAP_NET_ADMIN.
+    pub fn load(options: &LoadOptions) -> Result<Self> {
+        Self::load_object(OBJECT, options)
+    }
+
+    /// [`load`](Self::load), with maps and attachments that outlive this process; those that are pinned already are used on.
+    pub fn load_pinned(options: &LoadOptions, pins: Pins) -> Result<Self> {
+        Self::load_all(OBJECT, options, Some(pins))
+    }
+
+    /// [`load`](Self::load) with another object that has the same maps and programs.
+    pub fn load_object(object: &[u8], options: &LoadOptions) -> Result<Self> {
+        Self::load_all(object, options, None)
+    }
+
+    fn load_all(object: &[u8], options: &LoadOptions, pins: Option<Pins>) -> Result<Self> {
+        if options.cpus.is_empty() {
+            bail!("no CPU is given to serve rings");
+        }
+        // 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for trace.
+        let level = log::max_level() as usize as u8;
+        let mut loader = EbpfLoader::new();
+        loader.override_global(aya_log::LEVEL, &level, false);
+        if let Some(pins) = &pins {
+            pins.make()?;
+            for name in maps::ALL {
+                loader.map_pin_path(name, pins.map(name));
+            }
+        }
+        let mut ebpf =
+            loader.load(object).context("the kernel does not take the maps of the XDP programs")?;
+        for name in [programs::INGRESS, programs::AGGREGATE, programs::AGGREGATE_INLINE, programs::EGRESS] {
+            program(&mut ebpf, name)?
+                .load()
+                .with_context(|| format!("the kernel does not take the XDP program `{name}`"))?;
+        }
+        let logger = if level > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
+        let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
+        let aggregate = program(&mut ebpf, programs::AGGREGATE)?.fd()?.try_clone()?;
+        let events = RingBuf::try_from(ebpf.take_map(maps::EVENTS).context(maps::EVENTS)?)?;
+        let mut plane = Self {
+            ebpf,
+            logger,
+            egress,
+            cpus: options.cpus.clone(),
+            threads: Threads { configured: options.cpus.clone(), queue: options.cpu_queue, aggregate },
+            links: HashMap::new(),
+            pins,
+            ended: HashSet::new(),
+            rings: HashMap::new(),
+            events,
+        };
+        for &cpu in &options.cpus {
+            if cpu >= MAX_CPUS {
+                bail!("CPU {cpu} is out of range: at most {}", MAX_CPUS - 1);
+            }
+            plane.start_thread(cpu)?;
+        }
+        plane.take_inline(options.inline)?;
+        // Nobody looks any more who did when an earlier daemon was killed.
+        plane.watch(watch::STRANGERS | watch::TRACE, false)?;
+        Ok(plane)
+    }
+
+    /// Whether contributions that come in on their ring's CPU are taken there at once, from now on.
+    pub fn take_inline(&mut self, wanted: bool) -> Result<()> {
+        let program = program(&mut self.ebpf, programs::AGGREGATE_INLINE)?.fd()?.try_clone()?;
+        let map = self.ebpf.map_mut(maps::PROGRAMS).context(maps::PROGRAMS)?;
+        let mut array = ProgramArray::try_from(map)?;
+        if wanted { Ok(array.set(0, &program, 0)?) } else { ignore_missing(array.clear_index(&0)) }
+    }
+}

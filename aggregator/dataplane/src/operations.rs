@@ -1,0 +1,179 @@
+//! [`DataPlane`] with aya: what takes more than a look into a map is done by the module that it belongs to.
+
+use anyhow::{Context as _, Result};
+use aya::maps::{Array, PerCpuArray, PerCpuValues};
+use aya::programs::links::FdLink;
+use aya::programs::xdp::XdpMode as AyaMode;
+use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter, maps, programs};
+use netsum_common::counters::COUNTERS;
+use netsum_common::slot::{RingState, Slot};
+use netsum_common::timing::Timing;
+use netsum_common::wire::InBandToken;
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+
+use super::bpf::{Attachment, BpfDataPlane, program};
+use super::plane::{DataPlane, ProgramFacts, Traced, XdpMode};
+use super::{facts, trace};
+
+impl DataPlane for BpfDataPlane {
+    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
+        let mode = match mode {
+            XdpMode::Native => AyaMode::Driver,
+            XdpMode::Skb => AyaMode::Skb,
+        };
+        let program = program(&mut self.ebpf, programs::INGRESS)?;
+        let id = program.attach_to_if_index(ifindex, mode)?;
+        let attachment = match &self.pins {
+            Some(pins) => {
+                let link = FdLink::try_from(program.take_link(id)?).context(
+                    "this kernel has no XDP links (Linux 5.9), which outliving the daemon rests on",
+                )?;
+                Attachment::Pinned(link.pin(pins.link(ifindex))?)
+            }
+            None => Attachment::Owned(id),
+        };
+        self.links.insert(ifindex, attachment);
+        Ok(())
+    }
+
+    fn detach(&mut self, ifindex: u32) -> Result<()> {
+        match self.links.remove(&ifindex) {
+            Some(Attachment::Owned(link)) => Ok(self.program(programs::INGRESS)?.detach(link)?),
+            Some(Attachment::Pinned(link)) => {
+                // Without its file the link ends when its last descriptor is closed, which is now.
+                drop(link.unpin()?);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn create_ring(&mut self, ring: &RingSpec) -> Result<()> {
+        self.make_ring(ring)
+    }
+
+    fn reset_counters(&mut self, ring: u32) -> Result<()> {
+        let cpus = aya::util::nr_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))?;
+        let mut counters: PerCpuArray<_, u64> = PerCpuArray::try_from(self.map_mut(maps::COUNTERS)?)?;
+        for counter in 0..COUNTERS {
+            counters.set(ring * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
+        }
+        Ok(self.array(maps::TIMINGS)?.set(ring, Timing::EMPTY, 0)?)
+    }
+
+    fn add_flow(&mut self, flow: &FlowSpec) -> Result<()> {
+        self.register(flow)
+    }
+
+    fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
+        self.start_ring(ring, ports)
+    }
+
+    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
+        self.end_ring(ring, flows, ports)
+    }
+
+    fn forget_ended(&mut self, flows: &[FlowKey]) -> Result<()> {
+        let ended: Vec<FlowKey> = flows.iter().filter(|key| self.ended.contains(*key)).copied().collect();
+        ended.into_iter().try_for_each(|key| self.forget_flow(key))
+    }
+
+    fn ended_flows(&self) -> Result<Vec<EndedFlow>> {
+        self.ended()
+    }
+
+    fn pause_ring(&mut self, ring: u32) -> Result<()> {
+        self.set_active(ring, false)?;
+        self.wait_for_programs()
+    }
+
+    fn resume_ring(&mut self, ring: u32) -> Result<()> {
+        self.set_active(ring, true)
+    }
+
+    fn attached(&self) -> Vec<u32> {
+        self.links.keys().copied().collect()
+    }
+
+    fn keep_cpus(&mut self) -> Result<Vec<String>> {
+        self.look_after_cpus()
+    }
+
+    fn unpin(&mut self) -> Result<()> {
+        match self.pins.take() {
+            Some(pins) => pins.remove(),
+            None => Ok(()),
+        }
+    }
+
+    fn counters(&self, ring: u32) -> Result<Vec<u64>> {
+        let map: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
+        (0..COUNTERS).map(|c| Ok(map.get(&(ring * COUNTERS + c), 0)?.iter().sum())).collect()
+    }
+
+    fn timing(&self, ring: u32) -> Result<Box<Timing>> {
+        let timings: Array<_, Timing> = self.map(maps::TIMINGS)?;
+        Ok(Box::new(timings.get(&ring, 0)?))
+    }
+
+    fn slots(&self, ring: u32) -> Result<Vec<Slot>> {
+        self.maps_of(ring)?.slots.iter().map(|s| Ok(s?)).collect()
+    }
+
+    fn slot(&self, ring: u32, slot: u32) -> Result<Slot> {
+        Ok(self.maps_of(ring)?.slots.get(&slot, 0)?)
+    }
+
+    fn ring_state(&self, ring: u32) -> Result<RingState> {
+        let states: Array<_, RingState> = self.map(maps::STATES)?;
+        Ok(states.get(&ring, 0)?)
+    }
+
+    fn flow_seen(&self, key: FlowKey) -> Result<FlowSeen> {
+        self.seen(key)
+    }
+
+    fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> Result<()> {
+        self.send_duplicate(ring, slot, flow)
+    }
+
+    fn watch_strangers(&mut self, on: bool) -> Result<()> {
+        self.note_strangers(on)
+    }
+
+    fn strangers(&self) -> Result<Vec<(StrangerKey, u64)>> {
+        self.noted_strangers()
+    }
+
+    fn listen_in_band(&mut self, job: &InBandSpec) -> Result<()> {
+        self.listen(job)
+    }
+
+    fn ignore_in_band(&mut self, token: InBandToken) -> Result<()> {
+        self.ignore(token)
+    }
+
+    fn first_packets(&mut self) -> Result<Vec<FirstPacket>> {
+        self.take_first_packets()
+    }
+
+    fn trace(&mut self, filter: Option<&TraceFilter>) -> Result<()> {
+        trace::switch(self, filter)
+    }
+
+    fn traced(&mut self, most: usize) -> Result<Vec<Traced>> {
+        Ok(trace::take(&mut self.events, most))
+    }
+
+    fn trace_lost(&self) -> Result<u64> {
+        trace::lost(self)
+    }
+
+    fn cpu_number(&self, cpu: u32) -> u32 {
+        self.cpus.get(cpu as usize).copied().unwrap_or(cpu)
+    }
+
+    fn programs(&self) -> Result<Vec<ProgramFacts>> {
+        facts::programs(self)
+    }
+}

@@ -1,0 +1,139 @@
+//! What the controller asks of the data plane, and what that says of itself.
+
+use std::time::SystemTime;
+
+use netsum_common::abi::{FlowKey, StrangerKey, TraceEvent, TraceFilter};
+use netsum_common::counters::Counter;
+use netsum_common::slot::{RingState, Slot};
+use netsum_common::timing::Timing;
+use netsum_common::wire::InBandToken;
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+
+/// How XDP programs are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver.
+    Native,
+    /// In the generic stack, for drivers without XDP; slow.
+    Skb,
+}
+
+/// What the controller asks of the data plane.
+pub trait DataPlane: Send {
+    /// Attaches the ingress program to an interface.
+    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> anyhow::Result<()>;
+    /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if netsum were not there.
+    fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
+    /// Makes a ring's maps, empty. The ring is not active yet. Its counters go on.
+    fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()>;
+    /// Sets a ring's counters and timed sums to zero.
+    fn reset_counters(&mut self, ring: u32) -> anyhow::Result<()>;
+    /// Registers a flow of a ring that exists.
+    fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
+    /// Starts a ring: `ports[r]` is the interface of rank r.
+    fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
+    /// Removes a ring and frees its memory. Its flows have ended: what still comes on them is dropped, until they are forgotten or
+    /// registered again. What is missing already is no error.
+    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;
+    /// Forgets flows that have ended. What still comes on them passes, as any stranger's.
+    fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
+    /// The flows that have ended and whose data is dropped.
+    fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>>;
+    /// Stops a ring for a moment: what comes is dropped. Returns when no packet is under way in it any more.
+    fn pause_ring(&mut self, ring: u32) -> anyhow::Result<()>;
+    /// Goes on with a ring that was stopped.
+    fn resume_ring(&mut self, ring: u32) -> anyhow::Result<()>;
+    /// The interfaces that the ingress program is attached to, by this daemon or one before.
+    fn attached(&self) -> Vec<u32>;
+    /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what was done, in words.
+    fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>>;
+    /// Lets go of everything that would outlive this process.
+    fn unpin(&mut self) -> anyhow::Result<()>;
+    /// Counters of a ring (0: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
+    fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>>;
+    /// The timed sums of a ring.
+    fn timing(&self, ring: u32) -> anyhow::Result<Box<Timing>>;
+    /// All slots of a ring.
+    fn slots(&self, ring: u32) -> anyhow::Result<Vec<Slot>>;
+    /// State of a ring.
+    fn ring_state(&self, ring: u32) -> anyhow::Result<RingState>;
+    /// One slot of a ring.
+    fn slot(&self, ring: u32, slot: u32) -> anyhow::Result<Slot>;
+    /// What the data plane has seen of a flow.
+    fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen>;
+    /// Sends the sum of a complete slot of an active ring on its way, as if its rank `flow` had sent its fragment again.
+    fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;
+    /// Begins, with a clean sheet, or ends to note connections that the box does not know.
+    fn watch_strangers(&mut self, on: bool) -> anyhow::Result<()>;
+    /// Connections noted since the watch began, and how many data packets came on each.
+    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
+    /// Begins to note and drop first packets with a job's token; again and with other properties, if it does already.
+    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()>;
+    /// Passes first packets with this token on, as others. What is missing already is no error.
+    fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
+    /// Takes out what has been noted of first packets since the last time.
+    fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>>;
+    /// Notes packets from now on, for [`DataPlane::traced`]; or, with `None`, none any more. What was noted before is forgotten
+    /// where it was off.
+    fn trace(&mut self, filter: Option<&TraceFilter>) -> anyhow::Result<()>;
+    /// Takes out noted packets, in the order in which they were noted, `most` of them at the most.
+    fn traced(&mut self, most: usize) -> anyhow::Result<Vec<Traced>>;
+    /// Packets, ever, that were to be noted and for which there was no room.
+    fn trace_lost(&self) -> anyhow::Result<u64>;
+    /// The number of a CPU that serves rings, from its place in the configured list ([`RingSpec::cpu`]).
+    fn cpu_number(&self, cpu: u32) -> u32;
+    /// The programs as the kernel has them.
+    fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>>;
+}
+
+/// A packet that was traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traced {
+    /// What a program made of it.
+    pub event: TraceEvent,
+    /// Its first bytes.
+    pub frame: Vec<u8>,
+}
+
+/// A loaded program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramFacts {
+    /// The kernel's number for it.
+    pub id: u32,
+    /// Its name, one of `netsum_common::abi::programs`.
+    pub name: &'static str,
+    /// What the kernel makes of its instructions.
+    pub tag: u64,
+    /// When it was loaded.
+    pub loaded_at: Option<SystemTime>,
+    /// Bytes as the kernel has it.
+    pub xlated_bytes: u32,
+    /// Bytes of machine code; 0 without JIT.
+    pub jited_bytes: u32,
+    /// Bytes of memory that it locks.
+    pub memory: u64,
+    /// Instructions that the verifier went through.
+    pub verified_instructions: u32,
+    /// How often it has run, and the nanoseconds that it took; 0 unless `kernel.bpf_stats_enabled` is set.
+    pub runs: (u64, u64),
+    /// Where its packets come from.
+    pub attached: Vec<Attached>,
+}
+
+/// Where a program's packets come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// A port, by its interface number.
+    Port(u32),
+    /// What is steered to a CPU.
+    Cpu(u32),
+    /// What `ingress` goes on with.
+    Ingress,
+    /// What is sent by a ring's device map.
+    DeviceMap,
+}
+
+/// One counter's value out of what [`DataPlane::counters`] gives.
+pub fn count(counters: &[u64], counter: Counter) -> u64 {
+    counters.get(counter as usize).copied().unwrap_or(0)
+}

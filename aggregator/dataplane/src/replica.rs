@@ -1,0 +1,292 @@
+//! A second instance of the programs, with maps of its own and a copy of what the running one has in its maps: packets can be
+//! run through it without a job noticing.
+//!
+//! To load programs and to find maps by their numbers takes root, or CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CAP_SYS_ADMIN, which
+//! a daemon at work has given up. So this is for a process of its own. The copy is read while packets go on: a ring at work is not
+//! of one moment.
+
+use std::collections::HashMap as StdHashMap;
+
+use anyhow::{Context as _, Result, bail};
+use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapInfo};
+use aya::programs::{TestRun as _, TestRunOptions, loaded_programs};
+use netsum_common::abi::{
+    Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, MTUS, Owner, ReleaseTag,
+    RingConfig, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs, ring_flags, watch,
+};
+use netsum_common::slot::{RingState, Slot};
+use netsum_core::plane::RingSpec;
+
+use super::bpf::{BpfDataPlane, program};
+use super::held;
+use super::load::{LoadOptions, OBJECT};
+use super::plane::{DataPlane as _, Traced};
+
+/// The interface that clones leave by in a test run, the loopback interface.
+const LOOPBACK: u32 = 1;
+/// The longest frame that is run: what fits a page beside the kernel's own parts. No result is as long.
+pub const LONGEST: usize = 3400;
+/// XDP verdicts (`include/uapi/linux/bpf.h`).
+const XDP_REDIRECT: u32 = 4;
+
+/// The second instance.
+pub struct Replica {
+    plane: BpfDataPlane,
+    rings: StdHashMap<u32, RingConfig>,
+    flows: Vec<(FlowKey, Flow)>,
+}
+
+/// What one program made of a frame.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// XDP verdict.
+    pub action: u32,
+    /// What it counted, and how the slot was afterwards.
+    pub traced: Traced,
+}
+
+/// Maps of the running programs, by name.
+struct Live(StdHashMap<String, u32>);
+
+impl Live {
+    fn find(numbers: &[u32]) -> Result<Self> {
+        let mut found = StdHashMap::new();
+        for info in loaded_programs() {
+            let info = info.context("the loaded programs cannot be listed")?;
+            if !numbers.contains(&info.id()) {
+                continue;
+            }
+            for id in info.map_ids()?.unwrap_or_default() {
+                let map = MapInfo::from_id(id)?;
+                found.insert(map.name_as_str().unwrap_or_default().to_owned(), id);
+            }
+        }
+        Ok(Self(found))
+    }
+
+    fn open(&self, name: &str) -> Result<MapData> {
+        let id = self.0.get(name).with_context(|| format!("the running programs have no map {name}"))?;
+        Ok(MapData::from_id(*id)?)
+    }
+
+    fn array<V: aya::Pod>(&self, name: &str) -> Result<Array<MapData, V>> {
+        Ok(Array::try_from(aya::maps::Map::from_map_data(self.open(name)?)?)?)
+    }
+
+    fn hash<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> Result<HashMap<MapData, K, V>> {
+        Ok(HashMap::try_from(aya::maps::Map::from_map_data(self.open(name)?)?)?)
+    }
+
+    fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(&self, name: &str, ring: u32) -> Result<V> {
+        let outer: ArrayOfMaps<_, V> =
+            ArrayOfMaps::try_from(aya::maps::Map::from_map_data(self.open(name)?)?)?;
+        outer.get(&ring, 0).with_context(|| format!("{name}[{ring}]"))
+    }
+}
+
+impl Replica {
+    /// Loads the programs once more, and copies rings, flows and owners of the running ones, whose numbers are given; and
+    /// unless all is to be `fresh`, what their slots hold and which MAC addresses they have learned.
+    ///
+    /// To be called in the network namespace of the ports.
+    pub fn new(numbers: &[u32], fresh: bool) -> Result<Self> {
+        let live = Live::find(numbers)?;
+        let configs: Array<_, RingConfig> = live.array(maps::RINGS)?;
+        let mut rings = StdHashMap::new();
+        for ring in 1..MAX_RINGS {
+            let config = configs.get(&ring, 0)?;
+            if config.mtu != 0 {
+                rings.insert(ring, config);
+            }
+        }
+        let mut cpus: Vec<u32> = rings.values().map(|r| r.cpu).collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        if cpus.is_empty() {
+            cpus.push(0);
+        }
+        let mut plane = BpfDataPlane::load_object(
+            OBJECT,
+            &LoadOptions { cpus: cpus.clone(), cpu_queue: 64, inline: false },
+        )?;
+        for name in [PROBE_AGGREGATE, PROBE_EGRESS] {
+            program(&mut plane.ebpf, name)?.load().with_context(|| format!("program `{name}`"))?;
+        }
+        let flows: HashMap<_, FlowKey, Flow> = live.hash(maps::FLOWS)?;
+        let flows: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
+        let mut replica = Self { plane, rings, flows };
+        replica.copy(&live, &cpus, fresh)?;
+        replica.plane.trace(Some(&TraceFilter::ALL))?;
+        Ok(replica)
+    }
+
+    fn copy(&mut self, live: &Live, cpus: &[u32], fresh: bool) -> Result<()> {
+        if fresh {
+            for (_, flow) in self.flows.iter_mut().filter(|(_, flow)| flow.mac_given == 0) {
+                flow.src_mac = [0; 6];
+            }
+        }
+        for (&ring, config) in &self.rings {
+            let spec = spec(ring, config, cpus);
+            self.plane.create_ring(&spec)?;
+            if config.flags & ring_flags::ACTIVE != 0 {
+                let mut of_ring: Vec<&Flow> =
+                    self.flows.iter().map(|(_, f)| f).filter(|f| f.ring == ring).collect();
+                of_ring.sort_by_key(|f| f.rank);
+                let ports: Vec<u32> = of_ring.iter().map(|f| f.ifindex).collect();
+                self.plane.activate_ring(&spec, &ports)?;
+            }
+            // The program that can be test-run has one port only, where the clones go to rank 0, 1, 2, ... in turn.
+            let ranks = std::array::from_fn(|rank| rank as u8);
+            let all = EgressPort { count: config.ranks.min(MAX_RANKS as u32), cursor: 0, ranks };
+            self.plane.hash(maps::EGRESS)?.insert(EgressKey { ring, ifindex: LOOPBACK }, all, 0)?;
+            if !fresh {
+                copy_slots(&mut self.plane, live, ring, config)?;
+            }
+        }
+        for (key, flow) in &self.flows {
+            self.plane.hash::<FlowKey, Flow>(maps::FLOWS)?.insert(key, flow, 0)?;
+        }
+        if copy_hash::<Address, Owner>(&mut self.plane, live, maps::OWNERS)? > 0 {
+            self.plane.watch(watch::RANKS, true)?;
+        }
+        if copy_hash::<Token, InBandJob>(&mut self.plane, live, maps::TOKENS)? > 0 {
+            self.plane.watch(watch::FIRST_PACKETS, true)?;
+        }
+        if !fresh {
+            copy_hash::<StrangerKey, u32>(&mut self.plane, live, maps::WAITING)?;
+        }
+        Ok(())
+    }
+
+    /// The flows, as they were when they were copied.
+    pub fn flows(&self) -> &[(FlowKey, Flow)] {
+        &self.flows
+    }
+
+    /// A ring's configuration.
+    pub fn ring(&self, ring: u32) -> Option<&RingConfig> {
+        self.rings.get(&ring)
+    }
+
+    /// The kernel's tag of `ingress`, which tells whether it is the program that runs.
+    pub fn tag(&mut self) -> Result<u64> {
+        Ok(self.plane.program(programs::INGRESS)?.info()?.tag())
+    }
+
+    /// Runs a frame that comes in by an interface through `ingress`, `aggregate` and, for each clone, `egress`, as far as it gets.
+    pub fn run(&mut self, frame: &[u8], ifindex: u32) -> Result<Vec<Step>> {
+        let (mut steps, mut out) = (Vec::new(), Vec::new());
+        for name in [programs::INGRESS, PROBE_AGGREGATE] {
+            let step;
+            (step, out) = self.step(name, frame, Some(ifindex))?;
+            let on = step.action == XDP_REDIRECT;
+            steps.push(step);
+            if !on {
+                return Ok(steps);
+            }
+        }
+        let tag = out.first_chunk().context("a result shorter than its tag")?;
+        // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
+        let tag: ReleaseTag = unsafe { std::mem::transmute::<[u8; 12], ReleaseTag>(*tag) };
+        let clones = match tag.rank {
+            ReleaseTag::ALL => self.rings.get(&tag.ring).map_or(0, |r| r.ranks),
+            _ => 1,
+        };
+        for _ in 0..clones {
+            steps.push(self.step(PROBE_EGRESS, &out, None)?.0);
+        }
+        Ok(steps)
+    }
+
+    /// Runs one program; the frame afterwards.
+    fn step(&mut self, name: &str, frame: &[u8], ifindex: Option<u32>) -> Result<(Step, Vec<u8>)> {
+        let context = ifindex.map(|ifindex| held::context(frame.len(), ifindex));
+        let mut out = vec![0; 4096];
+        let result = self
+            .plane
+            .program(name)?
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                data_out: Some(&mut out),
+                ctx_in: context.as_deref(),
+                ..TestRunOptions::new()
+            })
+            .with_context(|| match ifindex {
+                Some(ifindex) => format!("`{name}` cannot be run as from interface {ifindex}"),
+                None => format!("`{name}` cannot be run"),
+            })?;
+        out.truncate(result.data_size_out as usize);
+        let mut events = self.plane.traced(usize::MAX)?;
+        // Where sending failed in the data plane itself there are two: what it was to be, and that.
+        let Some(mut traced) = events.pop() else {
+            bail!("`{name}` has dropped the frame without a word: its maps contradict each other")
+        };
+        for earlier in events {
+            traced.event.counters |= earlier.event.counters;
+        }
+        Ok((Step { action: result.return_value, traced }, out))
+    }
+}
+
+/// Twins of `aggregate` and `egress` that can be test-run.
+const PROBE_AGGREGATE: &str = "probe_aggregate";
+const PROBE_EGRESS: &str = "probe_egress";
+
+fn spec(ring: u32, config: &RingConfig, cpus: &[u32]) -> RingSpec {
+    let is = |flag: u32| config.flags & flag != 0;
+    RingSpec {
+        id: ring,
+        ranks: config.ranks,
+        slots: config.slots,
+        window: config.window,
+        mtu: config.mtu,
+        cpu: cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32,
+        verify_icrc: !is(ring_flags::ICRC_IGNORE),
+        in_order: !is(ring_flags::RELAXED),
+        in_band: is(ring_flags::IN_BAND),
+    }
+}
+
+/// Copies a map; how many entries it has.
+fn copy_hash<K: aya::Pod, V: aya::Pod>(plane: &mut BpfDataPlane, live: &Live, name: &str) -> Result<usize> {
+    let entries: Vec<(K, V)> = live.hash::<K, V>(name)?.iter().collect::<Result<_, _>>()?;
+    let mut own = plane.hash::<K, V>(name)?;
+    entries.iter().try_for_each(|(key, value)| own.insert(key, value, 0))?;
+    Ok(entries.len())
+}
+
+/// Copies a ring's state, and the slots that are in use, with their sums and headers.
+fn copy_slots(plane: &mut BpfDataPlane, live: &Live, ring: u32, config: &RingConfig) -> Result<()> {
+    let states: Array<_, RingState> = live.array(maps::STATES)?;
+    plane.array(maps::STATES)?.set(ring, states.get(&ring, 0)?, 0)?;
+    let slots: Array<MapData, Slot> = live.inner(maps::SLOTS, ring)?;
+    let headers: Array<MapData, SavedHeader> = live.inner(maps::HEADERS, ring)?;
+    let mut own_slots: Array<MapData, Slot> = plane.inner(maps::SLOTS, ring)?;
+    let mut own_headers: Array<MapData, SavedHeader> = plane.inner(maps::HEADERS, ring)?;
+    let mut used = Vec::new();
+    for slot in 0..config.slots {
+        let value = slots.get(&slot, 0)?;
+        if value.is(Slot::USED) {
+            own_slots.set(slot, value, 0)?;
+            for at in slot * config.ranks..(slot + 1) * config.ranks {
+                own_headers.set(at, headers.get(&at, 0)?, 0)?;
+            }
+            used.push(slot);
+        }
+    }
+    match config.mtu {
+        256 => copy_sums::<256>(plane, live, ring, &used),
+        512 => copy_sums::<512>(plane, live, ring, &used),
+        1024 => copy_sums::<1024>(plane, live, ring, &used),
+        2048 => copy_sums::<2048>(plane, live, ring, &used),
+        other => bail!("no map for path MTU {other}"),
+    }
+}
+
+fn copy_sums<const MTU: usize>(plane: &BpfDataPlane, live: &Live, ring: u32, used: &[u32]) -> Result<()> {
+    let index = MTUS.iter().position(|&m| m as usize == MTU).context("a path MTU of the ABI")?;
+    let sums: Array<MapData, [u8; MTU]> = live.inner(maps::SUMS[index], ring)?;
+    let mut own: Array<MapData, [u8; MTU]> = plane.inner(maps::SUMS[index], ring)?;
+    used.iter().try_for_each(|slot| Ok(own.set(*slot, sums.get(slot, 0)?, 0)?))
+}

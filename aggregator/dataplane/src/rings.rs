@@ -1,0 +1,175 @@
+//! Rings in the data plane: their maps, from making to removal.
+
+use std::collections::HashMap;
+
+use anyhow::{Context as _, Result, bail};
+use aya::maps::{Array, MapData};
+use netsum_common::abi::{
+    self, EgressKey, EgressPort, FlowKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, SavedHeader, maps,
+    ring_flags,
+};
+use netsum_common::slot::{RingState, Slot};
+use netsum_common::timing::Timing;
+use netsum_core::plane::RingSpec;
+
+use super::bpf::{BpfDataPlane, RingMaps, device_map, ignore_missing};
+
+/// `BPF_F_INNER_MAP`: the array may differ in length from the outer map's template.
+const INNER_MAP: u32 = 1 << 12;
+
+/// Entries of a ring's inner maps.
+struct Sizes {
+    slots: u32,
+    mtu: u32,
+    headers: u32,
+    ports: u32,
+}
+
+impl BpfDataPlane {
+    pub(super) fn make_ring(&mut self, ring: &RingSpec) -> Result<()> {
+        check(ring)?;
+        let config = self.config(ring, false)?;
+        self.put_maps(
+            ring.id,
+            ring.cpu,
+            &Sizes { slots: ring.slots, mtu: ring.mtu, headers: ring.slots * ring.ranks, ports: ring.ranks },
+        )?;
+        self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
+        self.array(maps::RINGS)?.set(ring.id, config, 0)?;
+        Ok(())
+    }
+
+    pub(super) fn start_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
+        check(ring)?;
+        if ports.len() != ring.ranks as usize {
+            bail!("{} ports for {} ranks", ports.len(), ring.ranks);
+        }
+        let egress = self.egress.try_clone()?;
+        let devices = &mut self.rings.get_mut(&ring.id).context("the ring has not been created")?.ports;
+        let mut behind: HashMap<u32, EgressPort> = HashMap::new();
+        for (rank, &ifindex) in ports.iter().enumerate() {
+            devices.set(rank as u32, ifindex, Some(&egress), 0).with_context(|| {
+                format!("rank {rank}: interface {ifindex} cannot be a target of redirects")
+            })?;
+            let port =
+                behind.entry(ifindex).or_insert(EgressPort { count: 0, cursor: 0, ranks: [0; MAX_RANKS] });
+            port.ranks[port.count as usize] = rank as u8;
+            port.count += 1;
+        }
+        for (ifindex, port) in behind {
+            self.hash(maps::EGRESS)?.insert(EgressKey { ring: ring.id, ifindex }, port, 0)?;
+        }
+        let config = self.config(ring, true)?;
+        Ok(self.array(maps::RINGS)?.set(ring.id, config, 0)?)
+    }
+
+    pub(super) fn end_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
+        // From here on nothing is added. What comes is dropped: by the ring, then by the flows that have ended.
+        let mut config = self.ring_config(ring)?;
+        config.flags &= !ring_flags::ACTIVE;
+        self.array(maps::RINGS)?.set(ring, config, 0)?;
+        if !flows.is_empty() {
+            self.wait_for_programs()?;
+        }
+        for key in flows {
+            self.end_flow(*key)?;
+        }
+        for &ifindex in ports {
+            ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&EgressKey { ring, ifindex }))?;
+        }
+        if config.mtu == 0 {
+            return Ok(());
+        }
+        // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
+        self.put_maps(ring, 0, &Sizes { slots: 1, mtu: config.mtu, headers: 1, ports: 1 })?;
+        self.rings.remove(&ring);
+        let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
+        self.array(maps::RINGS)?.set(ring, none, 0)?;
+        Ok(())
+    }
+
+    /// Opens the maps of a ring that an earlier daemon has made. Needs CAP_SYS_ADMIN.
+    pub(super) fn open_ring(&mut self, ring: u32, cpu: u32) -> Result<()> {
+        let maps = RingMaps {
+            cpu,
+            strayed: 0,
+            slots: self.inner(maps::SLOTS, ring)?,
+            headers: self.inner(maps::HEADERS, ring)?,
+            ports: self.inner(maps::PORTS, ring)?,
+        };
+        self.rings.insert(ring, maps);
+        Ok(())
+    }
+
+    /// Empties a ring, keeping its maps: faster than making it anew, which waits for all CPUs. It begins with index
+    /// `start` and is not active. For tests.
+    pub fn empty_ring(&mut self, ring: &RingSpec, start: u32) -> Result<()> {
+        let config = self.config(ring, false)?;
+        self.array(maps::RINGS)?.set(ring.id, config, 0)?;
+        let mut slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring.id)?;
+        (0..ring.slots).try_for_each(|slot| slots.set(slot, Slot::default(), 0))?;
+        self.array(maps::TIMINGS)?.set(ring.id, Timing::EMPTY, 0)?;
+        let state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
+        Ok(self.array(maps::STATES)?.set(ring.id, state, 0)?)
+    }
+
+    /// Makes a ring's inner maps anew.
+    fn put_maps(&mut self, ring: u32, cpu: u32, sizes: &Sizes) -> Result<()> {
+        let slots: Array<MapData, Slot> = Array::create(sizes.slots, INNER_MAP)?;
+        let headers: Array<MapData, SavedHeader> = Array::create(sizes.headers, INNER_MAP)?;
+        let ports = device_map(sizes.ports)?;
+        self.put(maps::SLOTS, ring, &slots)?;
+        match sizes.mtu {
+            256 => self.put_sums::<256>(ring, sizes.slots)?,
+            512 => self.put_sums::<512>(ring, sizes.slots)?,
+            1024 => self.put_sums::<1024>(ring, sizes.slots)?,
+            2048 => self.put_sums::<2048>(ring, sizes.slots)?,
+            other => bail!("no map for path MTU {other}"),
+        }
+        self.put(maps::HEADERS, ring, &headers)?;
+        self.put(maps::PORTS, ring, &ports)?;
+        self.rings.insert(ring, RingMaps { cpu, strayed: 0, slots, headers, ports });
+        Ok(())
+    }
+
+    fn put_sums<const MTU: usize>(&mut self, ring: u32, slots: u32) -> Result<()> {
+        let sums: Array<MapData, [u8; MTU]> = Array::create(slots, INNER_MAP)?;
+        let index = abi::MTUS.iter().position(|&m| m as usize == MTU).context("a path MTU of the ABI")?;
+        self.put(maps::SUMS[index], ring, &sums)
+    }
+
+    fn config(&self, ring: &RingSpec, active: bool) -> Result<RingConfig> {
+        let cpu = *self.cpus.get(ring.cpu as usize).with_context(|| format!("no CPU number {}", ring.cpu))?;
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        Ok(RingConfig {
+            flags: flag(active, ring_flags::ACTIVE)
+                | flag(!ring.verify_icrc, ring_flags::ICRC_IGNORE)
+                | flag(!ring.in_order, ring_flags::RELAXED)
+                | flag(ring.in_band, ring_flags::IN_BAND),
+            ranks: ring.ranks,
+            slots: ring.slots,
+            window: ring.window,
+            mtu: ring.mtu,
+            cpu,
+        })
+    }
+}
+
+fn check(ring: &RingSpec) -> Result<()> {
+    if ring.id == 0 || ring.id >= MAX_RINGS {
+        bail!("ring number {} is out of range: 1 to {}", ring.id, MAX_RINGS - 1);
+    }
+    if !(2..=MAX_RANKS as u32).contains(&ring.ranks) {
+        bail!("{} ranks: 2 to {MAX_RANKS} are possible", ring.ranks);
+    }
+    if !ring.slots.is_power_of_two()
+        || ring.slots > abi::MAX_SLOTS
+        || ring.slots < ring.window.saturating_mul(2)
+    {
+        bail!("{} slots: a power of two, at least twice the window of {}", ring.slots, ring.window);
+    }
+    if !abi::MTUS.contains(&ring.mtu) {
+        bail!("path MTU {}: one of {:?}, at most {MAX_MTU}", ring.mtu, abi::MTUS);
+    }
+    Ok(())
+}

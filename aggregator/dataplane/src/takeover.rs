@@ -1,0 +1,111 @@
+//! What an earlier daemon has left in the kernel: taken over, or tidied away.
+
+use std::collections::{HashMap, HashSet};
+
+use anyhow::{Context as _, Result};
+use aya::maps::Array;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::xdp::XdpLink;
+use netsum_common::abi::{
+    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, Token, maps, programs, ring_flags, watch,
+};
+use netsum_core::plane::{FlowSpec, RingSpec};
+
+use super::bpf::{Attachment, BpfDataPlane, program};
+
+impl BpfDataPlane {
+    /// Gives pinned attachments the programs of this process, in one step each, without a packet in between; the
+    /// interfaces that have them now.
+    pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
+        let Some(pins) = &self.pins else { return Ok(Vec::new()) };
+        let ingress = program(&mut self.ebpf, programs::INGRESS)?;
+        let mut taken = Vec::new();
+        for ifindex in pins.links() {
+            let path = pins.link(ifindex);
+            let link = PinnedLink::from_pin(&path).with_context(|| path.display().to_string())?;
+            let updated = XdpLink::try_from(FdLink::from(link))
+                .map_err(anyhow::Error::from)
+                .and_then(|link| Ok(ingress.attach_to_link(link)?));
+            match updated {
+                Ok(id) => {
+                    // The file holds the link, too: to be unpinned when the port is detached.
+                    drop(ingress.take_link(id)?);
+                    self.links.insert(ifindex, Attachment::Pinned(PinnedLink::from_pin(&path)?));
+                    taken.push(ifindex);
+                }
+                Err(e) => {
+                    // Its interface went away, and another has its number now.
+                    log::warn!("the attachment to interface {ifindex} is of no use any more: {e:#}");
+                    std::fs::remove_file(&path)?;
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon was killed while it
+    /// changed them.
+    pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
+        let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
+        let config = rings.get(&ring.id, 0)?;
+        let same = (config.ranks, config.slots, config.window, config.mtu)
+            == (ring.ranks, ring.slots, ring.window, ring.mtu);
+        if !same || (config.flags & ring_flags::ACTIVE != 0) != active {
+            return Ok(false);
+        }
+        self.open_ring(ring.id, ring.cpu)?;
+        let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        Ok(flows.iter().filter(|f| f.ring == ring.id).all(|f| {
+            map.get(&f.key(), 0).is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank, f.base_psn))
+        }))
+    }
+
+    /// Counts anew whose addresses are whose: a daemon that is killed may have been about to.
+    fn count_owners(&mut self) -> Result<()> {
+        let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        let flows: Vec<Flow> = flows.iter().map(|e| e.map(|(_, flow)| flow)).collect::<Result<_, _>>()?;
+        let mut counted: HashMap<Address, Owner> = HashMap::new();
+        for flow in flows.into_iter().filter(|flow| flow.ring != Flow::ENDED) {
+            let mac = (flow.mac_given != 0).then_some(Address::mac(flow.src_mac));
+            for address in [Address::ip(flow.src_ip)].into_iter().chain(mac) {
+                counted.entry(address).or_insert(Owner { ifindex: flow.ifindex, flows: 0 }).flows += 1;
+            }
+        }
+        let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
+        let old: Vec<Address> = owners.keys().collect::<Result<_, _>>()?;
+        for address in old.iter().filter(|a| !counted.contains_key(a)) {
+            owners.remove(address)?;
+        }
+        let ranks = !counted.is_empty();
+        for (address, owner) in counted {
+            owners.insert(address, owner, 0)?;
+        }
+        self.watch(watch::RANKS, ranks)
+    }
+
+    /// Removes rings other than these, and ends other flows.
+    pub fn forget_others(&mut self, rings: &[u32], flows: &[FlowSpec]) -> Result<()> {
+        let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
+        let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        let all: Vec<(FlowKey, Flow)> = map.iter().collect::<Result<_, _>>()?;
+        let others: Vec<_> = all.into_iter().filter(|(key, _)| !known.contains(key)).collect();
+        for ring in others.iter().map(|(_, flow)| flow.ring).filter(|ring| *ring != Flow::ENDED) {
+            self.set_active(ring, false)?;
+        }
+        self.wait_for_programs()?;
+        for (key, _) in others {
+            self.end_flow(key)?;
+        }
+        self.count_owners()?;
+        // Those of jobs that go on stay, so that no first packet gets through meanwhile.
+        let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
+        let jobs: Vec<(Token, InBandJob)> = tokens.iter().collect::<Result<_, _>>()?;
+        for (token, _) in jobs.iter().filter(|(_, job)| !rings.contains(&job.job)) {
+            self.ignore(token.bytes())?;
+        }
+        for ring in (1..MAX_RINGS).filter(|r| !rings.contains(r)) {
+            self.end_ring(ring, &[], &[])?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! Traced packets, from the ring buffer that the programs write them to.
+
+use anyhow::Result;
+use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
+use netsum_common::abi::{TraceEvent, TraceFilter, maps, watch};
+
+use super::bpf::BpfDataPlane;
+use super::plane::Traced;
+
+/// Switches tracing on, to another filter, or off.
+pub(super) fn switch(plane: &mut BpfDataPlane, filter: Option<&TraceFilter>) -> Result<()> {
+    let Some(filter) = filter else { return plane.watch(watch::TRACE, false) };
+    let watched: Array<_, u32> = plane.array(maps::WATCH)?;
+    if watched.get(&0, 0)? & watch::TRACE == 0 {
+        // Of those who traced before, and of an earlier daemon.
+        while plane.events.next().is_some() {}
+    }
+    plane.array(maps::TRACED)?.set(0, *filter, 0)?;
+    plane.watch(watch::TRACE, true)
+}
+
+/// Takes events out.
+pub(super) fn take(events: &mut RingBuf<MapData>, most: usize) -> Vec<Traced> {
+    let mut taken = Vec::new();
+    while taken.len() < most
+        && let Some(item) = events.next()
+    {
+        taken.extend(traced(&item));
+    }
+    taken
+}
+
+/// Events that there was no room for.
+pub(super) fn lost(plane: &BpfDataPlane) -> Result<u64> {
+    let lost: PerCpuArray<_, u64> = plane.map(maps::LOST)?;
+    Ok(lost.get(&0, 0)?.iter().sum())
+}
+
+/// `None` is impossible: the programs write nothing shorter.
+fn traced(item: &[u8]) -> Option<Traced> {
+    let (head, frame) = item.split_first_chunk::<{ size_of::<TraceEvent>() }>()?;
+    // SAFETY: an event is `repr(C)`, made of integers without padding; every bit pattern is a value.
+    let event = unsafe { head.as_ptr().cast::<TraceEvent>().read_unaligned() };
+    let frame = frame.get(..event.captured as usize)?.to_vec();
+    Some(Traced { event, frame })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_ends_where_it_says() {
+        let mut bytes = vec![0u8; size_of::<TraceEvent>() + 8];
+        // The ring buffer hands out whole words, and a frame need not be any.
+        let captured = std::mem::offset_of!(TraceEvent, captured);
+        bytes[captured..captured + 4].copy_from_slice(&5u32.to_ne_bytes());
+        bytes[size_of::<TraceEvent>()..].copy_from_slice(&[1, 2, 3, 4, 5, 9, 9, 9]);
+        assert_eq!(traced(&bytes).unwrap().frame, [1, 2, 3, 4, 5]);
+        bytes[captured] = 9;
+        assert_eq!(traced(&bytes), None);
+        assert_eq!(traced(&bytes[..40]), None);
+    }
+}

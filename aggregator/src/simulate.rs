@@ -1,0 +1,368 @@
+//! `netsum simulate`: captured frames through a copy of the running programs, and what becomes of each, in words.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use netsum_api::v1 as api;
+use netsum_cli::args::SimulateArgs;
+use netsum_cli::capture::{self, Captured};
+use netsum_cli::client::Client;
+use netsum_cli::failure::{Failure, Kind, Result};
+use netsum_cli::print::Format;
+use netsum_cli::simulation::{Outcome, Simulated, SimulatedStep, Simulation, print};
+use netsum_cli::trace::{Packet, describe};
+use netsum_common::abi::{self, Flow, TraceEvent};
+use netsum_common::counters::{Counter, Kind as CounterKind, of_bits};
+use netsum_common::slot::Slot;
+use netsum_common::wire::{self, Frame};
+use netsum_core::diagnose::{Case, explain};
+use netsum_core::plane::unmapped;
+use netsum_core::trace::program_name;
+use netsum_daemon::message::{Place, packet_message};
+use netsum_dataplane::replica::{LONGEST, Replica, Step};
+
+/// XDP verdicts (`include/uapi/linux/bpf.h`).
+const XDP_DROP: u32 = 1;
+const XDP_PASS: u32 = 2;
+
+/// Which counter tells what became of a frame: that of the last program but egress.
+fn telling(steps: &[Step]) -> Option<(u32, u64)> {
+    let on_the_way = |s: &&Step| s.traced.event.program != abi::traced_by::EGRESS;
+    steps.iter().rfind(on_the_way).map(|s| (s.action, s.traced.event.counters))
+}
+
+fn outcome(action: u32, counters: u64) -> Outcome {
+    let has = |c: Counter| counters & c.bit() != 0;
+    match action {
+        XDP_PASS => Outcome::Passed,
+        XDP_DROP if has(Counter::Fragments) && !has(Counter::RedirectFailed) => Outcome::Absorbed,
+        XDP_DROP => Outcome::Dropped,
+        _ if has(Counter::Released) => Outcome::Released,
+        _ => Outcome::Replayed,
+    }
+}
+
+/// The counter that a reason is looked up by.
+fn cause(counters: u64) -> Option<Counter> {
+    let of = |kind: CounterKind| of_bits(counters).find(|c| c.kind() == kind);
+    of(CounterKind::Drop).or_else(|| of(CounterKind::Pass)).or_else(|| of(CounterKind::Work))
+}
+
+/// What the daemon says about the running programs.
+struct Box_ {
+    ports: Vec<api::Port>,
+    jobs: Vec<api::Job>,
+}
+
+impl Box_ {
+    fn port_name(&self, ifindex: u32) -> String {
+        let found = self.ports.iter().find(|p| p.ifindex == ifindex);
+        found.map_or_else(|| format!("#{ifindex}"), |p| p.name.clone())
+    }
+
+    fn port(&self, option: &str, name: &str) -> Result<u32> {
+        self.ports.iter().find(|p| p.name == name).map(|p| p.ifindex).ok_or_else(|| {
+            let names: Vec<&str> = self.ports.iter().map(|p| p.name.as_str()).collect();
+            let message = format!("{option} `{name}`: netsum has ports {}", names.join(", "));
+            Failure::new(Kind::NotFound, message)
+        })
+    }
+
+    fn place(&self, ring: u32) -> Option<Place> {
+        self.jobs.iter().find_map(|job| {
+            let number = job.ring_ids.iter().position(|&id| id == ring)?;
+            Some(Place { job: job.name.clone(), ring: number as u32, ranks: job.ranks })
+        })
+    }
+}
+
+/// Where frames come in.
+struct Ports {
+    all: Option<u32>,
+    of_interface: BTreeMap<String, u32>,
+    first: u32,
+}
+
+impl Ports {
+    fn new(args: &SimulateArgs, box_: &Box_) -> Result<Self> {
+        let Some(first) = box_.ports.first() else {
+            return Err(Failure::new(Kind::NotFound, "the daemon has no ports, so no frame can come in"));
+        };
+        let mut of_interface: BTreeMap<String, u32> =
+            box_.ports.iter().map(|p| (p.name.clone(), p.ifindex)).collect();
+        for (interface, port) in &args.map {
+            of_interface.insert(interface.clone(), box_.port("--map", port)?);
+        }
+        let all = args.port.as_ref().map(|port| box_.port("--port", port)).transpose()?;
+        Ok(Self { all, of_interface, first: first.ifindex })
+    }
+
+    /// The port of a frame.
+    fn of(&self, captured: &Captured, flows: &[(abi::FlowKey, Flow)]) -> u32 {
+        let named = || self.of_interface.get(captured.interface.as_ref()?).copied();
+        let mut frame = Frame::EMPTY;
+        // Other frames tell their source, too.
+        let _ = wire::parse_into(&captured.frame[..], &mut frame);
+        let by_source = || {
+            let of = |(_, f): &&(abi::FlowKey, Flow)| f.src_ip == frame.src_ip && frame.src_ip != [0; 16];
+            flows.iter().find(of).map(|(_, f)| f.ifindex)
+        };
+        self.all.or_else(named).or_else(by_source).unwrap_or(self.first)
+    }
+}
+
+/// Why a frame cannot be run.
+fn unfit(captured: &Captured, ports: &Ports) -> Option<String> {
+    let Captured { frame, len, interface, outbound } = captured;
+    if *outbound && interface.as_ref().is_some_and(|i| ports.of_interface.contains_key(i)) {
+        return Some("it left the box by a port, and did not come in".into());
+    }
+    if frame.len() < *len {
+        return Some(format!("the file has {} of its {len} bytes; capture whole frames", frame.len()));
+    }
+    if !(wire::ETH_LEN..=LONGEST).contains(&frame.len()) {
+        return Some(format!(
+            "it has {} bytes; {} to {LONGEST} can be run, and data of a job has less",
+            frame.len(),
+            wire::ETH_LEN
+        ));
+    }
+    None
+}
+
+/// Why a frame came to its end, and what to do about it.
+fn reason(
+    outcome: Outcome,
+    counters: u64,
+    event: &TraceEvent,
+    frame: &[u8],
+    box_: &Box_,
+    copy: &Replica,
+) -> (String, String) {
+    let fine = |text: String| (text, String::new());
+    match outcome {
+        Outcome::Absorbed if counters & Counter::Held.bit() != 0 => {
+            return fine("it completes its sum, which waits for an earlier one to be released".into());
+        }
+        Outcome::Absorbed => return fine("it is added to its slot, which waits for other ranks".into()),
+        Outcome::Released => return fine("it completes its sum, or takes it along, to all ranks".into()),
+        Outcome::Replayed => {
+            return fine("its sum has been released: it takes it to the next rank once more".into());
+        }
+        Outcome::Passed | Outcome::Dropped | Outcome::Skipped => {}
+    }
+    let Some(cause) = cause(counters) else { return fine(String::new()) };
+    let help = cause.help().trim();
+    let drops = match cause {
+        Counter::Duplicate => "it has been added already, and is never added twice",
+        Counter::InBandFirst => {
+            "it begins a connection of the job: the daemon notes that, and the sender comes again"
+        }
+        Counter::InBandWaits => "its connection has begun, and waits until those of all ranks have",
+        _ => "",
+    };
+    if !drops.is_empty() {
+        return fine(drops.into());
+    }
+    if cause.kind() != CounterKind::Drop {
+        return fine(format!("counted among {help}"));
+    }
+    let psn = wire::parse(frame).map(|f| f.bth.psn).unwrap_or_default();
+    let flow = copy.flows().iter().find(|(_, f)| (f.ring, f.rank) == (event.ring, event.rank));
+    let (Some((_, flow)), Some(ring)) = (flow, copy.ring(event.ring)) else {
+        return (format!("counted among {help}"), "look who sends it, and whether it should".into());
+    };
+    let front = event.slot_flags & Slot::USED != 0 && event.slot_index == event.low;
+    let port = box_.port_name(flow.ifindex);
+    let case = Case {
+        port: &port,
+        src: unmapped(flow.src_ip),
+        mtu: ring.mtu,
+        window: ring.window,
+        base_psn: flow.base_psn,
+        psn,
+        low: event.low,
+        accepted: event.expected != 0 || front && event.contributors >> (event.rank & 63) & 1 != 0,
+    };
+    let (what, next) = explain(cause, &case);
+    (format!("rank {}: {what}", event.rank), next)
+}
+
+fn simulated(
+    number: u64,
+    captured: &Captured,
+    ifindex: u32,
+    box_: &Box_,
+    copy: &mut Replica,
+) -> Result<Simulated> {
+    let mut frame = skipped(number, captured, box_.port_name(ifindex), String::new());
+    let steps = copy.run(&captured.frame, ifindex)?;
+    let Some((action, counters)) = telling(&steps) else { return Ok(frame) };
+    frame.outcome = outcome(action, counters);
+    for step in &steps {
+        let event = &step.traced.event;
+        let egress = event.program == abi::traced_by::EGRESS;
+        if !egress {
+            (frame.reason, frame.next) =
+                reason(frame.outcome, event.counters, event, &captured.frame, box_, copy);
+            let place = box_.place(event.ring);
+            let said = Packet::new(packet_message(&step.traced, 0, String::new(), place, 0), 0);
+            (frame.job, frame.ring, frame.slot) = (said.job, said.ring, said.slot);
+        }
+        frame.steps.push(SimulatedStep {
+            program: program_name(event.program).into(),
+            verdict: of_bits(event.counters).map(|c| c.name().into()).collect(),
+            to: (egress && event.rank != TraceEvent::NONE).then_some(event.rank),
+        });
+    }
+    Ok(frame)
+}
+
+/// `netsum simulate`.
+pub async fn run(
+    args: SimulateArgs,
+    format: Format,
+    client: &mut Client,
+    out: &mut impl Write,
+) -> Result<()> {
+    let captured = capture::read(&args.file)?;
+    let programs = client.list_programs().await?;
+    if programs.abi != abi::VERSION {
+        let message = format!(
+            "the daemon is of another version (ABI {}, this program has {}): use its own `netsum`",
+            programs.abi,
+            abi::VERSION
+        );
+        return Err(Failure::new(Kind::Refused, message));
+    }
+    let box_ = Box_ { ports: client.list_ports().await?, jobs: client.list_jobs().await? };
+    let ports = Ports::new(&args, &box_)?;
+    let numbers: Vec<u32> = programs.programs.iter().map(|p| p.id).collect();
+    let mut copy = Replica::new(&numbers, args.fresh).map_err(|e| {
+        let hint = "the programs cannot be loaded once more beside the daemon's, which takes root";
+        Failure::from(e.context(hint))
+    })?;
+    let tag = format!("{:016x}", copy.tag()?);
+    let same_programs = programs.programs.iter().any(|p| p.tag == tag);
+    let mut simulation = Simulation {
+        same_programs,
+        frames: Vec::with_capacity(captured.len()),
+        outcomes: BTreeMap::new(),
+        counters: BTreeMap::new(),
+    };
+    for (number, captured) in (1..).zip(&captured) {
+        let ifindex = ports.of(captured, copy.flows());
+        let frame = match unfit(captured, &ports) {
+            Some(reason) => skipped(number, captured, box_.port_name(ifindex), reason),
+            None => simulated(number, captured, ifindex, &box_, &mut copy)?,
+        };
+        *simulation.outcomes.entry(frame.outcome.name().into()).or_default() += 1;
+        for name in frame.steps.iter().flat_map(|s| &s.verdict) {
+            *simulation.counters.entry(name.clone()).or_default() += 1;
+        }
+        simulation.frames.push(frame);
+    }
+    print(out, format, &simulation)
+}
+
+fn skipped(number: u64, captured: &Captured, port: String, reason: String) -> Simulated {
+    let (what, transport) = describe(&captured.frame);
+    Simulated {
+        number,
+        port,
+        what,
+        len: captured.len as u32,
+        transport,
+        job: None,
+        ring: None,
+        slot: None,
+        outcome: Outcome::Skipped,
+        steps: Vec::new(),
+        reason,
+        next: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REDIRECT: u32 = 4;
+
+    #[test]
+    fn an_end_follows_from_verdict_and_counters() {
+        let of = |action: u32, counters: &[Counter]| {
+            outcome(action, counters.iter().fold(0, |bits, c| bits | c.bit()))
+        };
+        assert_eq!(of(XDP_DROP, &[Counter::Fragments]), Outcome::Absorbed);
+        assert_eq!(of(XDP_DROP, &[Counter::Duplicate]), Outcome::Dropped);
+        assert_eq!(
+            of(XDP_DROP, &[Counter::Fragments, Counter::Released, Counter::RedirectFailed]),
+            Outcome::Dropped
+        );
+        assert_eq!(of(XDP_PASS, &[Counter::Fragments, Counter::GapForwarded]), Outcome::Passed);
+        assert_eq!(
+            of(REDIRECT, &[Counter::Fragments, Counter::Completed, Counter::Released]),
+            Outcome::Released
+        );
+        assert_eq!(of(REDIRECT, &[Counter::Replays]), Outcome::Replayed);
+    }
+
+    #[test]
+    fn frames_come_in_where_the_file_or_their_source_says() {
+        let port = |name: &str, ifindex: u32| api::Port { name: name.into(), ifindex, ..Default::default() };
+        let box_ =
+            Box_ { ports: vec![port("port0", 10), port("port1", 11), port("port2", 12)], jobs: vec![] };
+        let args = |port: Option<&str>, map: &[(&str, &str)]| SimulateArgs {
+            file: "-".into(),
+            port: port.map(str::to_owned),
+            map: map.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect(),
+            fresh: false,
+        };
+        let mut arp = vec![0u8; 60];
+        (arp[12], arp[13]) = (8, 6);
+        arp[28..32].copy_from_slice(&[10, 0, 0, 3]);
+        let captured = |interface: Option<&str>| Captured {
+            frame: arp.clone(),
+            len: 60,
+            interface: interface.map(str::to_owned),
+            outbound: false,
+        };
+        let flow = Flow {
+            ring: 1,
+            rank: 2,
+            base_psn: 0,
+            ifindex: 12,
+            src_ip: wire::ipv4_mapped([10, 0, 0, 3]),
+            ..Flow::NOTHING
+        };
+        let flows = [(abi::FlowKey { dst_ip: [0; 16], qpn: 1 }, flow)];
+        let ports = Ports::new(&args(None, &[("eth0", "port1")]), &box_).unwrap();
+        assert_eq!(ports.of(&captured(None), &flows), 12, "an ARP packet's sender");
+        assert_eq!(ports.of(&captured(None), &[]), 10, "nobody knows");
+        assert_eq!(ports.of(&captured(Some("eth0")), &flows), 11);
+        assert_eq!(ports.of(&captured(Some("port0")), &flows), 10);
+        assert_eq!(ports.of(&captured(Some("eth7")), &flows), 12);
+        let ports = Ports::new(&args(Some("port1"), &[]), &box_).unwrap();
+        assert_eq!(ports.of(&captured(Some("port0")), &flows), 11);
+        let error = Ports::new(&args(Some("eth9"), &[]), &box_).err().unwrap();
+        assert_eq!(error.kind, Kind::NotFound);
+        assert!(error.message.contains("port0, port1, port2"), "{}", error.message);
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_said_to_be_so() {
+        let ports = Ports { all: None, of_interface: [("port0".into(), 10)].into(), first: 10 };
+        let why = |frame: usize, len: usize, interface: &str, outbound: bool| {
+            let captured =
+                Captured { frame: vec![0; frame], len, interface: Some(interface.into()), outbound };
+            unfit(&captured, &ports).unwrap_or_default()
+        };
+        assert_eq!(why(60, 60, "port0", false), "");
+        assert_eq!(why(60, 60, "eth0", true), "", "what a host sends comes in");
+        assert!(why(60, 60, "port0", true).contains("left the box"));
+        assert!(why(60, 1086, "port0", false).contains("60 of its 1086 bytes"));
+        assert!(why(9000, 9000, "port0", false).contains("9000 bytes"));
+        assert!(why(5, 5, "port0", false).contains("5 bytes"));
+    }
+}
