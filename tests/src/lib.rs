@@ -11,20 +11,15 @@
 //! | [`application`] | a ring of reliable connections that knows nothing of netsum |
 //! | [`attacker`] | a host that forges frames |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
-//! | [`contest`] | netsum beside others who all-reduce |
 //! | [`cpu`] | which CPU a thread runs on |
 //! | [`data`] | what ranks reduce |
-//! | [`dataplane_bench`] | what the data plane costs, packet by packet and with live frames |
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
 //! | [`group`] | the ranks of a job, in processes of their own |
-//! | [`keep`] | where a benchmark's figures go |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
-//! | [`plot`] | pictures of figures |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
 //! | [`ring`] | an application over libibverbs, on virtual machines |
-//! | [`scaling`] | all-reduces with more ranks, rings, jobs, credit, and larger messages |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
@@ -36,26 +31,21 @@ pub mod app;
 pub mod application;
 pub mod attacker;
 pub mod cluster;
-pub mod contest;
 pub mod cpu;
 pub mod data;
-pub mod dataplane_bench;
 pub mod differential;
 pub mod evidence;
 pub mod faults;
 pub mod frames;
 pub mod group;
 pub mod janitor;
-pub mod keep;
 pub mod lab;
 pub mod machine;
 pub mod netns;
 pub mod plane;
-pub mod plot;
 pub mod process;
 pub mod programs;
 pub mod ring;
-pub mod scaling;
 pub mod tap;
 pub mod topology;
 pub mod traffic;

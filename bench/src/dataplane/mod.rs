@@ -25,7 +25,7 @@ use anyhow::Result;
 use netsum_aggregator::dataplane::{FlowSpec, RingSpec};
 use serde::Serialize;
 
-use crate::programs::{BASE_PSN, Bench, flow, ring};
+use netsum_lab::programs::{BASE_PSN, Bench, flow, ring};
 
 /// The three programs of the box, and their parts in a form that can be repeated.
 pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/bench.bpf.o");

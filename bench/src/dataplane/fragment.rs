@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::paths::{Point, Runs, note, run};
 use super::{Settings, gbps};
-use crate::programs::Bench;
+use netsum_lab::programs::Bench;
 
 /// A fragment of a ring.
 #[derive(Clone, Debug, PartialEq, Serialize)]

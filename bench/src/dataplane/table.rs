@@ -186,7 +186,7 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataplane_bench::live::Way;
+    use crate::dataplane::live::Way;
 
     #[test]
     fn columns_stay_under_their_titles() {

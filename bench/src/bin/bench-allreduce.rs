@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use netsum_bench::contest::report::{Row, picture};
+use netsum_bench::contest::start::{Who, is_there, start};
+use netsum_bench::contest::{Contestant, Order, Round};
+use netsum_bench::keep::Keep;
 use netsum_lab::cluster::JobSpec;
-use netsum_lab::contest::report::{Row, picture};
-use netsum_lab::contest::start::{Who, is_there, start};
-use netsum_lab::contest::{Contestant, Order, Round};
-use netsum_lab::keep::Keep;
 
 #[derive(Parser)]
 struct Args {

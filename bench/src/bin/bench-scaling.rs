@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use clap::Parser;
-use netsum_lab::keep::Keep;
-use netsum_lab::scaling::{Curve, Settings, measure, report};
+use netsum_bench::keep::Keep;
+use netsum_bench::scaling::{Curve, Settings, measure, report};
 
 #[derive(Parser)]
 struct Args {

@@ -28,10 +28,10 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::{OBJECT, Settings, USUAL_RANKS, cpu, gbps};
-use crate::cpu::Pinned;
-use crate::frames::{FrameSpec, lanes};
-use crate::programs::{LOOPBACK, flow, host, qpn, ring};
-use crate::{Host, Lab, LabSpec};
+use netsum_lab::cpu::Pinned;
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::programs::{LOOPBACK, flow, host, qpn, ring};
+use netsum_lab::{Host, Lab, LabSpec};
 
 /// The sender's CPU, and the ring's.
 const SENDER_CPU: u32 = 0;
@@ -283,7 +283,7 @@ impl Live {
             data_out: Some(&mut [0; 4096]),
             ..TestRunOptions::new()
         })?;
-        ensure!(kept.return_value == crate::programs::DROP, "the payload was not taken");
+        ensure!(kept.return_value == netsum_lab::programs::DROP, "the payload was not taken");
 
         let spec = RingSpec { window: WINDOW, ..ring(ranks, mtu, SLOTS) };
         self.plane.create_ring(&spec)?;

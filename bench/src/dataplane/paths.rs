@@ -8,8 +8,8 @@ use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, TraceFilter};
 use serde::Serialize;
 
 use super::{Settings, USUAL_RANKS, flows, gbps};
-use crate::frames::{FrameSpec, lanes};
-use crate::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, host, qpn, ring};
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, host, qpn, ring};
 
 /// What the object has for this.
 pub const PROGRAMS: &[&str] = &[

@@ -12,7 +12,7 @@ use netsum_common::wire::{BTH_LEN, ETH_LEN, IPV4_LEN, MAX_HEADERS, UDP_LEN};
 use serde::Serialize;
 
 use super::Settings;
-use crate::programs::ring;
+use netsum_lab::programs::ring;
 
 /// The job: messages of a rank in flight, and their length.
 const WINDOW: u32 = 8;

@@ -7,9 +7,9 @@ pub mod report;
 
 use anyhow::{Context, Result};
 
-use crate::cluster::JobSpec;
 use crate::contest::start::Who;
 use crate::contest::{Contestant, Order, Round, jobs, start};
+use netsum_lab::cluster::JobSpec;
 pub use report::Row;
 
 /// Path MTU, and the links': 104 bytes wider.
