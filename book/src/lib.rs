@@ -1,7 +1,7 @@
 //! The book in `book/text`, made into HTML by mdBook. Pages of the reference are made from what the programs themselves say, so that
 //! they cannot say anything else.
 
-mod deb;
+mod debian;
 pub mod dist;
 pub mod links;
 mod reference;

@@ -111,9 +111,9 @@ pub struct Settings {
     pub bytes: usize,
     /// Of the latter.
     pub small_bytes: usize,
-    /// Turns.
+    /// How often each point is measured, one after the other.
     pub rounds: u32,
-    /// Seconds that a turn with the large vector takes about; with the small one, a third of it.
+    /// Seconds that a round with the large vector takes about; with the small one, a third of it.
     pub seconds: f64,
 }
 
@@ -134,9 +134,9 @@ struct Entrant {
     point: Point,
     x: u32,
     contestant: Contestant,
-    /// All-reduces of a turn, with the large vector and with the small one.
+    /// All-reduces of a round, with the large vector and with the small one.
     iters: [u32; 2],
-    /// A round of each job for each turn, likewise.
+    /// Of each job each time, likewise.
     rounds: [Vec<Vec<Round>>; 2],
 }
 
@@ -163,7 +163,7 @@ pub fn measure(curve: Curve, settings: &Settings) -> Result<Vec<Row>> {
     }
     for _ in 0..settings.rounds {
         for entrant in &mut entrants {
-            entrant.turn(sizes).with_context(|| format!("{:?}", entrant.point))?;
+            entrant.round(sizes).with_context(|| format!("{:?}", entrant.point))?;
         }
     }
     let row = |e: &Entrant| Row::new(curve, e.x, e.contestant.name, e.point, sizes, &e.rounds);
@@ -190,7 +190,7 @@ impl Entrant {
         Ok(())
     }
 
-    fn turn(&mut self, sizes: [usize; 2]) -> Result<()> {
+    fn round(&mut self, sizes: [usize; 2]) -> Result<()> {
         for (which, bytes) in sizes.into_iter().enumerate() {
             let round = self.contestant.run_jobs(&order(bytes, self.iters[which]), self.point.ranks)?;
             self.rounds[which].push(round);

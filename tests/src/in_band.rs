@@ -21,9 +21,9 @@ use crate::netns::Netns;
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The application.
+/// The ring.
 #[derive(Clone, Debug)]
-pub struct App {
+pub struct InBandRing {
     /// Ranks, one on each of the first hosts.
     pub ranks: u32,
     /// Path MTU in bytes.
@@ -92,7 +92,7 @@ pub struct Got {
     pub stats: Stats,
 }
 
-impl App {
+impl InBandRing {
     /// `ranks` ranks with messages of several packets.
     pub fn new(ranks: u32, token: InBandToken) -> Self {
         Self { ranks, mtu: 1024, message_size: 16 << 10, window: 2, write: false, seed: 0, token }
@@ -103,9 +103,9 @@ impl App {
     /// # Errors
     /// What the daemon says.
     pub fn create(cluster: &Cluster, ranks: u32) -> Result<Self> {
-        let mut app = Self::new(ranks, InBandToken([0; 16]));
-        app.create_job(cluster)?;
-        Ok(app)
+        let mut ring = Self::new(ranks, InBandToken([0; 16]));
+        ring.create_job(cluster)?;
+        Ok(ring)
     }
 
     /// The same with other properties.

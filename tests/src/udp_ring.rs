@@ -16,7 +16,7 @@ use crate::frames::{lanes, sum};
 use crate::netns::Netns;
 use crate::traffic::ping;
 
-/// What the application does.
+/// What the ring does.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Ranks.
