@@ -9,6 +9,7 @@
 //! | [`daemon`] | what is around it: gRPC, netlink, clocks |
 //! | [`dataplane`] | loading, attaching and feeding the XDP programs |
 //! | [`cli`] | the command line |
+#![warn(missing_docs)]
 
 pub mod check;
 pub mod cli;

@@ -57,7 +57,6 @@ pub fn build(out: &Path) -> Result<usize> {
     Ok(links.checked)
 }
 
-/// The workspace's root.
 fn root() -> Result<&'static Path> {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the book's folder has no parent")
 }

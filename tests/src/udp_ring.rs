@@ -19,7 +19,6 @@ use crate::traffic::ping;
 /// What the ring does.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Ranks.
     pub ranks: u32,
     /// Path MTU in bytes.
     pub mtu: u32,

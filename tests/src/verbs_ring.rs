@@ -16,9 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// With what the ranks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// SEND.
     Send,
-    /// SEND with immediate.
     SendImmediate,
     /// RDMA WRITE with immediate.
     Write,
@@ -41,7 +39,6 @@ impl Operation {
     }
 }
 
-/// A ring.
 #[derive(Clone, Debug)]
 pub struct VerbsRingSpec {
     /// The host that rank r runs on.
@@ -52,7 +49,6 @@ pub struct VerbsRingSpec {
     pub sizes: Vec<u32>,
     /// Messages that each rank sends.
     pub messages: u32,
-    /// With what.
     pub operation: Operation,
     /// A packet that is not acknowledged is sent again after 4.096 us * 2^this.
     pub timeout: u8,
@@ -387,7 +383,6 @@ impl Stranger {
         Ok(Self { what, server: running, client })
     }
 
-    /// What it is.
     pub fn what(&self) -> &str {
         &self.what
     }

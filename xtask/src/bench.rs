@@ -59,7 +59,6 @@ enum What {
     },
 }
 
-/// Runs a benchmark.
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Dataplane { json, save, mut arguments } => {

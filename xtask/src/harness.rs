@@ -15,7 +15,6 @@ use crate::tally::Counts;
 /// A test program that cargo has built.
 #[derive(Debug)]
 pub struct TestProgram {
-    /// Its package.
     pub package: String,
     /// Name of the target: the package's library or binary, or a file in `tests/`.
     pub name: String,

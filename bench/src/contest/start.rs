@@ -42,7 +42,6 @@ pub enum Who {
 }
 
 impl Who {
-    /// All.
     pub const ALL: [Self; 8] = [
         Self::Box,
         Self::Xdp,

@@ -12,9 +12,7 @@ use netsum_lab::programs::Bench;
 /// A fragment of a ring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Ranks.
     pub ranks: u32,
-    /// Path MTU.
     pub mtu: u32,
     /// Contributions' ICRC is verified.
     pub icrc: bool,

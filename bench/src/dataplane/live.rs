@@ -73,7 +73,6 @@ pub enum Way {
 }
 
 impl Way {
-    /// All.
     pub const ALL: [Self; 8] = [
         Self::IngressDrop,
         Self::SteerDrop,
@@ -123,7 +122,6 @@ impl Way {
 pub struct Row {
     /// How far contributions go.
     pub way: Way,
-    /// Ranks.
     pub ranks: u32,
     /// Path MTU, and the contributions' payload.
     pub mtu: u32,
@@ -199,7 +197,6 @@ pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
 /// A box with live frames instead of hosts.
 struct Live {
     plane: BpfDataPlane,
-    /// The ring, and its flows.
     ring: Option<(RingSpec, Vec<FlowKey>)>,
     /// By rank.
     ports: Vec<u32>,

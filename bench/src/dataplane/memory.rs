@@ -23,9 +23,7 @@ const SEND_V4: usize = ETH_LEN + IPV4_LEN + UDP_LEN + BTH_LEN;
 /// The memory of a ring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Ranks.
     pub ranks: u32,
-    /// Path MTU.
     pub mtu: u32,
     /// Slots, for a window of 8 messages of 64 KiB.
     pub slots: u32,

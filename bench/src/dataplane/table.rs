@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use super::{Report, fragment, live, memory, paths};
 
-/// All tables.
 pub fn text(report: &Report) -> String {
     let mut text = paths(&report.paths, report.rounds);
     text += &parts(&report.parts);

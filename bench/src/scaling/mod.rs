@@ -33,7 +33,6 @@ pub enum Curve {
 }
 
 impl Curve {
-    /// All.
     pub const ALL: [Self; 5] = [Self::Ranks, Self::Rings, Self::Jobs, Self::Window, Self::Message];
 
     /// What lies to the right in a picture.
@@ -80,7 +79,6 @@ impl Curve {
 pub struct Point {
     /// Hosts.
     pub ranks: u32,
-    /// Rings of each job.
     pub rings: u32,
     /// Jobs at the same time.
     pub jobs: u32,

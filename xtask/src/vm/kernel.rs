@@ -53,7 +53,6 @@ const PARTS: [&str; 16] = [
     "./usr/lib/modules/*",
 ];
 
-/// The suite that has the kernel.
 fn suite(kernel: Kernel) -> &'static str {
     match kernel {
         Kernel::V6_1 => "bookworm",
