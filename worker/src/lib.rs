@@ -28,6 +28,7 @@
 //! println!("summed by the {} in {:?}", report.mode, report.elapsed);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![warn(missing_docs)]
 
 pub mod comm;
 mod control;

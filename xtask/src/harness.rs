@@ -15,7 +15,6 @@ use crate::tally::Counts;
 /// A test program that cargo has built.
 #[derive(Debug)]
 pub struct TestProgram {
-    /// Its package.
     pub package: String,
     /// Name of the target: the package's library or binary, or a file in `tests/`.
     pub name: String,
@@ -89,9 +88,10 @@ impl TestProgram {
         }
     }
 
-    /// Whether its tests need namespaces, root or BPF: those of the lab's package do, and the fuzzing of XDP programs.
+    /// Whether its tests need namespaces, root or BPF: those of the lab and of benchmarks do, and the fuzzing of XDP programs.
     pub fn needs_lab(&self) -> bool {
-        self.integration && (self.package == "tests" || self.package == "fuzz" && self.name == "xdp")
+        self.integration
+            && (["tests", "bench"].contains(&&*self.package) || self.package == "fuzz" && self.name == "xdp")
     }
 
     /// Whether its tests need virtual machines in the lab, too.

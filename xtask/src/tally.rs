@@ -6,9 +6,7 @@ use std::time::Duration;
 /// What a test program reports at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Tests that passed.
     pub passed: u32,
-    /// Tests that failed.
     pub failed: u32,
     /// Tests that were not run.
     pub ignored: u32,

@@ -3,8 +3,8 @@
 use std::io::{BufRead, Write};
 
 use anyhow::{Context, Result};
+use netsum_bench::contest::{Answer, Order};
 use netsum_lab::cluster::RankSpec;
-use netsum_lab::contest::{Answer, Order};
 use netsum_worker::{Communicator, Element, Mode};
 
 fn main() -> Result<()> {

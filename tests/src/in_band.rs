@@ -21,9 +21,8 @@ use crate::netns::Netns;
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The application.
 #[derive(Clone, Debug)]
-pub struct App {
+pub struct InBandRing {
     /// Ranks, one on each of the first hosts.
     pub ranks: u32,
     /// Path MTU in bytes.
@@ -60,7 +59,6 @@ impl Connections {
         self.qpn + 2 * rank
     }
 
-    /// First PSN of a rank.
     pub fn first_psn(&self, rank: u32) -> u32 {
         serial::sub(self.psn, 100 * rank)
     }
@@ -71,7 +69,6 @@ impl Connections {
 pub struct Hosts(Vec<(Netns, IpAddr)>);
 
 impl Hosts {
-    /// The hosts of a lab.
     pub fn of(lab: &Lab) -> Self {
         Self(lab.hosts().iter().map(|host| (Netns::clone(host), host.ip(0))).collect())
     }
@@ -92,7 +89,7 @@ pub struct Got {
     pub stats: Stats,
 }
 
-impl App {
+impl InBandRing {
     /// `ranks` ranks with messages of several packets.
     pub fn new(ranks: u32, token: InBandToken) -> Self {
         Self { ranks, mtu: 1024, message_size: 16 << 10, window: 2, write: false, seed: 0, token }
@@ -103,9 +100,9 @@ impl App {
     /// # Errors
     /// What the daemon says.
     pub fn create(cluster: &Cluster, ranks: u32) -> Result<Self> {
-        let mut app = Self::new(ranks, InBandToken([0; 16]));
-        app.create_job(cluster)?;
-        Ok(app)
+        let mut ring = Self::new(ranks, InBandToken([0; 16]));
+        ring.create_job(cluster)?;
+        Ok(ring)
     }
 
     /// The same with other properties.
@@ -137,7 +134,6 @@ impl App {
         self.size(message).div_ceil(self.mtu)
     }
 
-    /// The header of a rank's message.
     pub fn header(&self, rank: u32, message: u32) -> JobHeader {
         let before: u32 = (0..message).map(|m| self.fragments(m)).sum();
         JobHeader {
@@ -152,7 +148,6 @@ impl App {
         }
     }
 
-    /// A rank's message.
     pub fn message(&self, c: Connections, rank: u32, message: u32) -> Vec<u8> {
         let mut bytes =
             lanes(rank * 100_003 + message + c.qpn + c.psn + self.seed, self.size(message) as usize / 4);

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use clap::Parser;
-use netsum_lab::keep::Keep;
-use netsum_lab::scaling::{Curve, Settings, measure, report};
+use netsum_bench::keep::Keep;
+use netsum_bench::scaling::{Curve, Settings, measure, report};
 
 #[derive(Parser)]
 struct Args {
@@ -13,13 +13,13 @@ struct Args {
     /// Only these curves.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Curve>,
-    /// Turns of each point.
+    /// Rounds of each point.
     #[arg(long)]
     rounds: Option<u32>,
     /// Bytes of the vector that bandwidth is measured with, in KiB.
     #[arg(long)]
     kib: Option<usize>,
-    /// Seconds that a turn takes about.
+    /// Seconds that a round takes about.
     #[arg(long)]
     seconds: Option<f64>,
     #[command(flatten)]
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     settings.bytes = args.kib.map_or(settings.bytes, |kib| kib << 10);
     settings.seconds = args.seconds.unwrap_or(settings.seconds);
     args.keep.print(format_args!(
-        "All-reduces of f32 on one machine: bandwidth with {} KiB, latency with {} B; path MTU 2048, best of {} turns.\n",
+        "All-reduces of f32 on one machine: bandwidth with {} KiB, latency with {} B; path MTU 2048, best of {} rounds.\n",
         settings.bytes >> 10,
         settings.small_bytes,
         settings.rounds

@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::Contestant;
-use crate::cluster::{Cluster, JobSpec, RankSpec, program};
-use crate::process::Running;
-use crate::{Host, LabSpec, netns};
+use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
+use netsum_lab::process::Running;
+use netsum_lab::{Host, LabSpec, netns};
 
 /// Python with Debian's modules, which another one on the path does not have.
 const PYTHON: &str = "/usr/bin/python3";
@@ -42,7 +42,6 @@ pub enum Who {
 }
 
 impl Who {
-    /// All.
     pub const ALL: [Self; 8] = [
         Self::Box,
         Self::Xdp,

@@ -11,7 +11,6 @@ use crate::plot::{self, Height, Panel};
 /// What one contestant did with one size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Contestant.
     pub name: String,
     /// `f32` or `i32`.
     pub dtype: &'static str,

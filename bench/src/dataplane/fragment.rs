@@ -7,14 +7,12 @@ use serde::Serialize;
 
 use super::paths::{Point, Runs, note, run};
 use super::{Settings, gbps};
-use crate::programs::Bench;
+use netsum_lab::programs::Bench;
 
 /// A fragment of a ring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Ranks.
     pub ranks: u32,
-    /// Path MTU.
     pub mtu: u32,
     /// Contributions' ICRC is verified.
     pub icrc: bool,

@@ -11,7 +11,7 @@ use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
 use serde::Serialize;
 
 use super::Settings;
-use crate::programs::ring;
+use netsum_lab::programs::ring;
 
 /// The job: messages of a rank in flight, and their length.
 const WINDOW: u32 = 8;
@@ -22,9 +22,7 @@ const SEND_V4: usize = ETH_LEN + IPV4_LEN + UDP_LEN + BTH_LEN;
 /// The memory of a ring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Ranks.
     pub ranks: u32,
-    /// Path MTU.
     pub mtu: u32,
     /// Slots, for a window of 8 messages of 64 KiB.
     pub slots: u32,

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use super::{Report, fragment, live, memory, paths};
 
-/// All tables.
 pub fn text(report: &Report) -> String {
     let mut text = paths(&report.paths, report.rounds);
     text += &parts(&report.parts);
@@ -186,7 +185,7 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataplane_bench::live::Way;
+    use crate::dataplane::live::Way;
 
     #[test]
     fn columns_stay_under_their_titles() {

@@ -16,10 +16,9 @@ use crate::frames::{lanes, sum};
 use crate::netns::Netns;
 use crate::traffic::ping;
 
-/// What the application does.
+/// What the ring does.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Ranks.
     pub ranks: u32,
     /// Path MTU in bytes.
     pub mtu: u32,

@@ -8,8 +8,8 @@ use netsum_dataplane::DataPlane as _;
 use serde::Serialize;
 
 use super::{Settings, USUAL_RANKS, flows, gbps};
-use crate::frames::{FrameSpec, lanes};
-use crate::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, host, qpn, ring};
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, host, qpn, ring};
 
 /// What the object has for this.
 pub const PROGRAMS: &[&str] = &[
@@ -77,7 +77,6 @@ const REPEAT_WHOLE: u32 = EVENTS_BYTES / 2560;
 pub struct Row {
     /// The way.
     pub path: &'static str,
-    /// What it is.
     pub what: &'static str,
     /// Path MTU, and the packet's payload.
     pub mtu: u32,
@@ -95,11 +94,9 @@ pub struct Row {
 /// else), the CRC, the addition.
 #[derive(Clone, Debug, Serialize)]
 pub struct Parts {
-    /// Path MTU.
     pub mtu: u32,
     /// ns of an absorbed contribution, ICRC verified.
     pub absorb_ns: f64,
-    /// ns of its parts.
     pub parts_ns: f64,
     /// The one by the other.
     pub ratio: f64,
@@ -110,7 +107,6 @@ pub struct Parts {
 /// Mean ns of a run in the best round, by way.
 pub(super) type Runs = BTreeMap<&'static str, f64>;
 
-/// Measures all ways.
 pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &mtu in &settings.mtus {
@@ -162,11 +158,8 @@ pub fn parts(rows: &[Row]) -> Vec<Parts> {
 
 /// With what a way is measured.
 pub(super) struct Point {
-    /// Ranks of the ring.
     pub ranks: u32,
-    /// Its path MTU.
     pub mtu: u32,
-    /// Runs.
     pub repeat: u32,
 }
 

@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use netsum_bench::contest::report::{Row, picture};
+use netsum_bench::contest::start::{Who, is_there, start};
+use netsum_bench::contest::{Contestant, Order, Round};
+use netsum_bench::keep::Keep;
 use netsum_lab::cluster::JobSpec;
-use netsum_lab::contest::report::{Row, picture};
-use netsum_lab::contest::start::{Who, is_there, start};
-use netsum_lab::contest::{Contestant, Order, Round};
-use netsum_lab::keep::Keep;
 
 #[derive(Parser)]
 struct Args {
@@ -37,10 +37,10 @@ struct Args {
     /// netsum's rings; each has a CPU of the box.
     #[arg(long, default_value_t = 2)]
     rings: u32,
-    /// Turns of each contestant with each size.
+    /// Rounds of each contestant with each size.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Seconds that a turn takes about.
+    /// Seconds that a round takes about.
     #[arg(long, default_value_t = 0.7)]
     seconds: f64,
     /// Only those of these names, as in the table.
@@ -85,20 +85,20 @@ fn main() -> Result<()> {
     args.keep.write(&rows, || picture(&rows, &title))
 }
 
-/// All contestants with one size, in turns.
+/// All contestants with one size, round by round.
 fn measure(args: &Args, contestants: &mut [Contestant], bytes: usize) -> Result<Vec<Row>> {
     let order = |iters| Order { len: bytes / 4, float: !args.ints, iters };
-    let mut turns = Vec::new();
+    let mut iters = Vec::new();
     for contestant in &mut *contestants {
         // The first warms up, the second tells how long it takes.
         contestant.run(&order(1))?;
         let tried = contestant.run(&order(3))?.answer.micros;
         let second = tried.iter().sum::<f64>() / tried.len() as f64 / 1e6;
-        turns.push((args.seconds / second).clamp(3.0, 2000.0) as u32);
+        iters.push((args.seconds / second).clamp(3.0, 2000.0) as u32);
     }
     let mut rounds: Vec<Vec<Round>> = contestants.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.rounds {
-        for ((contestant, rounds), iters) in contestants.iter_mut().zip(&mut rounds).zip(&turns) {
+        for ((contestant, rounds), iters) in contestants.iter_mut().zip(&mut rounds).zip(&iters) {
             rounds.push(contestant.run(&order(*iters))?);
         }
     }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use clap::Parser;
-use netsum_lab::dataplane_bench::{Settings, picture, run, table};
-use netsum_lab::keep::Keep;
+use netsum_bench::dataplane::{Settings, picture, run, table};
+use netsum_bench::keep::Keep;
 
 #[derive(Parser)]
 struct Args {

@@ -21,7 +21,7 @@ pub struct Row {
     pub point: Point,
     /// Bytes of the vector that bandwidth was measured with.
     pub bytes: usize,
-    /// Bytes of all jobs' vectors by the time of the job that took longest, in the best turn, in Gb/s.
+    /// Bytes of all jobs' vectors by the time of the job that took longest, in the best round, in Gb/s.
     pub algbw_gbps: f64,
     /// Bytes of the vector that latency was measured with.
     pub small_bytes: usize,
@@ -39,12 +39,12 @@ pub struct Row {
     pub astray: u64,
 }
 
-/// Time of a job's all-reduces in a turn.
+/// Time of a job's all-reduces in a round.
 pub(super) fn seconds(round: &Round) -> f64 {
     round.answer.micros.iter().sum::<f64>() / 1e6
 }
 
-/// Gb/s of all jobs together in a turn. The job that takes longest says when it ends: jobs do not begin at the very same moment,
+/// Gb/s of all jobs together in a round. The job that takes longest says when it ends: jobs do not begin at the very same moment,
 /// and to add up their own rates would count twice the time that one had the machine to itself.
 fn rate(jobs: &[Round], bytes: usize) -> f64 {
     let operations: usize = jobs.iter().map(|r| r.answer.micros.len()).sum();
@@ -53,32 +53,32 @@ fn rate(jobs: &[Round], bytes: usize) -> f64 {
 }
 
 impl Row {
-    /// From the turns with the large vector and with the small one.
+    /// From the rounds with the large vector and with the small one.
     pub(super) fn new(
         curve: Curve,
         x: u32,
         name: &'static str,
         point: Point,
         sizes: [usize; 2],
-        turns: &[Vec<Vec<Round>>; 2],
+        rounds: &[Vec<Vec<Round>>; 2],
     ) -> Self {
-        let mut small: Vec<f64> = turns[1].iter().flatten().flat_map(|r| r.answer.micros.clone()).collect();
+        let mut small: Vec<f64> = rounds[1].iter().flatten().flat_map(|r| r.answer.micros.clone()).collect();
         small.sort_by(f64::total_cmp);
         let at = |share: f64| {
             let i = ((small.len() as f64 * share) as usize).min(small.len().saturating_sub(1));
             small.get(i).copied().unwrap_or(f64::NAN)
         };
-        let large: usize = turns[0].iter().flatten().map(|r| r.answer.micros.len()).sum();
-        // A turn costs the same whichever of its jobs is asked.
-        let cpu: f64 = turns[0].iter().filter_map(|jobs| jobs.first()).map(|r| r.cost.cpu_seconds).sum();
-        let sum = |of: fn(&Round) -> u64| turns.iter().flatten().flatten().map(of).sum::<u64>();
+        let large: usize = rounds[0].iter().flatten().map(|r| r.answer.micros.len()).sum();
+        // A round costs the same whichever of its jobs is asked.
+        let cpu: f64 = rounds[0].iter().filter_map(|jobs| jobs.first()).map(|r| r.cost.cpu_seconds).sum();
+        let sum = |of: fn(&Round) -> u64| rounds.iter().flatten().flatten().map(of).sum::<u64>();
         Self {
             curve,
             x,
             name,
             point,
             bytes: sizes[0],
-            algbw_gbps: turns[0].iter().map(|jobs| rate(jobs, sizes[0])).fold(0.0, f64::max),
+            algbw_gbps: rounds[0].iter().map(|jobs| rate(jobs, sizes[0])).fold(0.0, f64::max),
             small_bytes: sizes[1],
             latency_us: at(0.5),
             p99_us: at(0.99),
@@ -182,7 +182,7 @@ mod tests {
         // Twice 200,000 bits in 200 us, which is better than in 400.
         assert!((row.algbw_gbps - 2.0).abs() < 1e-9, "{row:?}");
         assert_eq!((row.latency_us, row.p99_us, row.operations, row.retransmissions), (6.0, 7.0, 7, 6));
-        // Half a second for each of two turns, four vectors.
+        // Half a second for each of two rounds, four vectors.
         assert!((row.cpu_seconds_per_gb - 1.0 / 1e-4).abs() < 1e-6);
     }
 

@@ -2,12 +2,12 @@
 //!
 //! Where a packet would change its slot so that the next run takes another way, the program first puts the slot back;
 //! `bench_reset` does only that, so that its cost can be taken off; `bench_restore` does so for ways that change the packet, too.
-//! Live frames are in `bench_live`.
+//! Live frames are in `live`.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
-mod bench_live;
+mod live;
 
 use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::macros::xdp;

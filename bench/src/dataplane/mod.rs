@@ -25,7 +25,7 @@ use anyhow::Result;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use serde::Serialize;
 
-use crate::programs::{BASE_PSN, Bench, flow, ring};
+use netsum_lab::programs::{BASE_PSN, Bench, flow, ring};
 
 /// The three programs of the box, and their parts in a form that can be repeated.
 pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/bench.bpf.o");
@@ -46,7 +46,6 @@ pub struct Settings {
     pub ranks: Vec<u32>,
     /// Path MTUs at which live frames go through with each number of ranks; with the others, with the usual number alone.
     pub live_mtus: Vec<u32>,
-    /// Rounds of live frames.
     pub live_rounds: usize,
     /// Seconds that live frames are sent in a round.
     pub live_seconds: f64,
@@ -96,7 +95,6 @@ pub struct Report {
     pub live: Vec<live::Row>,
     /// Why there are no live frames.
     pub live_skipped: Option<String>,
-    /// Memory of rings.
     pub memory: Vec<memory::Row>,
     /// What the verifier made of the programs.
     pub programs: Vec<Program>,
@@ -105,7 +103,6 @@ pub struct Report {
 /// A program of the box.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Program {
-    /// Its name.
     pub program: &'static str,
     /// Instructions that the verifier went through.
     pub verified_instructions: u32,

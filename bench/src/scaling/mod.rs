@@ -7,9 +7,9 @@ pub mod report;
 
 use anyhow::{Context, Result};
 
-use crate::cluster::JobSpec;
 use crate::contest::start::Who;
 use crate::contest::{Contestant, Order, Round, jobs, start};
+use netsum_lab::cluster::JobSpec;
 pub use report::Row;
 
 /// Path MTU, and the links': 104 bytes wider.
@@ -33,7 +33,6 @@ pub enum Curve {
 }
 
 impl Curve {
-    /// All.
     pub const ALL: [Self; 5] = [Self::Ranks, Self::Rings, Self::Jobs, Self::Window, Self::Message];
 
     /// What lies to the right in a picture.
@@ -80,7 +79,6 @@ impl Curve {
 pub struct Point {
     /// Hosts.
     pub ranks: u32,
-    /// Rings of each job.
     pub rings: u32,
     /// Jobs at the same time.
     pub jobs: u32,
@@ -111,9 +109,9 @@ pub struct Settings {
     pub bytes: usize,
     /// Of the latter.
     pub small_bytes: usize,
-    /// Turns.
+    /// How often each point is measured, one after the other.
     pub rounds: u32,
-    /// Seconds that a turn with the large vector takes about; with the small one, a third of it.
+    /// Seconds that a round with the large vector takes about; with the small one, a third of it.
     pub seconds: f64,
 }
 
@@ -134,9 +132,9 @@ struct Entrant {
     point: Point,
     x: u32,
     contestant: Contestant,
-    /// All-reduces of a turn, with the large vector and with the small one.
+    /// All-reduces of a round, with the large vector and with the small one.
     iters: [u32; 2],
-    /// A round of each job for each turn, likewise.
+    /// Of each job each time, likewise.
     rounds: [Vec<Vec<Round>>; 2],
 }
 
@@ -163,7 +161,7 @@ pub fn measure(curve: Curve, settings: &Settings) -> Result<Vec<Row>> {
     }
     for _ in 0..settings.rounds {
         for entrant in &mut entrants {
-            entrant.turn(sizes).with_context(|| format!("{:?}", entrant.point))?;
+            entrant.round(sizes).with_context(|| format!("{:?}", entrant.point))?;
         }
     }
     let row = |e: &Entrant| Row::new(curve, e.x, e.contestant.name, e.point, sizes, &e.rounds);
@@ -190,7 +188,7 @@ impl Entrant {
         Ok(())
     }
 
-    fn turn(&mut self, sizes: [usize; 2]) -> Result<()> {
+    fn round(&mut self, sizes: [usize; 2]) -> Result<()> {
         for (which, bytes) in sizes.into_iter().enumerate() {
             let round = self.contestant.run_jobs(&order(bytes, self.iters[which]), self.point.ranks)?;
             self.rounds[which].push(round);

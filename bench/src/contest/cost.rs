@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 
-use crate::Host;
-use crate::cluster::Cluster;
+use netsum_lab::Host;
+use netsum_lab::cluster::Cluster;
 
 /// Readings, or their differences.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::{Contestant, start};
-use crate::LabSpec;
-use crate::cluster::{Cluster, JobSpec};
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, JobSpec};
 
 /// Starts jobs with a rank on each host, over links of this MTU; job `k` has the hosts' `k`-th addresses.
 ///

@@ -20,9 +20,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::Cluster;
-use crate::process::Running;
 use cost::Cost;
+use netsum_lab::cluster::Cluster;
+use netsum_lab::process::Running;
 
 /// Longest that an order may take.
 const PATIENCE: Duration = Duration::from_secs(300);

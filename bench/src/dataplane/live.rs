@@ -28,10 +28,10 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::{OBJECT, Settings, USUAL_RANKS, cpu, gbps};
-use crate::cpu::Pinned;
-use crate::frames::{FrameSpec, lanes};
-use crate::programs::{LOOPBACK, flow, host, qpn, ring};
-use crate::{Host, Lab, LabSpec};
+use netsum_lab::cpu::Pinned;
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::programs::{LOOPBACK, flow, host, qpn, ring};
+use netsum_lab::{Host, Lab, LabSpec};
 
 /// The sender's CPU, and the ring's.
 const SENDER_CPU: u32 = 0;
@@ -73,7 +73,6 @@ pub enum Way {
 }
 
 impl Way {
-    /// All.
     pub const ALL: [Self; 8] = [
         Self::IngressDrop,
         Self::SteerDrop,
@@ -123,7 +122,6 @@ impl Way {
 pub struct Row {
     /// How far contributions go.
     pub way: Way,
-    /// Ranks.
     pub ranks: u32,
     /// Path MTU, and the contributions' payload.
     pub mtu: u32,
@@ -199,7 +197,6 @@ pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
 /// A box with live frames instead of hosts.
 struct Live {
     plane: BpfDataPlane,
-    /// The ring, and its flows.
     ring: Option<(RingSpec, Vec<FlowKey>)>,
     /// By rank.
     ports: Vec<u32>,
@@ -283,7 +280,7 @@ impl Live {
             data_out: Some(&mut [0; 4096]),
             ..TestRunOptions::new()
         })?;
-        ensure!(kept.return_value == crate::programs::DROP, "the payload was not taken");
+        ensure!(kept.return_value == netsum_lab::programs::DROP, "the payload was not taken");
 
         let spec = RingSpec { window: WINDOW, ..ring(ranks, mtu, SLOTS) };
         self.plane.create_ring(&spec)?;

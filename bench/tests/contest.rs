@@ -1,8 +1,8 @@
 //! The benchmark of whole all-reduces: what it measures is right, however fast.
 
+use netsum_bench::contest::Order;
+use netsum_bench::contest::start::{Who, start};
 use netsum_lab::cluster::JobSpec;
-use netsum_lab::contest::Order;
-use netsum_lab::contest::start::{Who, start};
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]

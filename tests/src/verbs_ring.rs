@@ -16,9 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// With what the ranks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// SEND.
     Send,
-    /// SEND with immediate.
     SendImmediate,
     /// RDMA WRITE with immediate.
     Write,
@@ -41,9 +39,8 @@ impl Operation {
     }
 }
 
-/// A ring.
 #[derive(Clone, Debug)]
-pub struct RingSpec {
+pub struct VerbsRingSpec {
     /// The host that rank r runs on.
     pub hosts: Vec<usize>,
     /// Path MTU in bytes.
@@ -52,7 +49,6 @@ pub struct RingSpec {
     pub sizes: Vec<u32>,
     /// Messages that each rank sends.
     pub messages: u32,
-    /// With what.
     pub operation: Operation,
     /// A packet that is not acknowledged is sent again after 4.096 us * 2^this.
     pub timeout: u8,
@@ -62,7 +58,7 @@ pub struct RingSpec {
     pub summed: bool,
 }
 
-impl RingSpec {
+impl VerbsRingSpec {
     /// Messages that a rank may have sent without having received as many.
     pub const WINDOW: u32 = 2;
 
@@ -106,8 +102,8 @@ impl RankReport {
 ///
 /// # Errors
 /// If a rank fails, or is not done within `patience`.
-pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec<RankReport>> {
-    let mut ring = Ring::start(cluster, spec, patience)?;
+pub fn run(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Vec<RankReport>> {
+    let mut ring = VerbsRing::start(cluster, spec, patience)?;
     let start = Instant::now();
     while !ring.is_over(Duration::from_millis(100))? {
         ensure!(start.elapsed() < patience, "not done within {patience:?}\n{}", stats(cluster, spec));
@@ -125,7 +121,7 @@ pub fn run(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Vec
 
 /// A ring at work.
 #[derive(Debug)]
-pub struct Ring {
+pub struct VerbsRing {
     hosts: Vec<usize>,
     packets: u64,
     ranks: Vec<Running>,
@@ -143,9 +139,9 @@ pub struct Outcome {
     pub error: Option<String>,
 }
 
-impl Ring {
+impl VerbsRing {
     /// Connects the ranks, registers their connections and lets them go. A rank gives up after `patience` without a message.
-    pub fn start(cluster: &Cluster, spec: &RingSpec, patience: Duration) -> Result<Self> {
+    pub fn start(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Self> {
         let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
         let counters = hosts.iter().map(|host| hw_counters(host)).collect::<Result<_>>()?;
         let sent = hosts.iter().map(|host| data_packets(host)).collect::<Result<_>>()?;
@@ -215,7 +211,7 @@ impl Ring {
     }
 }
 
-fn start_ranks(hosts: &[&Host], spec: &RingSpec, patience: Duration) -> Result<Vec<Running>> {
+fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, patience: Duration) -> Result<Vec<Running>> {
     let sizes = spec.sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut ranks = Vec::new();
     for (rank, host) in hosts.iter().enumerate() {
@@ -231,7 +227,7 @@ fn start_ranks(hosts: &[&Host], spec: &RingSpec, patience: Duration) -> Result<V
             ("--ranks", hosts.len() as u32),
             ("--mtu", spec.mtu),
             ("--messages", spec.messages),
-            ("--window", RingSpec::WINDOW),
+            ("--window", VerbsRingSpec::WINDOW),
             ("--timeout", spec.timeout.into()),
             ("--retry", spec.retry.into()),
             ("--patience", patience.as_secs() as u32),
@@ -263,13 +259,13 @@ pub fn forget(cluster: &Cluster) -> Result<()> {
     cluster.netsum(&["job", "delete", "--gone", JOB]).map(drop)
 }
 
-fn register(cluster: &Cluster, spec: &RingSpec, ends: &[Ends]) -> Result<()> {
+fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()> {
     let text = |number: u32| number.to_string();
     cluster.netsum(
         &[
             &["job", "create", JOB, "--dtype", "i32", "--ranks", &text(ends.len() as u32)][..],
             &["--mtu", &text(spec.mtu), "--message-size", &text(spec.sizes[0])],
-            &["--window", &text(RingSpec::WINDOW)],
+            &["--window", &text(VerbsRingSpec::WINDOW)],
         ]
         .concat(),
     )?;
@@ -333,7 +329,7 @@ fn report(line: &str) -> Result<RankReport> {
     Ok(RankReport { messages, wrong, micros, counters, ..RankReport::default() })
 }
 
-fn stats(cluster: &Cluster, spec: &RingSpec) -> String {
+fn stats(cluster: &Cluster, spec: &VerbsRingSpec) -> String {
     if !spec.summed {
         return "without the box".into();
     }
@@ -387,7 +383,6 @@ impl Stranger {
         Ok(Self { what, server: running, client })
     }
 
-    /// What it is.
     pub fn what(&self) -> &str {
         &self.what
     }
