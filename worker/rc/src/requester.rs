@@ -85,7 +85,7 @@ pub struct Requester {
     waits_for_others: bool,
     /// Since when nothing was acknowledged, once a time-out has come.
     unanswered: Option<Instant>,
-    /// The last packet gone back to, and when.
+    /// The last packet gone back to, and when; once it has been sent again, when that was.
     went_back: Option<(u64, Instant)>,
     sample: Option<Sample>,
 }
@@ -241,6 +241,10 @@ impl Requester {
         self.next += 1;
         if again {
             self.sample = None; // Karn's rule
+            // The time-out may have been looked at as of a while ago.
+            if let Some((_, at)) = self.went_back.as_mut().filter(|(to, _)| *to == n) {
+                *at = now;
+            }
         } else {
             self.sent = self.next;
             let bytes = payload.len() as u64 + AROUND;

@@ -342,6 +342,28 @@ fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
     assert!(after < before / 3, "{before:?}, then {after:?}");
 }
 
+/// A driver whose socket is never empty looks at the clock as of a while ago.
+#[test]
+fn a_clock_that_is_looked_at_late_is_no_part_of_a_round_trip() {
+    let (late, rtt) = (Duration::from_millis(100), Duration::from_micros(30));
+    let mut pair = Pair::new(11, Faults::default(), |c| {
+        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+    });
+    let mut waits = Vec::new();
+    for psn in 100..110 {
+        pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256], None);
+        assert_eq!(sent_now(&mut pair, 0), [(psn, true)]);
+        let due = pair.ends[0].next_timeout().unwrap();
+        waits.push(due - pair.now);
+        pair.now = due + late;
+        pair.ends[0].handle_timeout(due);
+        assert_eq!(sent_now(&mut pair, 0), [(psn, true)], "it was lost");
+        pair.now += rtt;
+        acknowledge(&mut pair, psn);
+    }
+    assert!(waits.iter().all(|wait| *wait < Duration::from_millis(5)), "{waits:?}");
+}
+
 #[test]
 fn a_link_that_proves_slower_than_was_known_has_its_time() {
     let mut pair = Pair::new(10, Faults::default(), |c| {

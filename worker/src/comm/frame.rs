@@ -227,8 +227,9 @@ impl Frame {
                 unverified: longs(12)?,
             },
             5 => {
-                let text = b.get(20..20 + word(4)? as usize)?;
-                let text = String::from_utf8_lossy(text).into_owned();
+                let text = String::from_utf8_lossy(b.get(20..20 + word(4)? as usize)?);
+                // Fit for other people's terminals.
+                let text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT).collect();
                 let error = match word(2)? {
                     0 => Error::RankDied { rank: word(3)?, reason: text },
                     1 => Error::RankLeft { rank: word(3)? },
@@ -283,6 +284,18 @@ mod tests {
             }
         }
         assert_eq!(Frame::decode(&[10, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn what_a_rank_says_reaches_others_as_plain_short_text() {
+        let text = "\x1b[2J\nrank 0 is root\u{9b}31m ".repeat(100);
+        let mut bytes = [5, 1, 4, 0, text.len() as u32].map(u32::to_le_bytes).concat();
+        bytes.extend_from_slice(text.as_bytes());
+        let Some(Frame::Failure { error: Error::Protocol(told), .. }) = Frame::decode(&bytes) else {
+            panic!()
+        };
+        assert!(told.starts_with(" [2J rank 0 is root 31m "), "{told:?}");
+        assert!(told.chars().count() <= TEXT && !told.contains(char::is_control), "{told:?}");
     }
 
     #[test]
