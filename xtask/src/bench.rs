@@ -77,7 +77,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         }
         What::Numeric => {
             let mut cargo = paths::cargo()?;
-            cargo.args(["bench", "--quiet", "--package", "netsum-worker", "--bench", "numeric"]);
+            cargo.args(["bench", "--quiet", "--package", "netsum-collective", "--bench", "numeric"]);
             let status = cargo.status().context("cargo")?;
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
