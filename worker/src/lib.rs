@@ -29,6 +29,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// Applications are built on this crate, on no other.
+#![warn(missing_docs)]
+
 pub mod comm;
 mod control;
 pub mod numeric;

@@ -10,7 +10,6 @@ use super::membership::{Epoch, RankAddress};
 use super::{Action, Controller, PortInfo};
 use crate::plane::{FlowSpec, RingSpec};
 
-/// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     /// Ports that the programs are attached to.
@@ -19,7 +18,6 @@ pub struct Saved {
     pub jobs: Vec<SavedJob>,
 }
 
-/// A job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedJob {
     spec: JobSpec,
