@@ -14,7 +14,7 @@ use netsum_cli::args::BatchCommand;
 use netsum_cli::client::Client;
 use netsum_cli::command::one;
 use netsum_cli::failure::{Failure, Result};
-use netsum_cli::print::Format;
+use netsum_cli::format::Format;
 use netsum_cli::{Cli, Command, batch, top, trace, view};
 
 /// Carries out a command other than `run`, and prints what the daemon answers.

@@ -8,7 +8,7 @@ use netsum_cli::args::SimulateArgs;
 use netsum_cli::capture::{self, Captured};
 use netsum_cli::client::Client;
 use netsum_cli::failure::{Failure, Kind, Result};
-use netsum_cli::print::Format;
+use netsum_cli::format::Format;
 use netsum_cli::simulation::{Outcome, Simulated, SimulatedStep, Simulation, print};
 use netsum_cli::trace::{Packet, describe};
 use netsum_common::abi::{self, Flow, TraceEvent};

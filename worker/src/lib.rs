@@ -30,6 +30,9 @@
 //! ```
 #![warn(missing_docs)]
 
+// Applications are built on this crate, on no other.
+#![warn(missing_docs)]
+
 pub mod comm;
 mod control;
 pub use netsum_collective::numeric;

@@ -1,4 +1,4 @@
-//! Checks what crates are built of, so that those without I/O stay so.
+//! Checks what crates are built of, so that each stays what it is.
 
 use std::process::Command;
 
@@ -20,6 +20,13 @@ const IO: [&str; 14] = [
     "socket2",
     "tokio",
     "tonic",
+];
+
+/// Where cargo keeps what apart: a crate, and what it is not built of.
+const APART: [(&str, &[&str]); 3] = [
+    ("netsum-dataplane", &["tokio", "tonic", "prost", "hyper", "rtnetlink", "netsum-api", "clap"]),
+    ("netsum-cli", &["aya", "aya-obj", "rtnetlink", "netsum-dataplane", "netsum-daemon"]),
+    ("netsum-daemon", &["plotters", "ratatui", "schemars", "clap", "netsum-cli"]),
 ];
 
 /// All crates that one is built of, without those that its tests and its build take. By default: `user` of `netsum-common` has
@@ -44,6 +51,20 @@ fn crates_without_io_are_built_of_none_that_do_any() {
     }
     // The test sees what there is.
     assert!(crates_of("netsum-worker").iter().any(|c| c == "tokio"));
+}
+
+#[test]
+fn each_crate_of_the_box_is_built_of_its_own_job_alone() {
+    let of_netsum = crates_of("netsum-aggregator");
+    for (package, others) in APART {
+        let crates = crates_of(package);
+        assert_eq!(crates[0], package);
+        let wrong: Vec<_> = crates.iter().filter(|c| others.contains(&c.as_str())).collect();
+        assert!(wrong.is_empty(), "{package} is built of {wrong:?}");
+        // A name that nobody has any more would forbid nothing.
+        let unknown: Vec<_> = others.iter().filter(|o| !of_netsum.iter().any(|c| c == *o)).collect();
+        assert!(unknown.is_empty(), "the program is not built of {unknown:?}");
+    }
 }
 
 /// This program is what a newcomer waits for first.

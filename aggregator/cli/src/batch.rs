@@ -9,7 +9,7 @@ use super::args::{Command, Line};
 use super::client::Client;
 use super::command::one;
 use super::failure::{Failure, Kind, Result};
-use super::print::Format;
+use super::format::Format;
 use super::view::BatchEntry;
 
 /// A line that has something in it.

@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::failure::Result;
+use super::format::Format;
 use super::layout::{self, BAD, Entry, FAIR, GOOD, NAME, plain, styled};
-use super::print::Format;
 
 /// How bad something is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]

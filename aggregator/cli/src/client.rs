@@ -57,7 +57,6 @@ fn io_error<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a 
 }
 
 impl Client {
-    /// Connects.
     pub async fn connect(socket: &Path) -> Result<Self> {
         log::debug!("connecting to {}", socket.display());
         let path = socket.to_owned();
@@ -83,19 +82,16 @@ impl Client {
         Ok(Self { admin: AdminClient::new(channel) })
     }
 
-    /// Creates a job.
     pub async fn create_job(&mut self, request: api::CreateJobRequest) -> Result<api::Job> {
         log::debug!("CreateJob {}", request.name);
         said(self.admin.create_job(request).await)
     }
 
-    /// All tenants.
     pub async fn list_tenants(&mut self) -> Result<Vec<api::Tenant>> {
         log::debug!("ListTenants");
         Ok(said(self.admin.list_tenants(api::ListTenantsRequest {}).await)?.tenants)
     }
 
-    /// All jobs.
     pub async fn list_jobs(&mut self) -> Result<Vec<api::Job>> {
         log::debug!("ListJobs");
         Ok(said(self.admin.list_jobs(api::ListJobsRequest {}).await)?.jobs)
@@ -107,7 +103,6 @@ impl Client {
         said(self.admin.show_job(api::ShowJobRequest { name, show_token }).await)
     }
 
-    /// Deletes a job.
     pub async fn delete_job(&mut self, name: String, gone: bool) -> Result<()> {
         log::debug!("DeleteJob {name}");
         said(self.admin.delete_job(api::DeleteJobRequest { name, gone }).await).map(drop)
@@ -131,7 +126,6 @@ impl Client {
         said(self.admin.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await)
     }
 
-    /// All ports.
     pub async fn list_ports(&mut self) -> Result<Vec<api::Port>> {
         log::debug!("ListPorts");
         Ok(said(self.admin.list_ports(api::ListPortsRequest {}).await)?.ports)
@@ -149,7 +143,6 @@ impl Client {
         Ok(said(self.admin.list_rings(api::ListRingsRequest { job }).await)?.rings)
     }
 
-    /// The programs.
     pub async fn list_programs(&mut self) -> Result<api::ListProgramsReply> {
         log::debug!("ListPrograms");
         said(self.admin.list_programs(api::ListProgramsRequest {}).await)

@@ -11,7 +11,7 @@ use crate::args::{
 };
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
-use crate::print::Format;
+use crate::format::Format;
 use crate::view::Programs;
 use crate::{diagnosis, print, rates, report, tenants};
 

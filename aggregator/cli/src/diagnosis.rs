@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::failure::Result;
+use super::format::Format;
 use super::layout::{BAD, FAIR, NAME};
-use super::print::Format;
 use super::view::State;
 
 /// Why a job stands still.

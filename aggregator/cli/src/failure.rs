@@ -21,7 +21,6 @@ pub enum Kind {
 /// A command that failed.
 #[derive(Debug)]
 pub struct Failure {
-    /// What kind.
     pub kind: Kind,
     /// In words; empty where they have been printed already.
     pub message: String,
@@ -29,7 +28,6 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), broken_pipe: false }
     }

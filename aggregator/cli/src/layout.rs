@@ -22,17 +22,14 @@ pub struct Cell {
     style: Style,
 }
 
-/// A cell of plain text.
 pub fn plain(text: impl Into<String>) -> Cell {
     styled(text, PLAIN)
 }
 
-/// A cell in a style.
 pub fn styled(text: impl Into<String>, style: Style) -> Cell {
     Cell { text: text.into(), style }
 }
 
-/// A cell with an attribute: its key and value.
 pub fn attribute(key: &str, value: impl std::fmt::Display) -> Cell {
     plain(format!("{key} {value}"))
 }

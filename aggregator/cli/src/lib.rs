@@ -7,7 +7,8 @@
 //! | [`client`] | the connection to the daemon |
 //! | [`command`] | the commands that ask the daemon one thing |
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
-//! | [`print`] | text and JSON of each object; [`layout`]: aligned lines |
+//! | [`format`](mod@format) | text or JSON |
+//! | [`print`] | the text of each object; [`layout`]: aligned lines |
 //! | [`tenants`] | `netsum tenant show` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
@@ -24,6 +25,7 @@ pub mod client;
 pub mod command;
 pub mod diagnosis;
 pub mod failure;
+pub mod format;
 pub mod layout;
 pub mod print;
 pub mod rates;

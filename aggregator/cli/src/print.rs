@@ -4,46 +4,12 @@ use std::io::Write;
 
 use netsum_api::v1 as api;
 use netsum_core::size::Size;
-use serde::Serialize;
 
 use super::failure::Result;
+use super::format::Format;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
 use super::timing::{self, Sums};
 use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, Stats};
-
-/// How to print.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// For people.
-    Text,
-    /// For programs.
-    Json,
-    /// For both.
-    Pretty,
-}
-
-impl Format {
-    /// From the options `-j` and `-p`.
-    pub fn new(json: bool, pretty: bool) -> Self {
-        match (json, pretty) {
-            (_, true) => Self::Pretty,
-            (true, false) => Self::Json,
-            (false, false) => Self::Text,
-        }
-    }
-
-    /// Prints JSON, if that is the format.
-    pub fn json(self, out: &mut impl Write, value: &impl Serialize) -> Result<bool> {
-        match self {
-            Self::Text => return Ok(false),
-            Self::Json => writeln!(out, "{}", serde_json::to_string(value).map_err(anyhow::Error::from)?)?,
-            Self::Pretty => {
-                writeln!(out, "{}", serde_json::to_string_pretty(value).map_err(anyhow::Error::from)?)?;
-            }
-        }
-        Ok(true)
-    }
-}
 
 /// A job's state in its colour.
 pub(super) fn state(state: State) -> Cell {
@@ -187,7 +153,6 @@ pub fn added(out: &mut impl Write, format: Format, job: api::Job) -> Result<()> 
     Ok(())
 }
 
-/// Flows.
 pub fn flows(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Result<()> {
     let flows: Vec<Flow> = jobs.into_iter().flat_map(|j| Job::from(j).flows).collect();
     if format.json(out, &flows)? {
@@ -211,7 +176,6 @@ pub fn flows(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Resul
     Ok(())
 }
 
-/// Rings.
 pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Result<()> {
     let rings: Vec<Ring> = rings.into_iter().map(Ring::from).collect();
     if format.json(out, &rings)? {
@@ -244,7 +208,6 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
     Ok(())
 }
 
-/// Ports.
 pub fn ports(out: &mut impl Write, format: Format, ports: Vec<api::Port>) -> Result<()> {
     let ports: Vec<Port> = ports.into_iter().map(Port::from).collect();
     if format.json(out, &ports)? {
@@ -315,7 +278,6 @@ pub fn slots(out: &mut impl Write, format: Format, reply: api::ShowSlotsReply) -
     Ok(())
 }
 
-/// Programs.
 pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Result<()> {
     if format.json(out, &programs)? {
         return Ok(());

@@ -7,8 +7,8 @@ use netsum_api::v1 as api;
 use netsum_common::counters::Counter;
 
 use super::failure::Result;
+use super::format::Format;
 use super::layout::{FAIR, NAME, PLAIN};
-use super::print::Format;
 use super::timing::{self, Sums};
 use super::view::{JobRates, Rates};
 

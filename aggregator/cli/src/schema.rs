@@ -28,7 +28,6 @@ fn of<T: JsonSchema>(file: &'static str, commands: &str) -> Schema {
     Schema { file, schema: schema.to_value() }
 }
 
-/// All of them.
 pub fn all() -> Vec<Schema> {
     vec![
         of::<Job>("job.json", "netsum -j job create, job show JOB, flow add"),

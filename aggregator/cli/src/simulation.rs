@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::failure::Result;
+use super::format::Format;
 use super::layout::{BAD, FAIR, GOOD, NAME, PLAIN};
-use super::print::Format;
 use super::trace::{self, SlotSeen, Transport};
 
 /// What would become of the frames of a file.

@@ -8,8 +8,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::failure::Result;
+use super::format::Format;
 use super::layout::{self, Entry, FAIR, PLAIN, plain, styled};
-use super::print::{Format, name};
+use super::print::name;
 
 /// Whose jobs may have how much, and have how much.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -50,7 +51,6 @@ impl From<api::Tenant> for Tenant {
     }
 }
 
-/// Tenants.
 pub fn tenants(out: &mut impl Write, format: Format, tenants: Vec<api::Tenant>) -> Result<()> {
     let tenants: Vec<Tenant> = tenants.into_iter().map(Tenant::from).collect();
     if format.json(out, &tenants)? {

@@ -14,8 +14,8 @@ use super::args::TraceArgs;
 use super::capture::Writer;
 use super::client::Client;
 use super::failure::{Failure, Kind, Result};
+use super::format::Format;
 use super::layout::{BAD, FAIR, NAME, PLAIN};
-use super::print::Format;
 
 /// A packet, what a program made of it, and how its slot was right afterwards.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -220,7 +220,6 @@ impl Printer {
         Self { format, widths: [5, 23, 0] }
     }
 
-    /// Prints a packet.
     pub fn print(&mut self, out: &mut impl Write, p: &Packet) -> Result<()> {
         if self.format.json(out, p)? {
             return Ok(());

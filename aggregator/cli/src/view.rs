@@ -21,7 +21,6 @@ pub enum State {
 }
 
 impl State {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",

@@ -16,7 +16,6 @@ use crate::plane::{FlowSeen, FlowSpec, RingSpec};
 /// A port, as it is while the job stands still.
 #[derive(Clone, Debug, Default)]
 pub struct PortEvidence {
-    /// Its name.
     pub name: String,
     /// Whether it is up, with a carrier.
     pub up: bool,
@@ -27,7 +26,6 @@ pub struct PortEvidence {
 /// What is known of a rank in a ring.
 #[derive(Clone, Debug)]
 pub struct RankEvidence {
-    /// Its flow.
     pub flow: FlowSpec,
     /// What the data plane has seen of it.
     pub seen: FlowSeen,
@@ -37,7 +35,6 @@ pub struct RankEvidence {
     pub moved: u32,
     /// How long ago its last heartbeat came, for ranks that joined by themselves.
     pub heartbeat: Option<Duration>,
-    /// Its port.
     pub port: PortEvidence,
 }
 
@@ -59,9 +56,7 @@ pub struct RingEvidence {
 /// A connection that the box does not know, with data on it.
 #[derive(Clone, Debug)]
 pub struct Stranger {
-    /// Its source.
     pub src: IpAddr,
-    /// Its destination.
     pub dst: IpAddr,
     /// The destination's queue pair.
     pub qpn: u32,
@@ -78,7 +73,6 @@ pub struct Finding {
     pub ring: Option<u32>,
     /// The rank, where it is about one.
     pub rank: Option<u32>,
-    /// What is so.
     pub what: String,
     /// What to do next.
     pub next: String,

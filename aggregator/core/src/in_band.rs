@@ -65,7 +65,6 @@ pub enum Outcome {
 /// The answer to a first packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The job.
     pub job: String,
     /// What came of it.
     pub outcome: Outcome,

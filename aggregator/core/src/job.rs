@@ -15,7 +15,6 @@ use crate::plane::{FlowSpec, RingSpec};
 /// What a job is created with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
-    /// Its name.
     pub name: String,
     /// Ranks, 2 to 64.
     pub ranks: u32,
@@ -27,7 +26,6 @@ pub struct JobSpec {
     pub message_size: u32,
     /// Messages that a rank may send without having their sums.
     pub window: u32,
-    /// Rings.
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
@@ -131,7 +129,6 @@ pub enum State {
     Failed(String),
 }
 
-/// A job.
 #[derive(Debug)]
 pub struct Job {
     /// What it was created with.
@@ -194,7 +191,6 @@ impl Job {
         self.rings.iter().map(|ring| Action::ActivateRing(ring.clone(), self.ports(ring.id))).collect()
     }
 
-    /// Flows that it has or had.
     pub fn ever_had(&self) -> Vec<FlowKey> {
         self.flows.iter().map(FlowSpec::key).chain(self.ended.iter().copied()).collect()
     }

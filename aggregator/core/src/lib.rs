@@ -67,7 +67,6 @@ pub enum Refusal {
     /// Too little of something is free.
     #[error("{0}")]
     Exhausted(String),
-    /// Not now.
     #[error("{0}")]
     NotNow(String),
     /// The token is wrong.
@@ -95,9 +94,7 @@ pub enum Action {
     ActivateRing(RingSpec, Vec<u32>),
     /// Remove a ring, its ports, and end its flows: what still comes on them is dropped.
     DeleteRing {
-        /// Ring number.
         ring: u32,
-        /// Its flows.
         flows: Vec<FlowKey>,
         /// Its ports' interfaces.
         ports: Vec<u32>,
@@ -118,7 +115,6 @@ pub enum Action {
 pub struct PortInfo {
     /// Interface name.
     pub name: String,
-    /// Interface number.
     pub ifindex: u32,
     /// MTU in bytes.
     pub mtu: u32,
@@ -163,7 +159,6 @@ impl Controller {
         self.pool.total()
     }
 
-    /// Sets the ports that there are.
     pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
         self.ports = ports;
     }
@@ -215,7 +210,6 @@ impl Controller {
         }
     }
 
-    /// The ports.
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
     }
@@ -231,7 +225,6 @@ impl Controller {
         self.jobs.values()
     }
 
-    /// A job.
     pub fn job(&self, name: &str) -> Result<&Job, Refusal> {
         self.jobs.get(name).ok_or_else(|| no_job(name))
     }

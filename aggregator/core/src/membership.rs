@@ -25,12 +25,9 @@ pub struct Connection {
     pub first_psn: u32,
 }
 
-/// Where a rank is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAddress {
-    /// The rank.
     pub rank: u32,
-    /// Its address.
     pub ip: IpAddr,
     /// Its interface's MAC address.
     pub mac: [u8; 6],
@@ -46,7 +43,6 @@ pub struct RankAddress {
 /// Ranks that have begun.
 #[derive(Debug)]
 pub struct Epoch {
-    /// Its number.
     pub number: u32,
     /// All ranks, in order.
     pub ranks: Vec<RankAddress>,
@@ -74,11 +70,9 @@ struct Waiting {
 /// A rank's request to join.
 #[derive(Clone, Debug)]
 pub struct Join {
-    /// The job.
     pub job: String,
     /// The job's token.
     pub token: Token,
-    /// Where the rank is.
     pub address: RankAddress,
     /// The port behind which it is.
     pub ifindex: u32,

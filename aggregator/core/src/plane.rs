@@ -65,9 +65,7 @@ pub struct InBandSpec {
     pub token: InBandToken,
     /// Number of its first ring in the data plane, which stands for the job.
     pub job: u32,
-    /// Its ranks.
     pub ranks: u32,
-    /// Its rings.
     pub rings: u32,
     /// Verify the ICRC of first packets.
     pub verify_icrc: bool,
@@ -90,7 +88,6 @@ pub struct FirstPacket {
     pub dst: IpAddr,
     /// Its receiver's queue pair.
     pub qpn: u32,
-    /// Its PSN.
     pub psn: u32,
     /// Length of its payload in bytes.
     pub len: u32,
@@ -114,7 +111,6 @@ pub fn unmapped(ip: [u8; 16]) -> IpAddr {
 /// A flow whose job has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedFlow {
-    /// Its key.
     pub key: FlowKey,
     /// The interface that its packets came in on.
     pub ifindex: u32,
@@ -131,7 +127,6 @@ pub struct FlowSeen {
     pub packets: u32,
     /// Those of them that were refused before the slot machine saw them.
     pub refused: u32,
-    /// PSN of the last one.
     pub last_psn: u32,
     /// What became of the last one; `None` when none has come.
     pub last_outcome: Option<Counter>,

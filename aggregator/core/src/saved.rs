@@ -12,7 +12,6 @@ use super::membership::{Epoch, RankAddress};
 use super::{Action, Controller, PortInfo};
 use crate::plane::{FlowSpec, RingSpec, mapped, unmapped};
 
-/// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     /// Ports that the programs are attached to.
@@ -21,7 +20,6 @@ pub struct Saved {
     pub jobs: Vec<SavedJob>,
 }
 
-/// A job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedJob {
     spec: JobSpec,

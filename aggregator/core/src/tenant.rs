@@ -13,7 +13,6 @@ pub const DEFAULT: &str = "default";
 /// What a tenant may have; what is `None` is bounded by the pool alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Jobs.
     pub jobs: Option<u64>,
     /// Rings of all jobs.
     pub rings: Option<u64>,
@@ -26,7 +25,6 @@ pub struct Limits {
 /// What somebody has, or wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Jobs.
     pub jobs: u64,
     /// Rings of all jobs.
     pub rings: u64,
@@ -41,7 +39,6 @@ pub struct Amount {
 pub struct Excess {
     /// What is limited.
     pub what: Resource,
-    /// The limit.
     pub limit: u64,
     /// What is in use.
     pub used: u64,
@@ -52,11 +49,8 @@ pub struct Excess {
 /// What is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// Jobs.
     Jobs,
-    /// Rings.
     Rings,
-    /// Slots.
     Slots,
     /// Bytes.
     Memory,
@@ -89,7 +83,6 @@ impl Add for Amount {
 /// A tenant, and how it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
-    /// Its name.
     pub name: String,
     /// Its limits; `None` where it is not in the configuration any more, but has jobs.
     pub limits: Option<Limits>,

@@ -78,10 +78,7 @@ impl RingView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// A complete sum waits for a packet to go out with.
-    Held {
-        /// Its slot.
-        slot: u32,
-    },
+    Held { slot: u32 },
     /// The ring has stood still for too long. Told once.
     Stalled {
         /// Its lowest unreleased index.

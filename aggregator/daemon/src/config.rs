@@ -88,7 +88,6 @@ pub enum ConfigError {
     Value {
         /// The field's name.
         field: &'static str,
-        /// Its value.
         value: String,
         /// What would be right.
         expected: String,

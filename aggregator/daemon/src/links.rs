@@ -18,11 +18,8 @@ use tokio::sync::Mutex;
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Number.
     pub ifindex: u32,
-    /// Name.
     pub name: String,
-    /// MAC address.
     pub mac: String,
     /// MTU in bytes.
     pub mtu: u32,
@@ -182,7 +179,6 @@ impl Netlink {
 pub enum Found {
     /// The host's packets come from here.
     Place {
-        /// An interface.
         ifindex: u32,
         /// Their MAC address: the host's own, or its router's.
         mac: [u8; 6],

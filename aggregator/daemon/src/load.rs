@@ -97,7 +97,6 @@ impl Timings {
     }
 }
 
-/// A histogram in the API.
 pub fn histogram_message(h: &Histogram) -> api::Histogram {
     api::Histogram { counts: h.counts.to_vec(), sum_ns: h.sum_ns }
 }

@@ -121,7 +121,6 @@ pub(crate) fn job_message(
 /// Where a ring belongs.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Its job.
     pub job: String,
     /// Its number in the job.
     pub ring: u32,

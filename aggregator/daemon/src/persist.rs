@@ -53,7 +53,6 @@ impl Store {
         Ok(())
     }
 
-    /// Removes it.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_file(&self.path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -61,7 +60,6 @@ impl Store {
         }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -69,9 +67,7 @@ impl Store {
 
 /// A data plane with programs on all ports, and a controller that knows what is in it.
 pub struct Begun {
-    /// The data plane.
     pub plane: BpfDataPlane,
-    /// The controller.
     pub controller: Controller,
     /// What is still to be done before anybody asks.
     pub actions: Vec<Action>,

@@ -158,7 +158,6 @@ impl Ready {
 
 /// Where workers call.
 pub struct WorkerPort {
-    /// The TCP port.
     pub listener: TcpListener,
     /// TLS; in clear without.
     pub tls: Option<ServerTlsConfig>,

@@ -28,9 +28,7 @@ pub struct Shared {
 
 /// What is behind the lock.
 pub struct Inner {
-    /// The controller.
     pub controller: Controller,
-    /// The data plane.
     pub plane: Box<dyn DataPlane>,
     /// Active rings over time.
     pub watch: Watch,

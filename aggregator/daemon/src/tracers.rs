@@ -19,7 +19,6 @@ const MAX_CLIENTS: usize = 16;
 /// What a client gets, or why it gets no more.
 pub type Reply = Result<api::TraceReply, Status>;
 
-/// Who traces.
 #[derive(Default)]
 pub struct Tracers {
     clients: Vec<Client>,

@@ -41,7 +41,6 @@ pub struct WorkerService {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl WorkerService {
-    /// A service.
     pub fn new(shared: Shared, ports: PortFinder) -> Self {
         Self { shared, ports }
     }

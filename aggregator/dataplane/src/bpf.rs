@@ -105,7 +105,6 @@ impl BpfDataPlane {
         outer_map.set(ring, inner, 0).with_context(|| format!("{outer}[{ring}]"))
     }
 
-    /// What the data plane has of a ring.
     pub(super) fn ring_config(&mut self, ring: u32) -> Result<RingConfig> {
         Ok(self.array(maps::RINGS)?.get(&ring, 0)?)
     }

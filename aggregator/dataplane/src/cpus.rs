@@ -13,7 +13,6 @@ use netsum_common::counters::{COUNTERS, Counter};
 
 use super::bpf::{BpfDataPlane, Threads};
 
-/// The CPUs that are online.
 pub fn online_cpus() -> Result<Vec<u32>> {
     aya::util::online_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))
 }

@@ -66,7 +66,6 @@ impl BpfDataPlane {
         self.disown_all(&flow)
     }
 
-    /// The flows that have ended.
     pub(super) fn ended(&self) -> Result<Vec<EndedFlow>> {
         let flows: HashMap<_, FlowKey, Flow> = self.map(maps::FLOWS)?;
         let one = |&key: &FlowKey| {

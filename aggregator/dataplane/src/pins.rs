@@ -24,7 +24,6 @@ pub struct Pins {
 /// What the folder holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing.
     Nothing,
     /// What an earlier daemon of the same ABI has left.
     Ours,

@@ -53,13 +53,9 @@ pub trait DataPlane: Send {
     fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>>;
     /// The timed sums of a ring.
     fn timing(&self, ring: u32) -> anyhow::Result<Box<Timing>>;
-    /// All slots of a ring.
     fn slots(&self, ring: u32) -> anyhow::Result<Vec<Slot>>;
-    /// State of a ring.
     fn ring_state(&self, ring: u32) -> anyhow::Result<RingState>;
-    /// One slot of a ring.
     fn slot(&self, ring: u32, slot: u32) -> anyhow::Result<Slot>;
-    /// What the data plane has seen of a flow.
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen>;
     /// Sends the sum of a complete slot of an active ring on its way, as if its rank `flow` had sent its fragment again.
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;

@@ -19,7 +19,6 @@ pub(super) fn switch(plane: &mut BpfDataPlane, filter: Option<&TraceFilter>) -> 
     plane.watch(watch::TRACE, true)
 }
 
-/// Takes events out.
 pub(super) fn take(events: &mut RingBuf<MapData>, most: usize) -> Vec<Traced> {
     let mut taken = Vec::new();
     while taken.len() < most

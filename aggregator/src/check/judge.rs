@@ -20,14 +20,12 @@ pub mod xdp_features {
     pub const NDO_XMIT: u64 = 4;
 }
 
-/// What there is.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Version and release of the kernel, and its name in full.
     pub kernel: (u32, u32),
     /// The same in full.
     pub release: String,
-    /// This is root.
     pub root: bool,
     /// Whether the kernel takes netsum's programs and maps; `None` where that was not tried.
     pub programs: Option<Result<(), String>>,
@@ -39,18 +37,14 @@ pub struct Facts {
     pub memlock: Option<u64>,
     /// Whether the administration socket's daemon runs already.
     pub daemon: bool,
-    /// The bridge.
     pub bridge: Option<BridgeFacts>,
     /// The ports, or why there are none.
     pub ports: Option<Result<Vec<PortFacts>, String>>,
 }
 
-/// A bridge.
 #[derive(Clone, Debug, Default)]
 pub struct BridgeFacts {
-    /// Its name.
     pub name: String,
-    /// It is up.
     pub up: bool,
     /// It filters VLANs.
     pub vlan_filtering: bool,
@@ -60,16 +54,13 @@ pub struct BridgeFacts {
     pub call_iptables: bool,
 }
 
-/// A port.
 #[derive(Clone, Debug, Default)]
 pub struct PortFacts {
-    /// Its name.
     pub name: String,
     /// Its driver; empty where it does not say.
     pub driver: String,
     /// It is up and has a carrier.
     pub up: bool,
-    /// Its MTU.
     pub mtu: u32,
     /// An XDP program is attached.
     pub xdp: bool,

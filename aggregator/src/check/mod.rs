@@ -15,7 +15,7 @@ use std::path::Path;
 
 use netsum_cli::check::{Finding, Level, Report, print};
 use netsum_cli::failure::{Failure, Kind, Result};
-use netsum_cli::print::Format;
+use netsum_cli::format::Format;
 use netsum_daemon::config::{Config, Ports};
 
 /// Looks at this machine, and at the ports of a configuration or a bridge; prints what it finds.

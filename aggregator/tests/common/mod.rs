@@ -190,7 +190,6 @@ pub struct Daemon {
     pub address: String,
     pub told: Arc<Mutex<Told>>,
     pub shared: Shared,
-    /// Where the metrics are.
     pub metrics: std::net::SocketAddr,
     metrics_task: tokio::task::JoinHandle<()>,
     task: tokio::task::JoinHandle<anyhow::Result<()>>,

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::client::Client;
 use super::failure::{Failure, Kind, Result};
-use super::print::Format;
+use super::format::Format;
 use super::rates;
 use super::timing::Sums;
 use super::view::{Job, Written};

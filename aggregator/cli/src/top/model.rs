@@ -18,11 +18,8 @@ pub const WINDOW: usize = 10;
 pub struct Reading {
     /// Counters, load and timed sums.
     pub stats: api::StatsReply,
-    /// The jobs.
     pub jobs: Vec<api::Job>,
-    /// Their rings.
     pub rings: Vec<api::Ring>,
-    /// The ports.
     pub ports: Vec<api::Port>,
 }
 
@@ -58,7 +55,6 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -76,7 +72,6 @@ impl Sort {
     }
 }
 
-/// A job.
 #[derive(Debug)]
 pub struct JobRow {
     /// What it was created with, and how it stands.
@@ -89,7 +84,6 @@ pub struct JobRow {
     pub sums: Sums,
     /// Gigabits that came in by the second, the newest last.
     pub history: VecDeque<f64>,
-    /// Its rings.
     pub rings: Vec<Ring>,
 }
 
@@ -112,7 +106,6 @@ impl JobRow {
     }
 }
 
-/// A port.
 #[derive(Clone, Debug)]
 pub struct PortRow {
     /// Its counters and state.

@@ -19,22 +19,16 @@ pub struct Snapshot {
     pub memory: (u64, u64),
     /// Counters of packets that belong to no ring.
     pub no_job: Vec<u64>,
-    /// The tenants.
     pub tenants: Vec<TenantView>,
-    /// The jobs.
     pub jobs: Vec<JobSnapshot>,
-    /// The ports.
     pub ports: Vec<Link>,
 }
 
-/// A job.
 #[derive(Clone, Debug)]
 pub struct JobSnapshot {
-    /// Its name.
     pub name: String,
     /// Whose it is.
     pub tenant: String,
-    /// Ranks.
     pub ranks: u32,
     /// Type of a lane.
     pub dtype: String,
@@ -48,7 +42,6 @@ pub struct JobSnapshot {
     pub counters: Vec<u64>,
     /// Bytes of payload in a fragment of a full message, on average.
     pub fragment_bytes: f64,
-    /// Its rings.
     pub rings: Vec<(RingSpec, RingLoad)>,
     /// Its timed sums.
     pub timings: Timings,

@@ -1,0 +1,41 @@
+//! Text or JSON.
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use super::failure::Result;
+
+/// How to print.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+    /// For both.
+    Pretty,
+}
+
+impl Format {
+    /// From the options `-j` and `-p`.
+    pub fn new(json: bool, pretty: bool) -> Self {
+        match (json, pretty) {
+            (_, true) => Self::Pretty,
+            (true, false) => Self::Json,
+            (false, false) => Self::Text,
+        }
+    }
+
+    /// Prints JSON, if that is the format.
+    pub fn json(self, out: &mut impl Write, value: &impl Serialize) -> Result<bool> {
+        match self {
+            Self::Text => return Ok(false),
+            Self::Json => writeln!(out, "{}", serde_json::to_string(value).map_err(anyhow::Error::from)?)?,
+            Self::Pretty => {
+                writeln!(out, "{}", serde_json::to_string_pretty(value).map_err(anyhow::Error::from)?)?;
+            }
+        }
+        Ok(true)
+    }
+}
