@@ -71,6 +71,14 @@ impl Tally {
         }
     }
 
+    /// Adds a program's report, or why there is none.
+    pub fn count(&mut self, set: &'static str, what: &str, counts: anyhow::Result<Counts>) {
+        match counts {
+            Ok(counts) => self.add(set, counts),
+            Err(error) => self.fail(set, what, &format!("{error:#}")),
+        }
+    }
+
     /// Adds one failure that no program has reported.
     pub fn fail(&mut self, set: &'static str, what: &str, why: &str) {
         println!("FAILED {what}: {why}");
