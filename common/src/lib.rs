@@ -13,7 +13,6 @@
 //! | [`live`] | what a benchmark shares with its programs |
 //!
 //! Nothing here may read a clock, a socket or a map.
-#![warn(missing_docs)]
 #![cfg_attr(not(test), no_std)]
 
 pub mod abi;

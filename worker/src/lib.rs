@@ -28,7 +28,6 @@
 //! println!("summed by the {} in {:?}", report.mode, report.elapsed);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![warn(missing_docs)]
 
 // Applications are built on this crate, on no other.
 #![warn(missing_docs)]

@@ -17,7 +17,6 @@
 //! | [`trace`] | which packets somebody wants to see |
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
-#![warn(missing_docs)]
 
 mod claims;
 pub mod diagnose;

@@ -8,7 +8,6 @@
 //! | [`responder`] | the receiving half |
 //! | [`path`] | how long an acknowledgement may take |
 //! | [`endpoint`] | the queue pairs of one address |
-#![warn(missing_docs)]
 
 pub mod endpoint;
 pub mod packet;
