@@ -3,6 +3,9 @@
 use std::iter::Sum;
 use std::time::Duration;
 
+/// Why something is left out that was not asked for.
+pub const NOT_ASKED_FOR: &str = "not asked for";
+
 /// What a test program reports at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -103,6 +106,11 @@ impl Tally {
     /// Whether nothing has failed.
     pub fn is_success(&self) -> bool {
         self.sets.iter().all(|set| set.failed == 0)
+    }
+
+    /// Whether there was nothing to run but what nobody asked for.
+    pub fn is_empty(&self) -> bool {
+        self.sets.iter().all(|set| set.passed + set.failed == 0 && set.reasons == [NOT_ASKED_FOR])
     }
 
     /// Prints the table; the last line is the total.

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 
 use crate::build_ebpf::{self, OBJECTS};
 use crate::harness::{TestProgram, test_programs};
-use crate::tally::{Counts, Tally};
+use crate::tally::{Counts, NOT_ASKED_FOR, Tally};
 use crate::toolchain::Toolchain;
 use crate::vm::Kernel;
 use crate::{paths, setup};
@@ -110,6 +110,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
     if !tally.is_success() {
         bail!("tests have failed");
     }
+    if let Some(filter) = filter.filter(|_| tally.is_empty()) {
+        bail!("no test has {filter:?} in its name");
+    }
     Ok(())
 }
 
@@ -163,7 +166,7 @@ fn rebuild_objects() -> Rebuilt {
 fn objects(rebuild: Option<JoinHandle<Rebuilt>>, tally: &mut Tally) {
     let set = "BPF objects as built";
     let Some(rebuild) = rebuild else {
-        return tally.skip(set, OBJECTS.len() as u32, "not asked for");
+        return tally.skip(set, OBJECTS.len() as u32, NOT_ASKED_FOR);
     };
     if !rebuild.is_finished() {
         println!("waiting for the rebuild of the BPF objects");

@@ -753,3 +753,18 @@ fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
     next.restore(saved, now, |_| None).unwrap();
     assert_eq!(had(&next), flows);
 }
+
+#[test]
+fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
+    let mut c = controller();
+    for name in ["a", "b"] {
+        c.create_job(spec(name, 2)).unwrap();
+    }
+    c.add_flow("a", 0, flow(0, 2)).unwrap();
+    c.restart_job("a").unwrap();
+    assert_eq!(c.job("a").unwrap().ever_had(), [flow(0, 2).key()]);
+    // Its senders may be at work when `a` is known to be gone.
+    c.add_flow("b", 0, flow(0, 2)).unwrap();
+    c.delete_job("b").unwrap();
+    assert_eq!(c.job("a").unwrap().ever_had(), []);
+}
