@@ -1,75 +1,13 @@
-//! What is made of the command line: man pages, shell completions, and the schemas of its JSON.
+//! What is made of the command line: man pages and shell completions.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
-use netsum_cli::{Cli, failure, schema};
-
-use crate::{debian, root};
-
-/// Man pages, shell completions, the schemas of the JSON, and the Debian package.
-#[derive(clap::Parser, Debug)]
-#[command(name = "cargo xtask dist", bin_name = "cargo xtask dist")]
-pub struct DistArgs {
-    /// Where the man pages and completions go; target/dist by default.
-    #[arg(long, value_name = "FOLDER")]
-    out: Option<PathBuf>,
-    /// Write the JSON schemas to aggregator/schema instead.
-    #[arg(long, conflicts_with = "out")]
-    schema: bool,
-    /// Make a Debian package that has all this, the programs, the unit and a configuration.
-    #[arg(long, conflicts_with = "schema")]
-    deb: bool,
-    /// With --deb: the folder of programs that are built already.
-    #[arg(long, value_name = "FOLDER", requires = "deb")]
-    programs: Option<PathBuf>,
-}
-
-/// Makes them.
-///
-/// # Errors
-/// If a file cannot be written.
-pub fn run(args: &DistArgs) -> Result<()> {
-    if args.schema {
-        let folder = root()?.join("aggregator/schema");
-        fs::create_dir_all(&folder)?;
-        for s in schema::all() {
-            write(&folder.join(s.file), schema::text(&s.schema).as_bytes())?;
-        }
-        println!("schemas: {}", folder.display());
-        return Ok(());
-    }
-    let out = match &args.out {
-        Some(out) => out.clone(),
-        None => root()?.join("target/dist"),
-    };
-    if args.deb {
-        println!("{}", debian::build(args.programs.as_deref(), &out)?.display());
-        return Ok(());
-    }
-    let (man, completions) = (out.join("man"), out.join("completions"));
-    fs::create_dir_all(&man)?;
-    fs::create_dir_all(&completions)?;
-    let pages = man_pages()?;
-    for (name, page) in &pages {
-        write(&man.join(name), page)?;
-    }
-    for (path, text) in self::completions()? {
-        write(&completions.join(path.file_name().context("a file")?), &text)?;
-    }
-    println!("{} man pages: {}", pages.len(), man.display());
-    println!("completions for bash, zsh and fish: {}", completions.display());
-    Ok(())
-}
-
-fn write(path: &Path, content: &[u8]) -> Result<()> {
-    fs::write(path, content).with_context(|| path.display().to_string())
-}
+use netsum_cli::{Cli, failure};
 
 /// Completions, and where shells look for them under /usr/share.
 pub fn completions() -> Result<Vec<(PathBuf, Vec<u8>)>> {

@@ -9,38 +9,8 @@ use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
 pub const VERSION: u32 = 9;
 
-/// Most ranks in a job.
-pub const MAX_RANKS: usize = 64;
-/// Ring numbers run from 1 to `MAX_RINGS - 1`; 0 means none.
-pub const MAX_RINGS: u32 = 256;
-/// Most flows on the box.
-pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
-/// Most connections whose job has ended and whose data is dropped.
-pub const MAX_ENDED: u32 = MAX_FLOWS;
-/// Most addresses that ranks have to themselves: a MAC and an IP address each.
-pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
-/// Most slots in a ring.
-pub const MAX_SLOTS: u32 = 1 << 16;
-/// Connections that [`maps::STRANGERS`] holds.
-pub const MAX_STRANGERS: u32 = 1024;
-/// First packets of jobs set up in band that [`maps::CLAIMS`] holds; user space takes them out many times a second.
-pub const MAX_CLAIMS: u32 = 4096;
-/// Connections that [`maps::WAITING`] holds.
-pub const MAX_WAITING: u32 = 2 * MAX_FLOWS;
-/// Bytes of [`maps::EVENTS`], a power of two.
-pub const EVENTS_BYTES: u32 = 4 << 20;
-/// Most bytes of a frame that a traced event holds: the longest headers, the largest path MTU and the ICRC have room.
-pub const MAX_CAPTURE: usize = 2304;
-/// Bytes of a frame that a traced event holds at least, where the frame has them: all headers, whatever they are.
-pub const MIN_CAPTURE: u32 = 128;
-/// Most CPUs that rings can be spread over.
-pub const MAX_CPUS: u32 = 256;
-/// Bytes of payload that are handled at once, without a look at the length.
-pub const CELL_LEN: usize = 256;
-/// The largest path MTU: a broadcast clone has to fit a page.
-pub const MAX_MTU: usize = 2048;
-/// Path MTUs that a job may have.
-pub const MTUS: [u32; 4] = [256, 512, 1024, 2048];
+pub use crate::limits::*;
+pub use crate::ring::{RingConfig, ring_flags};
 
 /// Names of the maps in the BPF object.
 pub mod maps {
@@ -423,36 +393,6 @@ pub struct Claim {
     pub only: u8,
     /// Zero.
     pub reserved: u8,
-}
-
-/// Flags of a ring.
-pub mod ring_flags {
-    /// All flows are there: contributions count.
-    pub const ACTIVE: u32 = 1;
-    /// The ICRC of contributions is not verified.
-    pub const ICRC_IGNORE: u32 = 2;
-    /// Results go out as they complete.
-    pub const RELAXED: u32 = 4;
-    /// The job is set up in band: messages begin with a [`crate::wire::JobHeader`].
-    pub const IN_BAND: u32 = 8;
-}
-
-/// What user space decides about a ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(C)]
-pub struct RingConfig {
-    /// Bits of [`ring_flags`].
-    pub flags: u32,
-    /// Ranks, 2 to 64.
-    pub ranks: u32,
-    /// Slots, a power of two and at least `2 * window`.
-    pub slots: u32,
-    /// Credit in fragments: window in messages times fragments of a full message.
-    pub window: u32,
-    /// Path MTU in bytes.
-    pub mtu: u32,
-    /// Index into the CPU map.
-    pub cpu: u32,
 }
 
 /// Room for the longest headers.

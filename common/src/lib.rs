@@ -5,6 +5,8 @@
 //! | [`serial`] | 24-bit serial numbers |
 //! | [`wire`] | RoCEv2 headers, parsing of frames |
 //! | [`icrc`] | the invariant CRC: computing, verifying, patching |
+//! | [`limits`] | how much of each thing there may be |
+//! | [`ring`] | a ring as user space sets it up |
 //! | [`slot`] | the slot state machine |
 //! | [`abi`] | map keys and values, the border between kernel and user space |
 //! | [`counters`] | every counter, with its name and meaning |
@@ -19,7 +21,9 @@ pub mod abi;
 pub mod counters;
 pub mod icrc;
 pub mod lanes;
+pub mod limits;
 pub mod live;
+pub mod ring;
 pub mod serial;
 pub mod slot;
 pub mod timing;

@@ -23,8 +23,9 @@
 //!
 //! All comparisons are serial numbers modulo 2^24.
 
-use crate::abi::{MAX_RANKS, RingConfig, ring_flags};
 use crate::counters::Counter;
+use crate::limits::MAX_RANKS;
+use crate::ring::{RingConfig, ring_flags};
 use crate::serial;
 
 /// State of one fragment's buffer.

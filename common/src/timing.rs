@@ -4,7 +4,7 @@
 //! A sum's time runs from its first contribution to its last one, and not to its release: in a ring that releases in order, a
 //! complete sum may have to wait for an earlier one, which is that one's time. A duplicate is no contribution.
 
-use crate::abi::{MAX_RANKS, MAX_SLOTS};
+use crate::limits::{MAX_RANKS, MAX_SLOTS};
 
 /// One fragment index in so many is timed; a power of two.
 pub const SAMPLED: u32 = 64;

@@ -1,8 +1,65 @@
 //! What is made of the command line: man pages, completions, schemas, and the package. `cargo xtask dist` runs it.
 
-use clap::Parser;
-use netsum_book::dist;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-fn main() -> anyhow::Result<()> {
-    dist::run(&dist::DistArgs::parse())
+use anyhow::{Context, Result};
+use clap::Parser;
+use netsum_book::{debian, dist, root};
+use netsum_cli::schema;
+
+/// Man pages, shell completions, the schemas of the JSON, and the Debian package.
+#[derive(clap::Parser, Debug)]
+#[command(name = "cargo xtask dist", bin_name = "cargo xtask dist")]
+struct DistArgs {
+    /// Where the man pages and completions go; target/dist by default.
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Write the JSON schemas to aggregator/schema instead.
+    #[arg(long, conflicts_with = "out")]
+    schema: bool,
+    /// Make a Debian package that has all this, the programs, the unit and a configuration.
+    #[arg(long, conflicts_with = "schema")]
+    deb: bool,
+    /// With --deb: the folder of programs that are built already.
+    #[arg(long, value_name = "FOLDER", requires = "deb")]
+    programs: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let args = DistArgs::parse();
+    if args.schema {
+        let folder = root()?.join("aggregator/schema");
+        fs::create_dir_all(&folder)?;
+        for s in schema::all() {
+            write(&folder.join(s.file), schema::text(&s.schema).as_bytes())?;
+        }
+        println!("schemas: {}", folder.display());
+        return Ok(());
+    }
+    let out = match &args.out {
+        Some(out) => out.clone(),
+        None => root()?.join("target/dist"),
+    };
+    if args.deb {
+        println!("{}", debian::build(args.programs.as_deref(), &out)?.display());
+        return Ok(());
+    }
+    let (man, completions) = (out.join("man"), out.join("completions"));
+    fs::create_dir_all(&man)?;
+    fs::create_dir_all(&completions)?;
+    let pages = dist::man_pages()?;
+    for (name, page) in &pages {
+        write(&man.join(name), page)?;
+    }
+    for (path, text) in dist::completions()? {
+        write(&completions.join(path.file_name().context("a file")?), &text)?;
+    }
+    println!("{} man pages: {}", pages.len(), man.display());
+    println!("completions for bash, zsh and fish: {}", completions.display());
+    Ok(())
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    fs::write(path, content).with_context(|| path.display().to_string())
 }

@@ -45,8 +45,8 @@ mod renewal;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use operation::Finished;
-pub use queue::{Outcome, Work};
+pub use operation::{Finished, Outcome};
+pub use queue::Work;
 
 use crate::buffer::Buffer;
 use crate::error::Error;

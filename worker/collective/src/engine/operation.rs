@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use netsum_common::lanes::{CHECK_LANES, Check, Finding, MessageId};
 
-use super::queue::Outcome;
 use super::{Engine, Kept, Path};
 use crate::buffer::Buffer;
 use crate::error::Error;
@@ -67,6 +66,16 @@ impl Operation {
         }
         self.rings[ring as usize].buckets[data_message].and_then(|b| Scale::new(b, ranks))
     }
+}
+
+/// What one of the operations came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The operation's number.
+    pub number: u64,
+    pub result: Result<Finished, Error>,
+    /// The data, if it is owned.
+    pub data: Option<Owned>,
 }
 
 /// What an operation came to.

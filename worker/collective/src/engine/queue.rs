@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::operation::{Finished, Operation, RingPart};
+use super::operation::{Operation, Outcome, RingPart};
 use super::{Engine, MAX_OPEN, Path};
 use crate::error::Error;
 use crate::frame::{Descriptor, Frame, Progress};
@@ -30,16 +30,6 @@ impl Work<'_> {
             Self::Owned(data) => data,
         }
     }
-}
-
-/// What one of the operations came to.
-#[derive(Debug)]
-pub struct Outcome {
-    /// The operation's number.
-    pub number: u64,
-    pub result: Result<Finished, Error>,
-    /// The data, if it is owned.
-    pub data: Option<Owned>,
 }
 
 impl Engine {

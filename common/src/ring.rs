@@ -1,0 +1,31 @@
+//! A ring as user space sets it up.
+
+/// Flags of a ring.
+pub mod ring_flags {
+    /// All flows are there: contributions count.
+    pub const ACTIVE: u32 = 1;
+    /// The ICRC of contributions is not verified.
+    pub const ICRC_IGNORE: u32 = 2;
+    /// Results go out as they complete.
+    pub const RELAXED: u32 = 4;
+    /// The job is set up in band: messages begin with a [`crate::wire::JobHeader`].
+    pub const IN_BAND: u32 = 8;
+}
+
+/// What user space decides about a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct RingConfig {
+    /// Bits of [`ring_flags`].
+    pub flags: u32,
+    /// Ranks, 2 to 64.
+    pub ranks: u32,
+    /// Slots, a power of two and at least `2 * window`.
+    pub slots: u32,
+    /// Credit in fragments: window in messages times fragments of a full message.
+    pub window: u32,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Index into the CPU map.
+    pub cpu: u32,
+}
