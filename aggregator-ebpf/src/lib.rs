@@ -7,7 +7,7 @@
 //! | `aggregate_inline` | called by `ingress` | the same, where the packet is on the ring's CPU already |
 //! | `egress` | device maps | gives each clone of a result its receiver's headers |
 //!
-//! `main.rs` is the object that the daemon loads; `tests/ebpf/src/bench.rs` measures the parts.
+//! `main.rs` is the object that the daemon loads; `bench/ebpf/src/main.rs` measures the parts.
 #![no_std]
 #![feature(asm_experimental_arch)]
 

@@ -82,6 +82,22 @@ async fn wrong_tokens_use_up_an_addresss_tries_but_not_those_of_a_rank_that_is_i
 }
 
 #[tokio::test]
+async fn who_knew_the_token_of_a_job_that_is_gone_guesses_the_next_ones_like_anybody() {
+    let penalty = Duration::from_secs(1);
+    let d = Daemon::with(Limits { tries: 2, penalty, ..Limits::default() }, None).await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let mut worker = d.worker().await;
+    worker.describe(describe("sesame")).await.unwrap();
+    d.netsum("job delete train").await.unwrap();
+    d.netsum("job create train --ranks 2 --token mellon").await.unwrap();
+    let start = Instant::now();
+    for i in 0..6 {
+        worker.describe(describe(&format!("guess{i}"))).await.unwrap_err();
+    }
+    assert!(start.elapsed() >= 2 * penalty, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
 async fn guesses_cost_a_try_even_if_the_guesser_hangs_up() {
     let penalty = Duration::from_secs(1);
     let d = Daemon::with(Limits { tries: 2, penalty, ..Limits::default() }, None).await;

@@ -10,7 +10,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use netsum_cli::{Cli, failure, schema};
 
-use crate::{deb, root};
+use crate::{debian, root};
 
 /// Man pages, shell completions, the schemas of the JSON, and the Debian package.
 #[derive(clap::Parser, Debug)]
@@ -49,7 +49,7 @@ pub fn run(args: &DistArgs) -> Result<()> {
         None => root()?.join("target/dist"),
     };
     if args.deb {
-        println!("{}", deb::build(args.programs.as_deref(), &out)?.display());
+        println!("{}", debian::build(args.programs.as_deref(), &out)?.display());
         return Ok(());
     }
     let (man, completions) = (out.join("man"), out.join("completions"));

@@ -1,7 +1,7 @@
 //! The book in `book/text`, made into HTML by mdBook. Pages of the reference are made from what the programs themselves say, so that
 //! they cannot say anything else.
 
-mod deb;
+mod debian;
 pub mod dist;
 pub mod links;
 mod reference;
@@ -57,7 +57,6 @@ pub fn build(out: &Path) -> Result<usize> {
     Ok(links.checked)
 }
 
-/// The workspace's root.
 fn root() -> Result<&'static Path> {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the book's folder has no parent")
 }

@@ -47,9 +47,7 @@ pub struct Image {
 /// Images to train with and images to test with. No image is both.
 #[derive(Clone, Debug)]
 pub struct Data {
-    /// Images to train with.
     pub train: Vec<Image>,
-    /// Images to test with.
     pub test: Vec<Image>,
 }
 

@@ -47,12 +47,10 @@ impl Model {
         PIXELS * hidden + hidden + hidden * DIGITS + DIGITS
     }
 
-    /// All parameters.
     pub fn parameters(&self) -> &[f32] {
         &self.parameters
     }
 
-    /// All parameters.
     pub fn parameters_mut(&mut self) -> &mut [f32] {
         &mut self.parameters
     }

@@ -9,7 +9,7 @@ use netsum_demo::data::Data;
 use netsum_demo::report::{Line, Trained};
 use netsum_demo::train::{Step, train};
 use netsum_demo::{LAYOUT, PATH_MTU};
-use netsum_worker::comm::{Bootstrap, CommConfig, Communicator, Mode, Transport};
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Mode, Transport};
 
 use crate::{Training, finish, say};
 

@@ -31,13 +31,11 @@ pub enum Line {
 /// What a training came to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
-    /// Steps.
     pub steps: usize,
     /// Share of the test images that the model gets right, 0 to 1.
     pub accuracy: f64,
     /// Of the weights, 16 hexadecimal digits.
     pub fingerprint: String,
-    /// All-reduces that were called.
     pub all_reduces: u64,
     /// All-reduces whose sums came from the box.
     pub by_box: u64,

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use crate::report::{ENOUGH_EPOCHS, HEADERS, LEAST_ACCURACY, Summary, Trained, grouped};
 
 impl Summary {
-    /// The table for the user.
     pub fn table(&self) -> String {
         let mut out = String::new();
         for (what, value, remark) in self.rows() {

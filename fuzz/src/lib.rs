@@ -44,7 +44,6 @@ pub fn start(name: &str) -> anyhow::Result<Run> {
     })
 }
 
-/// A target by its name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|t| t.name == name)
 }

@@ -13,7 +13,6 @@ use netsum_common::wire::{Aeth, Bth, Opcode, ROCE_PORT, Reth, Syndrome};
 use netsum_worker::rc::packet::{Extended, Verifier, encode};
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, QpConfig, QpId};
 
-/// Runs a sequence.
 pub fn run(input: &[u8]) {
     let _ = sequence(&mut Unstructured::new(input));
 }

@@ -2,13 +2,11 @@
 
 /// Something to be fuzzed.
 pub struct Target {
-    /// Its name.
     pub name: &'static str,
     /// Longest input that makes sense, in bytes.
     pub longest: usize,
 }
 
-/// All targets.
 pub const TARGETS: [Target; 6] = [
     Target { name: "parser", longest: 400 },
     Target { name: "slots", longest: 1000 },

@@ -12,9 +12,7 @@ use crate::tap::Tap;
 /// What arrives at a host, by the number of the host that sends it and the queue pair that it is for: the last PSN.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Acknowledgements.
     pub acks: BTreeMap<(u8, u32), u32>,
-    /// Data.
     pub data: BTreeMap<(u8, u32), u32>,
     /// Some frames of data, as they are.
     pub frames: Vec<Vec<u8>>,

@@ -33,10 +33,8 @@ pub fn program(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no program `{name}` near {}: run `cargo build --workspace`", me.display()))
 }
 
-/// What a job is created with.
 #[derive(Clone, Debug)]
 pub struct JobSpec {
-    /// Name.
     pub name: String,
     /// World size.
     pub ranks: u32,
@@ -46,7 +44,6 @@ pub struct JobSpec {
     pub message_size: u32,
     /// Window in messages.
     pub window: u32,
-    /// Rings.
     pub rings: u32,
     /// After which silence a rank is dead.
     pub timeout: Duration,
@@ -183,7 +180,6 @@ impl Cluster {
         daemon.end(PATIENCE).map(drop)
     }
 
-    /// The lab.
     pub fn lab(&self) -> &Lab {
         &self.lab
     }

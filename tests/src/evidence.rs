@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::Host;
 use crate::cluster::{Cluster, program};
 use crate::process::Running;
-use crate::ring;
+use crate::verbs_ring;
 
 /// How long packets are looked at.
 const WATCH: Duration = Duration::from_secs(4);
@@ -23,7 +23,7 @@ pub fn of(cluster: &Cluster, job: &str) -> String {
         let _ = writeln!(text, "== {title}\n{what}");
     };
     let hosts = cluster.lab().hosts();
-    let before: Vec<_> = hosts.iter().map(ring::hw_counters).collect();
+    let before: Vec<_> = hosts.iter().map(verbs_ring::hw_counters).collect();
     for arguments in [
         &["stats", job][..],
         &["diagnose", job],
@@ -37,7 +37,7 @@ pub fn of(cluster: &Cluster, job: &str) -> String {
     for (host, before) in hosts.iter().zip(before) {
         if host.vm().is_some() {
             part(&format!("queue pairs of {}", host.name()), queue_pairs(host));
-            let counters = before.and_then(|before| Ok((before, ring::hw_counters(host)?)));
+            let counters = before.and_then(|before| Ok((before, verbs_ring::hw_counters(host)?)));
             part("its counters, before and now", counters.map(|both| format!("{both:?}")));
         }
         part("its cable", host.cable().and_then(|cable| Ok(format!("{:?}", cable.counts()?))));

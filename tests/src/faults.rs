@@ -49,7 +49,6 @@ pub enum Kind {
     Last = 1 << 2,
     /// A message of one packet.
     Only = 1 << 3,
-    /// An acknowledgement.
     Ack = 1 << 4,
     /// A NAK, but no "receiver not ready".
     Nak = 1 << 5,
@@ -149,7 +148,6 @@ pub struct WayCounts {
     pub reordered: u64,
     /// Those with a flipped bit.
     pub corrupted: u64,
-    /// Those that were marked.
     pub marked: u64,
     /// Those that were to be marked, and whose senders take no part in ECN.
     pub spared: u64,
@@ -163,7 +161,6 @@ impl WayCounts {
         self.lost + self.duplicated + self.reordered + self.corrupted
     }
 
-    /// The count of one fault.
     pub fn of(&self, fault: Fault) -> u64 {
         match fault {
             Fault::Loss => self.lost,

@@ -18,7 +18,6 @@ pub struct FrameSpec {
     pub tos: u8,
     /// IPv4 identification.
     pub id: u16,
-    /// UDP checksum field.
     pub udp_checksum: u16,
     /// Base transport header.
     pub bth: Bth,
@@ -26,7 +25,6 @@ pub struct FrameSpec {
     pub reth: Reth,
     /// Immediate data, if the opcode has it.
     pub immediate: u32,
-    /// Payload.
     pub payload: Vec<u8>,
 }
 
@@ -57,18 +55,15 @@ impl FrameSpec {
         self
     }
 
-    /// Offset of the IP header.
     pub fn ip_offset(&self) -> usize {
         wire::ETH_LEN + if self.vlan.is_some() { wire::VLAN_LEN } else { 0 }
     }
 
-    /// Offset of the payload.
     pub fn payload_offset(&self) -> usize {
         let ip = if self.src.len() == 4 { wire::IPV4_LEN } else { wire::IPV6_LEN };
         self.ip_offset() + ip + wire::UDP_LEN + wire::BTH_LEN + self.bth.opcode.extended_len()
     }
 
-    /// The frame's bytes.
     pub fn build(&self) -> Vec<u8> {
         let mut transport = self.bth.encode().to_vec();
         if self.bth.opcode.has_reth() {

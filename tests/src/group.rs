@@ -17,19 +17,14 @@ use crate::process::Running;
 /// What `netsum-rank` is started with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankSpec {
-    /// Its rank.
     pub rank: u32,
     /// World size.
     pub ranks: u32,
-    /// Its address.
     pub ip: IpAddr,
     /// Address of the daemon's API for workers; without one the ranks find each other by `peers`.
     pub controller: Option<String>,
-    /// The job's name.
     pub job: String,
-    /// The job's token.
     pub token: String,
-    /// Addresses of all ranks.
     pub peers: Vec<IpAddr>,
     /// Path MTU, without a daemon.
     pub mtu: u32,
@@ -108,7 +103,6 @@ pub enum Order {
     AllReduce {
         /// `i32` or `f32`.
         dtype: String,
-        /// Elements.
         len: usize,
         /// Of the data.
         seed: u64,
@@ -134,9 +128,7 @@ pub enum Order {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Done.
     Done(Outcome),
-    /// The communicator's error.
     Error(String),
 }
 
@@ -197,9 +189,7 @@ pub struct Group {
 #[derive(Debug)]
 pub(crate) struct Started {
     pub running: Running,
-    /// Its host.
     pub host: usize,
-    /// What it was started with.
     pub spec: RankSpec,
     /// It shares no files with the test.
     pub elsewhere: bool,
@@ -270,7 +260,6 @@ impl Group {
         running.say(&serde_json::to_string(&Order::Reconnect)?)
     }
 
-    /// The next answer of one rank.
     pub fn answer(&mut self, rank: usize, timeout: Duration) -> Result<Answer> {
         let line = self.ranks[rank].as_mut().context("that rank has gone")?.line(timeout)?;
         serde_json::from_str(&line).with_context(|| line.clone())

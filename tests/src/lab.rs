@@ -25,7 +25,6 @@ pub const STANDING: &str = "netsum";
 /// Most hosts in a lab.
 pub const MAX_HOSTS: usize = 64;
 
-/// What a lab consists of.
 #[derive(Clone, Debug)]
 pub struct LabSpec {
     /// Hosts, 1 to 64.
@@ -126,7 +125,6 @@ impl Deref for Host {
 }
 
 impl BoxNode {
-    /// The bridge's name.
     pub const BRIDGE: &str = "br0";
 
     /// The box's own address on the bridge.
@@ -164,7 +162,6 @@ impl Host {
         mac(self.number)
     }
 
-    /// The host's number in the lab.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -268,17 +265,14 @@ impl Lab {
         &self.prefix
     }
 
-    /// The box.
     pub fn box_(&self) -> &BoxNode {
         &self.box_
     }
 
-    /// Host `i`.
     pub fn host(&self, i: usize) -> &Host {
         &self.hosts[i]
     }
 
-    /// All hosts.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }

@@ -7,58 +7,53 @@
 //! | [`janitor`] | removes it, however its owner ends |
 //! | [`evidence`] | what there is to see of a job that stands still |
 //! | [`faults`] | cables that lose, duplicate, reorder, corrupt and mark packets |
-//! | [`app`] | an application that is set up in band |
-//! | [`application`] | a ring of reliable connections that knows nothing of netsum |
 //! | [`attacker`] | a host that forges frames |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
-//! | [`contest`] | netsum beside others who all-reduce |
 //! | [`cpu`] | which CPU a thread runs on |
 //! | [`data`] | what ranks reduce |
-//! | [`dataplane_bench`] | what the data plane costs, packet by packet and with live frames |
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
-//! | [`group`] | the ranks of a job, in processes of their own |
-//! | [`keep`] | where a benchmark's figures go |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
-//! | [`plot`] | pictures of figures |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
-//! | [`ring`] | an application over libibverbs, on virtual machines |
-//! | [`scaling`] | all-reduces with more ranks, rings, jobs, credit, and larger messages |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
 //! | [`vm`] | hosts that are virtual machines |
 //!
+//! Four kinds of ranks:
+//!
+//! | module | what runs |
+//! | --- | --- |
+//! | [`group`] | netsum's library, in processes: the program `netsum-rank` |
+//! | [`verbs_ring`] | a stock application over libibverbs, on virtual machines: `verbs/ring.c` |
+//! | [`udp_ring`] | connections of the library's endpoint, registered by hand |
+//! | [`in_band`] | the same, set up in band |
+//!
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
-pub mod app;
-pub mod application;
 pub mod attacker;
 pub mod cluster;
-pub mod contest;
 pub mod cpu;
 pub mod data;
-pub mod dataplane_bench;
 pub mod differential;
 pub mod evidence;
 pub mod faults;
 pub mod frames;
 pub mod group;
+pub mod in_band;
 pub mod janitor;
-pub mod keep;
 pub mod lab;
 pub mod machine;
 pub mod netns;
 pub mod plane;
-pub mod plot;
 pub mod process;
 pub mod programs;
-pub mod ring;
-pub mod scaling;
 pub mod tap;
 pub mod topology;
 pub mod traffic;
+pub mod udp_ring;
+pub mod verbs_ring;
 pub mod vm;
 
 pub use lab::{Host, Lab, LabSpec};

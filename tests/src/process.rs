@@ -24,7 +24,6 @@ pub struct Running {
 /// How a program ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Exit status.
     pub status: ExitStatus,
     /// What it printed.
     pub stdout: String,
@@ -90,7 +89,6 @@ impl Running {
         drop(self.child.stdin.take());
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.child.id() as i32), signal)
             .with_context(|| format!("{signal} to {}", self.name))

@@ -18,7 +18,6 @@ use crate::frames::{FrameSpec, lanes};
 
 /// The loopback interface, where packets of a test run come in.
 pub const LOOPBACK: u32 = 1;
-/// The ring's CPU.
 const RING_CPU: u32 = 0;
 /// First PSN of every rank, unless a test changes it.
 pub const BASE_PSN: u32 = 0x00ff_fff0;
@@ -45,9 +44,7 @@ pub struct Outcome {
 pub struct Bench {
     /// The loaded programs.
     pub plane: BpfDataPlane,
-    /// The ring.
     pub ring: RingSpec,
-    /// Its flows.
     pub keys: Vec<FlowKey>,
 }
 
@@ -76,13 +73,11 @@ pub fn qpn(rank: u32) -> u32 {
     0x100 + rank
 }
 
-/// Rank's fragment with an index.
 pub fn fragment(rank: u32, ranks: u32, index: u32, payload: Vec<u8>) -> FrameSpec {
     let psn = (BASE_PSN + index) & 0xff_ffff;
     FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload)
 }
 
-/// The flow of a rank of a ring in a bench.
 pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
     let ip = |rank: u32| -> IpAddr {
         if v6 {
@@ -162,7 +157,6 @@ impl Bench {
         out
     }
 
-    /// Runs a program over a packet.
     pub fn run(&mut self, program: &str, packet: &[u8]) -> Result<Outcome> {
         self.repeat(program, packet, 1)
     }

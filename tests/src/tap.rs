@@ -17,7 +17,6 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens an interface.
     pub fn open(netns: &Netns, interface: &str) -> Result<Self> {
         let ifindex = netns.ifindex(interface)?;
         let all = (libc::ETH_P_ALL as u16).to_be();
@@ -56,7 +55,6 @@ impl Tap {
         Ok(Self { socket })
     }
 
-    /// Sends a frame.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         let sent = self.socket.send(frame)?;
         anyhow::ensure!(sent == frame.len(), "{sent} bytes of {} were sent", frame.len());

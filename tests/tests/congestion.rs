@@ -6,11 +6,11 @@ use std::time::Duration;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Bth, Opcode};
 use netsum_dataplane::{BpfDataPlane, DataPlane, count};
-use netsum_lab::application::{self, Home, Load};
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::faults::{Bottleneck, CableCounts, Fault, Faults, Kind, Nth};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::tap::Tap;
+use netsum_lab::udp_ring::{self, Home, Load};
 use netsum_lab::{Host, Lab, LabSpec};
 use netsum_worker::rc::Stats;
 
@@ -35,7 +35,7 @@ impl Ring {
     fn run(lab: &Lab, plane: &BpfDataPlane, load: Load, v6: bool) -> Self {
         let homes: Vec<Home<'_>> =
             lab.hosts().iter().map(|h| -> Home<'_> { (h, if v6 { h.ipv6(0) } else { h.ip(0) }) }).collect();
-        let stats = application::run(load, &homes).unwrap();
+        let stats = udp_ring::run(load, &homes).unwrap();
         let all = plane.counters(1).unwrap();
         let named: Vec<_> =
             Counter::ALL.iter().map(|&c| (c.name(), count(&all, c))).filter(|(_, n)| *n > 0).collect();
@@ -47,7 +47,7 @@ impl Ring {
     fn new(uplink: Faults, load: Load, v6: bool) -> Self {
         let lab = lab();
         lab.host(0).set_faults(uplink, Faults::NONE, 5).unwrap();
-        let plane = application::register(&lab, &load, &PLACES, v6).unwrap();
+        let plane = udp_ring::register(&lab, &load, &PLACES, v6).unwrap();
         Self::run(&lab, &plane, load, v6)
     }
 
@@ -114,7 +114,7 @@ fn receivers_notify_their_senders_through_the_box() {
         let mark = if host.number() == 0 { 0.05 } else { 0.0 };
         host.set_faults(Faults { mark, ..cnps }, cnps, 6).unwrap();
     }
-    let plane = application::register(&lab, &load, &PLACES, false).unwrap();
+    let plane = udp_ring::register(&lab, &load, &PLACES, false).unwrap();
     let ring = Ring::run(&lab, &plane, load, false);
     for rank in 0..RANKS as usize {
         let sender = (rank + 2) % 3;
@@ -136,13 +136,13 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
             host.set_faults(Faults::of(Fault::Mark, 1.0), Faults::NONE, 7).unwrap();
         }
         let load = Load { mtu: 256, message_size: 256, window: 4, first_psn: 77, ..Load::new(RANKS) };
-        let _plane = application::register(&lab, &load, &PLACES, v6).unwrap();
+        let _plane = udp_ring::register(&lab, &load, &PLACES, v6).unwrap();
         let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
         // ECT(0), none, ECT(1); each with a differentiated service of its own.
         let tos = |rank: u32| [0x68 | 2, 0x28, 0x48 | 1][rank as usize];
         let fragment = |rank: u32, index: u32| {
             let (from, to) = (rank as u8 + 1, ((rank + 1) % RANKS) as u8 + 1);
-            let qpn = application::receive_qpn((rank + 1) % RANKS);
+            let qpn = udp_ring::receive_qpn((rank + 1) % RANKS);
             let spec = FrameSpec::send(from, to, qpn, load.psn(rank) + index, lanes(rank + index * 7, 64));
             let spec = FrameSpec { tos: tos(rank), vlan, ..spec };
             if v6 { spec.v6() } else { spec }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use netsum_common::counters::Counter;
 use netsum_dataplane::{DataPlane, count};
-use netsum_lab::application::{self, Home, Load};
 use netsum_lab::faults::Faults;
+use netsum_lab::udp_ring::{self, Home, Load};
 use netsum_lab::{Lab, LabSpec};
 use netsum_worker::rc::{Operation, Stats};
 
@@ -15,14 +15,14 @@ fn lab(hosts: usize) -> LabSpec {
 
 /// Runs a load with rank r on host `places[r]`; the endpoints' and the ring's counters.
 fn run(lab: &Lab, load: Load, places: &[usize], v6: bool) -> (Vec<Stats>, Vec<u64>, Duration) {
-    let plane = application::register(lab, &load, places, v6).unwrap();
+    let plane = udp_ring::register(lab, &load, places, v6).unwrap();
     let home = |&place: &usize| -> Home<'_> {
         let host = lab.host(place);
         (host, if v6 { host.ipv6(0) } else { host.ip(0) })
     };
     let homes: Vec<Home<'_>> = places.iter().map(home).collect();
     let start = Instant::now();
-    let stats = application::run(load, &homes).unwrap();
+    let stats = udp_ring::run(load, &homes).unwrap();
     (stats, plane.counters(1).unwrap(), start.elapsed())
 }
 

@@ -20,13 +20,13 @@ fn numbers(rank: u8) -> (u32, u32) {
     (0x100 + u32::from(rank), 0x1000 * (u32::from(rank) + 1))
 }
 
-/// An application of three ranks, one on each host, that are nothing but frames.
-struct App<'a> {
+/// Three ranks, one on each host, that are nothing but frames.
+struct TapRing<'a> {
     cluster: &'a Cluster,
     taps: Vec<Tap>,
 }
 
-impl<'a> App<'a> {
+impl<'a> TapRing<'a> {
     fn new(cluster: &'a Cluster) -> Self {
         let taps = cluster.lab().hosts().iter().map(|h| Tap::open(h, "eth0").unwrap()).collect();
         Self { cluster, taps }
@@ -120,7 +120,7 @@ fn assert_finding(said: &Value, rank: Option<u8>, words: &[&str]) {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn every_cause_of_a_hang_is_named() {
     let cluster = Cluster::start(LabSpec { mtu: 2300, ..LabSpec::hosts(3) }).unwrap();
-    let app = App::new(&cluster);
+    let app = TapRing::new(&cluster);
 
     // A rank that has no flow.
     app.create(3);
@@ -131,7 +131,7 @@ fn every_cause_of_a_hang_is_named() {
     // Nobody has anything to do.
     assert_finding(&app.diagnose_while(0, None), None, &["nothing is pending"]);
     // Two ranks have sent, the third never has.
-    (0..2).for_each(|rank| app.send(rank, &App::fragment(rank, 3, 0)));
+    (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 0)));
     app.taken(2);
     let said = app.diagnose_while(0, None);
     assert_finding(
@@ -142,12 +142,12 @@ fn every_cause_of_a_hang_is_named() {
     assert_eq!(said["rings"][0]["missing"], serde_json::json!([2]), "{said:#}");
     assert_eq!(said["rings"][0]["ranks"][0]["credit_used"], 1, "{said:#}");
     // It sends to another queue pair.
-    let mut wrong = App::fragment(2, 3, 0);
+    let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.bth.qpn = 0x777;
     let said = app.diagnose_while(2, Some(&wrong));
     assert_finding(&said, Some(2), &["sends to queue pair 0x777 of 10.0.0.1, and 0x102 is registered"]);
     // It sends to another host.
-    let mut wrong = App::fragment(2, 3, 0);
+    let mut wrong = TapRing::fragment(2, 3, 0);
     (wrong.dst, wrong.bth.qpn) = (vec![10, 0, 0, 9], 0x5);
     let said = app.diagnose_while(2, Some(&wrong));
     assert_finding(
@@ -157,14 +157,14 @@ fn every_cause_of_a_hang_is_named() {
     );
     // Its connection begins elsewhere.
     for psn in [0x7000, 0x2ff0] {
-        let mut wrong = App::fragment(2, 3, 0);
+        let mut wrong = TapRing::fragment(2, 3, 0);
         wrong.bth.psn = psn;
         let said = app.diagnose_while(2, Some(&wrong));
         let words = format!("other PSNs (last {psn:#x}) than registered (0x3000 and on)");
         assert_finding(&said, Some(2), &[&words]);
     }
     // Its packets are larger than the path MTU, or smaller than those of the others.
-    let mut wrong = App::fragment(2, 3, 0);
+    let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.payload = lanes(2, 512);
     assert_finding(
         &app.diagnose_while(2, Some(&wrong)),
@@ -178,9 +178,9 @@ fn every_cause_of_a_hang_is_named() {
         &["sends 512 bytes at index 0, where ranks 0, 1 send 1024"],
     );
     // Another host pretends to be it, or it is behind another port than registered.
-    let right = App::fragment(2, 3, 0);
+    let right = TapRing::fragment(2, 3, 0);
     assert_finding(&app.diagnose_while(1, Some(&right)), Some(2), &["another port than port2"]);
-    let mut wrong = App::fragment(2, 3, 0);
+    let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.src = vec![10, 0, 0, 77];
     assert_finding(&app.diagnose_while(2, Some(&wrong)), Some(2), &["another address than 10.0.0.3"]);
     // Wrong ICRCs.
@@ -196,7 +196,7 @@ fn every_cause_of_a_hang_is_named() {
     // It gets through at last, and stops.
     app.send(2, &right);
     app.taken(3);
-    (0..2).for_each(|rank| app.send(rank, &App::fragment(rank, 3, 1)));
+    (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 1)));
     app.taken(5);
     let said = app.diagnose_while(0, None);
     assert_finding(
@@ -207,14 +207,14 @@ fn every_cause_of_a_hang_is_named() {
     // It sends old packets only: slow, or its new ones get lost.
     assert_finding(&app.diagnose_while(2, Some(&right)), Some(2), &["is slow or loses packets"]);
     // It has got no result and sends again and again, while nothing is pending.
-    app.send(2, &App::fragment(2, 3, 1));
+    app.send(2, &TapRing::fragment(2, 3, 1));
     app.taken(6);
-    let said = app.diagnose_while(2, Some(&App::fragment(2, 3, 1)));
+    let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 1)));
     assert_finding(&said, Some(2), &["again and again, whose sum has been released: rank 0 behind port0"]);
     // It ignores its credit: 8 fragments from index 2 on.
-    (0..2).for_each(|rank| app.send(rank, &App::fragment(rank, 3, 2)));
+    (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 2)));
     app.taken(8);
-    let said = app.diagnose_while(2, Some(&App::fragment(2, 3, 10)));
+    let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 10)));
     assert_finding(&said, Some(2), &["sends beyond its credit: index 10, and 2 to 9 are open"]);
     // Its cable is pulled.
     let host = &cluster.lab().hosts()[2];
@@ -263,11 +263,11 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_sum_that_nothing_takes_along_is_sent_by_the_box() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
-    let app = App::new(&cluster);
+    let app = TapRing::new(&cluster);
     app.start(2);
     // Index 1 is complete before index 0, and nobody sends it again.
     for index in [1, 0] {
-        (0..2).for_each(|rank| app.send(rank, &App::fragment(rank, 2, index)));
+        (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 2, index)));
         app.taken(if index == 1 { 2 } else { 4 });
     }
     let expected = sum(&[lanes(0, PAYLOAD / 4), lanes(1, PAYLOAD / 4)]);

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netsum_lab::application::{self, Home, Load};
 use netsum_lab::attacker::Seen;
 use netsum_lab::cluster::{Answer, Cluster, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::faults::{Fault, Faults};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::tap::Tap;
+use netsum_lab::udp_ring::{self, Home, Load};
 use netsum_lab::{Host, LabSpec};
 
 const RANKS: u32 = 3;
@@ -137,17 +137,12 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
         }
     };
     register(first);
-    application::run(first, &homes).unwrap();
+    udp_ring::run(first, &homes).unwrap();
     // Contributions of rank 0 alone, to slots that are free: half of a sum that nobody will ever finish.
     let packet = |rank: u32, psn: u32, seed: u32| {
         let to = (rank + 1) % RANKS;
-        let spec = FrameSpec::send(
-            rank as u8 + 1,
-            to as u8 + 1,
-            application::receive_qpn(to),
-            psn,
-            lanes(seed, 256),
-        );
+        let spec =
+            FrameSpec::send(rank as u8 + 1, to as u8 + 1, udp_ring::receive_qpn(to), psn, lanes(seed, 256));
         FrameSpec { id: 0, ..spec }.build()
     };
     let tap = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
@@ -184,7 +179,7 @@ fn an_application_connects_anew_with_the_same_queue_pairs_and_other_psns() {
     let before = late();
     // Who waits for a sum while packets of before keep the hosts busy may have to ask again.
     let second = Load { ack_timeout: Duration::from_millis(200), ..second };
-    let (stats, sent) = meanwhile(&cluster, &old, || application::run(second, &homes).unwrap());
+    let (stats, sent) = meanwhile(&cluster, &old, || udp_ring::run(second, &homes).unwrap());
     let released = cluster.counter(Some("anew"), "released").unwrap();
     println!("{sent} packets of the first connections came late: {before:?} to {:?}", late());
     assert!(sent > 100 && late().iter().sum::<u64>() > before.iter().sum::<u64>());

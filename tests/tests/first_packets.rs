@@ -253,6 +253,27 @@ fn a_flood_of_first_packets_takes_one_place_for_each_rank_and_port() {
     assert!(noted.iter().all(|p| p.header.message == 0), "the first message's is the one that counts");
 }
 
+/// Who has one job's token takes no place from others when that job ends: neither from flows that are to come, nor from those that
+/// have ended.
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_flood_of_first_packets_ends_no_more_connections_than_its_job_could_have() {
+    let mut bench = waiting();
+    for i in 0..40_000u32 {
+        let mut spec = first(header(1, 0, 0), 0x1_0000 + i, i);
+        spec.payload.truncate(64);
+        assert_eq!(bench.run("ingress", &spec.build()).unwrap().action, REDIRECT);
+    }
+    let ended = bench.plane.ignore_in_band(job().token);
+    let places = bench.plane.ended_flows().unwrap().len();
+    let spec = in_band_ring();
+    let others =
+        (0..RANKS).map(|rank| bench.plane.add_flow(&flow(&spec, rank, false)).map_err(|e| format!("{e:#}")));
+    let others: Vec<_> = others.collect();
+    assert!(ended.is_ok() && others.iter().all(Result::is_ok), "{ended:?}, {others:?}");
+    assert!((1..=16 * RANKS as usize).contains(&places), "{places}");
+}
+
 /// A rank's packet with an index of a registered connection.
 fn packet(rank: u32, index: u32, opcode: Opcode, begins: Option<JobHeader>) -> FrameSpec {
     let mut spec = first(header(rank, 0, 0), qpn(rank), BASE_PSN + index);

@@ -71,14 +71,14 @@ fn the_guide_leads_to_an_all_reduce() {
     let programs = program("netsum").unwrap();
     let mut dist = Command::new(program("netsum-dist").unwrap());
     dist.args(["--deb", "--out"]).arg(package.path()).arg("--programs").arg(programs.parent().unwrap());
-    let deb = output(&mut dist).unwrap().trim().to_owned();
+    let debian = output(&mut dist).unwrap().trim().to_owned();
 
     let lab = Lab::new(LabSpec { mtu: 2200, ..LabSpec::hosts(2) }).unwrap();
     without_bridge(lab.box_());
     let box_ = Machine::new(lab.box_()).unwrap();
     let hosts = [lab.host(0), lab.host(1)].map(|host| Machine::new(host).unwrap());
     for machine in hosts.iter().chain([&box_]) {
-        std::fs::copy(&deb, machine.path("/root").join(Path::new(&deb).file_name().unwrap())).unwrap();
+        std::fs::copy(&debian, machine.path("/root").join(Path::new(&debian).file_name().unwrap())).unwrap();
     }
 
     let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), false);
@@ -129,7 +129,7 @@ fn the_guide_leads_to_an_all_reduce() {
     {
         assert!(!box_.path(left).exists(), "{left} is left");
     }
-    let copy = Path::new("/root").join(Path::new(&deb).file_name().unwrap());
+    let copy = Path::new("/root").join(Path::new(&debian).file_name().unwrap());
     assert!(
         box_.path(copy.to_str().unwrap()).exists() && !copy.exists(),
         "this machine's own files have been changed"

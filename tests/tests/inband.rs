@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{InBandToken, JobHeader, Opcode};
-use netsum_lab::app::{App, Connections, Got, Hosts};
 use netsum_lab::attacker::from_host;
 use netsum_lab::cluster::{Cluster, PATIENCE};
 use netsum_lab::faults::{Fault, Faults, Kind, Nth};
 use netsum_lab::frames::FrameSpec;
+use netsum_lab::in_band::{Connections, Got, Hosts, InBandRing};
 use netsum_lab::tap::Tap;
 use netsum_lab::{Host, LabSpec};
 use serde_json::Value;
@@ -59,7 +59,7 @@ fn an_application_is_summed_that_nobody_has_registered() {
     {
         let cluster = cluster(ranks as usize, false);
         let hosts = Hosts::of(cluster.lab());
-        let mut app = App { mtu, message_size, write, ..App::new(ranks, InBandToken([0; 16])) };
+        let mut app = InBandRing { mtu, message_size, write, ..InBandRing::new(ranks, InBandToken([0; 16])) };
         app.create_job(&cluster).unwrap();
         let got = app.run_all(&hosts, Connections::new(1), 60).unwrap();
         assert_sums(&got, 60);
@@ -98,7 +98,7 @@ fn a_first_packet_may_be_lost_doubled_late_or_spoilt() {
         for what in Fault::ALL {
             // Of one rank, and of all; once, and time and again.
             for (faulty, times) in [(1..2, 1), (0..4, 1), (0..4, 3)] {
-                let mut app = App { message_size, ..App::new(4, InBandToken([0; 16])) };
+                let mut app = InBandRing { message_size, ..InBandRing::new(4, InBandToken([0; 16])) };
                 app.create_job(&cluster).unwrap();
                 for host in cluster.lab().hosts() {
                     let nth = Some(Nth { kind, n: 1, times, what });
@@ -135,7 +135,7 @@ fn a_first_packet_may_be_lost_doubled_late_or_spoilt() {
 fn set_up_and_sums_survive_faults_of_all_kinds_everywhere() {
     let cluster = cluster(3, true);
     let hosts = Hosts::of(cluster.lab());
-    let app = App::create(&cluster, 3).unwrap();
+    let app = InBandRing::create(&cluster, 3).unwrap();
     for host in cluster.lab().hosts() {
         let faults = Faults { loss: 0.02, duplicate: 0.01, reorder: 0.01, corrupt: 0.005, ..Faults::NONE };
         host.set_faults(faults, faults, host.number() as u32 + 1).unwrap();
@@ -149,7 +149,7 @@ fn set_up_and_sums_survive_faults_of_all_kinds_everywhere() {
 fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_the_old() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
-    let app = App::create(&cluster, 3).unwrap();
+    let app = InBandRing::create(&cluster, 3).unwrap();
     let first = Connections::new(1);
     // Other queue pairs and PSNs; the same queue pairs with PSNs behind, ahead, far away; all with other data.
     let again = [
@@ -185,7 +185,7 @@ fn connections_that_are_made_again_begin_a_new_epoch_and_no_sum_has_anything_of_
 fn after_a_restart_a_run_with_the_same_numbers_gets_its_own_sums() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
-    let mut app = App::create(&cluster, 3).unwrap();
+    let mut app = InBandRing::create(&cluster, 3).unwrap();
     // Shorter than a window: the slots still hold all of it.
     assert_sums(&app.run_all(&hosts, Connections::new(1), 2).unwrap(), 2);
     cluster.netsum(&["job", "restart", "app"]).unwrap();
@@ -198,7 +198,7 @@ fn after_a_restart_a_run_with_the_same_numbers_gets_its_own_sums() {
 fn who_connects_again_alone_waits_for_the_others_and_is_named() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
-    let app = App::create(&cluster, 3).unwrap();
+    let app = InBandRing::create(&cluster, 3).unwrap();
     let (old, new) = (Connections::new(1), Connections::new(2));
     let (stop, stop_1) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -233,7 +233,7 @@ fn who_connects_again_alone_waits_for_the_others_and_is_named() {
 fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
-    let app = App::create(&cluster, 3).unwrap();
+    let app = InBandRing::create(&cluster, 3).unwrap();
     let mut wrong = app.clone();
     wrong.token.0[5] ^= 1;
     // The box is a bridge to them, and they can tell.
@@ -280,7 +280,7 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
 }
 
 /// The first packet of a rank's first message, from the rank's own addresses.
-fn first_packet(app: &App, c: Connections, rank: u32, change: fn(&mut JobHeader)) -> FrameSpec {
+fn first_packet(app: &InBandRing, c: Connections, rank: u32, change: fn(&mut JobHeader)) -> FrameSpec {
     let next = (rank + 1) % app.ranks;
     let mut header = app.header(rank, 0);
     change(&mut header);
@@ -307,7 +307,7 @@ fn contradictions_fail_the_job_with_the_reason_until_they_are_mended() {
         (|h| h.fragments = 15, "begins with a message of 15 packets, and rank 0 with one of 16"),
     ];
     for (change, words) in wrong {
-        let app = App::create(&cluster, 2).unwrap();
+        let app = InBandRing::create(&cluster, 2).unwrap();
         let (c, stop) = (Connections::new(1), AtomicBool::new(false));
         let tap = Tap::open(cluster.lab().host(1), Host::INTERFACE).unwrap();
         std::thread::scope(|scope| {
@@ -334,7 +334,7 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
     const STRANGER: usize = 3;
     let cluster = cluster(STRANGER + 1, false);
     let hosts = Hosts::of(cluster.lab());
-    let app = App::create(&cluster, 3).unwrap();
+    let app = InBandRing::create(&cluster, 3).unwrap();
     let stranger = Tap::open(cluster.lab().host(STRANGER), Host::INTERFACE).unwrap();
     let theirs = Connections::new(9);
     // Claims for all ranks in the stranger's own name, and in the ranks'.
@@ -386,7 +386,7 @@ fn who_has_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
         assert!(cluster.counter(None, "spoofed").unwrap() + cluster.counter(None, "wrong_port").unwrap() > 0);
     });
     // A job that begins: an address that belongs behind another port cannot be claimed for this one.
-    let mut other = App { message_size: 2048, ..App::new(2, InBandToken([0; 16])) };
+    let mut other = InBandRing { message_size: 2048, ..InBandRing::new(2, InBandToken([0; 16])) };
     let name = cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "2"]).unwrap();
     assert_eq!(name["state"], "waiting");
     other.token = token_of(&name);
@@ -413,11 +413,11 @@ fn token_of(job: &Value) -> InBandToken {
 fn a_flood_of_first_packets_keeps_no_job_from_its_sums() {
     let cluster = cluster(4, false);
     let hosts = Hosts::of(cluster.lab());
-    let app = App::create(&cluster, 3).unwrap();
+    let app = InBandRing::create(&cluster, 3).unwrap();
     // With the token of another job, for ranks and rings of all kinds, and with no token at all.
     let other =
         token_of(&cluster.netsum_json(&["job", "create", "other", "--in-band", "--ranks", "64"]).unwrap());
-    let flooder = App { token: other, ranks: 64, ..app.clone() };
+    let flooder = InBandRing { token: other, ranks: 64, ..app.clone() };
     let tap = Tap::open(cluster.lab().host(3), Host::INTERFACE).unwrap();
     let frames: Vec<Vec<u8>> = (0..1000u32)
         .map(|i| {
@@ -454,7 +454,7 @@ fn no_first_packet_gets_through_while_the_daemon_is_killed_and_started_again() {
     let mut cluster = Cluster::without_daemon(LabSpec { mtu: 2300, ..LabSpec::hosts(3) }).unwrap();
     cluster.pin();
     cluster.start_daemon().unwrap();
-    let app = App::create(&cluster, 3).unwrap();
+    let app = InBandRing::create(&cluster, 3).unwrap();
     let hosts = Hosts::of(cluster.lab());
     for n in 1..3 {
         // Killed before all have shown up: the last one shows up while no daemon runs.

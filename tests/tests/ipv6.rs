@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use netsum_common::wire;
-use netsum_lab::application::{self, Load};
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::tap::Tap;
+use netsum_lab::udp_ring::{self, Load};
 use netsum_lab::{Host, LabSpec};
 
 const RANKS: u32 = 3;
@@ -56,7 +56,7 @@ fn link_local_addresses_are_summed_like_others() {
     }
     let taps: Vec<Tap> = lab.hosts().iter().map(|h| Tap::open(h, Host::INTERFACE).unwrap()).collect();
     let fragment = |rank: u32, index: u32| {
-        let qpn = application::receive_qpn(next(rank));
+        let qpn = udp_ring::receive_qpn(next(rank));
         let psn = (load.psn(rank) + index) & 0xff_ffff;
         let spec =
             FrameSpec::send(rank as u8 + 1, next(rank) as u8 + 1, qpn, psn, lanes(rank + index, 256)).v6();

@@ -1,9 +1,9 @@
 //! Path MTUs that do not fit: refused with the reason, before anybody waits for a sum.
 
 use netsum_lab::LabSpec;
-use netsum_lab::application::Load;
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::netns::{Netns, output};
+use netsum_lab::udp_ring::Load;
 
 fn set_mtu(netns: &Netns, interface: &str, mtu: u32) {
     let mut ip = netns.command("ip");

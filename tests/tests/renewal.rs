@@ -137,28 +137,35 @@ fn a_daemon_that_is_killed_before_the_ranks_have_connected_anew_still_has_them_d
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_rank_that_dies_while_all_connect_anew_is_named() {
-    for delay in [0, 20, 60, 120, 300] {
-        let (cluster, mut group) = start(2 * SECOND);
-        ask_to_renew(&cluster);
-        std::thread::sleep(SECOND / 2);
-        group.order_all_reduce("i32", 1000, 3).unwrap();
-        std::thread::sleep(Duration::from_millis(delay));
-        group.kill(1).unwrap();
-        let begin = Instant::now();
-        let first = group.answers(PATIENCE).unwrap();
-        group.order_all_reduce("i32", 1000, 4).unwrap();
-        let second = group.answers(PATIENCE).unwrap();
-        assert!(begin.elapsed() < 10 * SECOND, "{:?}", begin.elapsed());
-        for ((rank, first), (_, second)) in first.into_iter().zip(second) {
-            // The sums of the operation after which they connect anew are there, or not.
-            let Answer::Error(error) = (if matches!(first, Answer::Error(_)) { first } else { second })
-            else {
-                panic!("rank {rank}: no error")
-            };
-            println!("killed after {delay} ms, rank {rank} in {:.1?}: {error}", begin.elapsed());
-            // Whose time was over a moment before is missing, too.
-            let missing = error.split("missing: ").nth(1).is_some_and(|who| who.contains('1'));
-            assert!(error.contains("rank 1") || missing, "rank {rank}: {error}");
+    // Each in a lab of its own, and all at once: they wait for time-outs.
+    std::thread::scope(|scope| {
+        for delay in [0, 20, 60, 120, 300] {
+            scope.spawn(move || dies_after(Duration::from_millis(delay)));
         }
+    });
+}
+
+/// A rank dies so long after the operation with which they connect anew has begun.
+fn dies_after(delay: Duration) {
+    let (cluster, mut group) = start(2 * SECOND);
+    ask_to_renew(&cluster);
+    std::thread::sleep(SECOND / 2);
+    group.order_all_reduce("i32", 1000, 3).unwrap();
+    std::thread::sleep(delay);
+    group.kill(1).unwrap();
+    let begin = Instant::now();
+    let first = group.answers(PATIENCE).unwrap();
+    group.order_all_reduce("i32", 1000, 4).unwrap();
+    let second = group.answers(PATIENCE).unwrap();
+    assert!(begin.elapsed() < 10 * SECOND, "{:?}", begin.elapsed());
+    for ((rank, first), (_, second)) in first.into_iter().zip(second) {
+        // The sums of the operation after which they connect anew are there, or not.
+        let Answer::Error(error) = (if matches!(first, Answer::Error(_)) { first } else { second }) else {
+            panic!("rank {rank}: no error")
+        };
+        println!("killed after {delay:?}, rank {rank} in {:.1?}: {error}", begin.elapsed());
+        // Whose time was over a moment before is missing, too.
+        let missing = error.split("missing: ").nth(1).is_some_and(|who| who.contains('1'));
+        assert!(error.contains("rank 1") || missing, "rank {rank}: {error}");
     }
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use netsum_common::wire;
-use netsum_lab::application::{self, Home, Load};
 use netsum_lab::cluster::{Cluster, JobSpec, Outcome, Place};
 use netsum_lab::faults::Faults;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::tap::Tap;
+use netsum_lab::udp_ring::{self, Home, Load};
 use netsum_lab::{Host, LabSpec};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -120,7 +120,7 @@ fn flows_by_hand_take_the_routers_address_given_or_learned() {
             flow.src_mac = given.then(|| if host > 3 { mac(0) } else { mac(host as u8) });
             cluster.add_flow("by-hand", &flow, &port).unwrap();
         }
-        let stats = application::run(load, &homes).unwrap();
+        let stats = udp_ring::run(load, &homes).unwrap();
         assert!(stats.iter().all(|s| s.rx_icrc_encapsulated + s.discarded == 0), "{stats:?}");
         assert_eq!(cluster.counter(Some("by-hand"), "released").unwrap(), load.fragments());
         let flows = cluster.netsum_json(&["flow", "list", "by-hand"]).unwrap();

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use netsum_common::wire::{self, InBandToken, Opcode};
 use netsum_lab::LabSpec;
-use netsum_lab::app::{App, Connections, Hosts};
 use netsum_lab::cluster::Cluster;
 use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::in_band::{Connections, Hosts, InBandRing};
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ fn all<'a>(said: &'a Value, field: &str) -> Vec<&'a str> {
 }
 
 /// The packets of a rank's first message.
-fn packets(app: &App, c: Connections, rank: u32) -> Vec<FrameSpec> {
+fn packets(app: &InBandRing, c: Connections, rank: u32) -> Vec<FrameSpec> {
     let message = app.message(c, rank, 0);
     let chunks: Vec<&[u8]> = message.chunks(app.mtu as usize).collect();
     let next = (rank + 1) % app.ranks;
@@ -62,10 +62,10 @@ fn built(specs: &[FrameSpec]) -> Vec<Vec<u8>> {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn frames_of_a_job_that_is_set_up_in_band() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
-    let app = App::create(&cluster, 2).unwrap();
+    let app = InBandRing::create(&cluster, 2).unwrap();
     let c = Connections::new(1);
     let (zero, one) = (packets(&app, c, 0), packets(&app, c, 1));
-    let strange = App { token: InBandToken([7; 16]), ..app.clone() };
+    let strange = InBandRing { token: InBandToken([7; 16]), ..app.clone() };
     let mut spoilt = one[0].build();
     *spoilt.last_mut().unwrap() ^= 1;
 

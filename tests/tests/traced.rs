@@ -7,7 +7,6 @@ use netsum_dataplane::{DataPlane, Traced};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, host, qpn, ring};
 
-/// Rank's fragment with an index.
 fn fragment(rank: u32, ranks: u32, index: u32) -> Vec<u8> {
     let psn = (BASE_PSN + index) & 0xff_ffff;
     FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, lanes(rank + index, 64)).build()

@@ -16,7 +16,7 @@ fn assert_box(outcomes: &[Outcome], what: &str) {
 }
 
 /// All-reduces of a rank on each host, some of which are tagged; the cluster is as it was then.
-fn all_reduce(spec: LabSpec, v6: bool, faults: Faults) -> Cluster {
+fn all_reduce(spec: LabSpec, v6: bool, len: usize, faults: Faults) -> Cluster {
     let what = format!("tagged: {:?}, IPv6: {v6}", spec.tagged);
     let cluster = Cluster::start(spec).unwrap();
     for host in cluster.lab().hosts().iter().filter(|_| faults != Faults::NONE) {
@@ -30,7 +30,7 @@ fn all_reduce(spec: LabSpec, v6: bool, faults: Faults) -> Cluster {
     let mut group = group.unwrap_or_else(|e| panic!("{what}: {e:#}\n{}", cluster.daemon_log()));
     for dtype in ["i32", "f32"] {
         let outcomes = group
-            .all_reduce(dtype, 200_000, 3)
+            .all_reduce(dtype, len, 3)
             .unwrap_or_else(|e| panic!("{what}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()));
         assert_box(&outcomes, &what);
     }
@@ -51,7 +51,7 @@ fn tag(frame: &[u8]) -> Option<u16> {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn all_hosts_are_tagged() {
     for v6 in [false, true] {
-        all_reduce(lab(&[0, 1, 2, 3], false), v6, Faults::NONE);
+        all_reduce(lab(&[0, 1, 2, 3], false), v6, 200_000, Faults::NONE);
     }
 }
 
@@ -60,7 +60,7 @@ fn all_hosts_are_tagged() {
 fn tagged_and_untagged_hosts_where_the_bridge_translates() {
     // Each kind of neighbour: both tagged, one of them, the other one, none.
     for (tagged, v6) in [(&[0, 1][..], false), (&[0, 2], true), (&[3], false)] {
-        all_reduce(lab(tagged, false), v6, Faults::NONE);
+        all_reduce(lab(tagged, false), v6, 200_000, Faults::NONE);
     }
 }
 
@@ -68,7 +68,9 @@ fn tagged_and_untagged_hosts_where_the_bridge_translates() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn tagged_hosts_with_loss_both_ways() {
     for tagged in [&[0, 1, 2, 3][..], &[1, 2]] {
-        let cluster = all_reduce(lab(tagged, true), false, Faults::loss(0.01));
+        // Linux 6.18 drops batches (UDP_SEGMENT) that get a tag where the interface computes no checksums, as on a cable: all comes by
+        // single packets that are sent again, some 250 KB in four seconds.
+        let cluster = all_reduce(lab(tagged, true), false, 50_000, Faults::loss(0.04));
         for host in cluster.lab().hosts() {
             let counts = host.cable().unwrap().counts().unwrap();
             assert!(counts.up.lost > 0 && counts.down.lost > 0, "{counts:?}");

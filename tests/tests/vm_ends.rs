@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::Cluster;
 use netsum_lab::netns;
-use netsum_lab::ring::{self, JOB, Operation, Outcome, Ring, RingSpec};
+use netsum_lab::verbs_ring::{self, JOB, Operation, Outcome, VerbsRing, VerbsRingSpec};
 use netsum_lab::vm::parts::Kernel;
 
 /// After which silence an application gives up by itself: many times what its connections take.
@@ -14,13 +14,18 @@ const SILENCE: Duration = Duration::from_secs(30);
 const BOUND: Duration = Duration::from_secs(90);
 
 /// A ring that takes long enough to be ended in its midst. Its senders give up after seven times 0.5 s.
-fn spec() -> RingSpec {
-    RingSpec { sizes: vec![64 << 10], timeout: 17, retry: 6, ..RingSpec::new(3, 1024, Operation::Send, 400) }
+fn spec() -> VerbsRingSpec {
+    VerbsRingSpec {
+        sizes: vec![64 << 10],
+        timeout: 17,
+        retry: 6,
+        ..VerbsRingSpec::new(3, 1024, Operation::Send, 400)
+    }
 }
 
 /// Starts a ring, and waits until some of its sums are through.
-fn in_mid_run(cluster: &Cluster) -> Ring {
-    let ring = Ring::start(cluster, &spec(), SILENCE).unwrap();
+fn in_mid_run(cluster: &Cluster) -> VerbsRing {
+    let ring = VerbsRing::start(cluster, &spec(), SILENCE).unwrap();
     let start = Instant::now();
     // Ten messages of 64 fragments.
     while cluster.counter(Some(JOB), "released").unwrap() < 640 {
@@ -31,7 +36,7 @@ fn in_mid_run(cluster: &Cluster) -> Ring {
 }
 
 /// How its ranks end.
-fn outcomes(cluster: &Cluster, mut ring: Ring) -> Vec<Outcome> {
+fn outcomes(cluster: &Cluster, mut ring: VerbsRing) -> Vec<Outcome> {
     let start = Instant::now();
     while !ring.is_over(Duration::from_millis(200)).unwrap() {
         assert!(start.elapsed() < BOUND, "ranks wait: {ring:?}");
@@ -64,10 +69,10 @@ fn complaints(case: &str, outcomes: &[Outcome]) -> Vec<String> {
 
 /// A whole ring, every sum of which must be right.
 fn a_whole_ring(cluster: &Cluster) {
-    for report in ring::run(cluster, &RingSpec { messages: 20, ..spec() }, BOUND).unwrap() {
+    for report in verbs_ring::run(cluster, &VerbsRingSpec { messages: 20, ..spec() }, BOUND).unwrap() {
         assert_eq!((report.messages, report.wrong), (20, 0));
     }
-    ring::forget(cluster).unwrap();
+    verbs_ring::forget(cluster).unwrap();
 }
 
 fn ip(cluster: &Cluster, words: &[&str]) -> String {
@@ -99,12 +104,12 @@ fn no_stock_host_takes_data_for_sums_when_its_job_ends() {
     std::thread::sleep(Duration::from_secs(8));
     ip(&cluster, &["link", "set", "dev", &port, "master", "br0"]);
     wrong.extend(complaints("a port leaves the bridge", &outcomes(&cluster, ring)));
-    ring::forget(&cluster).unwrap();
+    verbs_ring::forget(&cluster).unwrap();
 
     let ring = in_mid_run(&cluster);
     cluster.netsum(&["job", "restart", JOB]).unwrap();
     wrong.extend(complaints("job restart", &outcomes(&cluster, ring)));
-    ring::forget(&cluster).unwrap();
+    verbs_ring::forget(&cluster).unwrap();
 
     let ring = in_mid_run(&cluster);
     cluster.kill_daemon().unwrap();
@@ -113,7 +118,7 @@ fn no_stock_host_takes_data_for_sums_when_its_job_ends() {
         assert_eq!(outcome, (400, 0, None), "rank {rank} while the daemon is killed");
     }
     cluster.start_daemon().unwrap();
-    ring::forget(&cluster).unwrap();
+    verbs_ring::forget(&cluster).unwrap();
 
     let ring = in_mid_run(&cluster);
     cluster.stop_daemon().unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use netsum_common::counters::{Counter, Kind};
 use netsum_lab::cluster::Cluster;
 use netsum_lab::faults::Faults;
-use netsum_lab::ring::{self, JOB, Operation, RankReport, RingSpec, Stranger};
+use netsum_lab::verbs_ring::{self, JOB, Operation, RankReport, Stranger, VerbsRingSpec};
 use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Lab, LabSpec};
 
@@ -19,7 +19,7 @@ const LOSS: f64 = 0.01;
 const TIMEOUT: u8 = 17;
 
 /// How long a ring may take: many times what is usual, because emulated machines are slow on busy ones.
-fn patience(spec: &RingSpec) -> Duration {
+fn patience(spec: &VerbsRingSpec) -> Duration {
     Duration::from_secs(60) + spec.messages * Duration::from_secs(2)
 }
 
@@ -27,8 +27,9 @@ fn patience(spec: &RingSpec) -> Duration {
 const TROUBLE: [&str; 4] = ["rcvd_seq_err", "out_of_seq_request", "duplicate_request", "completer_retry_err"];
 
 /// Runs a ring, every sum of which must be right.
-fn run(cluster: &Cluster, spec: &RingSpec) -> Vec<RankReport> {
-    let reports = ring::run(cluster, spec, patience(spec)).unwrap_or_else(|e| panic!("{spec:?}: {e:#}"));
+fn run(cluster: &Cluster, spec: &VerbsRingSpec) -> Vec<RankReport> {
+    let reports =
+        verbs_ring::run(cluster, spec, patience(spec)).unwrap_or_else(|e| panic!("{spec:?}: {e:#}"));
     for (rank, report) in reports.iter().enumerate() {
         let outcome = (report.messages, report.wrong);
         assert_eq!(outcome, (spec.messages.into(), 0), "messages and wrong lanes of rank {rank}, {spec:?}");
@@ -37,7 +38,7 @@ fn run(cluster: &Cluster, spec: &RingSpec) -> Vec<RankReport> {
 }
 
 /// Runs a ring without loss: no host may notice that there is a box.
-fn undisturbed(cluster: &Cluster, spec: &RingSpec) -> Vec<RankReport> {
+fn undisturbed(cluster: &Cluster, spec: &VerbsRingSpec) -> Vec<RankReport> {
     let reports = run(cluster, spec);
     for (rank, report) in reports.iter().enumerate() {
         for name in TROUBLE {
@@ -57,18 +58,18 @@ fn undisturbed(cluster: &Cluster, spec: &RingSpec) -> Vec<RankReport> {
         ] {
             assert_eq!(cluster.counter(Some(JOB), name).unwrap(), expected, "{name}");
         }
-        ring::forget(cluster).unwrap();
+        verbs_ring::forget(cluster).unwrap();
     }
     reports
 }
 
 /// Runs a ring while every link loses packets, each way; also the number of those.
-fn with_loss(cluster: &Cluster, spec: &RingSpec) -> (Vec<RankReport>, u64) {
+fn with_loss(cluster: &Cluster, spec: &VerbsRingSpec) -> (Vec<RankReport>, u64) {
     let hosts = cluster.lab().hosts();
     for host in hosts {
         host.set_faults(Faults::loss(LOSS), Faults::loss(LOSS), 7 + host.number() as u32).unwrap();
     }
-    let reports = run(cluster, &RingSpec { timeout: TIMEOUT, ..spec.clone() });
+    let reports = run(cluster, &VerbsRingSpec { timeout: TIMEOUT, ..spec.clone() });
     let mut lost = 0;
     for host in hosts {
         let counts = host.cable().unwrap().counts().unwrap();
@@ -76,7 +77,7 @@ fn with_loss(cluster: &Cluster, spec: &RingSpec) -> (Vec<RankReport>, u64) {
         host.set_faults(Faults::NONE, Faults::NONE, 0).unwrap();
     }
     if spec.summed {
-        ring::forget(cluster).unwrap();
+        verbs_ring::forget(cluster).unwrap();
     }
     (reports, lost)
 }
@@ -136,11 +137,11 @@ fn stock_hosts_get_every_sum_with_and_without_loss() {
     );
     println!("ranks  mtu operation        no loss: s      lost       s     again");
     for (ranks, mtu, operation) in rings {
-        let spec = RingSpec::new(ranks, mtu, operation, messages);
-        let direct = RingSpec { summed: false, ..spec.clone() };
+        let spec = VerbsRingSpec::new(ranks, mtu, operation, messages);
+        let direct = VerbsRingSpec { summed: false, ..spec.clone() };
         for (what, spec) in [("box", &spec), ("no box", &direct)] {
             let lossless = seconds(&undisturbed(&cluster, spec));
-            let lossy = RingSpec { messages: messages_with_loss, ..spec.clone() };
+            let lossy = VerbsRingSpec { messages: messages_with_loss, ..spec.clone() };
             let (reports, lost) = with_loss(&cluster, &lossy);
             let again = retransmitted(&reports);
             assert!(lost > 0 && again > 0, "this was to be with loss: {reports:?}");
@@ -165,8 +166,8 @@ fn traffic_of_others_passes_untouched_beside_a_ring() {
         let others = scope.spawn(|| strangers(lab));
         let mut rounds = 0;
         while !others.is_finished() {
-            run(&cluster, &RingSpec::new(3, 1024, Operation::Send, 10));
-            ring::forget(&cluster).unwrap();
+            run(&cluster, &VerbsRingSpec::new(3, 1024, Operation::Send, 10));
+            verbs_ring::forget(&cluster).unwrap();
             rounds += 1;
         }
         others.join().unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use netsum_lab::cluster::{Cluster, program};
 use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
-use netsum_lab::ring::{self, JOB, Operation, Outcome, Ring, RingSpec};
+use netsum_lab::verbs_ring::{self, JOB, Operation, Outcome, VerbsRing, VerbsRingSpec};
 use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{LabSpec, evidence};
 use nix::sys::signal::Signal;
@@ -27,9 +27,9 @@ fn variable(name: &str, otherwise: u32) -> u32 {
 const LOST: Duration = Duration::from_secs(5);
 
 /// Runs until it is over, or a rank has failed, for which the others would wait in vain, or it has stood still.
-fn until_it_stands(cluster: &Cluster, ring: &mut Ring) -> Result<(), String> {
+fn until_it_stands(cluster: &Cluster, ring: &mut VerbsRing) -> Result<(), String> {
     let (mut released, mut since) = (0, Instant::now());
-    let failed = |ring: &Ring| ring.outcomes().flatten().any(|outcome| outcome.error.is_some());
+    let failed = |ring: &VerbsRing| ring.outcomes().flatten().any(|outcome| outcome.error.is_some());
     while !ring.is_over(Duration::from_millis(250)).unwrap() && !failed(ring) {
         let now = cluster.counter(Some(JOB), "released").unwrap();
         if now != released {
@@ -62,7 +62,11 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
             let lost = |here| if here { Faults::loss(loss) } else { Faults::NONE };
             host.set_faults(lost(up), lost(down), 16 * n + host.number() as u32).unwrap();
         }
-        let spec = RingSpec { sizes: vec![64 << 10], timeout, ..RingSpec::new(4, 1024, Operation::Send, 50) };
+        let spec = VerbsRingSpec {
+            sizes: vec![64 << 10],
+            timeout,
+            ..VerbsRingSpec::new(4, 1024, Operation::Send, 50)
+        };
         let trace = keep.as_ref().map(|folder| folder.join(format!("{n}-{way}.pcapng")));
         let tracing = trace.as_ref().map(|path| {
             let mut command = cluster.lab().box_().command(program("netsum").unwrap());
@@ -70,7 +74,7 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
             Running::start("netsum trace", &mut command).unwrap()
         });
         let start = Instant::now();
-        let mut ring = Ring::start(&cluster, &spec, Duration::from_secs(240)).unwrap();
+        let mut ring = VerbsRing::start(&cluster, &spec, Duration::from_secs(240)).unwrap();
         if let Err(evidence) = until_it_stands(&cluster, &mut ring) {
             // rdma_rxe's own fault, which must be known by name.
             let named = evidence.contains("has lost its place");
@@ -107,11 +111,12 @@ fn no_ring_of_stock_hosts_stands_still_without_a_reason() {
         println!("{n:>4} {way:<4} {:>5.1} s", start.elapsed().as_secs_f64());
         // Ranks that are at work are ended.
         drop(ring);
-        ring::forget(&cluster).unwrap();
+        verbs_ring::forget(&cluster).unwrap();
     }
     println!(
         "{rings} rings: {} stood still, in {lost} a sender lost its place, {failed} failed",
         stood.len()
     );
     assert!(stood.is_empty(), "these stood still: {stood:?}");
+    assert!(lost + failed < rings, "no ring came to its end");
 }

@@ -34,20 +34,16 @@
 
 pub mod comm;
 mod control;
-pub mod numeric;
+pub use netsum_collective::numeric;
 pub use netsum_rc as rc;
-#[cfg(any(test, feature = "simulator"))]
-#[doc(hidden)]
-pub mod sim;
 pub mod udp;
 mod verbs;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
-pub use comm::{
-    AdapterRetry, Bootstrap, CommConfig, Communicator, Error, Mode, Pending, Position, Report, Statistics,
-    Tls, Traffic, Transport,
-};
+pub use comm::{AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Tls, Transport};
+pub use netsum_collective::error::{Error, Position};
+pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
 pub use numeric::element::{Dtype, Element};
 pub use numeric::layout::Layout;
 pub use numeric::reference::reference_sum;

@@ -59,7 +59,6 @@ enum What {
     },
 }
 
-/// Runs a benchmark.
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Dataplane { json, save, mut arguments } => {
@@ -78,7 +77,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         }
         What::Numeric => {
             let mut cargo = paths::cargo()?;
-            cargo.args(["bench", "--quiet", "--package", "netsum-worker", "--bench", "numeric"]);
+            cargo.args(["bench", "--quiet", "--package", "netsum-collective", "--bench", "numeric"]);
             let status = cargo.status().context("cargo")?;
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
@@ -114,7 +113,7 @@ fn bench(program: &str, arguments: &[String]) -> Result<String> {
     // The programs that it starts are built with it.
     let mut build = paths::cargo()?;
     build.args(["build", "--quiet", "--release", "--bins"]);
-    build.args(["--package", "netsum-lab", "--package", "netsum-aggregator", "--package", "netsum-worker"]);
+    build.args(["--package", "netsum-bench", "--package", "netsum-aggregator", "--package", "netsum-worker"]);
     ensure!(build.status().context("cargo")?.success(), "the benchmark cannot be built");
     let path = paths::target_dir()?.join("release").join(program);
     let mut command = Command::new(path);

@@ -95,7 +95,6 @@ impl Drop for Archive {
     }
 }
 
-/// Unpacks a package into a folder.
 pub fn unpack(package: &Path, to: &Path) -> Result<()> {
     output(Command::new("dpkg").arg("-x").args([package, to])).map(drop)
 }

@@ -15,7 +15,6 @@ use crate::tally::Counts;
 /// A test program that cargo has built.
 #[derive(Debug)]
 pub struct TestProgram {
-    /// Its package.
     pub package: String,
     /// Name of the target: the package's library or binary, or a file in `tests/`.
     pub name: String,
@@ -50,14 +49,13 @@ struct Profile {
 /// # Errors
 /// If something cannot be built; the compiler has said why.
 pub fn test_programs() -> Result<Vec<TestProgram>> {
-    let cargo = |arguments: &[&str]| -> Result<String> {
-        let out = paths::cargo()?.args(arguments).stderr(Stdio::inherit()).output()?;
-        ensure!(out.status.success(), "cargo {}: {}", arguments.join(" "), out.status);
-        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
-    };
-    cargo(&["build", "--workspace", "--bins"])?;
-    let messages =
-        cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"])?;
+    // One build: programs and tests apart have dependencies with other features, and most of ours is built twice.
+    let mut build = paths::cargo()?;
+    build.args(["build", "--workspace", "--lib", "--bins", "--examples", "--tests"]);
+    let out =
+        build.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit()).output()?;
+    ensure!(out.status.success(), "cargo build: {}", out.status);
+    let messages = String::from_utf8_lossy(&out.stdout);
     let mut programs: Vec<_> = messages.lines().filter_map(test_program).collect();
     ensure!(!programs.is_empty(), "cargo has built no tests");
     programs.sort_by(|a, b| (&a.package, a.integration, &a.name).cmp(&(&b.package, b.integration, &b.name)));
@@ -89,9 +87,10 @@ impl TestProgram {
         }
     }
 
-    /// Whether its tests need namespaces, root or BPF: those of the lab's package do, and the fuzzing of XDP programs.
+    /// Whether its tests need namespaces, root or BPF: those of the lab and of benchmarks do, and the fuzzing of XDP programs.
     pub fn needs_lab(&self) -> bool {
-        self.integration && (self.package == "tests" || self.package == "fuzz" && self.name == "xdp")
+        self.integration
+            && (["tests", "bench"].contains(&&*self.package) || self.package == "fuzz" && self.name == "xdp")
     }
 
     /// Whether its tests need virtual machines in the lab, too.
@@ -124,16 +123,14 @@ impl TestProgram {
         Ok(text.lines().filter(|line| line.ends_with(": test")).count() as u32)
     }
 
-    /// Runs its tests. Those of the lab are shown one by one; the rest are summed up in a line unless something fails.
+    /// Runs its tests. Those of the lab are shown one by one, with their seconds; the rest are summed up in a line unless something
+    /// fails.
     ///
     /// # Errors
     /// If it ends without a report, or not within `timeout`.
     pub fn run(&self, filter: Option<&str>, in_lab: bool, timeout: Duration) -> Result<Counts> {
         let start = Instant::now();
         let arguments: &[&str] = if in_lab { &["--include-ignored", "--test-threads=1"] } else { &[] };
-        if in_lab {
-            println!("{}", self.title());
-        }
         let mut child = self
             .command(arguments, filter)
             .stdout(Stdio::piped())
@@ -145,13 +142,14 @@ impl TestProgram {
         std::thread::spawn(move || {
             BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
         });
-        let (mut counts, mut text) = (None, String::new());
+        let (mut counts, mut text, mut last) = (None, String::new(), start);
         loop {
             match lines.recv_timeout(timeout.saturating_sub(start.elapsed())) {
                 Ok(line) => {
                     counts = counts.or(Counts::parse(&line));
                     if in_lab && line.starts_with("test ") && line.ends_with("... ok") {
-                        println!("  {line}");
+                        println!("  {}: {line} {:.1} s", self.title(), last.elapsed().as_secs_f64());
+                        last = Instant::now();
                     } else if !line.is_empty() && !line.starts_with("running ") {
                         text += &line;
                         text.push('\n');

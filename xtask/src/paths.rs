@@ -5,7 +5,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// The workspace's root.
 pub fn root() -> Result<PathBuf> {
     // Set by `cargo run` and `cargo test`; a workspace may have moved since it was built.
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR")

@@ -13,7 +13,7 @@ use crate::toolchain::{nightly, output};
 const MIRI: [&[&str]; 3] = [
     &["--package", "netsum-common", "--lib", "--test", "golden"],
     &["--package", "netsum-rc", "--lib", "--", "packet"],
-    &["--package", "netsum-worker", "--lib", "--", "numeric::layout"],
+    &["--package", "netsum-collective", "--lib", "--", "numeric::layout"],
 ];
 /// What runs with instrumented memory accesses: everything that is pure.
 const ADDRESS: [&[&str]; 2] =

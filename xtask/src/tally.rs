@@ -3,12 +3,13 @@
 use std::iter::Sum;
 use std::time::Duration;
 
+/// Why something is left out that was not asked for.
+pub const NOT_ASKED_FOR: &str = "not asked for";
+
 /// What a test program reports at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Tests that passed.
     pub passed: u32,
-    /// Tests that failed.
     pub failed: u32,
     /// Tests that were not run.
     pub ignored: u32,
@@ -73,6 +74,14 @@ impl Tally {
         }
     }
 
+    /// Adds a program's report, or why there is none.
+    pub fn count(&mut self, set: &'static str, what: &str, counts: anyhow::Result<Counts>) {
+        match counts {
+            Ok(counts) => self.add(set, counts),
+            Err(error) => self.fail(set, what, &format!("{error:#}")),
+        }
+    }
+
     /// Adds one failure that no program has reported.
     pub fn fail(&mut self, set: &'static str, what: &str, why: &str) {
         println!("FAILED {what}: {why}");
@@ -97,6 +106,11 @@ impl Tally {
     /// Whether nothing has failed.
     pub fn is_success(&self) -> bool {
         self.sets.iter().all(|set| set.failed == 0)
+    }
+
+    /// Whether there was nothing to run but what nobody asked for.
+    pub fn is_empty(&self) -> bool {
+        self.sets.iter().all(|set| set.passed + set.failed == 0 && set.reasons == [NOT_ASKED_FOR])
     }
 
     /// Prints the table; the last line is the total.

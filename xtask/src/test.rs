@@ -1,9 +1,12 @@
 //! `cargo xtask test`: every test there is, and what could not be run with the reason.
 //!
 //! One build of the whole workspace, then each test program on its own: the pure ones first, then those that need root and
-//! BPF, one test at a time, because they have timeouts of their own and two cores are soon busy.
+//! BPF, two of them beside each other. Each of these runs one test at a time, because they have timeouts of their own and two
+//! cores are soon busy.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,7 +14,7 @@ use anyhow::{Result, bail};
 
 use crate::build_ebpf::{self, OBJECTS};
 use crate::harness::{TestProgram, test_programs};
-use crate::tally::{Counts, Tally};
+use crate::tally::{Counts, NOT_ASKED_FOR, Tally};
 use crate::toolchain::Toolchain;
 use crate::vm::Kernel;
 use crate::{paths, setup};
@@ -31,6 +34,9 @@ pub struct TestArgs {
 
 /// What `--fast` runs in the lab.
 const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
+
+/// What runs alone: it measures times, floods, or minds what others leave or make on the machine.
+const ALONE: [&str; 7] = ["benchmarks", "contest", "inline", "lab", "security", "shaped", "timing"];
 
 /// The longest that one test program may take.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -55,7 +61,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let mut tally = Tally::default();
     let (lab, pure): (Vec<_>, Vec<_>) = programs.iter().partition(|p| p.needs_lab());
     for program in pure {
-        run_program(program, "unit tests", filter, false, &mut tally);
+        tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT));
     }
     if filter.is_none() {
         doc_tests(&mut tally);
@@ -70,7 +76,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
     };
     let vms_ready = if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
     let terminal_ready = setup::require_bpf().and_then(|()| setup::require_terminal());
-    for program in lab {
+    let tally = Mutex::new(tally);
+    let tallied = || tally.lock().expect("no test program panics here");
+    let run = |program: &TestProgram| {
         let (set, ready) = match program.name.as_str() {
             "programs" | "ingress" | "xdp" => ("XDP programs", &ready),
             _ if program.needs_vms() => ("virtual machines", &vms_ready),
@@ -83,31 +91,39 @@ pub fn run(args: &TestArgs) -> Result<()> {
             Err(reason) => Some(format!("{reason:#}")),
         };
         match reason {
-            None => run_program(program, set, filter, true, &mut tally),
+            None => {
+                let counts = program.run(filter, true, TIMEOUT);
+                tallied().count(set, &program.title(), counts);
+            }
             Some(reason) => match program.list(filter) {
-                Ok(tests) => tally.skip(set, tests, &reason),
-                Err(error) => tally.fail(set, &program.title(), &format!("{error:#}")),
+                Ok(tests) => tallied().skip(set, tests, &reason),
+                Err(error) => tallied().count(set, &program.title(), Err(error)),
             },
         }
-    }
+    };
+    let (alone, beside): (Vec<_>, Vec<_>) =
+        lab.into_iter().partition(|program| ALONE.contains(&program.name.as_str()));
+    side_by_side(beside, run);
+    alone.into_iter().for_each(run);
+    let tally = tally.into_inner().expect("no test program panics here");
     tally.print(start.elapsed());
     if !tally.is_success() {
         bail!("tests have failed");
     }
+    if let Some(filter) = filter.filter(|_| tally.is_empty()) {
+        bail!("no test has {filter:?} in its name");
+    }
     Ok(())
 }
 
-fn run_program(
-    program: &TestProgram,
-    set: &'static str,
-    filter: Option<&str>,
-    in_lab: bool,
-    tally: &mut Tally,
-) {
-    match program.run(filter, in_lab, TIMEOUT) {
-        Ok(counts) => tally.add(set, counts),
-        Err(error) => tally.fail(set, &program.title(), &format!("{error:#}")),
-    }
+/// Runs programs, two at a time: from the front and from the back, so that two with virtual machines do not meet.
+fn side_by_side(programs: Vec<&TestProgram>, run: impl Fn(&TestProgram) + Sync) {
+    let programs = Mutex::new(VecDeque::from(programs));
+    let rest = || programs.lock().expect("nobody panics here");
+    std::thread::scope(|scope| {
+        scope.spawn(|| std::iter::from_fn(|| rest().pop_front()).for_each(&run));
+        scope.spawn(|| std::iter::from_fn(|| rest().pop_back()).for_each(&run));
+    });
 }
 
 fn doc_tests(tally: &mut Tally) {
@@ -150,7 +166,7 @@ fn rebuild_objects() -> Rebuilt {
 fn objects(rebuild: Option<JoinHandle<Rebuilt>>, tally: &mut Tally) {
     let set = "BPF objects as built";
     let Some(rebuild) = rebuild else {
-        return tally.skip(set, OBJECTS.len() as u32, "not asked for");
+        return tally.skip(set, OBJECTS.len() as u32, NOT_ASKED_FOR);
     };
     if !rebuild.is_finished() {
         println!("waiting for the rebuild of the BPF objects");

@@ -19,11 +19,9 @@ const SUITE: &str = "forky";
 /// A complete toolchain.
 #[derive(Debug)]
 pub struct Toolchain {
-    /// The linker's executable.
     pub linker: PathBuf,
     /// The source of `core`.
     pub library: PathBuf,
-    /// The compiler's version.
     pub version: String,
 }
 

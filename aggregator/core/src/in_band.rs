@@ -167,6 +167,9 @@ impl Controller {
             .disagreement(&all)
             .or_else(|| self.contradiction(name, &flows).map(|r| r.to_string()))
             .or_else(|| self.check_claims(name, &flows).err().map(|r| r.to_string()));
+        if refusal.is_none() {
+            self.take_over(&flows);
+        }
         let job = self.jobs.get_mut(name).expect("the job has just been looked at");
         if let Some(why) = refusal {
             return job.contradicted(name, why);

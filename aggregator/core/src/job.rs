@@ -151,7 +151,7 @@ pub struct Job {
     pub(super) ended: Vec<FlowKey>,
 }
 
-/// Most flows that a job remembers to have had.
+/// Most flows that a job remembers to have had; more where the last ones are as many.
 const MOST_ENDED: usize = 4096;
 
 impl Job {
@@ -199,7 +199,7 @@ impl Job {
     pub(super) fn teardown(&mut self) -> Vec<Action> {
         let flows = std::mem::take(&mut self.flows);
         self.ended.extend(flows.iter().map(FlowSpec::key));
-        let more = self.ended.len().saturating_sub(MOST_ENDED);
+        let more = self.ended.len().saturating_sub(MOST_ENDED.max(flows.len()));
         self.ended.drain(..more);
         let of = |id: u32| flows.iter().filter(move |f| f.ring == id);
         self.rings

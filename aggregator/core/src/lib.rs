@@ -35,7 +35,7 @@ pub mod token;
 pub mod trace;
 pub mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
@@ -366,11 +366,20 @@ impl Controller {
         let mut all = self.job(name)?.flows.clone();
         all.push(flow.clone());
         self.check_claims(name, &all)?;
+        self.take_over(std::slice::from_ref(&flow));
         let job = self.job_mut(name)?;
         job.flows.push(flow.clone());
         let mut actions = vec![Action::AddFlow(flow)];
         actions.extend(job.activate_if_complete());
         Ok(actions)
+    }
+
+    /// Flows are registered. Jobs that once had the same ones know nothing of these senders, and must not have their data let through.
+    fn take_over(&mut self, flows: &[FlowSpec]) {
+        let keys: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
+        for job in self.jobs.values_mut() {
+            job.ended.retain(|key| !keys.contains(key));
+        }
     }
 
     /// That no other flow has this destination and queue pair.

@@ -195,6 +195,9 @@ impl Controller {
             }
         }
         let refusal = self.contradiction(name, &flows).or_else(|| self.check_claims(name, &flows).err());
+        if refusal.is_none() {
+            self.take_over(&flows);
+        }
         let Some(job) = self.jobs.get_mut(name) else { return Vec::new() };
         if let Some(refusal) = refusal {
             return job.dismiss_waiters(&refusal);

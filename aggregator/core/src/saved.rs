@@ -1,14 +1,16 @@
 //! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
 //! that was killed goes on with it.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
+use netsum_common::abi::FlowKey;
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobSpec, State};
 use super::membership::{Epoch, RankAddress};
 use super::{Action, Controller, PortInfo};
-use crate::plane::{FlowSpec, RingSpec};
+use crate::plane::{FlowSpec, RingSpec, mapped, unmapped};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
@@ -29,6 +31,9 @@ pub struct SavedJob {
     state: State,
     last_epoch: u32,
     epoch: Option<SavedEpoch>,
+    /// Where flows that it had go.
+    #[serde(default)]
+    ended: Vec<(IpAddr, u32)>,
 }
 
 /// Ranks that are at work.
@@ -64,6 +69,7 @@ impl Controller {
                 left: (0..e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
                 renew: e.renew,
             }),
+            ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
         let jobs = self.jobs.values().map(job).collect();
         Saved { ports: self.ports.clone(), jobs }
@@ -95,6 +101,8 @@ impl Controller {
             let mut job = Job::new(saved.spec, slots, saved.rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
             job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.renew, &e.left, now));
+            job.ended =
+                saved.ended.into_iter().map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn }).collect();
             actions.extend(job.in_band_spec().map(Action::ListenInBand));
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));

@@ -726,3 +726,45 @@ fn what_a_daemon_with_a_queue_has_saved_is_taken_over() {
     assert_eq!(next.restore(serde_json::from_value(old).unwrap(), Instant::now(), |_| None).unwrap(), []);
     assert_eq!(next.job("train").unwrap().spec, c.job("train").unwrap().spec);
 }
+
+#[test]
+fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
+    let (mut c, now) = (Controller::new(64 << 20, 2, Duration::from_secs(1)), Instant::now());
+    c.set_ports(controller().ports().to_vec());
+    let (ranks, rings) = (64, 80);
+    let size = JobSpec { mtu: 256, message_size: 256, window: 1, rings, ..spec("a", ranks) };
+    c.create_job(size).unwrap();
+    for rank in 0..ranks {
+        let mut join = join("a", rank, 0, rank.into(), now);
+        (join.ifindex, join.mac) = (10 + rank % 4, [2, 0, 0, 0, 0, rank as u8]);
+        let number = |n| Connection { receive_qpn: 0x1000 + 2 * n, send_qpn: 0x1001 + 2 * n, first_psn: 0 };
+        join.address.rings = (0..rings).map(number).collect();
+        c.join(join, now).unwrap();
+    }
+    let flows: HashSet<_> = c.job("a").unwrap().flows.iter().map(FlowSpec::key).collect();
+    assert_eq!(flows.len(), (ranks * rings) as usize);
+    c.abort("a", "t", 0, 1, "enough").unwrap();
+    let had = |c: &Controller| c.job("a").unwrap().ever_had().into_iter().collect::<HashSet<_>>();
+    assert_eq!(had(&c).len(), flows.len());
+    // The next daemon knows them, too.
+    let saved = serde_json::from_str(&serde_json::to_string(&c.save()).unwrap()).unwrap();
+    let mut next = Controller::new(64 << 20, 2, Duration::from_secs(1));
+    next.set_ports(c.ports().to_vec());
+    next.restore(saved, now, |_| None).unwrap();
+    assert_eq!(had(&next), flows);
+}
+
+#[test]
+fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
+    let mut c = controller();
+    for name in ["a", "b"] {
+        c.create_job(spec(name, 2)).unwrap();
+    }
+    c.add_flow("a", 0, flow(0, 2)).unwrap();
+    c.restart_job("a").unwrap();
+    assert_eq!(c.job("a").unwrap().ever_had(), [flow(0, 2).key()]);
+    // Its senders may be at work when `a` is known to be gone.
+    c.add_flow("b", 0, flow(0, 2)).unwrap();
+    c.delete_job("b").unwrap();
+    assert_eq!(c.job("a").unwrap().ever_had(), []);
+}

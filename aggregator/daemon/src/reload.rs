@@ -70,8 +70,6 @@ impl Reloader {
             inner.controller.set_heartbeat_timeout(new.heartbeat_timeout);
             inner.controller.set_tenants(new.tenants.clone());
             inner.watch.set_patience(new.patience);
-            // There may be room for jobs that wait.
-            inner.carry_out(None, Vec::new()).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
         }
         let waits = self.config.needs_restart(&new);
         if !waits.is_empty() {

@@ -66,10 +66,16 @@ impl BpfDataPlane {
             return Ok(());
         }
         self.set_active(ring, false)?;
+        let moved = self.move_to(ring, &config, cpu);
+        // Also where it failed: the ring is served as before.
+        let back = self.set_active(ring, config.flags & ring_flags::ACTIVE != 0);
+        moved.and(back)
+    }
+
+    fn move_to(&mut self, ring: u32, config: &RingConfig, cpu: u32) -> Result<()> {
         self.wait_for_programs()?;
         let flags = config.flags & !ring_flags::ACTIVE;
-        self.array(maps::RINGS)?.set(ring, RingConfig { flags, cpu, ..config }, 0)?;
-        self.set_active(ring, config.flags & ring_flags::ACTIVE != 0)
+        Ok(self.array(maps::RINGS)?.set(ring, RingConfig { flags, cpu, ..*config }, 0)?)
     }
 
     /// Makes a CPU's entry of the CPU map anew, with a thread that is bound there. The old one handles what waits for it first.

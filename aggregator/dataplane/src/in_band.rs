@@ -1,7 +1,9 @@
 //! First packets of jobs that are set up in band.
 
 use anyhow::Result;
-use netsum_common::abi::{Claim, ClaimKey, InBandJob, StrangerKey, Token, maps, ring_flags, watch};
+use netsum_common::abi::{
+    Claim, ClaimKey, InBandJob, MAX_ENDED, StrangerKey, Token, maps, ring_flags, watch,
+};
 use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_core::plane::{FirstPacket, InBandSpec, unmapped};
 
@@ -27,8 +29,13 @@ impl BpfDataPlane {
         self.wait_for_programs()?;
         let waiting = self.hash::<StrangerKey, u32>(maps::WAITING)?;
         let all: Vec<(StrangerKey, u32)> = waiting.iter().collect::<Result<_, _>>()?;
-        for (c, _) in all.iter().filter(|(_, number)| *number == job.job) {
-            self.end_connection(c)?;
+        // A few of each place's. Whoever has the token can make up as many as there is room for, and others need that.
+        let room = MAX_ENDED.saturating_sub(self.ended.len() as u32);
+        let most = (job.ranks * job.rings * 16).min(room) as usize;
+        for (n, (c, _)) in all.iter().filter(|(_, number)| *number == job.job).enumerate() {
+            if n < most {
+                self.end_connection(c)?;
+            }
             ignore_missing(self.hash::<StrangerKey, u32>(maps::WAITING)?.remove(c))?;
         }
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;

@@ -25,7 +25,6 @@ const PORT: u16 = 4790;
 /// A job, as its ranks need to know it.
 #[derive(Debug)]
 pub struct Job {
-    /// Name.
     pub name: String,
     /// What its ranks prove themselves with.
     pub token: String,
@@ -77,7 +76,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Creates the demo's job.
     pub fn create_job(&self, ranks: usize) -> Result<Job> {
         #[derive(Deserialize)]
         struct Created {

@@ -23,7 +23,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Who sums.
 #[derive(Clone, Copy)]
 pub enum Summer<'a> {
-    /// The box, for its job.
     Box(&'a Job),
     /// The hosts themselves, by a ring that the box knows nothing of.
     Ring,

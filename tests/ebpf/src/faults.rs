@@ -105,7 +105,6 @@ pub struct Queue {
 pub struct Stashed {
     /// Its time has come when the clock says so.
     due: u64,
-    /// Bytes.
     len: u64,
     bytes: [u8; ROOM],
 }

@@ -14,11 +14,10 @@ use netsum_lab::netns;
 
 /// What the lab's agent in a virtual machine is, and nothing else.
 const AGENT: &str = "/init";
-/// The CPU's switch.
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 
 /// How long the CPU is there, and how long it is not.
-const TURN: Duration = Duration::from_millis(700);
+const HOLD: Duration = Duration::from_millis(700);
 
 fn main() -> Result<()> {
     let rounds: u64 = std::env::args().nth(1).context("how many all-reduces?")?.parse()?;
@@ -44,15 +43,15 @@ fn main() -> Result<()> {
         let outcomes = group.all_reduce("i32", 100_000, seed)?;
         ensure!(outcomes.iter().all(|o| o.mode == "box"), "not even before: {outcomes:?}");
     }
-    let (over, turns) = (AtomicBool::new(false), AtomicU32::new(0));
+    let (over, times) = (AtomicBool::new(false), AtomicU32::new(0));
     let worked = std::thread::scope(|scope| {
         let switching = scope.spawn(|| -> Result<()> {
             while !over.load(Ordering::Relaxed) {
                 for word in ["0", "1"] {
                     std::fs::write(ONLINE, word).with_context(|| format!("{word} to {ONLINE}"))?;
-                    std::thread::sleep(TURN);
+                    std::thread::sleep(HOLD);
                 }
-                turns.fetch_add(1, Ordering::Relaxed);
+                times.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())
         });
@@ -74,9 +73,9 @@ fn main() -> Result<()> {
         over.store(true, Ordering::Relaxed);
         switching.join().expect("no panic").and(worked)
     });
-    println!("CPU 1 was away {} times", turns.load(Ordering::Relaxed));
+    println!("CPU 1 was away {} times", times.load(Ordering::Relaxed));
     print!("{}", cluster.netsum(&["stats", "train"])?);
     worked?;
-    ensure!(turns.load(Ordering::Relaxed) > 1, "it was all over before the CPU went");
+    ensure!(times.load(Ordering::Relaxed) > 1, "it was all over before the CPU went");
     Ok(())
 }

@@ -16,11 +16,8 @@ use crate::programs::{LOOPBACK, host};
 /// A ring that is always there, and what is special about it.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The ring.
     pub ring: RingSpec,
-    /// Its flows.
     pub flows: Vec<FlowSpec>,
-    /// It is active.
     pub active: bool,
 }
 
@@ -105,7 +102,6 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
 pub enum Step {
     /// A packet comes in by the port and goes on as its verdict says. What it releases leaves with the batch, or now.
     Packet {
-        /// The frame.
         frame: Vec<u8>,
         /// The batch ends behind it.
         last_of_batch: bool,

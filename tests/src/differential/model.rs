@@ -33,7 +33,6 @@ struct Saved {
     v6: bool,
 }
 
-/// A ring.
 #[derive(Clone, Debug)]
 pub struct Ring {
     config: RingConfig,
@@ -75,7 +74,6 @@ enum Class {
 enum Look {
     /// Of no use.
     Count(Counter),
-    /// Of a job.
     Job(InBandSpec, Frame, usize),
 }
 
@@ -115,13 +113,11 @@ impl Model {
         self.flows.retain(|(_, flow)| flow.spec.ring != spec.id);
     }
 
-    /// Registers a flow.
     pub fn add_flow(&mut self, spec: &FlowSpec) {
         let seen = FlowSeen { mac: spec.src_mac, ..FlowSeen::default() };
         self.flows.push((spec.key(), Flow { spec: spec.clone(), seen, next: None }));
     }
 
-    /// A ring.
     pub fn ring(&self, id: u32) -> &Ring {
         &self.rings[&id]
     }
@@ -131,7 +127,6 @@ impl Model {
         self.flows.iter().find(|(k, _)| k == key).map(|(_, flow)| flow.seen)
     }
 
-    /// A counter of a ring.
     pub fn counter(&self, ring: u32, counter: Counter) -> u64 {
         self.counters.get(&(ring, counter)).copied().unwrap_or(0)
     }

@@ -16,7 +16,6 @@ use crate::cluster::program;
 /// Files for QEMU.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// The kernel.
     pub kernel: PathBuf,
     /// The first file system.
     pub initramfs: PathBuf,

@@ -40,10 +40,8 @@ const MEMORY: u32 = 384;
 /// How long a VM may take to boot: 5 s are usual, but several may boot on a busy machine.
 const BOOT: Duration = Duration::from_secs(180);
 
-/// What a VM is started with.
 #[derive(Clone, Debug)]
 pub struct VmSpec<'a> {
-    /// Its kernel.
     pub kernel: Kernel,
     /// Its CPUs.
     pub cpus: u32,
@@ -51,7 +49,6 @@ pub struct VmSpec<'a> {
     pub tap: (&'a Netns, String),
     /// From where its agent is reached.
     pub lab: &'a Netns,
-    /// MAC address.
     pub mac: String,
     /// MTU of its interface in bytes.
     pub mtu: u32,

@@ -14,7 +14,6 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// All.
     pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
 }
 

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 /// TCP port of the agent.
 pub const PORT: u16 = 4788;
 
-/// The longest frame.
 pub const MAX_FRAME: usize = 1 << 20;
 
 /// What the lab wants.
@@ -27,9 +26,7 @@ pub enum Request {
     },
     /// Writes a file, whose bytes follow as [`Kind::Input`], unless [`Answer::Have`] says that it is there already.
     Put {
-        /// Where.
         path: String,
-        /// Permissions.
         mode: u32,
         /// Tells versions of the file apart.
         version: String,
@@ -54,11 +51,9 @@ pub enum Answer {
     Written,
 }
 
-/// Kinds of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A [`Request`].
     Request = 1,
     /// Bytes for the program's input or for a file; none means that there are no more.
     Input = 2,
@@ -68,7 +63,6 @@ pub enum Kind {
     Output = 4,
     /// What the program has printed to standard error.
     Errors = 5,
-    /// An [`Answer`].
     Answer = 6,
 }
 
@@ -86,7 +80,6 @@ pub fn send(mut to: impl Write, kind: Kind, bytes: &[u8]) -> io::Result<()> {
     to.write_all(&frame)
 }
 
-/// Writes a value as a frame.
 pub fn send_value(to: impl Write, kind: Kind, value: &impl Serialize) -> io::Result<()> {
     send(to, kind, &serde_json::to_vec(value)?)
 }

@@ -2,7 +2,7 @@
 //! them without the box, in all that it can do.
 
 use netsum_lab::cluster::Cluster;
-use netsum_lab::ring::{self, Operation, RingSpec};
+use netsum_lab::verbs_ring::{self, Operation, VerbsRingSpec};
 
 use super::{patience, undisturbed, with_loss};
 
@@ -17,7 +17,7 @@ pub fn rings(cluster: &Cluster) {
     for (hosts, mtu, operation) in
         [(vec![a, c, b, d], 1024, Operation::Send), (vec![a, b, c, d], 2048, Operation::Write)]
     {
-        let spec = RingSpec { hosts, ..RingSpec::new(4, mtu, operation, 5) };
+        let spec = VerbsRingSpec { hosts, ..VerbsRingSpec::new(4, mtu, operation, 5) };
         undisturbed(cluster, &spec);
         let (_, lost) = with_loss(cluster, &spec);
         println!(
@@ -37,11 +37,16 @@ pub fn pairs(cluster: &Cluster) {
             let sizes = vec![0, 1, 6, mtu - 1, mtu, mtu + 1, 3 * mtu, 40_000];
             let hosts = vec![vm, NAMESPACES[0]];
             let messages = sizes.len() as u32;
-            let spec = RingSpec { hosts, sizes, summed: false, ..RingSpec::new(2, mtu, operation, messages) };
+            let spec = VerbsRingSpec {
+                hosts,
+                sizes,
+                summed: false,
+                ..VerbsRingSpec::new(2, mtu, operation, messages)
+            };
             undisturbed(cluster, &spec);
             if mtu == 1024 {
                 // Enough packets that some are lost.
-                let (reports, lost) = with_loss(cluster, &RingSpec { messages: 4 * messages, ..spec });
+                let (reports, lost) = with_loss(cluster, &VerbsRingSpec { messages: 4 * messages, ..spec });
                 let again: Vec<_> =
                     reports.iter().map(|report| report.retransmitted.unwrap_or_default()).collect();
                 println!(
@@ -52,7 +57,7 @@ pub fn pairs(cluster: &Cluster) {
     }
     // What it does not do, it refuses: a kernel that asks is told, and does not ask for ever.
     let hosts = vec![VMS[0], NAMESPACES[0]];
-    let spec = RingSpec { hosts, summed: false, ..RingSpec::new(2, 1024, Operation::Read, 1) };
-    let error = format!("{:#}", ring::run(cluster, &spec, patience(&spec)).unwrap_err());
+    let spec = VerbsRingSpec { hosts, summed: false, ..VerbsRingSpec::new(2, 1024, Operation::Read, 1) };
+    let error = format!("{:#}", verbs_ring::run(cluster, &spec, patience(&spec)).unwrap_err());
     assert!(error.contains("rank 0: sending 0: remote invalid request error"), "{error}");
 }

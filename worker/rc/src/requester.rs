@@ -85,7 +85,7 @@ pub struct Requester {
     waits_for_others: bool,
     /// Since when nothing was acknowledged, once a time-out has come.
     unanswered: Option<Instant>,
-    /// The last packet gone back to, and when.
+    /// The last packet gone back to, and when; once it has been sent again, when that was.
     went_back: Option<(u64, Instant)>,
     sample: Option<Sample>,
 }
@@ -241,6 +241,10 @@ impl Requester {
         self.next += 1;
         if again {
             self.sample = None; // Karn's rule
+            // The time-out may have been looked at as of a while ago.
+            if let Some((_, at)) = self.went_back.as_mut().filter(|(to, _)| *to == n) {
+                *at = now;
+            }
         } else {
             self.sent = self.next;
             let bytes = payload.len() as u64 + AROUND;
@@ -311,8 +315,15 @@ impl Requester {
             return;
         }
         let more_than_one = packet > self.acked + 1;
-        if self.probe == Probe::Sent {
-            self.learn_from_probe(now, path, more_than_one);
+        match self.probe {
+            Probe::Sent => self.learn_from_probe(now, path, more_than_one),
+            // Packets that were not sent again have arrived, so nothing had been lost (RFC 5682, 2.1, step 3b). Not so behind a box:
+            // sums that wait for other ranks come out of turn.
+            Probe::Answered { end, whole: false } if !self.waits_for_others => {
+                self.was_too_soon(now, path);
+                self.probe = Probe::Answered { end, whole: true };
+            }
+            Probe::Answered { .. } | Probe::None => {}
         }
         let bytes = self.bytes(self.acked, packet);
         self.load -= bytes;
@@ -357,17 +368,24 @@ impl Requester {
     /// to do than CPUs, and will be again, or the link is slower than was known.
     fn learn_from_probe(&mut self, now: Instant, path: &mut Path, more_than_the_probe: bool) {
         let took = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
-        if more_than_the_probe && took > path.least() * 4 {
-            let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
-            (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
+        if !more_than_the_probe {
+            return;
+        }
+        if took > path.least() * 4 {
             // After several probes nobody knows which was answered.
-            if let Some(since) =
-                self.unanswered.filter(|_| self.retries == 1 && !self.waits_for_others && took > path.usual())
-            {
-                path.was_slower(now.saturating_duration_since(since));
-            }
+            self.unanswered.take_if(|_| self.retries > 1 || took <= path.usual());
+            self.was_too_soon(now, path);
         }
         self.unanswered = None;
+    }
+
+    /// A time-out that nothing had been lost before.
+    fn was_too_soon(&mut self, now: Instant, path: &mut Path) {
+        let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
+        (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
+        if let Some(since) = self.unanswered.take().filter(|_| !self.waits_for_others) {
+            path.was_slower(now.saturating_duration_since(since));
+        }
     }
 
     /// An ACK: everything up to `psn` has arrived.
@@ -431,6 +449,7 @@ impl Requester {
 
     fn go_back(&mut self, now: Instant, path: &Path) {
         self.probe = Probe::None;
+        self.unanswered = None;
         self.next = self.acked;
         self.went_back = Some((self.acked, now));
         self.sample = None;
@@ -467,10 +486,11 @@ impl Requester {
         if self.retry_limit.is_some_and(|limit| self.retries > limit) {
             return Effect::Failed(QpError::RetryExceeded);
         }
-        let since = self.waiting.map(|(since, _)| since);
+        let since =
+            self.unanswered.filter(|_| self.probe == Probe::Sent).or(self.waiting.map(|(since, _)| since));
         self.go_back(now, path);
         if !answered {
-            self.unanswered = self.unanswered.or(since);
+            self.unanswered = since;
             self.probe = Probe::Sent;
         }
         Effect::WentBack

@@ -261,17 +261,36 @@ fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
     assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
     expire(&mut pair, Duration::from_micros(2 * 67_109));
     assert_eq!(sent_now(&mut pair, 0), [(100, true)]);
-    // As long as acknowledgements come, nobody needs more.
+    // Only the probe was acknowledged: the rest is missing there.
     acknowledge(&mut pair, 100);
     assert_eq!(sent_now(&mut pair, 0), []);
-    acknowledge(&mut pair, 103);
-    assert_eq!(sent_now(&mut pair, 0), []);
-    // When they cease, the rest is missing there.
     expire(&mut pair, Duration::from_millis(2));
     assert_eq!(
         sent_now(&mut pair, 0).iter().map(|s| s.0).collect::<Vec<_>>(),
-        [104, 105, 106, 107, 108, 109]
+        (101..110).collect::<Vec<_>>()
     );
+    acknowledge(&mut pair, 109);
+    assert_eq!(pair.ends[0].next_timeout(), None);
+}
+
+#[test]
+fn what_arrives_without_being_sent_again_shows_that_a_time_out_came_too_soon() {
+    let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = 100);
+    pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
+    assert_eq!(sent_now(&mut pair, 0).len(), 10);
+    let expire = |pair: &mut Pair| {
+        pair.now = pair.ends[0].next_timeout().unwrap();
+        pair.ends[0].handle_timeout(pair.now);
+        sent_now(pair, 0)
+    };
+    assert_eq!(expire(&mut pair), [(100, true)]);
+    assert_eq!(expire(&mut pair), [(100, true)]);
+    acknowledge(&mut pair, 100);
+    acknowledge(&mut pair, 103);
+    assert_eq!(sent_now(&mut pair, 0), []);
+    // The rest has the time that it needs.
+    pair.now += Duration::from_millis(20);
+    assert!(pair.ends[0].next_timeout().unwrap() > pair.now);
     acknowledge(&mut pair, 109);
     assert_eq!(pair.ends[0].next_timeout(), None);
 }
@@ -321,6 +340,28 @@ fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
     sent_now(&mut pair, 0);
     let after = pair.ends[0].next_timeout().unwrap() - pair.now;
     assert!(after < before / 3, "{before:?}, then {after:?}");
+}
+
+/// A driver whose socket is never empty looks at the clock as of a while ago.
+#[test]
+fn a_clock_that_is_looked_at_late_is_no_part_of_a_round_trip() {
+    let (late, rtt) = (Duration::from_millis(100), Duration::from_micros(30));
+    let mut pair = Pair::new(11, Faults::default(), |c| {
+        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+    });
+    let mut waits = Vec::new();
+    for psn in 100..110 {
+        pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256], None);
+        assert_eq!(sent_now(&mut pair, 0), [(psn, true)]);
+        let due = pair.ends[0].next_timeout().unwrap();
+        waits.push(due - pair.now);
+        pair.now = due + late;
+        pair.ends[0].handle_timeout(due);
+        assert_eq!(sent_now(&mut pair, 0), [(psn, true)], "it was lost");
+        pair.now += rtt;
+        acknowledge(&mut pair, psn);
+    }
+    assert!(waits.iter().all(|wait| *wait < Duration::from_millis(5)), "{waits:?}");
 }
 
 #[test]

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use netsum_api::v1::{self, JobState};
 
-use super::config::{Bootstrap, CommConfig, JobShape, static_connection};
-use super::error::Error;
-use super::links::{Numbers, RankNumbers};
+use super::config::{Bootstrap, CommConfig, static_connection};
 use super::network::Network;
 use crate::control::Control;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::interface::{self, Interface};
-use crate::numeric::layout::Layout;
+use netsum_collective::error::Error;
+use netsum_collective::links::{Numbers, RankNumbers};
+use netsum_collective::numeric::layout::Layout;
+use netsum_collective::shape::JobShape;
 
 /// A job that this rank is a member of.
 pub(crate) struct Membership {

@@ -9,15 +9,17 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::config::{Bootstrap, CommConfig, JobShape, Mode, Report, Statistics};
-use super::engine::{Finished, MAX_OPEN};
-use super::error::{Error, Position};
+use super::config::{Bootstrap, CommConfig};
 use super::pending::Pending;
 use super::session::{Session, keep};
 use super::turns::Turns;
-use crate::numeric::element::{Data, Dtype, Element, Slice, Slices};
-use crate::numeric::layout::{Layout, Plan};
-use crate::numeric::quant::{NON_FINITE, Scale};
+use netsum_collective::engine::{Finished, MAX_OPEN};
+use netsum_collective::error::{Error, Position};
+use netsum_collective::numeric::element::{Data, Dtype, Element, Slice, Slices};
+use netsum_collective::numeric::layout::{Layout, Plan};
+use netsum_collective::numeric::quant::{NON_FINITE, Scale};
+use netsum_collective::report::{Mode, Report, Statistics};
+use netsum_collective::shape::JobShape;
 
 /// A member of a job, connected to the ring of all ranks.
 ///

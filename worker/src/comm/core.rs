@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::config::Statistics;
-use super::engine::{Engine, Finished, Outcome, Work};
-use super::error::Error;
 use super::network::Connections;
 use super::pending::Promise;
 use crate::control::heartbeat::Heartbeat;
-use crate::numeric::element::{Data, Owned, Slice};
+use netsum_collective::engine::{Engine, Finished, Outcome, Work};
+use netsum_collective::error::Error;
+use netsum_collective::numeric::element::{Data, Owned, Slice};
+use netsum_collective::report::Statistics;
 
 /// The longest that a driver waits without looking at the daemon's word.
 pub(super) const LOOK_UP: Duration = Duration::from_millis(100);
@@ -192,8 +192,9 @@ impl Core {
 
     /// What has been done over these connections.
     pub fn statistics(&self) -> Statistics {
-        let (restarts, traffic) = (self.connections.restarts(), self.connections.traffic());
-        Statistics { restarts, traffic, ..*self.engine.statistics() }
+        let mut statistics = *self.engine.statistics();
+        (statistics.restarts, statistics.traffic) = (self.connections.restarts(), self.connections.traffic());
+        statistics
     }
 
     pub fn retransmissions(&self) -> Option<u64> {

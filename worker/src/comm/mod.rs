@@ -1,16 +1,10 @@
-//! All-reduce over a ring of reliable connections, with a box that sums or without.
+//! Drivers of the collective (`netsum-collective`): its connections, its clock, and the application's threads.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`config`] | configuration, reports, statistics |
-//! | [`error`] | what can go wrong |
-//! | [`frame`] | what the ranks tell each other past the box |
-//! | [`transport`] | what the engine needs below itself |
-//! | [`buffer`] | memory of a message |
-//! | [`reduction`] | an ordinary ring all-reduce of one message |
-//! | [`engine`] | the collective as a state machine |
+//! | [`config`] | configuration |
 //! | [`network`] | what the connections run over |
-//! | [`udp`] | sockets, of UDP and AF_XDP: [`links`], the RC endpoint's queue pairs, and [`numbers`] for them |
+//! | [`udp`] | sockets, of UDP and AF_XDP, and [`numbers`] for their queue pairs |
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |
@@ -20,20 +14,13 @@
 //! | [`communicator`] | all of it, for the application |
 
 mod bootstrap;
-pub(crate) mod buffer;
 pub mod communicator;
 pub mod config;
 mod core;
-pub(crate) mod engine;
-pub mod error;
-pub(crate) mod frame;
-pub(crate) mod links;
 mod network;
 mod numbers;
 pub mod pending;
-pub(crate) mod reduction;
 mod session;
-pub(crate) mod transport;
 pub(crate) mod turns;
 mod udp;
 #[cfg(feature = "verbs")]
@@ -45,6 +32,5 @@ mod sync {
 }
 
 pub use communicator::Communicator;
-pub use config::{AdapterRetry, Bootstrap, CommConfig, Mode, Report, Statistics, Tls, Traffic, Transport};
-pub use error::{Error, Position};
+pub use config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 pub use pending::Pending;

@@ -8,12 +8,14 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Instant;
 
-use super::config::{Bootstrap, CommConfig, JobShape, Traffic, Transport as Choice};
-use super::error::Error;
-use super::links::{Numbers, RankNumbers};
-use super::transport::Transport;
+use super::config::{Bootstrap, CommConfig, Transport as Choice};
 use super::udp::Driven;
 use crate::verbs::gid;
+use netsum_collective::error::Error;
+use netsum_collective::links::{Numbers, RankNumbers};
+use netsum_collective::report::Traffic;
+use netsum_collective::shape::JobShape;
+use netsum_collective::transport::Transport;
 
 /// A network without connections.
 pub(crate) trait Network {

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::links::Numbers;
+use netsum_collective::links::Numbers;
 
 /// Chooses numbers.
 pub(crate) struct Fresh {

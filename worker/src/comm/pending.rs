@@ -4,13 +4,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::config::Report;
-use super::engine::Finished;
-use super::error::Error;
 use super::session::Session;
 use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use super::turns::Turns;
-use crate::numeric::element::{Element, Owned};
+use netsum_collective::engine::Finished;
+use netsum_collective::error::Error;
+use netsum_collective::numeric::element::{Element, Owned};
+use netsum_collective::report::Report;
 
 /// How long one who waits drives without looking whether another thread wants to.
 const SLICE: Duration = Duration::from_millis(10);

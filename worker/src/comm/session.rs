@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 
 use super::bootstrap::{Membership, Patience, bootstrap};
-use super::config::{CommConfig, JobShape, Mode, Report, Statistics};
+use super::config::CommConfig;
 use super::core::{Core, LOOK_UP};
-use super::engine::{Engine, Settings};
-use super::error::Error;
 use super::network;
 use super::numbers::nonce;
 use super::turns::Turns;
-use crate::numeric::element::Data;
+use netsum_collective::engine::{Engine, Settings};
+use netsum_collective::error::Error;
+use netsum_collective::numeric::element::Data;
+use netsum_collective::report::{Mode, Report, Statistics};
+use netsum_collective::shape::JobShape;
 
 /// How long the keeper leaves the connections alone when a call has ended: much less than any time-out.
 const PAUSE: Duration = Duration::from_micros(500);

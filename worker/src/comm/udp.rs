@@ -5,16 +5,17 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use super::buffer::Buffer;
-use super::config::{JobShape, Traffic};
-use super::error::Error;
-use super::links::{Links, Numbers, RankNumbers};
 use super::network::{Connections, Network};
 use super::numbers::Fresh;
-use super::transport::{Channel, Transport, TransportEvent};
 use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
 use crate::xdp::XdpDriver;
+use netsum_collective::buffer::Buffer;
+use netsum_collective::error::Error;
+use netsum_collective::links::{Links, Numbers, RankNumbers};
+use netsum_collective::report::Traffic;
+use netsum_collective::shape::JobShape;
+use netsum_collective::transport::{Channel, Transport, TransportEvent};
 use netsum_rc::{Endpoint, EndpointConfig};
 
 /// What moves an endpoint's datagrams.
@@ -167,14 +168,14 @@ impl<D: Driver> Connections for Driving<D> {
 
     fn traffic(&self) -> Option<Traffic> {
         let stats = self.links.endpoint.stats();
-        Some(Traffic {
-            bytes_sent: stats.sent_bytes,
-            bytes_received: stats.received_bytes,
-            packets_sent: stats.sent_packets,
-            packets_received: stats.received_packets,
-            retransmissions: stats.retransmissions,
-            congestion_marks: stats.ce_received,
-        })
+        let mut traffic = Traffic::default();
+        traffic.bytes_sent = stats.sent_bytes;
+        traffic.bytes_received = stats.received_bytes;
+        traffic.packets_sent = stats.sent_packets;
+        traffic.packets_received = stats.received_packets;
+        traffic.retransmissions = stats.retransmissions;
+        traffic.congestion_marks = stats.ce_received;
+        Some(traffic)
     }
 
     fn restarts(&self) -> u64 {

@@ -8,19 +8,21 @@ use std::time::Instant;
 
 use nix::poll::PollFlags;
 
-use super::buffer::Buffer;
-use super::config::{CommConfig, JobShape, Traffic};
-use super::error::Error;
-use super::frame::{plain_buffers, plain_room};
-use super::links::{Numbers, RankNumbers};
+use super::config::CommConfig;
 use super::network::{Connections, Network};
 use super::numbers::Fresh;
-use super::transport::{Channel, Transport, TransportEvent};
 use crate::udp::wait_for;
 use crate::verbs::device::{Adapter, Completion, Depths, Device, Flow, Remote, Retry, Trouble};
 use crate::verbs::gid::Place;
 use crate::verbs::memory::{Arena, Block};
 use crate::verbs::send_queue::{Outcome, SendQueue, Ticket};
+use netsum_collective::buffer::{Buffer, Registered as _};
+use netsum_collective::error::Error;
+use netsum_collective::frame::{plain_buffers, plain_room};
+use netsum_collective::links::{Numbers, RankNumbers};
+use netsum_collective::report::Traffic;
+use netsum_collective::shape::JobShape;
+use netsum_collective::transport::{Channel, Transport, TransportEvent};
 
 /// Frames on the plain connection that are given to the adapter at a time; the others wait here.
 const PLAIN_SENDS: usize = 64;
@@ -245,7 +247,7 @@ impl<A: Adapter> Verbs<A> {
         }
         let mut problem = None;
         while let Some((ticket, message)) = messages.post(|m| registered(&mut self.arena, m, &mut problem)) {
-            let Some(block) = message.block() else { continue };
+            let Some(block) = message.as_registered() else { continue };
             if let Err(e) = self.adapter.post_send(queue, work(queue, ticket), block) {
                 self.fail(queue, e.to_string());
                 return;
@@ -305,7 +307,7 @@ impl<A: Adapter> Verbs<A> {
                     return self.fail(queue, "receives were completed out of order".to_owned());
                 };
                 block.set_len(len.min(block.room()));
-                self.events.push_back(TransportEvent::Received { channel, data: block.into() });
+                self.events.push_back(TransportEvent::Received { channel, data: Buffer::registered(block) });
             }
             (_, Err(trouble)) => {
                 let reason = match trouble {
@@ -354,14 +356,14 @@ impl<A: Adapter> Verbs<A> {
 
 /// A message in registered memory. `problem` says why it cannot have any.
 fn registered(arena: &mut Arena, message: Buffer, problem: &mut Option<String>) -> Result<Buffer, Buffer> {
-    if message.block().is_some() {
+    if message.as_registered::<Block>().is_some() {
         return Ok(message);
     }
     match arena.block(message.len()) {
         Ok(mut block) => {
             block.set_len(message.len());
             block.copy_from_slice(&message);
-            Ok(block.into())
+            Ok(Buffer::registered(block))
         }
         Err(e) => {
             *problem = Some(e.to_string());
@@ -373,7 +375,7 @@ fn registered(arena: &mut Arena, message: Buffer, problem: &mut Option<String>) 
 impl<A: Adapter> Transport for Verbs<A> {
     fn buffer(&mut self, room: usize) -> Buffer {
         match self.arena.block(room) {
-            Ok(block) => block.into(),
+            Ok(block) => Buffer::registered(block),
             Err(e) => {
                 log::debug!("{}: {e}", self.device);
                 Buffer::heap(room)
@@ -394,7 +396,7 @@ impl<A: Adapter> Transport for Verbs<A> {
 
     fn receive_into(&mut self, channel: Channel, buffer: Buffer) {
         let Some(queue) = self.by_channel.get(&channel).copied() else { return };
-        let block = match buffer.into_block() {
+        let block = match buffer.into_registered() {
             Ok(block) => Ok(block),
             Err(buffer) => self.arena.block(buffer.room()),
         };

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{Control, Word};
-use crate::comm::error::Error;
+use netsum_collective::error::Error;
 
 #[derive(Default)]
 struct Shared {

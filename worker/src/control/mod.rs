@@ -20,7 +20,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Response, Status};
 
 use crate::comm::config::Tls;
-use crate::comm::error::Error;
+use netsum_collective::error::Error;
 
 /// How long to try again where nobody listens: the daemon may be about to start.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -11,6 +11,7 @@ use super::bindings::{self as ibv, Verbs};
 use super::gid::{self, Place};
 use super::library::library;
 use super::memory::{Block, Register};
+use netsum_collective::buffer::Registered as _;
 
 /// How long a sender waits that was told that no receive is posted: 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;

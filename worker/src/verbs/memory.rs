@@ -9,6 +9,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use netsum_collective::buffer::Registered;
+
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Blocks of less are taken together, to register seldom.
@@ -151,23 +153,6 @@ impl Block {
         self.slot.as_ref().expect("a block has its place until it is dropped")
     }
 
-    /// How long it can become.
-    pub fn room(&self) -> usize {
-        self.shelf.room
-    }
-
-    /// Makes it `len` bytes long; new bytes are zero.
-    ///
-    /// # Panics
-    /// If that is more than its room.
-    pub fn resize(&mut self, len: usize) {
-        let before = self.len;
-        self.set_len(len);
-        if len > before {
-            self[before..].fill(0);
-        }
-    }
-
     /// Makes it `len` bytes long; new bytes are whatever was written there last.
     ///
     /// # Panics
@@ -185,6 +170,20 @@ impl Block {
     /// Local key of its registration.
     pub fn key(&self) -> u32 {
         self.slot().slab.key
+    }
+}
+
+impl Registered for Block {
+    fn room(&self) -> usize {
+        self.shelf.room
+    }
+
+    fn resize(&mut self, len: usize) {
+        let before = self.len;
+        self.set_len(len);
+        if len > before {
+            self[before..].fill(0);
+        }
     }
 }
 

@@ -53,7 +53,6 @@ const PARTS: [&str; 16] = [
     "./usr/lib/modules/*",
 ];
 
-/// The suite that has the kernel.
 fn suite(kernel: Kernel) -> &'static str {
     match kernel {
         Kernel::V6_1 => "bookworm",
@@ -85,14 +84,14 @@ pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
 /// Unpacks what is needed: all modules are 400 MB.
 fn unpack_parts(package: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
-    let mut deb =
+    let mut archive =
         Command::new("dpkg-deb").arg("--fsys-tarfile").arg(package).stdout(Stdio::piped()).spawn()?;
     let mut tar = Command::new("tar");
     tar.args(["-x", "--wildcards", "-C"]).arg(to).args(PARTS);
     // Some parts are built into some kernels, of which tar complains; what is really missing is missed below.
-    tar.stdin(deb.stdout.take().context("stdout")?).stderr(Stdio::null());
+    tar.stdin(archive.stdout.take().context("stdout")?).stderr(Stdio::null());
     tar.status().context("cannot start tar")?;
-    let status = deb.wait()?;
+    let status = archive.wait()?;
     ensure!(status.success(), "dpkg-deb {}: {status}", package.display());
     Ok(())
 }

@@ -1,0 +1,209 @@
+//! Programs for the benchmark of the data plane: the parts, each in a form that can be repeated with one packet.
+//!
+//! Where a packet would change its slot so that the next run takes another way, the program first puts the slot back;
+//! `bench_reset` does only that, so that its cost can be taken off; `bench_restore` does so for ways that change the packet, too.
+//! Live frames are in `live`.
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod live;
+
+use aya_ebpf::bindings::xdp_action::XDP_DROP;
+use aya_ebpf::macros::xdp;
+use aya_ebpf::programs::XdpContext;
+use netsum_aggregator_ebpf::packet::Packet;
+use netsum_aggregator_ebpf::payload::{self, Op, Place};
+use netsum_aggregator_ebpf::{Way, maps, on_cpu, on_port};
+use netsum_common::abi::ReleaseTag;
+use netsum_common::slot::Slot;
+use netsum_common::wire::{ETH_LEN, IPV4_LEN, MAX_HEADERS, UDP_LEN};
+
+netsum_aggregator_ebpf::programs!();
+
+/// The benchmark's ring, the slot of its usual packets' index, which is not timed, and that of index 0, which is.
+const RING: u32 = 1;
+const SLOT: u32 = 1;
+const TIMED: u32 = 0;
+/// Offset of the payload of an untagged IPv4 SEND.
+const PAYLOAD: usize = ETH_LEN + IPV4_LEN + UDP_LEN + netsum_common::wire::BTH_LEN;
+
+/// Nothing: the cost of a test run.
+#[xdp]
+pub fn bench_empty(_ctx: XdpContext) -> u32 {
+    XDP_DROP
+}
+
+/// A packet that is not netsum's, or any other way that leaves slots alone.
+#[xdp]
+pub fn bench_ingress(ctx: XdpContext) -> u32 {
+    on_port(&ctx)
+}
+
+/// The payload is copied into a slot's cells.
+#[xdp]
+pub fn bench_copy(ctx: XdpContext) -> u32 {
+    part(&ctx, Op::Store)
+}
+
+/// The payload is added to a slot's cells.
+#[xdp]
+pub fn bench_sum(ctx: XdpContext) -> u32 {
+    part(&ctx, Op::Add)
+}
+
+/// The CRC of the payload.
+#[xdp]
+pub fn bench_crc(ctx: XdpContext) -> u32 {
+    match payload::crc(&ctx, PAYLOAD, payload_len(&ctx), 0) {
+        Some(crc) => crc & 1,
+        None => 0,
+    }
+}
+
+#[inline(always)]
+fn payload_len(ctx: &XdpContext) -> usize {
+    (ctx.data_end() - ctx.data()).wrapping_sub(PAYLOAD + 4) & payload::LEN_BITS
+}
+
+#[inline(always)]
+fn part(ctx: &XdpContext, op: Op) -> u32 {
+    let Some(ring) = maps::ring(RING) else { return 0 };
+    match payload::apply(ctx, op, PAYLOAD, payload_len(ctx), &Place { ring: RING, slot: SLOT, mtu: ring.mtu })
+    {
+        Some(()) => XDP_DROP,
+        None => 0,
+    }
+}
+
+/// The slot of which nothing is timed and that keeps the benchmark's payload, for packets that a run has changed.
+const KEPT: u32 = 2;
+
+/// What a slot has of a message of one fragment.
+const ONE: u32 = Slot::USED | Slot::FIRST | Slot::LAST;
+
+/// Puts the slot back, in the slots' first lap, where an index is its slot's number.
+#[inline(always)]
+fn reset(index: u32, flags: u32, contributors: u64) {
+    let Some(slot) = maps::slot(RING, index) else { return };
+    let Some(state) = maps::state(RING) else { return };
+    // SAFETY: map values; the benchmark runs one program at a time.
+    unsafe {
+        (*slot).flags = flags;
+        (*slot).contributors = contributors;
+        (*state).low = if flags & Slot::RELEASED == 0 { index } else { index + 1 };
+    }
+}
+
+/// Puts the packet back to what rank 0 sent: the MAC addresses, which the tag has taken the place of, and the payload, which the sum has.
+#[inline(always)]
+fn restore(ctx: &XdpContext) -> Option<()> {
+    let ring = maps::ring(RING)?;
+    let header = maps::header(RING, SLOT * ring.ranks)?;
+    // SAFETY: a map value; the benchmark runs one program at a time.
+    let words = unsafe { [(*header).words[0], (*header).words[1]] };
+    let p = Packet::new(ctx);
+    p.store(0, words[0].to_ne_bytes())?;
+    p.store(8, (words[1] as u32).to_ne_bytes())?;
+    payload::apply(ctx, Op::Load, PAYLOAD, payload_len(ctx), &Place { ring: RING, slot: KEPT, mtu: ring.mtu })
+}
+
+/// All ranks but rank 0, of the benchmark's ring.
+#[inline(always)]
+fn others() -> u64 {
+    all() & !1
+}
+
+#[inline(always)]
+fn all() -> u64 {
+    maps::ring(RING).map_or(0, |ring| u64::MAX >> (64 - (ring.ranks & 63)))
+}
+
+/// A packet arrives, once: to fill slots.
+#[xdp]
+pub fn bench_fill(ctx: XdpContext) -> u32 {
+    on_cpu(&ctx, Way::Probe)
+}
+
+/// Keeps the packet's payload for those that put packets back.
+#[xdp]
+pub fn bench_keep(ctx: XdpContext) -> u32 {
+    let Some(ring) = maps::ring(RING) else { return 0 };
+    let place = Place { ring: RING, slot: KEPT, mtu: ring.mtu };
+    match payload::apply(&ctx, Op::Store, PAYLOAD, payload_len(&ctx), &place) {
+        Some(()) => XDP_DROP,
+        None => 0,
+    }
+}
+
+/// Only puts the slot back to where rank 0 is missing, and any others but rank 1 are.
+#[xdp]
+pub fn bench_reset(_ctx: XdpContext) -> u32 {
+    reset(SLOT, ONE, 2);
+    XDP_DROP
+}
+
+/// Only puts slot and packet back.
+#[xdp]
+pub fn bench_restore(ctx: XdpContext) -> u32 {
+    reset(SLOT, ONE, others());
+    match restore(&ctx) {
+        Some(()) => XDP_DROP,
+        None => 0,
+    }
+}
+
+/// The first contribution, which claims the slot.
+#[xdp]
+pub fn bench_claim(ctx: XdpContext) -> u32 {
+    reset(SLOT, 0, 0);
+    on_cpu(&ctx, Way::Probe)
+}
+
+/// A contribution that is neither the first nor the last.
+#[xdp]
+pub fn bench_absorb(ctx: XdpContext) -> u32 {
+    reset(SLOT, ONE, 2);
+    on_cpu(&ctx, Way::Probe)
+}
+
+/// The same, of an index that is timed.
+#[xdp]
+pub fn bench_absorb_timed(ctx: XdpContext) -> u32 {
+    reset(TIMED, ONE, 2);
+    on_cpu(&ctx, Way::Probe)
+}
+
+/// The contribution that completes the slot.
+#[xdp]
+pub fn bench_complete(ctx: XdpContext) -> u32 {
+    reset(SLOT, ONE, others());
+    match restore(&ctx) {
+        Some(()) => on_cpu(&ctx, Way::Probe),
+        None => 0,
+    }
+}
+
+/// A retransmission of a released fragment.
+#[xdp]
+pub fn bench_replay(ctx: XdpContext) -> u32 {
+    reset(SLOT, ONE | Slot::COMPLETE | Slot::RELEASED, all());
+    match restore(&ctx) {
+        Some(()) => on_cpu(&ctx, Way::Probe),
+        None => 0,
+    }
+}
+
+/// A result's way out, for the next rank each time.
+#[xdp]
+pub fn bench_egress(ctx: XdpContext) -> u32 {
+    let tag = ReleaseTag { ring: RING, index: SLOT, rank: ReleaseTag::ALL, payload: PAYLOAD as u16 };
+    // SAFETY: `ReleaseTag` is `repr(C)` without padding, 12 bytes as asserted in the ABI.
+    let tag = unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) };
+    match Packet::new(&ctx).store(0, tag) {
+        Some(()) => netsum_aggregator_ebpf::egress::result(&ctx, 1),
+        None => 0,
+    }
+}
+
+const _: () = assert!(PAYLOAD < MAX_HEADERS);

@@ -1,0 +1,50 @@
+//! netsum's rank in a contest: does what it is told on standard input, a JSON object a line, and answers likewise.
+
+use std::io::{BufRead, Write};
+
+use anyhow::{Context, Result};
+use netsum_bench::contest::{Answer, Order};
+use netsum_lab::cluster::RankSpec;
+use netsum_worker::{Communicator, Element, Mode};
+
+fn main() -> Result<()> {
+    env_logger::init();
+    let spec: RankSpec = serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
+    // Without a controller the ranks sum by themselves, and no box is asked for.
+    let wanted = if spec.controller.is_some() { Mode::Box } else { Mode::Ring };
+    let mut comm = Communicator::connect(spec.config())?;
+    println!("ready");
+    for line in std::io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line?)?;
+        let answer = if order.float {
+            reduce(&mut comm, &order, wanted, |x| x as f32)?
+        } else {
+            reduce(&mut comm, &order, wanted, |x| x as i32)?
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn reduce<T: Element + PartialEq>(
+    comm: &mut Communicator,
+    order: &Order,
+    wanted: Mode,
+    number: impl Fn(u32) -> T,
+) -> Result<Answer> {
+    let (own, ranks) = (number(comm.rank() + 1), comm.ranks());
+    let sum = number(ranks * (ranks + 1) / 2);
+    let mut buffer = vec![own; order.len];
+    let mut answer = Answer { micros: Vec::new(), wrong: 0, retransmissions: 0, astray: 0 };
+    for _ in 0..order.iters {
+        buffer.fill(own);
+        let report = comm.all_reduce(&mut buffer)?;
+        answer.micros.push(report.elapsed.as_secs_f64() * 1e6);
+        answer.retransmissions += report.retransmissions.unwrap_or(0);
+        answer.astray += u64::from(report.mode != wanted);
+    }
+    answer.wrong = buffer.iter().filter(|x| **x != sum).count() as u64;
+    Ok(answer)
+}

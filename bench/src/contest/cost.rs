@@ -1,0 +1,72 @@
+//! What an all-reduce costs beside time.
+
+use anyhow::{Context, Result};
+
+use netsum_lab::Host;
+use netsum_lab::cluster::Cluster;
+
+/// Readings, or their differences.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    /// Seconds in which a processor of the machine was not idle, interrupts included (proc(5), `/proc/stat`). It counts in
+    /// hundredths, and what else runs on the machine as well.
+    pub cpu_seconds: f64,
+    /// Bytes from rank 0's host into its link, with all headers; packets that are cut by the link's driver have those once.
+    pub sent: u64,
+    /// Bytes that came from there.
+    pub received: u64,
+}
+
+impl Cost {
+    /// What the counters say now.
+    pub fn now(cluster: &Cluster) -> Result<Self> {
+        let stat = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
+        let host = cluster.lab().host(0);
+        let links = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+        let (sent, received) = bytes(&links, Host::INTERFACE).context("no interface in /proc/net/dev")?;
+        Ok(Self { cpu_seconds: busy(&stat).context("/proc/stat is empty")?, sent, received })
+    }
+
+    /// What has been added since an earlier reading.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            cpu_seconds: self.cpu_seconds - earlier.cpu_seconds,
+            sent: self.sent - earlier.sent,
+            received: self.received - earlier.received,
+        }
+    }
+}
+
+/// Seconds that all processors were busy: user, nice, system, irq and softirq of the first line.
+fn busy(stat: &str) -> Option<f64> {
+    let ticks: Vec<u64> =
+        stat.lines().next()?.split_whitespace().skip(1).map_while(|w| w.parse().ok()).collect();
+    // USER_HZ is 100 wherever Linux shows it to programs.
+    Some([0, 1, 2, 5, 6].iter().map(|&i| ticks.get(i).copied().unwrap_or(0)).sum::<u64>() as f64 / 100.0)
+}
+
+/// Bytes sent and received by an interface.
+fn bytes(dev: &str, interface: &str) -> Option<(u64, u64)> {
+    let counters = dev.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'))?;
+    let counters: Vec<u64> = counters.split_whitespace().map_while(|w| w.parse().ok()).collect();
+    Some((*counters.get(8)?, *counters.first()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_is_what_is_neither_idle_nor_waiting() {
+        assert_eq!(busy("cpu  100 10 50 4000 300 5 35 0 0 0\ncpu0 1 2 3"), Some(2.0));
+        assert_eq!(busy(""), None);
+    }
+
+    #[test]
+    fn an_interface_is_found_among_others() {
+        let dev =
+            "Inter-|   Receive\n face |bytes\n    lo: 1 2 3 4 5 6 7 8 9 10\n  eth0: 11 2 3 4 5 6 7 8 19 10\n";
+        assert_eq!(bytes(dev, "eth0"), Some((19, 11)));
+        assert_eq!(bytes(dev, "eth"), None);
+    }
+}

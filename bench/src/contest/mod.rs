@@ -1,0 +1,133 @@
+//! All-reduces of netsum and of others, one after the other on one machine: who is faster, and what it costs.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | this one | a contestant, and what it is told to do |
+//! | [`start`] | netsum by its box and by its ring, Gloo, Open MPI |
+//! | [`jobs`] | several jobs of netsum at the same time |
+//! | [`cost`] | processor time of the whole machine, bytes on the links |
+//! | [`report`] | what came of it, as a table, JSON and a picture |
+//!
+//! All contestants live at the same time, each in a lab of its own, and take turns: noise of the machine meets all of them.
+
+pub mod cost;
+pub mod jobs;
+pub mod report;
+pub mod start;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use cost::Cost;
+use netsum_lab::cluster::Cluster;
+use netsum_lab::process::Running;
+
+/// Longest that an order may take.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What all ranks of a contestant are told, as a line of JSON.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// Elements, of four bytes.
+    pub len: usize,
+    /// Of 32-bit floats, else of 32-bit integers.
+    pub float: bool,
+    /// All-reduces, one straight after the other.
+    pub iters: u32,
+}
+
+/// What a rank answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// Time of each all-reduce in microseconds; that of making its input is not in it.
+    pub micros: Vec<f64>,
+    /// Elements that were no sum.
+    pub wrong: u64,
+    /// Packets sent again, where the contestant knows.
+    #[serde(default)]
+    pub retransmissions: u64,
+    /// All-reduces that were not done as the contestant is to do them: by netsum's ring in place of the box.
+    #[serde(default)]
+    pub astray: u64,
+}
+
+/// Somebody who can all-reduce.
+pub struct Contestant {
+    /// As in tables.
+    pub name: &'static str,
+    /// Rank 0 first. Open MPI has one program for all.
+    ranks: Vec<Running>,
+    /// Where they live: gone after them.
+    cluster: Cluster,
+}
+
+/// An order, carried out.
+#[derive(Clone, Debug)]
+pub struct Round {
+    /// Rank 0's answer, with the others' counts.
+    pub answer: Answer,
+    /// What the machine and the links had to do for it.
+    pub cost: Cost,
+}
+
+impl Contestant {
+    /// Waits until all ranks are ready.
+    fn ready(name: &'static str, mut ranks: Vec<Running>, cluster: Cluster) -> Result<Self> {
+        for rank in &mut ranks {
+            let line = rank.line(PATIENCE)?;
+            ensure!(line == "ready", "{name}: {line}");
+        }
+        Ok(Self { name, ranks, cluster })
+    }
+
+    /// Has all ranks carry an order out.
+    ///
+    /// # Errors
+    /// If one of them ends or says something else, and if a sum was wrong.
+    pub fn run(&mut self, order: &Order) -> Result<Round> {
+        let (answers, cost) = self.carry_out(order)?;
+        Ok(Round { answer: self.merge(order, &answers)?, cost })
+    }
+
+    /// Has all ranks carry an order out at the same time, where those of several jobs come one after the other, `ranks` of each: a round
+    /// for each job, each with the cost of all.
+    ///
+    /// # Errors
+    /// As [`Contestant::run`].
+    pub fn run_jobs(&mut self, order: &Order, ranks: u32) -> Result<Vec<Round>> {
+        let (answers, cost) = self.carry_out(order)?;
+        answers
+            .chunks(ranks as usize)
+            .map(|of_job| Ok(Round { answer: self.merge(order, of_job)?, cost }))
+            .collect()
+    }
+
+    /// All ranks' answers, and what it cost.
+    fn carry_out(&mut self, order: &Order) -> Result<(Vec<Answer>, Cost)> {
+        let before = Cost::now(&self.cluster)?;
+        for rank in &mut self.ranks {
+            rank.say(&serde_json::to_string(order)?)?;
+        }
+        let mut answers = Vec::new();
+        for rank in &mut self.ranks {
+            let line = rank.line(PATIENCE)?;
+            let answer: Answer =
+                serde_json::from_str(&line).with_context(|| format!("{}: `{line}`", self.name))?;
+            answers.push(answer);
+        }
+        Ok((answers, Cost::now(&self.cluster)?.since(&before)))
+    }
+
+    /// The first rank's answer, with the counts of all.
+    fn merge(&self, order: &Order, answers: &[Answer]) -> Result<Answer> {
+        let sum = |of: fn(&Answer) -> u64| answers.iter().map(of).sum::<u64>();
+        let (wrong, retransmissions) = (sum(|a| a.wrong), sum(|a| a.retransmissions));
+        let astray = sum(|a| a.astray);
+        ensure!(wrong == 0, "{}: {wrong} elements were no sum with {order:?}", self.name);
+        let first = answers.first().with_context(|| format!("{}: no answer", self.name))?;
+        ensure!(first.micros.len() == order.iters as usize, "{}: {} times", self.name, first.micros.len());
+        Ok(Answer { micros: first.micros.clone(), wrong, retransmissions, astray })
+    }
+}

@@ -1,0 +1,202 @@
+//! The contestants, each in a lab of its own with the same links.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::Contestant;
+use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
+use netsum_lab::process::Running;
+use netsum_lab::{Host, LabSpec, netns};
+
+/// Python with Debian's modules, which another one on the path does not have.
+const PYTHON: &str = "/usr/bin/python3";
+/// Gloo's and Open MPI's rank.
+const RANK: &str = include_str!("rank.py");
+
+/// Who takes part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Who {
+    /// netsum by the box.
+    Box,
+    /// The same, with ranks over AF_XDP.
+    Xdp,
+    /// netsum's ring of the same endpoints, which needs no box.
+    Ring {
+        /// Segments are cut and put together by the network devices, which a wire does not give for nothing.
+        offload: bool,
+    },
+    /// PyTorch's Gloo over TCP.
+    Gloo {
+        /// The same.
+        offload: bool,
+    },
+    /// Open MPI over TCP.
+    Mpi {
+        /// The same.
+        offload: bool,
+    },
+}
+
+impl Who {
+    pub const ALL: [Self; 8] = [
+        Self::Box,
+        Self::Xdp,
+        Self::Ring { offload: true },
+        Self::Ring { offload: false },
+        Self::Gloo { offload: true },
+        Self::Gloo { offload: false },
+        Self::Mpi { offload: true },
+        Self::Mpi { offload: false },
+    ];
+
+    /// As in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Box => "netsum",
+            Self::Xdp => "netsum-xdp",
+            Self::Ring { offload: true } => "netsum-ring",
+            Self::Ring { offload: false } => "netsum-ring-no-offload",
+            Self::Gloo { offload: true } => "gloo",
+            Self::Gloo { offload: false } => "gloo-no-offload",
+            Self::Mpi { offload: true } => "openmpi",
+            Self::Mpi { offload: false } => "openmpi-no-offload",
+        }
+    }
+}
+
+/// Starts a contestant with a job's ranks, one on each host, over links of this MTU.
+///
+/// # Errors
+/// If its programs are missing or end.
+pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
+    let spec = LabSpec { mtu: link_mtu, ..LabSpec::hosts(job.ranks as usize) };
+    let mut cluster = Cluster::without_daemon(spec)?;
+    let ranks = match who {
+        Who::Box | Who::Xdp => {
+            cluster.start_daemon()?;
+            let token = cluster.create_job(job)?;
+            let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
+            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token))?
+        }
+        Who::Ring { offload } => {
+            set_offload(&cluster, offload)?;
+            netsum(&cluster, job, 0, None)?
+        }
+        Who::Gloo { offload } => {
+            set_offload(&cluster, offload)?;
+            gloo(&cluster, job.ranks)?
+        }
+        Who::Mpi { offload } => {
+            set_offload(&cluster, offload)?;
+            mpi(&cluster)?
+        }
+    };
+    Contestant::ready(who.name(), ranks, cluster)
+}
+
+/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses.
+pub(super) fn netsum(
+    cluster: &Cluster,
+    job: &JobSpec,
+    k: usize,
+    token: Option<&str>,
+) -> Result<Vec<Running>> {
+    let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(k)).collect();
+    let workers = cluster.workers().to_string();
+    let rank = |(rank, host): (usize, &Host)| {
+        let spec = RankSpec::new(job, rank, &peers, token.map(|token| (&*workers, token)));
+        let mut command = host.command(program("contest-rank")?);
+        Running::start(&format!("{}, rank {rank}", job.name), command.arg(serde_json::to_string(&spec)?))
+    };
+    cluster.lab().hosts().iter().enumerate().map(rank).collect()
+}
+
+fn set_offload(cluster: &Cluster, on: bool) -> Result<()> {
+    let word = if on { "on" } else { "off" };
+    let set = |netns: &netns::Netns, interface: &str| {
+        let mut ethtool = netns.command("ethtool");
+        netns::output(ethtool.args(["-K", interface, "tso", word, "gso", word, "gro", word])).map(drop)
+    };
+    for (i, host) in cluster.lab().hosts().iter().enumerate() {
+        set(host, Host::INTERFACE)?;
+        set(cluster.lab().box_(), &cluster.lab().box_().port(i))?;
+    }
+    Ok(())
+}
+
+/// Writes a file into the cluster's folder.
+fn write(cluster: &Cluster, name: &str, mode: u32, text: &str) -> Result<PathBuf> {
+    let path = cluster.folder().join(name);
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(mode).open(&path)?;
+    file.write_all(text.as_bytes())?;
+    Ok(path)
+}
+
+fn gloo(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
+    let script = write(cluster, "rank.py", 0o600, RANK)?;
+    let first = cluster.lab().host(0).ip(0).to_string();
+    let rank = |(rank, host): (usize, &Host)| {
+        let mut command = host.command(PYTHON);
+        command.arg(&script).args(["gloo", &rank.to_string(), &ranks.to_string(), &first]);
+        command.env("GLOO_SOCKET_IFNAME", Host::INTERFACE);
+        Running::start(&format!("Gloo's rank {rank}"), &mut command)
+    };
+    cluster.lab().hosts().iter().enumerate().map(rank).collect()
+}
+
+fn mpi(cluster: &Cluster) -> Result<Vec<Running>> {
+    let script = write(cluster, "rank.py", 0o600, RANK)?;
+    let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
+    let first = cluster.lab().host(0);
+    // A name of its own for each host, or Open MPI takes them all for one.
+    let mut command: Command = first.command("unshare");
+    command.args(["--uts", "sh", "-c", "hostname host0; exec \"$0\" \"$@\"", "mpirun"]);
+    let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
+    let interface = ["--mca", "btl_tcp_if_include", Host::INTERFACE, "--mca", "oob_tcp_if_include"];
+    command
+        .args(["--allow-run-as-root", "--host", &hosts.join(","), "--map-by", "node"])
+        .args(["--mca", "plm_rsh_agent"])
+        .arg(agent)
+        // No shared memory: hosts have none.
+        .args(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"])
+        .args(interface)
+        .arg(Host::INTERFACE)
+        // Ranks that spin keep others from two cores.
+        .args(["--mca", "mpi_yield_when_idle", "1", PYTHON])
+        .arg(script)
+        .arg("mpi")
+        // It leaves files behind when it is killed.
+        .env("TMPDIR", cluster.folder());
+    Ok(vec![Running::start("mpirun", &mut command)?])
+}
+
+/// What Open MPI starts its daemons with, in place of ssh: `agent HOST COMMAND...`.
+fn agent(cluster: &Cluster) -> String {
+    let mut text = String::from("#!/bin/sh\nhost=$1\nshift\ncase $host in\n");
+    for (i, host) in cluster.lab().hosts().iter().enumerate() {
+        let netns = Path::new(netns::RUN_NETNS).join(host.name());
+        text += &format!("{}) name=host{i} netns={} ;;\n", host.ip(0), netns.display());
+    }
+    text += "*) echo \"no host $host\" >&2; exit 1 ;;\nesac\n";
+    text += "exec nsenter --net=\"$netns\" unshare --uts sh -c \"hostname $name; $*\"\n";
+    text
+}
+
+/// Why a contestant cannot take part on this machine.
+///
+/// # Errors
+/// What it lacks.
+pub fn is_there(who: Who) -> Result<()> {
+    let module = match who {
+        Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
+        Who::Gloo { .. } => "torch.distributed",
+        Who::Mpi { .. } => "mpi4py.MPI",
+    };
+    let mut python = Command::new(PYTHON);
+    netns::output(python.args(["-c", &format!("import {module}")])).map(drop).context("not installed")
+}

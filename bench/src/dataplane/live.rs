@@ -1,0 +1,483 @@
+//! Live frames: what a core carries when the kernel's part is in it.
+//!
+//! BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18, net/bpf/test_run.c) carries out what the program says, also
+//! redirects to a CPU map: frames of a recycled pool go through `ingress` to the ring's CPU, `aggregate` there, the device map and
+//! `egress`, as they do from a driver. Only programs for CPU and device maps cannot be started so, which nobody needs here. A test
+//! run has one packet and one port, so the program that is run makes it a different rank's each time (`bench_live.rs`), and all
+//! flows are registered for that one port; results leave by a port for each rank. The sender has a CPU of its own; what is measured is
+//! the processor time of the ring's.
+//!
+//! In the figures of the ring's CPU are: taking frames out of the CPU map's queue, `aggregate`, clones, `egress`, handing clones to
+//! veths, and the veths' other ends, where an XDP program drops them at once. A network card's driver would take the place of
+//! the last two. Not in them: `ingress` and steering, which are the sender's and so are on another CPU, and hosts.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::maps::{Array, CpuMap, DevMap, Map};
+use aya::programs::xdp::XdpMode as AyaMode;
+use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions};
+use netsum_common::abi::{FlowKey, maps, programs};
+use netsum_common::counters::Counter;
+use netsum_common::live::{self, LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
+use netsum_core::plane::{FlowSpec, RingSpec};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, count, held};
+use nix::sched::CpuSet;
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use super::{OBJECT, Settings, USUAL_RANKS, cpu, gbps};
+use netsum_lab::cpu::Pinned;
+use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::programs::{LOOPBACK, flow, host, qpn, ring};
+use netsum_lab::{Host, Lab, LabSpec};
+
+/// The sender's CPU, and the ring's.
+const SENDER_CPU: u32 = 0;
+const RING_CPU: u32 = 1;
+/// Slots and window, as a job with 8 messages of 64 KiB in flight has them at path MTU 2048.
+const SLOTS: u32 = 512;
+const WINDOW: u32 = 256;
+/// Most frames on the way from sender to ring: fewer than the pool recycles (1,024), and than the CPU map's queue takes.
+const IN_FLIGHT: u32 = 768;
+const QUEUE: u32 = 2048;
+/// Frames that are made before what they have been redirected to is told, as with a driver's poll (NAPI's weight).
+const BATCH: u32 = 64;
+/// Frames of a system call, or times that there was no credit: many, because each call waits for all CPUs, twice, in which nothing is
+/// sent.
+const CHUNK: u32 = 262_144;
+/// How long the last frames may take.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// How far contributions go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// Dropped where they come in: what the sender costs.
+    IngressDrop,
+    /// Steered to the ring's CPU, and dropped there.
+    SteerDrop,
+    /// The same, and the last one of each fragment goes to all ranks as it is, without egress: the floor.
+    Broadcast,
+    /// Summed, ICRC not verified.
+    Ignore,
+    /// Summed, ICRC verified.
+    Verify,
+    /// Like [`Way::Broadcast`], on one CPU: frames come in on the ring's, and no queue is between.
+    InlineBroadcast,
+    /// Like [`Way::Ignore`], on one CPU.
+    InlineIgnore,
+    /// Like [`Way::Verify`], on one CPU.
+    InlineVerify,
+}
+
+impl Way {
+    pub const ALL: [Self; 8] = [
+        Self::IngressDrop,
+        Self::SteerDrop,
+        Self::Broadcast,
+        Self::Ignore,
+        Self::Verify,
+        Self::InlineBroadcast,
+        Self::InlineIgnore,
+        Self::InlineVerify,
+    ];
+
+    /// As in tables.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::IngressDrop => "made and dropped (the sender's CPU)",
+            Self::SteerDrop => "steered, then dropped",
+            Self::Broadcast => "floor: steered, clones broadcast",
+            Self::Ignore => "summed, ICRC not verified",
+            Self::Verify => "summed, ICRC verified",
+            Self::InlineBroadcast => "inline floor: clones broadcast",
+            Self::InlineIgnore => "inline: summed, ICRC not verified",
+            Self::InlineVerify => "inline: summed, ICRC verified",
+        }
+    }
+
+    /// Whether the sender is on the ring's CPU.
+    fn is_inline(self) -> bool {
+        matches!(self, Self::InlineBroadcast | Self::InlineIgnore | Self::InlineVerify)
+    }
+
+    fn is_verified(self) -> bool {
+        matches!(self, Self::Verify | Self::InlineVerify)
+    }
+
+    fn is_summed(self) -> bool {
+        matches!(self, Self::Ignore | Self::Verify | Self::InlineIgnore | Self::InlineVerify)
+    }
+
+    /// What it is compared with.
+    fn floor(self) -> Self {
+        if self.is_inline() { Self::InlineBroadcast } else { Self::Broadcast }
+    }
+}
+
+/// What a core does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// How far contributions go.
+    pub way: Way,
+    pub ranks: u32,
+    /// Path MTU, and the contributions' payload.
+    pub mtu: u32,
+    /// Fragments of which every contribution came, and every result left.
+    pub fragments: u64,
+    /// Time that they took.
+    pub seconds: f64,
+    /// Processor time of the ring's CPU meanwhile: what serves the CPU map, and soft interrupts. On the first way, the sender's; on
+    /// the inline ways, both.
+    pub busy_seconds: f64,
+    /// ns of a core for a fragment: all of its contributions, and clones. On the inline ways without what the sender does, by
+    /// [`Way::IngressDrop`].
+    pub fragment_ns: f64,
+    /// Contributions of one core a second, in millions.
+    pub mcontributions: f64,
+    /// Their payload, in Gb/s.
+    pub gbps: f64,
+    /// Time of a fragment by that of the floor.
+    pub over_floor: f64,
+}
+
+/// What a round has come to.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    fragments: u64,
+    seconds: f64,
+    busy: f64,
+}
+
+impl Round {
+    fn fragment_ns(&self) -> f64 {
+        self.busy * 1e9 / self.fragments as f64
+    }
+}
+
+/// Why live frames cannot be measured on this machine, if they cannot.
+pub fn impossible() -> Option<String> {
+    let two = CpuSet::new();
+    let count = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap_or(two);
+    let there = |cpu| count.is_set(cpu).unwrap_or(false);
+    if !there(SENDER_CPU as usize) || !there(RING_CPU as usize) {
+        return Some("two CPUs are needed: one that sends, one that is the ring's".into());
+    }
+    if let Err(error) = cpu::of_thread("self") {
+        return Some(format!("the kernel does not tell processor times: {error:#}"));
+    }
+    None
+}
+
+/// Sends live frames with every number of ranks.
+pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
+    let most = settings.ranks.iter().copied().max().context("no ranks")?.max(USUAL_RANKS);
+    let mut live = Live::new(most)?;
+    let mut rows = Vec::new();
+    let mut numbers = settings.ranks.clone();
+    numbers.push(USUAL_RANKS);
+    // The floor's device map only grows.
+    numbers.sort_unstable();
+    numbers.dedup();
+    for ranks in numbers {
+        for &mtu in &settings.mtus {
+            if ranks == USUAL_RANKS || settings.live_mtus.contains(&mtu) {
+                rows.extend(
+                    live.point(ranks, mtu, settings)
+                        .with_context(|| format!("live frames, {ranks} ranks, path MTU {mtu}"))?,
+                );
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// A box with live frames instead of hosts.
+struct Live {
+    plane: BpfDataPlane,
+    ring: Option<(RingSpec, Vec<FlowKey>)>,
+    /// By rank.
+    ports: Vec<u32>,
+    /// Number of the CPU map.
+    cpus: u32,
+    // The last field: its namespaces go after the programs.
+    lab: Lab,
+}
+
+impl Live {
+    fn new(ranks: u32) -> Result<Self> {
+        let lab = Lab::new(LabSpec { mtu: 2152, ..LabSpec::hosts(ranks as usize) })?;
+        let mut plane = BpfDataPlane::load_object(
+            OBJECT,
+            &LoadOptions { cpus: vec![RING_CPU], cpu_queue: QUEUE, inline: true },
+        )?;
+        for name in [
+            "live_ingress",
+            "live_ingress_drop",
+            "live_ingress_broadcast",
+            "live_drop",
+            "live_broadcast",
+            "bench_empty",
+            "bench_fill",
+        ] {
+            plane.program(name)?.load().with_context(|| name.to_owned())?;
+        }
+        let mut ports = Vec::new();
+        for (i, host) in lab.hosts().iter().enumerate() {
+            ports.push(lab.box_().ifindex(&lab.box_().port(i))?);
+            // What reaches a host's end of its link is dropped at once.
+            let end = host.ifindex(Host::INTERFACE)?;
+            let drop = plane.program("bench_empty")?;
+            host.enter(|| drop.attach_to_if_index(end, AyaMode::Driver)).context("the hosts' ends")?;
+        }
+        let cpus = match plane.map_mut(maps::CPUS)? {
+            Map::CpuMap(map) => map.info()?.id(),
+            _ => bail!("{} is no CPU map", maps::CPUS),
+        };
+        Ok(Self { plane, ring: None, ports, cpus, lab })
+    }
+
+    /// All ways with one ring, in turns.
+    fn point(&mut self, ranks: u32, mtu: u32, settings: &Settings) -> Result<Vec<Row>> {
+        self.make_ring(ranks, mtu)?;
+        let mut best: Vec<Option<Round>> = vec![None; Way::ALL.len()];
+        for _ in 0..settings.live_rounds {
+            for (way, best) in Way::ALL.into_iter().zip(&mut best) {
+                let round = self.round(way, settings.live_seconds).with_context(|| format!("{way:?}"))?;
+                if best.is_none_or(|b| round.fragment_ns() < b.fragment_ns()) {
+                    *best = Some(round);
+                }
+            }
+        }
+        let best: Option<Vec<Round>> = best.into_iter().collect();
+        Ok(rows(ranks, mtu, &best.context("no rounds")?))
+    }
+
+    /// Makes the ring, and the one that holds the payload, anew.
+    fn make_ring(&mut self, ranks: u32, mtu: u32) -> Result<()> {
+        let payloads = RingSpec { id: PAYLOADS, ..ring(2, mtu, 2) };
+        let payload_flow = FlowSpec {
+            src: [10, 1, 0, 1].into(),
+            dst: [10, 1, 0, 2].into(),
+            qpn: 0x900,
+            base_psn: 0,
+            ..flow(&payloads, 0, false)
+        };
+        if let Some((old, flows)) = self.ring.take() {
+            self.plane.delete_ring(old.id, &flows, &self.ports)?;
+            self.plane.delete_ring(PAYLOADS, &[payload_flow.key()], &[LOOPBACK])?;
+        }
+        let payload = lanes(7, mtu as usize / 4);
+        self.plane.create_ring(&payloads)?;
+        self.plane.add_flow(&payload_flow)?;
+        self.plane.activate_ring(&payloads, &[LOOPBACK; 2])?;
+        let mut frame = FrameSpec::send(1, 2, payload_flow.qpn, 0, payload.clone());
+        (frame.src, frame.dst) = (vec![10, 1, 0, 1], vec![10, 1, 0, 2]);
+        let kept = self.plane.program("bench_fill")?.test_run(TestRunOptions {
+            data_in: Some(&frame.build()),
+            data_out: Some(&mut [0; 4096]),
+            ..TestRunOptions::new()
+        })?;
+        ensure!(kept.return_value == netsum_lab::programs::DROP, "the payload was not taken");
+
+        let spec = RingSpec { window: WINDOW, ..ring(ranks, mtu, SLOTS) };
+        self.plane.create_ring(&spec)?;
+        let mut keys = Vec::new();
+        for rank in 0..ranks {
+            let flow = FlowSpec { base_psn: 0, ifindex: self.ports[0], ..flow(&spec, rank, false) };
+            self.plane.add_flow(&flow)?;
+            keys.push(flow.key());
+            let to = host((rank + 1) % ranks);
+            let frame = FrameSpec::send(host(rank), to, qpn(rank), 0, payload.clone()).build();
+            let template = template(&frame).context("a frame without headers")?;
+            Array::try_from(self.plane.map_mut(live::maps::FRAMES)?)?.set(rank, template, 0)?;
+        }
+        let (plane, ports) = (&mut self.plane, &self.ports[..ranks as usize]);
+        self.lab.box_().enter(|| -> Result<()> {
+            let mut clones = DevMap::try_from(plane.map_mut(live::maps::PORTS)?)?;
+            for (rank, &port) in ports.iter().enumerate() {
+                clones.set(rank as u32, port, None, 0)?;
+            }
+            Ok(())
+        })?;
+        self.ring = Some((spec, keys));
+        Ok(())
+    }
+
+    /// Has what arrives at the ring's CPU run through a program.
+    fn serve(&mut self, program: &str) -> Result<()> {
+        let program: ProgramFd = self.plane.program(program)?.fd()?.try_clone()?;
+        Ok(CpuMap::try_from(self.plane.map_mut(maps::CPUS)?)?.set(RING_CPU, QUEUE, Some(&program), 0)?)
+    }
+
+    /// Sends frames for a while.
+    fn round(&mut self, way: Way, seconds: f64) -> Result<Round> {
+        let (spec, _) = self.ring.clone().context("there is no ring")?;
+        let spec = RingSpec { verify_icrc: way.is_verified(), ..spec };
+        let (sender, server) = match way {
+            Way::IngressDrop => ("live_ingress_drop", programs::AGGREGATE),
+            Way::SteerDrop => ("live_ingress", "live_drop"),
+            Way::Broadcast => ("live_ingress", "live_broadcast"),
+            Way::InlineBroadcast => ("live_ingress_broadcast", programs::AGGREGATE),
+            _ => ("live_ingress", programs::AGGREGATE),
+        };
+        self.serve(server)?;
+        self.plane.empty_ring(&spec, 0)?;
+        let ports = self.ports[..spec.ranks as usize].to_vec();
+        let plane = &mut self.plane;
+        self.lab.box_().enter(|| plane.activate_ring(&spec, &ports))?;
+        let credit = (IN_FLIGHT / spec.ranks).min(WINDOW);
+        Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?.set(
+            0,
+            LiveSender { credit, ..LiveSender::default() },
+            0,
+        )?;
+        Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?.set(0, LiveReceiver::default(), 0)?;
+        self.plane.reset_counters(spec.id)?;
+
+        let len = template_len(spec.mtu);
+        let (port, plane) = (self.ports[0], &mut self.plane);
+        let threads = cpu::of_ring(RING_CPU, self.cpus)?;
+        let busy = || threads.iter().map(|pid| cpu::of_thread(pid)).sum::<Result<Duration>>();
+        let (sent, start, before) = self.lab.box_().enter(|| -> Result<_> {
+            let _pinned = Pinned::to(if way.is_inline() { RING_CPU } else { SENDER_CPU })?;
+            let (start, before) = (Instant::now(), busy()?);
+            let own = cpu::of_this_thread()?;
+            while start.elapsed().as_secs_f64() < seconds {
+                send(plane, sender, len, port)?;
+            }
+            Ok((cpu::of_this_thread()? - own, start, before))
+        })?;
+        let (fragments, elapsed) = self.drained(way, start)?;
+        let ring = busy()? - before;
+        let busy = match way {
+            Way::IngressDrop => sent,
+            way if way.is_inline() => sent + ring,
+            _ => ring,
+        };
+        Ok(Round { fragments, seconds: elapsed.as_secs_f64(), busy: busy.as_secs_f64() })
+    }
+
+    /// Waits for what is still on its way; how many fragments it has been, and since when.
+    fn drained(&mut self, way: Way, start: Instant) -> Result<(u64, Duration)> {
+        let (spec, _) = self.ring.clone().context("there is no ring")?;
+        let sender: Array<_, LiveSender> = Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?;
+        let sent = sender.get(&0, 0)?.sent;
+        // The last fragment may not have been sent by all.
+        let whole = sent / u64::from(spec.ranks);
+        let deadline = Instant::now() + DRAIN;
+        loop {
+            let elapsed = start.elapsed();
+            let counters = self.plane.counters(spec.id)?;
+            let of = |counter| count(&counters, counter);
+            let receiver: Array<_, LiveReceiver> =
+                Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?;
+            let done = match way {
+                way if way.is_summed() => {
+                    // What is sent on to every rank has been through egress, too.
+                    (of(Counter::Results) / u64::from(spec.ranks)).min(of(Counter::Completed))
+                }
+                _ => receiver.get(&0, 0)?.completed,
+            };
+            if done == whole && whole > 0 {
+                return Ok((done, elapsed));
+            }
+            if Instant::now() > deadline {
+                let counted: Vec<_> = Counter::ALL.iter().map(|&c| (c, of(c))).filter(|c| c.1 > 0).collect();
+                bail!(
+                    "{done} of {whole} fragments came through, {sent} contributions were sent: {counted:?}"
+                );
+            }
+            sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// One system call with many frames that come in by a port.
+fn send(plane: &mut BpfDataPlane, program: &str, len: usize, port: u32) -> Result<()> {
+    let frame = vec![0; len];
+    let context = held::context(len, port);
+    plane.program(program)?.test_run(TestRunOptions {
+        data_in: Some(&frame),
+        ctx_in: Some(&context),
+        repeat: CHUNK,
+        attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+        ..TestRunOptions::new()
+    })?;
+    Ok(())
+}
+
+/// Headers of an untagged IPv4 SEND.
+const HEADERS: usize = 54;
+
+fn template_len(mtu: u32) -> usize {
+    HEADERS + mtu as usize + 4
+}
+
+/// A frame's headers and ICRC.
+fn template(frame: &[u8]) -> Option<LiveFrame> {
+    let mut words = [0; 7];
+    for (word, bytes) in words.iter_mut().zip(frame.get(..HEADERS)?.chunks(8)) {
+        let mut eight = [0; 8];
+        eight[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(eight);
+    }
+    let icrc = u32::from_le_bytes(*frame.last_chunk()?);
+    Some(LiveFrame { words, icrc, reserved: 0 })
+}
+
+/// Rows out of the best rounds, in the order of [`Way::ALL`].
+fn rows(ranks: u32, mtu: u32, best: &[Round]) -> Vec<Row> {
+    let of = |way| {
+        Way::ALL.iter().position(|w| *w == way).and_then(|i| best.get(i)).map_or(f64::NAN, Round::fragment_ns)
+    };
+    // On the ring's CPU, what the sender does is taken off.
+    let own = |way: Way| of(way) - if way.is_inline() { of(Way::IngressDrop) } else { 0.0 };
+    let row = |(way, round): (Way, &Round)| {
+        let (ns, floor) = (own(way), own(way.floor()));
+        Row {
+            way,
+            ranks,
+            mtu,
+            fragments: round.fragments,
+            seconds: round.seconds,
+            busy_seconds: round.busy,
+            fragment_ns: ns,
+            mcontributions: f64::from(ranks) * 1e3 / ns,
+            gbps: gbps(f64::from(ranks * mtu), ns),
+            over_floor: ns / floor,
+        }
+    };
+    Way::ALL.into_iter().zip(best).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_that_is_half_busy_could_do_twice_as_much() {
+        let round = |busy| Round { fragments: 1_000_000, seconds: 2.0, busy };
+        let rows = rows(4, 1000, &[0.1, 0.5, 1.0, 1.5, 2.0, 0.6, 1.0, 2.1].map(round));
+        let inline = rows.last().unwrap();
+        assert_eq!((inline.way, inline.busy_seconds), (Way::InlineVerify, 2.1));
+        assert_eq!((inline.fragment_ns.round(), inline.over_floor.round()), (2000.0, 4.0));
+        let verify = rows.iter().find(|r| r.way == Way::Verify).unwrap();
+        assert_eq!((verify.way, verify.fragment_ns, verify.over_floor), (Way::Verify, 2000.0, 2.0));
+        // 4 contributions of 8,000 bits in 2 us.
+        assert_eq!((verify.mcontributions, verify.gbps), (2.0, 16.0));
+        assert_eq!(rows.iter().find(|r| r.way == Way::Broadcast).unwrap().over_floor, 1.0);
+    }
+
+    #[test]
+    fn a_template_is_headers_and_icrc() {
+        let frame = FrameSpec::send(1, 2, 3, 0, vec![9; 256]).build();
+        assert_eq!(frame.len(), template_len(256));
+        let template = template(&frame).unwrap();
+        let bytes: Vec<u8> = template.words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        assert_eq!((&bytes[..54], &bytes[54..]), (&frame[..54], &[0, 0][..]));
+        assert_eq!(template.icrc.to_le_bytes(), frame[frame.len() - 4..]);
+    }
+}

@@ -1,0 +1,161 @@
+//! What the data plane costs: `cargo xtask bench dataplane`.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | this one | what is measured, and the report |
+//! | [`paths`] | ns of each way through the programs, one packet again and again (BPF_PROG_TEST_RUN) |
+//! | [`fragment`] | what a whole fragment costs with few and many ranks, out of such figures |
+//! | [`live`] | live frames through the kernel, with all that the figures before leave out |
+//! | [`cpu`] | processor time of a thread of the kernel |
+//! | [`memory`] | what the box keeps for a ring |
+//! | [`table`], [`picture`] | how it is shown |
+//!
+//! Every figure is the best of several rounds, and the rounds of what is compared take turns, because the machines that this runs on
+//! are noisy.
+
+pub mod cpu;
+pub mod fragment;
+pub mod live;
+pub mod memory;
+pub mod paths;
+pub mod picture;
+pub mod table;
+
+use anyhow::Result;
+use netsum_core::plane::{FlowSpec, RingSpec};
+use serde::Serialize;
+
+use netsum_lab::programs::{BASE_PSN, Bench, flow, ring};
+
+/// The three programs of the box, and their parts in a form that can be repeated.
+pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/bench.bpf.o");
+
+/// Ranks where nothing else is said.
+pub const USUAL_RANKS: u32 = 4;
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Rounds of packets that are run again and again. The first warms up.
+    pub rounds: usize,
+    /// Runs of one packet.
+    pub repeat: u32,
+    /// Path MTUs.
+    pub mtus: Vec<u32>,
+    /// Ranks, in growing numbers.
+    pub ranks: Vec<u32>,
+    /// Path MTUs at which live frames go through with each number of ranks; with the others, with the usual number alone.
+    pub live_mtus: Vec<u32>,
+    pub live_rounds: usize,
+    /// Seconds that live frames are sent in a round.
+    pub live_seconds: f64,
+}
+
+impl Settings {
+    /// For figures.
+    pub fn full() -> Self {
+        Self {
+            // A test run with more than one repetition waits for all CPUs twice (`bpf_dispatcher_change_prog`), some 30 ms.
+            rounds: 8,
+            repeat: 8_000,
+            mtus: vec![256, 512, 1024, 2048],
+            ranks: vec![2, 4, 8, 16, 32],
+            live_mtus: vec![1024, 2048],
+            live_rounds: 3,
+            live_seconds: 0.35,
+        }
+    }
+
+    /// To see that everything runs.
+    pub fn quick() -> Self {
+        Self {
+            rounds: 2,
+            repeat: 500,
+            mtus: vec![256, 2048],
+            ranks: vec![2, 4],
+            live_mtus: vec![2048],
+            live_rounds: 1,
+            live_seconds: 0.05,
+        }
+    }
+}
+
+/// All that has been measured.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Rounds of which `paths` and `fragments` have the best.
+    pub rounds: usize,
+    /// Ways through the programs.
+    pub paths: Vec<paths::Row>,
+    /// The work of a verified contribution beside that of its parts.
+    pub parts: Vec<paths::Parts>,
+    /// Whole fragments, out of single packets.
+    pub fragments: Vec<fragment::Row>,
+    /// Live frames; empty where they cannot be sent.
+    pub live: Vec<live::Row>,
+    /// Why there are no live frames.
+    pub live_skipped: Option<String>,
+    pub memory: Vec<memory::Row>,
+    /// What the verifier made of the programs.
+    pub programs: Vec<Program>,
+}
+
+/// A program of the box.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Program {
+    pub program: &'static str,
+    /// Instructions that the verifier went through.
+    pub verified_instructions: u32,
+    /// Its own.
+    pub instructions: u32,
+}
+
+/// Measures everything.
+///
+/// # Errors
+/// If a program does something else than it is to do.
+pub fn run(settings: &Settings) -> Result<Report> {
+    let mut bench = load()?;
+    let programs = programs(&mut bench)?;
+    let paths = paths::measure(&mut bench, settings)?;
+    let fragments = fragment::measure(&mut bench, settings)?;
+    drop(bench);
+    let memory = memory::measure(settings)?;
+    let (live, live_skipped) = match live::impossible() {
+        Some(why) => (Vec::new(), Some(why)),
+        None => (live::measure(settings)?, None),
+    };
+    let parts = paths::parts(&paths);
+    Ok(Report { rounds: settings.rounds, paths, parts, fragments, live, live_skipped, memory, programs })
+}
+
+/// The programs with a ring, for test runs.
+fn load() -> Result<Bench> {
+    let spec = ring(USUAL_RANKS, 2048, 16);
+    let flows = flows(&spec);
+    let programs: Vec<&str> = paths::PROGRAMS.to_vec();
+    Bench::with_object(OBJECT, &programs, spec, flows)
+}
+
+/// The flows of a ring whose usual packets have index 1, because index 0 is timed.
+fn flows(ring: &RingSpec) -> Vec<FlowSpec> {
+    let one_earlier = |r| FlowSpec { base_psn: BASE_PSN - 1, ..flow(ring, r, false) };
+    (0..ring.ranks).map(one_earlier).collect()
+}
+
+fn programs(bench: &mut Bench) -> Result<Vec<Program>> {
+    let program = |program| {
+        let info = bench.plane.program(program)?.info()?;
+        Ok(Program {
+            program,
+            verified_instructions: info.verified_instruction_count().unwrap_or(0),
+            instructions: info.size_translated().unwrap_or(0) / 8,
+        })
+    };
+    ["aggregate", "egress", "ingress"].into_iter().map(program).collect()
+}
+
+/// Payload of one packet, bytes, at this many nanoseconds for it, in Gb/s.
+pub fn gbps(bytes: f64, ns: f64) -> f64 {
+    bytes * 8.0 / ns
+}

@@ -1,0 +1,85 @@
+//! The benchmarks run, and what they write has what is read in it. Whether their figures are good is not asked.
+
+use std::path::Path;
+use std::process::Command;
+
+use netsum_lab::cluster::program;
+use netsum_lab::netns::output;
+use serde_json::Value;
+
+/// Runs a benchmark with a little of everything; its tables and its JSON.
+fn run(name: &str, arguments: &[&str]) -> (String, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let mut command = Command::new(program(name).unwrap());
+    command.args(["--quick", "--json"]).arg(file("json")).arg("--svg").arg(file("svg")).args(arguments);
+    let text = output(&mut command).unwrap();
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let svg = read(&file("svg"));
+    roxmltree::Document::parse(&svg).unwrap();
+    (text, serde_json::from_str(&read(&file("json"))).unwrap())
+}
+
+fn rows<'a>(report: &'a Value, of: &str) -> &'a [Value] {
+    report[of].as_array().unwrap_or_else(|| panic!("{of} in {report}"))
+}
+
+fn positive(row: &Value, fields: &[&str]) {
+    for field in fields {
+        assert!(row[field].as_f64().is_some_and(|x| x > 0.0), "{field} in {row}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_data_plane_is_measured_from_single_packets_to_live_frames() {
+    let (text, report) = run("bench-dataplane", &[]);
+    // Two path MTUs.
+    let paths = rows(&report, "paths");
+    for path in
+        ["empty", "sum", "crc", "ingress", "absorb/ignore", "absorb/verify", "complete/verify", "egress"]
+    {
+        assert_eq!(paths.iter().filter(|r| r["path"] == path).count(), 2, "{path}");
+    }
+    paths.iter().for_each(|row| positive(row, &["run_ns"]));
+    rows(&report, "parts").iter().for_each(|row| positive(row, &["ratio", "ratio_without_icrc"]));
+
+    // By two numbers of ranks, with and without ICRC.
+    assert_eq!(rows(&report, "fragments").len(), 2 * 2 * 2);
+    for row in rows(&report, "memory") {
+        assert!((1.0..1.5).contains(&row["ratio"].as_f64().unwrap()), "{row}");
+    }
+    assert_eq!(rows(&report, "memory").len(), 4);
+    assert_eq!(rows(&report, "programs").len(), 3);
+
+    assert!(report["live_skipped"].is_null(), "live frames were not measured: {text}");
+    let live = rows(&report, "live");
+    // Two ranks at one path MTU and four at both, in eight ways.
+    assert_eq!(live.len(), 3 * 8);
+    live.iter().for_each(|row| positive(row, &["fragments", "busy_seconds", "gbps", "over_floor"]));
+    assert!(live.iter().filter(|r| r["way"] == "broadcast").all(|r| r["over_floor"] == 1.0));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn scaling_is_measured_with_several_ranks_and_jobs() {
+    let (text, report) = run("bench-scaling", &["--only", "ranks,jobs"]);
+    let rows = report.as_array().unwrap();
+    let found: Vec<(&str, u64, &str)> = rows
+        .iter()
+        .map(|r| (r["curve"].as_str().unwrap(), r["x"].as_u64().unwrap(), r["name"].as_str().unwrap()))
+        .collect();
+    let expected = [
+        ("ranks", 2, "netsum"),
+        ("ranks", 2, "netsum-ring"),
+        ("ranks", 4, "netsum"),
+        ("ranks", 4, "netsum-ring"),
+        ("jobs", 1, "netsum"),
+        ("jobs", 2, "netsum"),
+    ];
+    assert_eq!(found, expected, "{text}");
+    for row in rows {
+        positive(row, &["algbw_gbps", "latency_us", "operations"]);
+        assert_eq!(row["astray"], 0, "{row}");
+    }
+}

@@ -1,0 +1,275 @@
+//! An application that knows nothing of netsum but the header that its messages begin with: a ring of RC queue pairs with a
+//! window, over the library's endpoint. Each rank sends to the next, and receives from the previous one what should be the sum.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use netsum_common::lanes::Finding;
+use netsum_common::serial;
+use netsum_common::wire::in_band::JOB_HEADER_LEN;
+use netsum_common::wire::{InBandToken, JobHeader};
+use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, QpConfig, Stats};
+use netsum_worker::udp::UdpDriver;
+
+use crate::cluster::Cluster;
+use crate::frames::{lanes, sum};
+use crate::lab::Lab;
+use crate::netns::Netns;
+
+/// How long a run may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug)]
+pub struct InBandRing {
+    /// Ranks, one on each of the first hosts.
+    pub ranks: u32,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Bytes of the longest messages, with the header.
+    pub message_size: u32,
+    /// Messages without a sum.
+    pub window: u32,
+    /// RDMA WRITE instead of SEND.
+    pub write: bool,
+    /// Other data with another one.
+    pub seed: u32,
+    /// What its messages show.
+    pub token: InBandToken,
+}
+
+/// The connections of all ranks, and what is sent on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connections {
+    /// Queue pairs; and whatever they carry is made of this, too.
+    pub qpn: u32,
+    /// First PSNs.
+    pub psn: u32,
+}
+
+impl Connections {
+    /// The `n`-th that are made, with other queue pairs and PSNs each time. PSNs wrap early.
+    pub fn new(n: u32) -> Self {
+        Self { qpn: 0x1000 * n, psn: serial::sub(0, 40 + 1000 * n) }
+    }
+
+    /// Queue pair that rank k-1 sends to.
+    pub fn receives(&self, rank: u32) -> u32 {
+        self.qpn + 2 * rank
+    }
+
+    pub fn first_psn(&self, rank: u32) -> u32 {
+        serial::sub(self.psn, 100 * rank)
+    }
+}
+
+/// Where ranks live: one on each host.
+#[derive(Clone, Debug)]
+pub struct Hosts(Vec<(Netns, IpAddr)>);
+
+impl Hosts {
+    pub fn of(lab: &Lab) -> Self {
+        Self(lab.hosts().iter().map(|host| (Netns::clone(host), host.ip(0))).collect())
+    }
+}
+
+/// What a rank has got.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Got {
+    /// Right sums, header and all.
+    pub sums: u32,
+    /// Messages as the previous rank has sent them.
+    pub unsummed: u32,
+    /// When the first came, after the start.
+    pub first: Option<Duration>,
+    /// Packets that it had sent again by then.
+    pub again: u64,
+    /// The endpoint's counters.
+    pub stats: Stats,
+}
+
+impl InBandRing {
+    /// `ranks` ranks with messages of several packets.
+    pub fn new(ranks: u32, token: InBandToken) -> Self {
+        Self { ranks, mtu: 1024, message_size: 16 << 10, window: 2, write: false, seed: 0, token }
+    }
+
+    /// Creates its job on the box, which makes its token.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn create(cluster: &Cluster, ranks: u32) -> Result<Self> {
+        let mut ring = Self::new(ranks, InBandToken([0; 16]));
+        ring.create_job(cluster)?;
+        Ok(ring)
+    }
+
+    /// The same with other properties.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn create_job(&mut self, cluster: &Cluster) -> Result<()> {
+        let numbers = [
+            ("--ranks", self.ranks),
+            ("--mtu", self.mtu),
+            ("--message-size", self.message_size),
+            ("--window", self.window),
+        ];
+        let created = cluster.create("app", &numbers, &["--in-band"])?;
+        let text = created["in_band"]["token"].as_str().with_context(|| format!("no token in {created}"))?;
+        for (i, byte) in self.token.0.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2).context("a short token")?, 16)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a message. Not all are equally long.
+    fn size(&self, message: u32) -> u32 {
+        let short = (self.message_size / 2 / 4 * 4 + 4).max(JOB_HEADER_LEN as u32 + 4);
+        if message % 3 == 1 { short } else { self.message_size }
+    }
+
+    fn fragments(&self, message: u32) -> u32 {
+        self.size(message).div_ceil(self.mtu)
+    }
+
+    pub fn header(&self, rank: u32, message: u32) -> JobHeader {
+        let before: u32 = (0..message).map(|m| self.fragments(m)).sum();
+        JobHeader {
+            dtype: 1,
+            token: self.token,
+            ring: 0,
+            rank,
+            ranks: self.ranks,
+            message,
+            fragments: self.fragments(message),
+            index: before & serial::MASK,
+        }
+    }
+
+    pub fn message(&self, c: Connections, rank: u32, message: u32) -> Vec<u8> {
+        let mut bytes =
+            lanes(rank * 100_003 + message + c.qpn + c.psn + self.seed, self.size(message) as usize / 4);
+        bytes[..JOB_HEADER_LEN].copy_from_slice(&self.header(rank, message).encode());
+        bytes
+    }
+
+    /// Runs a rank on its host until it has received `messages`, all of its own have been acknowledged, and nothing came for a moment; or
+    /// until `stop`.
+    ///
+    /// # Errors
+    /// If a message is neither a right sum nor what the previous rank has sent, or time is up.
+    pub fn run(
+        &self,
+        hosts: &Hosts,
+        me: u32,
+        c: Connections,
+        messages: u32,
+        stop: &AtomicBool,
+    ) -> Result<Got> {
+        let (next, previous) = ((me + 1) % self.ranks, (me + self.ranks - 1) % self.ranks);
+        let ip = |rank: u32| hosts.0[rank as usize].1;
+        let mut driver = hosts.0[me as usize].0.enter(|| UdpDriver::bind(ip(me)))?;
+        let mut endpoint = Endpoint::new(ip(me), EndpointConfig::default());
+        let mtu = self.mtu as usize;
+        let (own, sends) = (c.receives(me), |rank| c.receives(rank) + 1);
+        let mut out = QpConfig::new(sends(me), ip(next), c.receives(next), c.first_psn(me), 0, mtu);
+        out.retry_limit = None;
+        if self.write {
+            out.opcode = Operation::Write { address: 0x1000, rkey: 7 };
+        }
+        let out = endpoint.add_qp(out)?;
+        let into = QpConfig::new(own, ip(previous), sends(previous), 0, c.first_psn(previous), mtu);
+        let into = endpoint.add_qp(into)?;
+        (0..self.window * 2).for_each(|_| endpoint.post_receive(into, Vec::new()));
+        let (mut sent, mut acknowledged, mut got) = (0, 0, Got::default());
+        let (start, mut quiet) = (Instant::now(), None::<Instant>);
+        loop {
+            let received = got.sums + got.unsummed;
+            while sent < messages && sent < received + self.window {
+                // A WRITE without immediate data would reach nobody here.
+                let immediate = self.write.then_some(sent);
+                endpoint.post_send(out, sent.into(), self.message(c, me, sent), immediate);
+                sent += 1;
+            }
+            driver.drive(&mut endpoint, Instant::now() + Duration::from_millis(10))?;
+            while let Some(event) = endpoint.poll_event() {
+                match event {
+                    Event::Received { data, .. } => {
+                        let number = got.sums + got.unsummed;
+                        match self.examine(c, me, number, &data).with_context(|| format!("rank {me}"))? {
+                            Finding::Sum => got.sums += 1,
+                            _ => got.unsummed += 1,
+                        }
+                        if got.first.is_none() {
+                            (got.first, got.again) =
+                                (Some(start.elapsed()), endpoint.stats().retransmissions);
+                        }
+                        endpoint.post_receive(into, data);
+                    }
+                    Event::Sent { .. } => acknowledged += 1,
+                    Event::Failed { error, .. } => bail!("rank {me}: {error}"),
+                }
+            }
+            got.stats = *endpoint.stats();
+            if stop.load(Ordering::Relaxed) {
+                return Ok(got);
+            }
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "rank {me}: {sent} sent, {acknowledged} acknowledged, {got:?}"
+            );
+            if (got.sums + got.unsummed, acknowledged) == (messages, messages) {
+                // The neighbour may need an acknowledgement again.
+                if quiet.get_or_insert_with(Instant::now).elapsed() > Duration::from_millis(300) {
+                    return Ok(got);
+                }
+            }
+        }
+    }
+
+    /// What a received message is.
+    fn examine(&self, c: Connections, me: u32, number: u32, data: &[u8]) -> Result<Finding> {
+        let header = data.first_chunk().context("shorter than a header")?;
+        let (finding, expected) = match self.header(me, number).examine(header) {
+            Finding::Sum => {
+                let all: Vec<_> = (0..self.ranks).map(|r| self.message(c, r, number)).collect();
+                (Finding::Sum, sum(&all))
+            }
+            _ => (Finding::Unsummed, self.message(c, (me + self.ranks - 1) % self.ranks, number)),
+        };
+        ensure!(data == expected, "message {number}: neither a right sum nor as it was sent ({finding:?})");
+        Ok(finding)
+    }
+
+    /// Runs all ranks, each for itself. What each has got, in order.
+    ///
+    /// # Errors
+    /// Of the first rank that has one.
+    pub fn run_all(&self, hosts: &Hosts, c: Connections, messages: u32) -> Result<Vec<Got>> {
+        let all: Vec<u32> = (0..self.ranks).collect();
+        self.run_some(hosts, c, &all, messages, &AtomicBool::new(false))
+    }
+
+    /// The same for some ranks, until they are told to stop.
+    ///
+    /// # Errors
+    /// Of the first rank that has one.
+    pub fn run_some(
+        &self,
+        hosts: &Hosts,
+        c: Connections,
+        ranks: &[u32],
+        messages: u32,
+        stop: &AtomicBool,
+    ) -> Result<Vec<Got>> {
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = ranks
+                .iter()
+                .map(|&rank| scope.spawn(move || self.run(hosts, rank, c, messages, stop)))
+                .collect();
+            ranks.into_iter().map(|r| r.join().expect("a rank does not panic")).collect()
+        })
+    }
+}

@@ -1,0 +1,417 @@
+//! The ring of `tests/verbs/ring.c`: an application over libibverbs that knows nothing of netsum. Ranks on hosts that are no virtual
+//! machines are its twin over the library's own endpoint, `udp-ring`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use crate::Host;
+use crate::cluster::{Cluster, program};
+use crate::process::Running;
+
+/// How long anything in a virtual machine may take that should be quick.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// With what the ranks send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Send,
+    SendImmediate,
+    /// RDMA WRITE with immediate.
+    Write,
+    /// RDMA WRITE, and a SEND of nothing that tells the receiver.
+    PlainWrite,
+    /// RDMA READ, which the library's own endpoint refuses.
+    Read,
+}
+
+impl Operation {
+    /// As the programs call it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::SendImmediate => "send-imm",
+            Self::Write => "write",
+            Self::PlainWrite => "plain-write",
+            Self::Read => "read",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct VerbsRingSpec {
+    /// The host that rank r runs on.
+    pub hosts: Vec<usize>,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Message sizes in bytes, in turn. One alone where the box sums.
+    pub sizes: Vec<u32>,
+    /// Messages that each rank sends.
+    pub messages: u32,
+    pub operation: Operation,
+    /// A packet that is not acknowledged is sent again after 4.096 us * 2^this.
+    pub timeout: u8,
+    /// How often, before its sender gives up; 7 for ever (rdma_rxe: drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1).
+    pub retry: u8,
+    /// Whether its connections are registered with the box, which then sums.
+    pub summed: bool,
+}
+
+impl VerbsRingSpec {
+    /// Messages that a rank may have sent without having received as many.
+    pub const WINDOW: u32 = 2;
+
+    /// Rank r on host r, 128 KiB messages through the box, and a timer that does not go off on a busy machine.
+    pub fn new(ranks: usize, mtu: u32, operation: Operation, messages: u32) -> Self {
+        let hosts = (0..ranks).collect();
+        Self { hosts, mtu, sizes: vec![128 << 10], messages, operation, timeout: 20, retry: 7, summed: true }
+    }
+
+    /// Packets that each rank has to send.
+    pub fn packets(&self) -> u64 {
+        let sizes = self.sizes.iter().cycle().take(self.messages as usize);
+        let data: u64 = sizes.map(|size| u64::from(size.div_ceil(self.mtu).max(1))).sum();
+        data + if self.operation == Operation::PlainWrite { self.messages.into() } else { 0 }
+    }
+}
+
+/// What became of a rank.
+#[derive(Clone, Debug, Default)]
+pub struct RankReport {
+    /// Messages that it has received.
+    pub messages: u64,
+    /// 32-bit lanes of them that were not what they should be.
+    pub wrong: u64,
+    /// How long it took, in microseconds.
+    pub micros: u64,
+    /// Counters of the host's device, or of the library's endpoint, that have moved, and by how much.
+    pub counters: BTreeMap<String, u64>,
+    /// Data packets that came from the host, beyond those that it had to send; only in a lab with cables.
+    pub retransmitted: Option<u64>,
+}
+
+impl RankReport {
+    /// By how much a counter has moved.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or_default()
+    }
+}
+
+/// Runs a ring. Its connections are registered with `netsum flow add`, as an administrator would.
+///
+/// # Errors
+/// If a rank fails, or is not done within `patience`.
+pub fn run(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Vec<RankReport>> {
+    let mut ring = VerbsRing::start(cluster, spec, patience)?;
+    let start = Instant::now();
+    while !ring.is_over(Duration::from_millis(100))? {
+        ensure!(start.elapsed() < patience, "not done within {patience:?}\n{}", stats(cluster, spec));
+        // When one has failed, the others wait for it in vain.
+        if let Some(error) = ring.outcomes().find_map(|outcome| outcome?.error.as_deref()) {
+            bail!("{error}\n{}", stats(cluster, spec));
+        }
+    }
+    let reports = ring.end(cluster)?.into_iter().map(|outcome| match outcome.error {
+        Some(error) => Err(anyhow!("{error}\n{}", stats(cluster, spec))),
+        None => Ok(outcome.report),
+    });
+    reports.collect()
+}
+
+/// A ring at work.
+#[derive(Debug)]
+pub struct VerbsRing {
+    hosts: Vec<usize>,
+    packets: u64,
+    ranks: Vec<Running>,
+    outcomes: Vec<Option<Outcome>>,
+    counters: Vec<BTreeMap<String, u64>>,
+    sent: Vec<Option<u64>>,
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What it has received until then.
+    pub report: RankReport,
+    /// Why it gave up before it had all.
+    pub error: Option<String>,
+}
+
+impl VerbsRing {
+    /// Connects the ranks, registers their connections and lets them go. A rank gives up after `patience` without a message.
+    pub fn start(cluster: &Cluster, spec: &VerbsRingSpec, patience: Duration) -> Result<Self> {
+        let hosts: Vec<&Host> = spec.hosts.iter().map(|&host| cluster.lab().host(host)).collect();
+        let counters = hosts.iter().map(|host| hw_counters(host)).collect::<Result<_>>()?;
+        let sent = hosts.iter().map(|host| data_packets(host)).collect::<Result<_>>()?;
+        let mut ranks = start_ranks(&hosts, spec, patience)?;
+        let ends: Vec<Ends> =
+            ranks.iter_mut().map(|rank| Ends::parse(&rank.line(PATIENCE)?)).collect::<Result<_>>()?;
+        if spec.summed {
+            register(cluster, spec, &ends)?;
+        }
+        let count = ranks.len();
+        for (rank, running) in ranks.iter_mut().enumerate() {
+            let (next, last) = (&ends[(rank + 1) % count], &ends[(rank + count - 1) % count]);
+            running.say(&format!("{} {} {}", next.receiving, last.gid, last.sending))?;
+        }
+        for rank in &mut ranks {
+            let line = rank.line(PATIENCE)?;
+            ensure!(line == "ready", "{line}");
+        }
+        for rank in &mut ranks {
+            rank.say("go")?;
+        }
+        let outcomes = vec![None; count];
+        Ok(Self { hosts: spec.hosts.clone(), packets: spec.packets(), ranks, outcomes, counters, sent })
+    }
+
+    /// Waits for `moment` for each rank that is at work, and says whether all are done or have failed.
+    pub fn is_over(&mut self, moment: Duration) -> Result<bool> {
+        for (rank, outcome) in self.ranks.iter_mut().zip(&mut self.outcomes).filter(|(_, o)| o.is_none()) {
+            match rank.line(moment) {
+                Ok(line) => *outcome = Some(Outcome { report: report(&line)?, error: failed(rank, &line) }),
+                Err(error) if !rank.is_running() => {
+                    *outcome = Some(Outcome { error: Some(format!("{error:#}")), ..Outcome::default() });
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(self.outcomes.iter().all(Option::is_some))
+    }
+
+    /// How each rank has ended, if it has.
+    pub fn outcomes(&self) -> impl Iterator<Item = Option<&Outcome>> {
+        self.outcomes.iter().map(Option::as_ref)
+    }
+
+    /// Lets go of ranks that are all done or have failed: nobody needs acknowledgements any more.
+    pub fn end(self, cluster: &Cluster) -> Result<Vec<Outcome>> {
+        let mut outcomes: Vec<Outcome> = self.outcomes.into_iter().flatten().collect();
+        ensure!(outcomes.len() == self.ranks.len(), "ranks are at work");
+        for (rank, outcome) in self.ranks.into_iter().zip(&outcomes) {
+            let ended = rank.end(PATIENCE)?;
+            ensure!(ended.status.success() || outcome.error.is_some(), "{}", ended.stderr);
+        }
+        for (i, Outcome { report, .. }) in outcomes.iter_mut().enumerate() {
+            let host = cluster.lab().host(self.hosts[i]);
+            let after = hw_counters(host)?;
+            let moved = after.into_iter().map(|(name, count)| {
+                let before = self.counters[i].get(&name).copied().unwrap_or_default();
+                (name, count.wrapping_sub(before))
+            });
+            report.counters.extend(moved);
+            report.counters.retain(|_, count| *count > 0);
+            report.retransmitted = data_packets(host)?
+                .zip(self.sent[i])
+                .map(|(after, before)| (after - before).saturating_sub(self.packets));
+        }
+        Ok(outcomes)
+    }
+}
+
+fn start_ranks(hosts: &[&Host], spec: &VerbsRingSpec, patience: Duration) -> Result<Vec<Running>> {
+    let sizes = spec.sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let mut ranks = Vec::new();
+    for (rank, host) in hosts.iter().enumerate() {
+        let mut command = match host.vm() {
+            Some(_) => host.command("verbs-ring"),
+            None => host.command(program("udp-ring")?),
+        };
+        if host.vm().is_none() {
+            command.args(["--ip", &host.ip(0).to_string()]);
+        }
+        for (name, value) in [
+            ("--rank", rank as u32),
+            ("--ranks", hosts.len() as u32),
+            ("--mtu", spec.mtu),
+            ("--messages", spec.messages),
+            ("--window", VerbsRingSpec::WINDOW),
+            ("--timeout", spec.timeout.into()),
+            ("--retry", spec.retry.into()),
+            ("--patience", patience.as_secs() as u32),
+        ] {
+            command.arg(name).arg(value.to_string());
+        }
+        command.args(["--size", &sizes, "--op", spec.operation.word()]);
+        command.args(["--expect", if spec.summed { "sum" } else { "neighbour" }]);
+        ranks.push(Running::start(&format!("rank {rank} of the ring"), &mut command)?);
+    }
+    Ok(ranks)
+}
+
+/// Why a rank has failed, if this line says that it has.
+fn failed(rank: &mut Running, line: &str) -> Option<String> {
+    let start = Instant::now();
+    // The reason comes by another way than the line.
+    while line.starts_with("failed ") && rank.is_running() && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    line.starts_with("failed ").then(|| format!("{line}: {}", rank.stderr().trim()))
+}
+
+/// Name of the ring's job; it stays until [`forget`], with its counters.
+pub const JOB: &str = "ring";
+
+/// Removes the ring's job.
+pub fn forget(cluster: &Cluster) -> Result<()> {
+    cluster.netsum(&["job", "delete", "--gone", JOB]).map(drop)
+}
+
+fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()> {
+    let text = |number: u32| number.to_string();
+    cluster.netsum(
+        &[
+            &["job", "create", JOB, "--dtype", "i32", "--ranks", &text(ends.len() as u32)][..],
+            &["--mtu", &text(spec.mtu), "--message-size", &text(spec.sizes[0])],
+            &["--window", &text(VerbsRingSpec::WINDOW)],
+        ]
+        .concat(),
+    )?;
+    let host = |rank: usize| cluster.lab().host(spec.hosts[rank % ends.len()]);
+    for (rank, end) in ends.iter().enumerate() {
+        let next = &ends[(rank + 1) % ends.len()];
+        let port = cluster.lab().box_().port(host(rank).number());
+        let (src, dst) = (host(rank).ip(0).to_string(), host(rank + 1).ip(0).to_string());
+        cluster.netsum(
+            &[
+                &["flow", "add", JOB, "--ring", "0", "--rank", &text(rank as u32), "--port", &port][..],
+                &["--src", &src, "--dst", &dst, "--qpn", &next.qpn, "--psn", &end.psn],
+            ]
+            .concat(),
+        )?;
+    }
+    Ok(())
+}
+
+/// The line that a rank prints: `here GID QPN PSN RKEY ADDRESS QPN PSN`.
+#[derive(Debug, PartialEq, Eq)]
+struct Ends {
+    gid: String,
+    /// Number of the queue pair that receives.
+    qpn: String,
+    /// First packet number of the one that sends.
+    psn: String,
+    /// What the last rank has to know.
+    receiving: String,
+    /// What the next rank has to know, besides the GID.
+    sending: String,
+}
+
+impl Ends {
+    fn parse(line: &str) -> Result<Self> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["here", gid, qpn, _, _, _, _, psn] = *words else { anyhow::bail!("a rank says `{line}`") };
+        Ok(Self {
+            gid: gid.into(),
+            qpn: qpn.into(),
+            psn: psn.into(),
+            receiving: words[1..6].join(" "),
+            sending: words[6..].join(" "),
+        })
+    }
+}
+
+/// From `done messages=M wrong=W ...`, or `failed`.
+fn report(line: &str) -> Result<RankReport> {
+    let value = |key: &str| {
+        let found = line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        found.and_then(|text| text.parse().ok()).with_context(|| format!("a rank says `{line}`"))
+    };
+    ensure!(line.starts_with("done ") || line.starts_with("failed "), "a rank says `{line}`");
+    let (messages, wrong, micros) = (value("messages")?, value("wrong")?, value("micros")?);
+    let counter = |word: &str| {
+        let (name, count) = word.split_once('=')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    let counters = line.split(' ').filter_map(counter).collect();
+    Ok(RankReport { messages, wrong, micros, counters, ..RankReport::default() })
+}
+
+fn stats(cluster: &Cluster, spec: &VerbsRingSpec) -> String {
+    if !spec.summed {
+        return "without the box".into();
+    }
+    let or_error = |text: Result<String>| text.unwrap_or_else(|error| format!("{error:#}"));
+    or_error(cluster.netsum(&["diagnose", JOB])) + &or_error(cluster.netsum(&["stats", JOB]))
+}
+
+/// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c); other hosts have none.
+pub fn hw_counters(host: &Host) -> Result<BTreeMap<String, u64>> {
+    if host.vm().is_none() {
+        return Ok(BTreeMap::new());
+    }
+    let script = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *";
+    let text = Running::start("hw_counters", host.command("sh").args(["-c", script]))?.success(PATIENCE)?;
+    let counter = |line: &str| {
+        let (name, count) = line.split_once(':')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(counter).collect())
+}
+
+fn data_packets(host: &Host) -> Result<Option<u64>> {
+    host.cable().ok().map(|cable| cable.data_packets()).transpose()
+}
+
+/// A program of others between two hosts: a server on one, and a client on the other that is told the server's address.
+#[derive(Debug)]
+pub struct Stranger {
+    what: String,
+    server: Running,
+    client: Running,
+}
+
+impl Stranger {
+    /// Starts `words` on `server`, and on `client` with the server's address behind it, once the server listens on TCP `port`.
+    pub fn start(server: &Host, client: &Host, port: u16, words: &[&str]) -> Result<Self> {
+        let command = |host: &Host| {
+            let mut command = host.command(words[0]);
+            command.args(&words[1..]).args(["-p", &port.to_string()]);
+            command
+        };
+        let what = words.join(" ");
+        let running = Running::start(&format!("{what}, server"), &mut command(server))?;
+        // LISTEN is state 0A in /proc/net/tcp.
+        let listening = format!(
+            "until grep -qi ':{port:04x} [0-9a-f:]* 0a ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"
+        );
+        Running::start("wait", server.command("sh").args(["-c", &listening]))?.success(PATIENCE)?;
+        let ip = server.ip(0).to_string();
+        let client = Running::start(&format!("{what}, client"), command(client).arg(ip))?;
+        Ok(Self { what, server: running, client })
+    }
+
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// Waits for the end of both, which must be successes; what the client has printed.
+    pub fn end(self, patience: Duration) -> Result<String> {
+        let said = self.client.success(patience)?;
+        self.server.success(patience)?;
+        Ok(said)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ranks_say_is_read() {
+        let ends = Ends::parse("here 0a01 17 4289274 621 1400 18 11600857").unwrap();
+        assert_eq!(
+            (ends.receiving.as_str(), ends.sending.as_str()),
+            ("0a01 17 4289274 621 1400", "18 11600857")
+        );
+        assert_eq!((ends.gid.as_str(), ends.qpn.as_str(), ends.psn.as_str()), ("0a01", "17", "11600857"));
+        assert!(Ends::parse("here 1 2").is_err());
+        let done = report("done messages=20 wrong=1 first_wrong=3 micros=77").unwrap();
+        assert_eq!((done.messages, done.wrong, done.micros, done.counter("first_wrong")), (20, 1, 77, 3));
+        assert!(report("done messages=20").is_err());
+        assert!(report("ready").is_err());
+        assert_eq!(report("failed messages=3 wrong=0 first_wrong=0 micros=7").unwrap().messages, 3);
+    }
+}

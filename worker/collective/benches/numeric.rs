@@ -1,0 +1,67 @@
+//! What a rank does to every byte of a message, beside a plain copy: `cargo xtask bench numeric`. All in the second-level
+//! cache, as messages on their way are.
+
+use divan::counter::BytesCount;
+use divan::{Bencher, black_box};
+use netsum_collective::numeric::quant::{Scale, bucket, check_sums};
+
+const LEN: usize = 64 << 10;
+
+fn main() {
+    divan::main();
+}
+
+fn floats() -> Vec<f32> {
+    (0..LEN as u32 / 4).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32) as f32 * 1e-12).collect()
+}
+
+fn scale(x: &[f32]) -> Scale {
+    Scale::new(bucket(x), 4).expect("all are finite")
+}
+
+#[divan::bench]
+fn copy(b: Bencher<'_, '_>) {
+    let (from, mut to) = (vec![7u8; LEN], vec![0u8; LEN]);
+    b.counter(BytesCount::new(LEN)).bench_local(|| black_box(&mut to).copy_from_slice(black_box(&from)));
+}
+
+#[divan::bench]
+fn largest_exponent(b: Bencher<'_, '_>) {
+    let x = floats();
+    b.counter(BytesCount::new(LEN)).bench_local(|| bucket(black_box(&x)));
+}
+
+#[divan::bench]
+fn quantise(b: Bencher<'_, '_>) {
+    let (x, mut out) = (floats(), vec![0; LEN]);
+    let scale = scale(&x);
+    b.counter(BytesCount::new(LEN)).bench_local(|| scale.quantise(black_box(&x), black_box(&mut out)));
+}
+
+#[divan::bench]
+fn restore(b: Bencher<'_, '_>) {
+    let (mut x, mut lanes) = (floats(), vec![0; LEN]);
+    let scale = scale(&x);
+    scale.quantise(&x, &mut lanes);
+    b.counter(BytesCount::new(LEN)).bench_local(|| scale.restore(black_box(&lanes), black_box(&mut x)));
+}
+
+#[divan::bench]
+fn check_lanes(b: Bencher<'_, '_>) {
+    let lanes: Vec<u8> = (0..LEN as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+    b.counter(BytesCount::new(LEN)).bench_local(|| check_sums(black_box(&lanes)));
+}
+
+#[divan::bench]
+fn crc(b: Bencher<'_, '_>) {
+    let bytes = vec![7u8; LEN];
+    b.counter(BytesCount::new(LEN)).bench_local(|| crc32fast::hash(black_box(&bytes)));
+}
+
+/// As packets of a path MTU have it.
+#[divan::bench]
+fn crc_of_packets(b: Bencher<'_, '_>) {
+    let bytes = vec![7u8; LEN];
+    let all = || black_box(&bytes).chunks(2048).map(crc32fast::hash).fold(0, |a, c| a ^ c);
+    b.counter(BytesCount::new(LEN)).bench_local(all);
+}

@@ -1,0 +1,147 @@
+//! What a neighbour can make an engine keep, whatever it sends.
+
+use std::time::{Duration, Instant};
+
+use super::{Engine, MAX_OPEN, Settings, Work};
+use crate::buffer::Buffer;
+use crate::error::Error;
+use crate::frame::{DataHeader, Descriptor, Frame, Progress, Reason, VERSION};
+use crate::numeric::element::{Dtype, Slice};
+use crate::numeric::layout::Layout;
+use crate::shape::JobShape;
+use crate::transport::{Channel, Transport, TransportEvent};
+
+const SHAPE: JobShape =
+    JobShape { ranks: 3, mtu: 1024, layout: Layout { message_size: 1024, window: 2, rings: 1 } };
+
+/// Connections on which a test says what arrives. What is sent comes back at once.
+#[derive(Default)]
+struct Told {
+    arrived: Vec<TransportEvent>,
+    kept: Vec<(u64, Buffer)>,
+}
+
+impl Transport for Told {
+    fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
+        if channel == Channel::RingOut(0) {
+            self.kept.push((id, data));
+        }
+    }
+    fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
+    fn receive_into(&mut self, _: Channel, _: Buffer) {}
+    fn poll(&mut self) -> Option<TransportEvent> {
+        self.arrived.pop()
+    }
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
+        if channel == Channel::RingOut(0) { std::mem::take(&mut self.kept) } else { Vec::new() }
+    }
+}
+
+struct Rank {
+    engine: Engine,
+    told: Told,
+    now: Instant,
+    data: [i32; 100],
+}
+
+impl Rank {
+    /// Rank 1 of 3, greeted, in its first operation.
+    fn new() -> Self {
+        let (now, mut told) = (Instant::now(), Told::default());
+        let settings = Settings { rank: 1, shape: SHAPE, timeout: Duration::from_secs(10), run: 1 };
+        let engine = Engine::new(now, settings, &mut told);
+        let mut rank = Self { engine, told, now, data: [1; 100] };
+        rank.hear(&Frame::Hello { shape: SHAPE, rank: 0 }, &[]);
+        rank.hear(&Frame::Run(5), &[]);
+        rank.engine.start(now, &mut rank.told, Work::Lent(&Slice(&mut rank.data))).unwrap();
+        rank
+    }
+
+    /// The same where the ranks sum by themselves.
+    fn by_ring() -> Self {
+        let mut rank = Self::new();
+        for origin in [0, 2] {
+            let unverified = vec![0];
+            rank.hear(&Frame::FallBack { origin, reason: Reason::Unsummed, unverified }, &[]);
+        }
+        rank
+    }
+
+    fn hear(&mut self, frame: &Frame, lanes: &[u8]) {
+        let mut data = Buffer::default();
+        frame.encode_to(&mut data);
+        data.extend_from_slice(lanes);
+        self.told.arrived.push(TransportEvent::Received { channel: Channel::PlainIn, data });
+        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data));
+    }
+
+    /// What ended it, at once or when nobody has explained a contradiction.
+    fn failure(mut self) -> String {
+        self.now += Duration::from_secs(4);
+        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data));
+        match self.engine.failure() {
+            Some(Error::Protocol(text) | Error::Mismatch(text)) => text.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn announcements_are_of_operations_that_there_can_be() {
+    let announce = |number| Frame::Operation(Descriptor { number, length: 1, dtype: Dtype::I32 });
+    let mut rank = Rank::new();
+    for number in 2..=MAX_OPEN as u64 + 1 {
+        rank.hear(&announce(number), &[]);
+    }
+    assert_eq!((rank.engine.failure(), rank.engine.announced.len()), (None, MAX_OPEN));
+    rank.hear(&announce(MAX_OPEN as u64 + 2), &[]);
+    assert_eq!(rank.engine.announced.len(), MAX_OPEN);
+    assert!(rank.failure().contains("rank 0 cannot have started operation 66"));
+    for again in [2, 3] {
+        let mut rank = Rank::new();
+        rank.hear(&announce(3), &[]);
+        rank.hear(&announce(again), &[]);
+        assert!(rank.failure().contains("cannot have started"));
+    }
+}
+
+#[test]
+fn what_a_rank_says_of_others_must_be_possible() {
+    for (started, completed) in [(u64::MAX, 0), (66, 0), (2, 2)] {
+        let mut rank = Rank::new();
+        let there = Progress { started, completed };
+        rank.hear(&Frame::Status { ranks: vec![Progress::default(), Progress::default(), there] }, &[]);
+        assert!(rank.failure().contains("rank 2 cannot be where rank 0 says"), "{there:?}");
+    }
+    let mut rank = Rank::new();
+    rank.hear(&Frame::Goodbye { origin: 2, completed: 2 }, &[]);
+    assert!(rank.failure().contains("rank 2 leaves after operation 2"));
+}
+
+#[test]
+fn steps_are_of_messages_that_there_can_be() {
+    let step = |number, step| Frame::Data(DataHeader { ring: 0, step, number });
+    let mut rank = Rank::by_ring();
+    for number in 1..2000 {
+        rank.hear(&step(number, 0), &[0; 4]);
+        rank.hear(&step(u64::MAX - number, 0), &[0; 4]);
+    }
+    assert!(rank.engine.reductions.len() <= 4, "{}", rank.engine.reductions.len());
+    assert!(rank.failure().contains("rank 0 is at message"));
+    for (number, wrong) in [(0, u32::MAX), (0, 4), (1, u32::MAX), (1, 3)] {
+        let mut rank = Rank::by_ring();
+        rank.hear(&step(number, wrong), &[0; 4]);
+        assert!(rank.failure().contains("disagree about a message"), "{number} {wrong}");
+    }
+}
+
+#[test]
+fn a_rank_of_another_version_or_run_is_told_so() {
+    let mut rank = Rank::new();
+    rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
+    let text = rank.failure();
+    assert!(text.contains("rank 0 has version 3") && text.contains("all must run the same netsum"), "{text}");
+    let mut rank = Rank::new();
+    rank.hear(&Frame::Run(6), &[]);
+    assert!(rank.failure().contains("rank 0 is in another run"));
+}

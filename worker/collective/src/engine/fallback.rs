@@ -1,0 +1,108 @@
+//! From the box to an ordinary ring.
+//!
+//! A rank that no longer trusts the box stops taking sums from it and tells so, with the first message of each ring that
+//! it has not verified; every rank that hears of it does the same and passes it on. Whoever has heard of all ranks knows
+//! the first message that *some* rank has not verified, and sums all from there on over the plain connections: from the
+//! originals that it has kept, then from new data. A rank that had verified such a message takes part nevertheless, and
+//! discards the sum, which is the same.
+
+use std::time::Instant;
+
+use super::{Engine, Path};
+use crate::error::Error;
+use crate::frame::{Frame, Reason};
+use crate::numeric::element::Data;
+use crate::transport::{Channel, Transport};
+
+impl Engine {
+    /// Gives the box up, because `origin` found a reason.
+    pub(super) fn fall_back(&mut self, t: &mut dyn Transport, reason: Reason, origin: u32) {
+        if self.path != Path::Box || self.failure.is_some() {
+            return;
+        }
+        if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
+            self.fail(t, Error::RankLeft { rank });
+            return;
+        }
+        log::debug!("rank {}: rank {origin} gives the box up: {}", self.place.rank, reason.text());
+        // Perhaps the ranks have called for different things.
+        self.announce(t);
+        self.reason = Some((origin, reason));
+        self.path = Path::Agreeing;
+        self.statistics.fall_backs += 1;
+        for ring in 0..self.rings.len() as u32 {
+            for (number, payload) in t.close(Channel::RingOut(ring)) {
+                self.give_back(ring, number, payload);
+            }
+            t.close(Channel::RingIn(ring));
+        }
+        let unverified: Vec<u64> = self.rings.iter().map(|r| r.verified).collect();
+        self.unverified[self.place.rank as usize] = Some(unverified.clone());
+        self.tell(t, &Frame::FallBack { origin: self.place.rank, reason, unverified });
+    }
+
+    pub(super) fn on_fall_back(
+        &mut self,
+        t: &mut dyn Transport,
+        origin: u32,
+        reason: Reason,
+        unverified: Vec<u64>,
+    ) {
+        if origin >= self.place.ranks || unverified.len() != self.rings.len() {
+            self.fail(t, Error::Protocol("a rank gives up a box of another job".to_owned()));
+            return;
+        }
+        self.fall_back(t, reason, origin);
+        let known = &mut self.unverified[origin as usize];
+        if known.is_some() {
+            return;
+        }
+        *known = Some(unverified.clone());
+        if self.next() != origin {
+            self.tell(t, &Frame::FallBack { origin, reason, unverified });
+        }
+    }
+
+    /// Once every rank has told where it stands, the ring takes over.
+    pub(super) fn switch_when_agreed(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data) {
+        if self.path != Path::Agreeing || self.failure.is_some() {
+            return;
+        }
+        let Some(told) = self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>() else {
+            return;
+        };
+        let from: Vec<u64> =
+            (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
+        self.path = Path::Ring;
+        // Not before all have agreed: what looked like a fault of the box may have been a rank's death.
+        if let Some((origin, reason)) = self.reason {
+            log::warn!(
+                "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {origin} found that {}",
+                self.place.rank,
+                reason.text()
+            );
+        }
+        self.last_progress = now;
+        for (ring, from) in from.into_iter().enumerate() {
+            let kept = std::mem::take(&mut self.rings[ring].kept);
+            let first = kept.front().map_or(self.rings[ring].next, |k| k.number);
+            if from < first {
+                let text = format!("message {from} of ring {ring} is needed again, but only {first} is kept");
+                self.fail(t, Error::Protocol(text));
+                return;
+            }
+            for message in kept {
+                match message.payload {
+                    Some(payload) if message.number >= from => {
+                        self.contribute(now, t, data, ring as u32, message.number, payload);
+                    }
+                    None if message.number >= from => {
+                        self.fail(t, Error::Protocol(format!("message {} is lost", message.number)));
+                        return;
+                    }
+                    payload => payload.into_iter().for_each(|p| self.messages.give(p)),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! The collective as a state machine: what the connections bring goes in, messages for them come out. No I/O; the time
+//! is passed in. Each step is deterministic.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`queue`] | all-reduces that are open: how they begin and end |
+//! | [`operation`] | what they consist of: messages out, sums in |
+//! | [`fallback`] | from the box to an ordinary ring, agreed by all ranks |
+//! | [`liveness`] | keep-alives, the dead, those who leave, failures |
+//! | [`renewal`] | after which operation all connect anew |
+//! | [`pool`] | buffers that are used again |
+//!
+//! ## Runs
+//! Each message bears a number of its run, which rank 0 has drawn and which goes around the plain ring once. So what a box still
+//! has of an earlier run, with the same queue pairs and PSNs, is no sum of this one. Nothing is sent to be summed before a
+//! rank knows the number.
+//!
+//! ## Which messages are kept
+//! A rank that has verified message m + W knows that every rank has sent m + W, hence has verified m: m is *committed*.
+//! Originals are kept until then. So when the ranks fall back, the first message that some rank has not verified is
+//! still kept by all who have sent it.
+//!
+//! ## Several operations
+//! Up to [`MAX_OPEN`] operations may be open. Their messages have numbers in the order of the operations, which is that of the calls
+//! at every rank, so that each number belongs to the same message of the same operation everywhere, whoever has started how many.
+//! The window is about numbers alone: the next operation's messages go out while the window has room and this one has no more to
+//! send. What is said above about messages says nothing of operations, and holds as it is. Operations are completed in their order.
+//!
+//! ## Few floats
+//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the same: next to what the last such
+//! message of the ring has turned out to need. That is known when the next one is built, because behind a guess nothing is sent
+//! in its ring before its sum is there. A sum tells all ranks the same; so where no guess was right, all ranks put
+//! the second message in right behind it, before those of later operations, none of which has been sent. The result has the bits of
+//! the right scale, never of another one.
+
+#[cfg(test)]
+mod bounds;
+mod fallback;
+mod liveness;
+mod operation;
+mod pool;
+mod queue;
+mod renewal;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+pub use operation::Finished;
+pub use queue::{Outcome, Work};
+
+use crate::buffer::Buffer;
+use crate::error::Error;
+use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
+use crate::numeric::element::Data;
+use crate::reduction::{Place, Reductions};
+use crate::report::{Mode, Statistics};
+use crate::shape::JobShape;
+use crate::transport::{Channel, Transport, TransportEvent};
+use operation::{Operation, RingPart};
+use pool::Pool;
+use renewal::Renewal;
+
+/// What an engine is told once.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub rank: u32,
+    pub shape: JobShape,
+    /// A rank that is silent for so long is dead.
+    pub timeout: Duration,
+    /// A random number. That of rank 0 tells this run's messages from those of others.
+    pub run: u64,
+}
+
+impl Settings {
+    /// Without progress for so long, although all ranks take part, the box is given up.
+    fn stall(&self) -> Duration {
+        self.timeout * 3 / 10
+    }
+
+    fn keep_alive(&self) -> Duration {
+        self.timeout / 5
+    }
+}
+
+/// Who sums at the moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Path {
+    Box,
+    /// The ranks tell each other where they stand; nothing is summed.
+    Agreeing,
+    Ring,
+}
+
+/// A message that has been sent to the box.
+#[derive(Debug)]
+struct Kept {
+    number: u64,
+    /// `None` while the connection has it.
+    payload: Option<Buffer>,
+}
+
+/// One ring's messages, numbered over the connection's life.
+#[derive(Debug, Default)]
+struct Ring {
+    /// The next to send.
+    next: u64,
+    /// Behind the last of the operations that have been started.
+    end: u64,
+    /// Behind a guess that has been sent: before its sum is there, nobody knows what the next message is.
+    guessed: u64,
+    /// The largest exponent over all ranks in the last guess message whose sum has been verified.
+    bucket: u8,
+    /// The first without a verified sum.
+    verified: u64,
+    /// The first that the connection has not been told to expect an acknowledgement of.
+    expected: u64,
+    /// Sent and not committed.
+    kept: VecDeque<Kept>,
+}
+
+/// The state machine of one rank.
+#[derive(Debug)]
+pub struct Engine {
+    settings: Settings,
+    place: Place,
+    path: Path,
+    /// Rank 0's random number; nothing is summed before it is known.
+    run: Option<u64>,
+    /// Who gave the box up first, as far as this rank has heard, and why.
+    reason: Option<(u32, Reason)>,
+    rings: Vec<Ring>,
+    /// Those that are open, in their order.
+    operations: VecDeque<Operation>,
+    /// What others have come to, in their order.
+    outcomes: VecDeque<Outcome>,
+    /// What is known of all ranks, this one among them.
+    progress: Vec<Progress>,
+    /// The operation that the next rank has not been told of: most are over before it would help.
+    untold: Option<Descriptor>,
+    /// Operations of the previous rank that this rank has not started.
+    announced: VecDeque<Descriptor>,
+    /// In [`Path::Agreeing`], by rank: the first unverified message of each ring.
+    unverified: Vec<Option<Vec<u64>>>,
+    reductions: Reductions,
+    failure: Option<Error>,
+    /// A contradiction that another rank's failure may explain; if none does in time, it is one itself.
+    suspicion: Option<(Instant, Error)>,
+    /// Ranks whose failures have been passed on, bit by bit.
+    failures_seen: u64,
+    /// Ranks that have left in good order, bit by bit.
+    left: u64,
+    leaving: bool,
+    /// All are about to connect anew.
+    renewal: Option<Renewal>,
+    greeted: bool,
+    heard: Instant,
+    /// When the next rank last acknowledged something.
+    answered: Instant,
+    next_keep_alive: Instant,
+    next_query: Instant,
+    query_interval: Duration,
+    last_progress: Instant,
+    /// Since when all ranks are known to have started the oldest open operation.
+    all_started: Option<Instant>,
+    plain_ids: u64,
+    plain_outstanding: u64,
+    /// The last that was acknowledged; they are in their order.
+    plain_acknowledged: u64,
+    /// For messages, and for steps of the ranks' own ring.
+    messages: Pool,
+    steps: Pool,
+    /// Steps that are about to be sent; kept for its memory.
+    outgoing: Vec<Buffer>,
+    /// Rings' parts of operations that are over; kept for their memory.
+    parts: Vec<Vec<RingPart>>,
+    statistics: Statistics,
+}
+
+/// The first guess at the largest exponent: numbers from 1 to 2.
+const FIRST_GUESS: u8 = 127;
+/// Operations that may be open at a time.
+pub const MAX_OPEN: usize = 64;
+
+impl Engine {
+    /// An engine that has greeted its next rank.
+    pub fn new(now: Instant, settings: Settings, transport: &mut dyn Transport) -> Self {
+        let JobShape { ranks, layout, .. } = settings.shape;
+        let mut engine = Self {
+            settings,
+            place: Place { rank: settings.rank, ranks },
+            path: Path::Box,
+            run: (settings.rank == 0).then_some(settings.run),
+            reason: None,
+            rings: (0..layout.rings).map(|_| Ring { bucket: FIRST_GUESS, ..Ring::default() }).collect(),
+            operations: VecDeque::new(),
+            outcomes: VecDeque::new(),
+            progress: vec![Progress::default(); ranks as usize],
+            untold: None,
+            announced: VecDeque::new(),
+            unverified: vec![None; ranks as usize],
+            reductions: Reductions::default(),
+            failure: None,
+            suspicion: None,
+            failures_seen: 0,
+            left: 0,
+            leaving: false,
+            renewal: None,
+            greeted: false,
+            heard: now,
+            answered: now,
+            next_keep_alive: now + settings.keep_alive(),
+            next_query: now,
+            query_interval: Duration::ZERO,
+            last_progress: now,
+            all_started: None,
+            plain_ids: 0,
+            plain_outstanding: 0,
+            plain_acknowledged: 0,
+            messages: Pool::new(layout.message_size as usize),
+            steps: Pool::new(plain_room(&settings.shape)),
+            outgoing: Vec::new(),
+            parts: Vec::new(),
+            statistics: Statistics::default(),
+        };
+        for ring in 0..layout.rings {
+            for _ in 0..layout.window + 2 {
+                let buffer = transport.buffer(layout.message_size as usize);
+                transport.receive_into(Channel::RingIn(ring), buffer);
+            }
+        }
+        for _ in 0..plain_buffers(&settings.shape) {
+            let buffer = transport.buffer(plain_room(&settings.shape));
+            transport.receive_into(Channel::PlainIn, buffer);
+        }
+        engine.tell(transport, &Frame::Hello { shape: settings.shape, rank: settings.rank });
+        if let Some(run) = engine.run {
+            engine.tell(transport, &Frame::Run(run));
+        }
+        engine
+    }
+
+    /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started with
+    /// [`Work::Lent`]; an empty one where there is none.
+    pub fn step(&mut self, now: Instant, transport: &mut dyn Transport, data: &mut dyn Data) {
+        while let Some(event) = transport.poll() {
+            self.on_event(now, transport, data, event);
+        }
+        // Only now: acknowledgements behind the last announcement gave back messages that are needed.
+        self.switch_when_agreed(now, transport, data);
+        self.pump(now, transport, data);
+        self.expect_acknowledgements(now, transport);
+        self.on_time(now, transport);
+    }
+
+    /// When [`step`](Self::step) should be called at the latest.
+    pub fn next_timeout(&self) -> Instant {
+        let mut next = self.next_keep_alive;
+        if !self.operations.is_empty() && self.failure.is_none() {
+            next = next.min(self.next_query);
+        }
+        next
+    }
+
+    fn on_event(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data, event: TransportEvent) {
+        match event {
+            TransportEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
+                self.give_back(ring, id, data);
+            }
+            TransportEvent::Sent { id, data, .. } => {
+                self.answered = now;
+                self.plain_outstanding -= 1;
+                self.plain_acknowledged = self.plain_acknowledged.max(id);
+                self.steps.give(data);
+            }
+            TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
+                self.on_sum(now, t, data, ring, &sum);
+                t.receive_into(Channel::RingIn(ring), sum);
+            }
+            TransportEvent::Received { data: frame, .. } => {
+                self.heard = now;
+                match Frame::decode(&frame) {
+                    Some(Frame::Data(h)) if h.ring < self.settings.shape.layout.rings => {
+                        self.on_data(now, t, data, h, &frame[DATA_HEADER..]);
+                    }
+                    Some(decoded) => self.on_frame(now, t, decoded),
+                    None => {
+                        let text = format!("rank {} sent something unintelligible", self.previous());
+                        self.fail(t, Error::Protocol(text));
+                    }
+                }
+                t.receive_into(Channel::PlainIn, frame);
+            }
+            TransportEvent::Failed { channel: Channel::PlainOut, reason } => {
+                if !self.has_left(self.next()) {
+                    self.fail(t, Error::RankDied { rank: self.next(), reason });
+                }
+            }
+            TransportEvent::Failed { channel: Channel::PlainIn, reason } => {
+                self.fail(t, Error::RankDied { rank: self.previous(), reason });
+            }
+            TransportEvent::Failed { reason, .. } => {
+                log::debug!("rank {}: connection through the box: {reason}", self.settings.rank);
+                self.fall_back(t, Reason::Broken, self.settings.rank);
+            }
+        }
+    }
+
+    fn on_frame(&mut self, now: Instant, t: &mut dyn Transport, frame: Frame) {
+        match frame {
+            Frame::Hello { shape, rank } => self.on_hello(t, shape, rank),
+            Frame::OtherVersion(version) => self.on_other_version(t, version),
+            Frame::Run(run) => self.on_run(t, run),
+            Frame::Status { ranks } => self.on_status(t, &ranks),
+            Frame::Operation(d) => self.on_operation(t, d),
+            Frame::FallBack { origin, reason, unverified } => {
+                self.on_fall_back(t, origin, reason, unverified);
+            }
+            Frame::Failure { origin, error } => self.on_failure(t, origin, error),
+            Frame::Goodbye { origin, completed } => self.on_goodbye(t, origin, completed),
+            Frame::Renew { after, decided } => self.on_renew(t, after, decided),
+            Frame::Data(_) => {
+                self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
+            }
+        }
+    }
+
+    /// Sends a frame to the next rank.
+    fn tell(&mut self, t: &mut dyn Transport, frame: &Frame) {
+        // Where the ranks sum themselves, every operation is announced; otherwise frames are rare and small.
+        let mut bytes = if self.path == Path::Ring { self.steps.take(t) } else { Buffer::heap(64) };
+        bytes.resize(0);
+        frame.encode_to(&mut bytes);
+        self.send_plain(t, bytes);
+    }
+
+    fn send_plain(&mut self, t: &mut dyn Transport, bytes: Buffer) {
+        // Also to a rank that has left: it stays a while, to hear that nobody needs it.
+        self.plain_ids += 1;
+        self.plain_outstanding += 1;
+        t.send(Channel::PlainOut, self.plain_ids, bytes);
+    }
+
+    fn next(&self) -> u32 {
+        (self.place.rank + 1) % self.place.ranks
+    }
+
+    fn previous(&self) -> u32 {
+        (self.place.rank + self.place.ranks - 1) % self.place.ranks
+    }
+
+    /// Messages of a ring without a sum.
+    fn window(&self) -> u64 {
+        u64::from(self.settings.shape.layout.window)
+    }
+
+    fn has_left(&self, rank: u32) -> bool {
+        self.left & 1 << rank != 0
+    }
+
+    fn own(&mut self) -> &mut Progress {
+        &mut self.progress[self.place.rank as usize]
+    }
+
+    /// The connection no longer needs a message.
+    fn give_back(&mut self, ring: u32, number: u64, data: Buffer) {
+        match self.rings[ring as usize].kept.iter_mut().find(|k| k.number == number) {
+            Some(kept) => kept.payload = Some(data),
+            None => self.messages.give(data),
+        }
+    }
+
+    /// Who sums; the ring as soon as the box is given up.
+    pub fn mode(&self) -> Mode {
+        if self.path == Path::Box { Mode::Box } else { Mode::Ring }
+    }
+
+    /// Whether the previous rank has said hello.
+    pub fn greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// What ended this communicator.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// What has been counted here; bytes and packets are the connections' to count.
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+}

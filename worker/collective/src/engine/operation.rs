@@ -1,0 +1,409 @@
+//! What all-reduces consist of: messages are built and sent while the window allows, sums are verified and written back.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use netsum_common::lanes::{CHECK_LANES, Check, Finding, MessageId};
+
+use super::queue::Outcome;
+use super::{Engine, Kept, Path};
+use crate::buffer::Buffer;
+use crate::error::Error;
+use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
+use crate::numeric::element::{Data, Owned};
+use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
+use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale};
+use crate::reduction::Misfit;
+use crate::report::{Mode, Report};
+use crate::transport::{Channel, Transport};
+
+/// An operation in progress.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub descriptor: Descriptor,
+    /// `None` where it is lent.
+    pub data: Option<Owned>,
+    pub plan: Plan,
+    pub rings: Vec<RingPart>,
+    /// Messages without a verified sum.
+    pub left: usize,
+    pub verified: u64,
+    pub by_ring: bool,
+    pub non_finite: Option<Range<usize>>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RingPart {
+    /// Number of the first message.
+    pub base: u64,
+    pub messages: usize,
+    /// Largest exponent over all ranks, by data message, as far as known.
+    pub buckets: Vec<Option<u8>>,
+}
+
+impl Operation {
+    pub fn number(&self) -> u64 {
+        self.descriptor.number
+    }
+
+    /// Behind its last message in a ring.
+    pub fn end(&self, ring: u32) -> u64 {
+        let part = &self.rings[ring as usize];
+        part.base + part.messages as u64
+    }
+
+    fn message(&self, ring: u32, number: u64) -> Message {
+        self.plan.message(ring as usize, (number - self.rings[ring as usize].base) as usize)
+    }
+
+    /// What tells a message from all others.
+    fn id(&self, run: u64, ring: u32, number: u64) -> MessageId {
+        MessageId { run, ring, number, tag: self.descriptor.tag() }
+    }
+
+    fn scale(&self, ring: u32, data_message: usize, ranks: u32) -> Option<Scale> {
+        if !self.plan.scaled() {
+            return None;
+        }
+        self.rings[ring as usize].buckets[data_message].and_then(|b| Scale::new(b, ranks))
+    }
+}
+
+/// What an operation came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    pub mode: Mode,
+    pub verified: u64,
+    /// Elements of the first message with an infinity or a NaN.
+    pub non_finite: Option<Range<usize>>,
+}
+
+impl Finished {
+    /// What the caller is told.
+    pub fn report(self, elapsed: Duration, retransmissions: Option<u64>) -> Result<Report, Error> {
+        match self.non_finite {
+            Some(range) => Err(Error::NonFinite { first: range.start, end: range.end }),
+            None => Ok(Report { mode: self.mode, verified: self.verified, elapsed, retransmissions }),
+        }
+    }
+}
+
+impl Engine {
+    /// Sends what may be sent.
+    pub(super) fn pump(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data) {
+        let window = self.window();
+        let Some(run) = self.run else { return };
+        for ring in 0..self.rings.len() as u32 {
+            while self.path != Path::Agreeing {
+                let state = &self.rings[ring as usize];
+                let number = state.next;
+                if number >= state.verified + window || state.guessed > state.verified {
+                    break;
+                }
+                let Some(at) = self.operation_of(ring, number) else { break };
+                let op = &self.operations[at];
+                let message = op.message(ring, number);
+                if let Some((i, _)) = &message.data
+                    && !message.guess
+                    && op.plan.scaled()
+                    && op.rings[ring as usize].buckets[*i].is_none()
+                {
+                    break;
+                }
+                let mut payload = self.messages.take(t);
+                self.build(op, &*data, op.id(run, ring, number), &message, &mut payload);
+                let state = &mut self.rings[ring as usize];
+                state.next += 1;
+                if message.guess {
+                    state.guessed = state.next;
+                }
+                if self.path == Path::Box {
+                    self.statistics.box_bytes += payload.len() as u64;
+                    self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
+                    t.send(Channel::RingOut(ring), number, payload);
+                } else {
+                    self.contribute(now, t, data, ring, number, payload);
+                }
+            }
+        }
+    }
+
+    /// Tells the connections what must be acknowledged soon. A message whose sum this rank has received has been released
+    /// to all; and once every rank has started an operation, each sends its part of every message of it as soon as this rank
+    /// does, for its credit comes with the same sums.
+    pub(super) fn expect_acknowledgements(&mut self, now: Instant, t: &mut dyn Transport) {
+        if self.path != Path::Box {
+            return;
+        }
+        let started = self.progress.iter().map(|p| p.started).min().unwrap_or(0);
+        let begun = self.operations.partition_point(|o| o.number() <= started).checked_sub(1);
+        let begun = begun.map(|latest| &self.operations[latest]);
+        for (i, ring) in self.rings.iter_mut().enumerate() {
+            let sent = begun.map_or(0, |op| op.end(i as u32).min(ring.next));
+            let expected = ring.verified.max(sent);
+            if expected > ring.expected {
+                ring.expected = expected;
+                t.expect(now, Channel::RingOut(i as u32), expected - 1);
+            }
+        }
+    }
+
+    fn build(&self, op: &Operation, lent: &dyn Data, id: MessageId, message: &Message, out: &mut Buffer) {
+        let ring = id.ring;
+        let data: &dyn Data = op.data.as_ref().map_or(lent, |data| data);
+        out.resize(message.len());
+        let (check, lanes) = out.split_at_mut(CHECK_BYTES);
+        let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
+        for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES)) {
+            quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
+        }
+        match &message.data {
+            Some((_, range)) if message.guess => {
+                let guesses = quant::guesses(self.rings[ring as usize].bucket);
+                for (guess, values) in guesses.into_iter().zip(values.chunks_mut(range.len() * 4)) {
+                    data.load(range.clone(), Scale::new(guess, self.place.ranks), values);
+                }
+            }
+            Some((i, range)) => data.load(range.clone(), op.scale(ring, *i, self.place.ranks), values),
+            None => {}
+        }
+        let data = quant::check_sums(lanes);
+        let lanes = Check { stamp: id.of(self.place.rank), data }.encode();
+        for (out, lane) in check.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
+            *out = lane.to_le_bytes();
+        }
+    }
+
+    /// A message from a ring's connection: it should be the next sum.
+    pub(super) fn on_sum(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        ring: u32,
+        sum: &[u8],
+    ) {
+        if self.path != Path::Box || self.failure.is_some() {
+            return;
+        }
+        if self.is_of_nobody(ring) {
+            return;
+        }
+        match self.examine(ring, sum) {
+            Finding::Sum => self.accept(now, data, ring, sum),
+            Finding::Unsummed => {
+                self.statistics.unsummed += 1;
+                self.fall_back(t, Reason::Unsummed, self.place.rank);
+            }
+            Finding::Stray => {
+                self.statistics.wrong += 1;
+                self.fall_back(t, Reason::Stray, self.place.rank);
+            }
+            Finding::Wrong => {
+                self.statistics.wrong += 1;
+                self.fall_back(t, Reason::Wrong, self.place.rank);
+            }
+        }
+    }
+
+    /// Whether a ring's next sum is one of an operation that has been given up, because a rank has left.
+    fn is_of_nobody(&self, ring: u32) -> bool {
+        let verified = self.rings[ring as usize].verified;
+        (self.left != 0 || self.leaving)
+            && verified < self.rings[ring as usize].end
+            && self.operation_of(ring, verified).is_none()
+    }
+
+    fn examine(&self, ring: u32, sum: &[u8]) -> Finding {
+        let (check, lanes) = match sum.split_at_checked(CHECK_BYTES) {
+            Some((check, lanes)) if sum.len().is_multiple_of(4) => (check.as_chunks::<4>().0, lanes),
+            _ => return Finding::Wrong,
+        };
+        let check: [u32; CHECK_LANES] = std::array::from_fn(|i| u32::from_le_bytes(check[i]));
+        let (check, sums) = (Check::decode(check), quant::check_sums(lanes));
+        let state = &self.rings[ring as usize];
+        let own = self.operation_of(ring, state.verified).filter(|_| state.verified < state.next);
+        let (Some(op), Some(run)) = (own.map(|at| &self.operations[at]), self.run) else {
+            // Not without this rank's own part: it is nobody's sum.
+            return match check.stamp.count {
+                1 if check.data == sums => Finding::Unsummed,
+                n if n == self.place.ranks && check.data == sums => Finding::Stray,
+                _ => Finding::Wrong,
+            };
+        };
+        let id = op.id(run, ring, state.verified);
+        match check.examine(&id, self.place.ranks, self.previous(), &sums) {
+            Finding::Sum if sum.len() != op.message(ring, state.verified).len() => Finding::Wrong,
+            finding => finding,
+        }
+    }
+
+    /// Writes back a verified sum, and what it says about the scales of later messages.
+    fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
+        let (ranks, window) = (self.place.ranks, self.window());
+        let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
+        let (state, op) = (&mut self.rings[ring as usize], &mut self.operations[at]);
+        let message = op.message(ring, state.verified);
+        let (histograms, mut values) =
+            sum[CHECK_BYTES..].split_at(message.histograms.len() * HISTOGRAM_BYTES);
+        for (i, histogram) in message.histograms.clone().zip(histograms.chunks(HISTOGRAM_BYTES)) {
+            op.rings[ring as usize].buckets[i] = Some(quant::highest_bucket(histogram).unwrap_or(0));
+        }
+        let mut again = false;
+        if let Some((i, range)) = message.data {
+            let scale = op.scale(ring, i, ranks);
+            if let Some(bucket) = op.rings[ring as usize].buckets.first().copied().flatten()
+                && message.guess
+                && scale.is_some()
+            {
+                let mut guesses =
+                    quant::guesses(state.bucket).into_iter().zip(values.chunks(range.len() * 4));
+                let right = guesses.find(|(guess, _)| *guess == bucket);
+                state.bucket = bucket;
+                again = right.is_none();
+                values = right.map_or(&[], |(_, values)| values);
+            }
+            if again {
+                // The sum comes with the next message.
+            } else if op.plan.scaled() && scale.is_none() {
+                if op.non_finite.as_ref().is_none_or(|n| range.start < n.start) {
+                    op.non_finite = Some(range);
+                }
+            } else {
+                let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| data);
+                data.store(range, scale, values);
+            }
+        }
+        op.verified += 1;
+        if again {
+            op.rings[ring as usize].messages += 1;
+        } else {
+            op.left -= 1;
+        }
+        // All ranks have sent their part of a sum.
+        for rank in &mut self.progress {
+            rank.started = rank.started.max(op.number());
+        }
+        op.by_ring |= self.path != Path::Box;
+        self.statistics.verified += 1;
+        self.last_progress = now;
+        state.verified += 1;
+        while let Some(committed) = state.kept.pop_front_if(|k| k.number + window < state.verified) {
+            if let Some(payload) = committed.payload {
+                self.messages.give(payload);
+            }
+        }
+        if again {
+            state.end += 1;
+            for later in self.operations.range_mut(at + 1..) {
+                later.rings[ring as usize].base += 1;
+            }
+        }
+        // With several rings a later one may have all its sums before; it waits.
+        while let Some(op) = self.operations.pop_front_if(|op| op.left == 0) {
+            self.own().completed = op.number();
+            self.untold.take_if(|d| d.number == op.number());
+            self.statistics.all_reduces += 1;
+            self.parts.push(op.rings);
+            let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
+            let finished = Finished { mode, verified: op.verified, non_finite: op.non_finite };
+            self.outcomes.push_back(Outcome {
+                number: op.descriptor.number,
+                result: Ok(finished),
+                data: op.data,
+            });
+            self.look_after_oldest(now);
+        }
+    }
+
+    /// Gives this rank's part of a message to the ranks' own ring.
+    pub(super) fn contribute(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        ring: u32,
+        number: u64,
+        payload: Buffer,
+    ) {
+        let (steps, out) = (&mut self.steps, &mut self.outgoing);
+        let done = self.reductions.of(ring, number).contribute(self.place, payload, |step, lanes| {
+            out.push(data_frame(steps.take(t), ring, number, step, lanes));
+        });
+        self.after_steps(now, t, data, ring, done);
+    }
+
+    /// A step of the ranks' own ring.
+    pub(super) fn on_data(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        h: DataHeader,
+        lanes: &[u8],
+    ) {
+        if self.failure.is_some() {
+            return;
+        }
+        // The previous rank sends a message only with the sum of the one a window before, which takes this rank's part; and the
+        // ring begins at most a window before what this rank has verified.
+        let (window, verified) = (self.window(), self.rings[h.ring as usize].verified);
+        if h.number.saturating_add(window) < verified || h.number >= verified + 2 * window {
+            let text = format!(
+                "rank {} is at message {} of ring {}, rank {} at {verified}",
+                self.previous(),
+                h.number,
+                h.ring,
+                self.place.rank
+            );
+            self.suspect(now, Error::Protocol(text));
+            return;
+        }
+        let (steps, out) = (&mut self.steps, &mut self.outgoing);
+        let done = self.reductions.of(h.ring, h.number).step(self.place, h.step, lanes, |step, lanes| {
+            out.push(data_frame(steps.take(t), h.ring, h.number, step, lanes));
+        });
+        self.after_steps(now, t, data, h.ring, done);
+    }
+
+    fn after_steps(
+        &mut self,
+        now: Instant,
+        t: &mut dyn Transport,
+        data: &mut dyn Data,
+        ring: u32,
+        done: Result<(), Misfit>,
+    ) {
+        let mut out = std::mem::take(&mut self.outgoing);
+        for frame in out.drain(..) {
+            self.statistics.ring_bytes += (frame.len() - DATA_HEADER) as u64;
+            self.send_plain(t, frame);
+        }
+        self.outgoing = out;
+        if done == Err(Misfit) {
+            self.suspect(now, Error::Protocol("the ranks disagree about a message of the ring".to_owned()));
+            return;
+        }
+        // Sums that this rank had already are of no use to it.
+        let (place, verified) = (self.place, self.rings[ring as usize].verified);
+        self.reductions.forget_done(place, ring, verified, verified.saturating_sub(self.window()));
+        while !self.is_of_nobody(ring) {
+            let number = self.rings[ring as usize].verified;
+            let Some(sum) = self.reductions.take_done(place, ring, number) else { return };
+            if self.examine(ring, &sum) != Finding::Sum {
+                self.statistics.wrong += 1;
+                self.suspect(now, Error::Protocol("a sum of the ranks' own ring did not verify".to_owned()));
+                return;
+            }
+            self.accept(now, data, ring, &sum);
+            self.messages.give(sum);
+        }
+    }
+}
+
+fn data_frame(mut frame: Buffer, ring: u32, number: u64, step: u32, lanes: &[u8]) -> Buffer {
+    frame.resize(0);
+    Frame::Data(DataHeader { ring, step, number }).encode_to(&mut frame);
+    frame.extend_from_slice(lanes);
+    frame
+}

@@ -1,0 +1,190 @@
+//! Operations that are open, in the order of the calls: how they begin, that all ranks mean the same, how they end.
+
+use std::time::{Duration, Instant};
+
+use super::operation::{Finished, Operation, RingPart};
+use super::{Engine, MAX_OPEN, Path};
+use crate::error::Error;
+use crate::frame::{Descriptor, Frame, Progress};
+use crate::numeric::element::{Data, Dtype, Owned};
+use crate::numeric::layout::Plan;
+use crate::transport::Transport;
+
+/// How long after its start a rank asks who else has started, if no sum has told.
+const FIRST_QUERY: Duration = Duration::from_millis(2);
+/// Operations of no more messages are announced only when they are not over by then.
+const FEW: usize = 2;
+
+/// What is to be reduced.
+pub enum Work<'a> {
+    /// What every step is given until the operation is complete. No other may be started before that.
+    Lent(&'a dyn Data),
+    /// It comes back with the outcome.
+    Owned(Owned),
+}
+
+impl Work<'_> {
+    fn data(&self) -> &dyn Data {
+        match self {
+            Self::Lent(data) => *data,
+            Self::Owned(data) => data,
+        }
+    }
+}
+
+/// What one of the operations came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The operation's number.
+    pub number: u64,
+    pub result: Result<Finished, Error>,
+    /// The data, if it is owned.
+    pub data: Option<Owned>,
+}
+
+impl Engine {
+    /// Starts an all-reduce, and gives its number. [`outcome`](Self::outcome) tells when it is done.
+    pub fn start(&mut self, now: Instant, t: &mut dyn Transport, work: Work<'_>) -> Result<u64, Error> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let (dtype, length) = (work.data().dtype(), work.data().len());
+        let plan = Plan::new(&self.settings.shape.layout, dtype, length)
+            .map_err(|reason| Error::Length { dtype, reason })?;
+        if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
+            // Others may still be in an operation that this rank has completed: it is no failure of theirs.
+            return Err(Error::RankLeft { rank });
+        }
+        let number = self.own().started + 1;
+        self.own().started = number;
+        let descriptor = Descriptor { number, length: length as u64, dtype };
+        let mut rings = self.parts.pop().unwrap_or_default();
+        rings.resize_with(self.rings.len(), RingPart::default);
+        for (r, (ring, part)) in self.rings.iter_mut().zip(&mut rings).enumerate() {
+            let (base, messages) = (ring.end, plan.messages(r));
+            ring.end += messages as u64;
+            let known = if dtype == Dtype::F32 { plan.data_messages(r) } else { 0 };
+            (part.base, part.messages) = (base, messages);
+            part.buckets.clear();
+            part.buckets.resize(known, None);
+        }
+        self.operations.push_back(Operation {
+            descriptor,
+            data: match work {
+                Work::Lent(_) => None,
+                Work::Owned(data) => Some(data),
+            },
+            left: rings.iter().map(|r| r.messages).sum(),
+            plan,
+            rings,
+            verified: 0,
+            by_ring: self.path != Path::Box,
+            non_finite: None,
+        });
+        if self.operations.len() == 1 {
+            self.last_progress = now;
+            self.look_after_oldest(now);
+        }
+        if self.run.is_some() {
+            self.announce(t);
+            self.untold = Some(descriptor);
+            let messages: usize = self.operations.back().map_or(0, |o| o.left);
+            if self.path != Path::Box || self.operations.len() > 1 || messages > FEW {
+                self.announce(t);
+            }
+        }
+        self.compare(t);
+        Ok(number)
+    }
+
+    /// Tells the next rank of an operation that has been started, if it does not know. With few messages that is late: the sums'
+    /// sequence lanes say already that all ranks have called for the same, and an announcement and its acknowledgement are two packets
+    /// of six. Long ones are announced at once, for what is lost is missed sooner where all are known to have started.
+    pub(super) fn announce(&mut self, t: &mut dyn Transport) {
+        if let Some(descriptor) = self.untold.take() {
+            self.tell(t, &Frame::Operation(descriptor));
+        }
+    }
+
+    /// What an operation that was started has come to, in their order, once it has.
+    pub fn outcome(&mut self) -> Option<Outcome> {
+        self.outcomes.pop_front()
+    }
+
+    /// Operations that are open.
+    pub fn open(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Another operation has become the oldest open one, whose progress is looked after.
+    pub(super) fn look_after_oldest(&mut self, now: Instant) {
+        self.all_started = None;
+        self.query_interval = FIRST_QUERY;
+        self.next_query = now + FIRST_QUERY;
+    }
+
+    /// Gives up the operations behind one of them.
+    pub(super) fn give_up(&mut self, behind: u64, error: &Error) {
+        let from = self.operations.partition_point(|o| o.number() <= behind);
+        let given_up = self.operations.drain(from..).map(|o| Outcome {
+            number: o.number(),
+            result: Err(error.clone()),
+            data: o.data,
+        });
+        self.outcomes.extend(given_up);
+    }
+
+    /// Gives up all that is open, here alone: the others hear that this rank leaves.
+    pub fn abandon(&mut self, error: &Error) {
+        self.give_up(0, error);
+    }
+
+    /// Where the operation is that a message belongs to.
+    pub(super) fn operation_of(&self, ring: u32, number: u64) -> Option<usize> {
+        let i = self.operations.partition_point(|o| o.end(ring) <= number);
+        self.operations.get(i).filter(|o| o.rings[ring as usize].base <= number).map(|_| i)
+    }
+
+    /// The previous rank has started an operation.
+    pub(super) fn on_operation(&mut self, t: &mut dyn Transport, d: Descriptor) {
+        // It starts no more before this one has started what was before them, and each once.
+        let latest = self.announced.back().map_or(0, |d| d.number);
+        if d.number <= latest || !self.can_be_at(Progress { started: d.number, completed: 0 }) {
+            let text = format!("rank {} cannot have started operation {}", self.previous(), d.number);
+            self.fail(t, Error::Protocol(text));
+            return;
+        }
+        let previous = self.previous() as usize;
+        let started = &mut self.progress[previous].started;
+        *started = (*started).max(d.number);
+        self.announced.push_back(d);
+        self.compare(t);
+    }
+
+    /// Whether a rank can be so far: nothing is complete without this rank's part, and no more are open than may be.
+    pub(super) fn can_be_at(&self, theirs: Progress) -> bool {
+        let own = self.progress[self.place.rank as usize].started;
+        theirs.completed <= own && theirs.started <= own + MAX_OPEN as u64
+    }
+
+    /// Compares operations with what the previous rank has announced.
+    fn compare(&mut self, t: &mut dyn Transport) {
+        let started = self.own().started;
+        while let Some(theirs) = self.announced.pop_front_if(|d| d.number <= started) {
+            // Those that are complete were the same.
+            let own = self.operations.iter().map(|o| o.descriptor).find(|d| d.number == theirs.number);
+            if let Some(own) = own.filter(|own| *own != theirs) {
+                self.fail(
+                    t,
+                    Error::Mismatch(format!(
+                        "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks must call for the same",
+                        own.number,
+                        self.previous(),
+                        self.place.rank
+                    )),
+                );
+                return;
+            }
+        }
+    }
+}

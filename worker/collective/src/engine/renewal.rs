@@ -1,0 +1,115 @@
+//! Connecting anew: after which operation, agreed by all ranks.
+//!
+//! Rank 0 sends [`Frame::Renew`] around the plain ring before it starts an operation. Each rank raises the number in it to that of the
+//! latest operation that it has started itself, and starts no other until it hears more. When the frame is back, rank 0 knows the
+//! latest operation that anybody has started, or its own next one if that is later, and a second frame tells all: that is the last
+//! one over these connections. With one operation at a time it is rank 0's next one, as nobody can be ahead of it by more.
+//!
+//! Whoever has completed the last one leaves at once, whether its caller or its keeper drives, when it knows that all have
+//! completed it: then nobody needs anybody's messages any more, but for the news that all have completed it. All complete it at the
+//! same time but for their way, since it takes all; so nobody waits for another one's application. Of itself the next
+//! rank knows, and of all others it hears from this one alone; so this one stays until it has acknowledged that, which it does
+//! before it can leave itself. Later operations are started over the new connections, and there is none open in between.
+//!
+//! It makes no difference who sums: ranks that have given the box up get to it again.
+
+use super::{Engine, MAX_OPEN};
+use crate::error::Error;
+use crate::frame::Frame;
+use crate::transport::Transport;
+
+/// What this rank knows about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Renewal {
+    /// The last operation over these connections; before that is agreed, none that is later may be started.
+    after: u64,
+    /// It is decided.
+    agreed: bool,
+    /// The next rank has been told that this one has completed it.
+    told: bool,
+    /// The first frame that has told it that all others have.
+    news: Option<u64>,
+}
+
+impl Engine {
+    /// Asks all ranks to connect anew, after the operation that this one, rank 0, starts next if nobody is further.
+    pub fn ask_to_renew(&mut self, t: &mut dyn Transport) {
+        if self.renewal.is_some() || self.failure.is_some() || self.left != 0 {
+            return;
+        }
+        let after = self.own().started + 1;
+        self.renewal = Some(Renewal { after, agreed: false, told: false, news: None });
+        self.tell(t, &Frame::Renew { after, decided: false });
+    }
+
+    /// Whether the ranks have still to agree after which operation they connect anew: none may be started. Not for ever: who is silent
+    /// is dead, and who has left lets no operation start.
+    pub fn waits_for_consent(&self) -> bool {
+        self.failure.is_none() && self.left == 0 && self.renewal.is_some_and(|r| !r.agreed)
+    }
+
+    /// Whether an operation must wait: for consent, for connections anew, or for the oldest one that is open. Where none can be
+    /// started any more, starting it says so.
+    pub fn is_full(&self) -> bool {
+        let started = self.progress[self.place.rank as usize].started;
+        let last = self.renewal.is_some_and(|r| !r.agreed || started >= r.after);
+        self.failure.is_none() && self.left == 0 && (last || self.operations.len() >= MAX_OPEN)
+    }
+
+    pub(super) fn on_renew(&mut self, t: &mut dyn Transport, after: u64, decided: bool) {
+        let (first, own) = (self.place.rank == 0, *self.own());
+        let renewal = match self.renewal {
+            // All have told which operation is their latest.
+            Some(r) if first && !r.agreed && !decided && after >= r.after => {
+                Renewal { after, agreed: true, ..r }
+            }
+            // All know.
+            Some(r) if first && r.agreed && decided && after == r.after => return,
+            None if !first && !decided && after > own.completed => {
+                Renewal { after: after.max(own.started), agreed: false, told: false, news: None }
+            }
+            Some(r) if !first && !r.agreed && decided && after >= r.after => {
+                Renewal { after, agreed: true, ..r }
+            }
+            _ => {
+                let text = format!("rank {} asks to connect anew after operation {after}", self.previous());
+                self.fail(t, Error::Protocol(text));
+                return;
+            }
+        };
+        self.renewal = Some(renewal);
+        self.tell(t, &Frame::Renew { after: renewal.after, decided: renewal.agreed });
+    }
+
+    /// Whether this rank has completed the last operation over these connections.
+    pub fn is_to_renew(&self) -> bool {
+        let completed = self.progress[self.place.rank as usize].completed;
+        self.failure.is_none() && self.renewal.is_some_and(|r| r.agreed && r.after == completed)
+    }
+
+    /// Whether all ranks have completed it.
+    pub fn all_have_completed(&self) -> bool {
+        self.renewal.is_some_and(|r| self.progress.iter().all(|p| p.completed >= r.after))
+    }
+
+    /// Whether all ranks have completed it, and the next one knows of all others. It hears of this one.
+    pub fn may_part(&mut self, t: &mut dyn Transport) -> bool {
+        if self.renewal.is_some_and(|r| !r.told) {
+            self.tell_status(t);
+        }
+        let news = self.renewal.and_then(|r| r.news);
+        self.all_have_completed() && news.is_some_and(|news| self.plain_acknowledged >= news)
+    }
+
+    /// The next rank has just been told all that this one knows.
+    pub(super) fn has_told(&mut self) {
+        let (completed, frame, next) = (self.is_to_renew(), self.plain_ids, self.next() as usize);
+        if let Some(renewal) = self.renewal.as_mut().filter(|r| r.agreed) {
+            renewal.told |= completed;
+            let mut others = self.progress.iter().enumerate().filter(|(rank, _)| *rank != next);
+            if renewal.news.is_none() && others.all(|(_, p)| p.completed >= renewal.after) {
+                renewal.news = Some(frame);
+            }
+        }
+    }
+}

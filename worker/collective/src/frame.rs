@@ -1,0 +1,311 @@
+//! What the ranks tell each other on their plain connections, from each to the next. Little endian.
+
+use crate::numeric::element::Dtype;
+
+use crate::buffer::Buffer;
+use crate::error::Error;
+use crate::shape::JobShape;
+
+/// Version of these messages.
+pub const VERSION: u32 = 4;
+/// Longest text in bytes.
+const TEXT: usize = 400;
+/// Bytes of a [`Frame::Data`] before its lanes.
+pub const DATA_HEADER: usize = 20;
+
+/// An operation as a rank calls for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Descriptor {
+    /// Counts up from 1.
+    pub number: u64,
+    /// Elements.
+    pub length: u64,
+    /// Their type.
+    pub dtype: Dtype,
+}
+
+impl Descriptor {
+    /// A number for length and type that is added to the `sequence` lanes of the operation's messages: messages of
+    /// different operations never pass for a sum, however their data looks.
+    pub fn tag(&self) -> u32 {
+        let mut h = (self.length ^ u64::from(self.dtype.code()) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        h ^= h >> 29;
+        (h.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
+    }
+}
+
+impl std::fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} elements of {}", self.length, self.dtype)
+    }
+}
+
+/// Why ranks stop trusting the box.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    Unsummed,
+    Wrong,
+    Stalled,
+    Broken,
+    Stray,
+}
+
+impl Reason {
+    const ALL: [Self; 5] = [Self::Unsummed, Self::Wrong, Self::Stalled, Self::Broken, Self::Stray];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Unsummed => "its neighbour's data arrived as it was sent, so no box is on the path",
+            Self::Wrong => "a sum did not verify",
+            Self::Stalled => "no sum arrived although all ranks take part",
+            Self::Broken => "the connection through the box broke",
+            Self::Stray => {
+                "a sum was another one's: the box has slots of an earlier run, which `netsum job restart` empties, \
+                 or a flow is in another ring or of another rank than was registered"
+            }
+        }
+    }
+}
+
+/// A message on a plain connection.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Frame {
+    /// The first: what the sender takes the job to be.
+    Hello { shape: JobShape, rank: u32 },
+    /// The first of a rank with another version of these messages.
+    OtherVersion(u32),
+    /// What tells this run's messages from those of others: drawn by rank 0, passed on by all.
+    Run(u64),
+    /// The sender lives. Operations that each rank has started and completed, as far as the sender knows.
+    Status { ranks: Vec<Progress> },
+    /// The sender starts an operation.
+    Operation(Descriptor),
+    /// `origin` no longer trusts the box; per ring the first message whose sum it has not verified.
+    FallBack { origin: u32, reason: Reason, unverified: Vec<u64> },
+    /// Something that ends the communicator for all.
+    Failure { origin: u32, error: Error },
+    /// A rank leaves in good order, having completed so many operations.
+    Goodbye { origin: u32, completed: u64 },
+    /// A step of an ordinary ring all-reduce; the lanes follow.
+    Data(DataHeader),
+    /// Rank 0 asks all to connect anew after an operation that it has not started. Undecided: the latest that anybody has started, up
+    /// to the sender.
+    Renew { after: u64, decided: bool },
+}
+
+/// A rank's operations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    pub started: u64,
+    pub completed: u64,
+}
+
+/// Which part of which message of which ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DataHeader {
+    pub ring: u32,
+    pub step: u32,
+    pub number: u64,
+}
+
+/// Room that the largest control frame needs.
+fn control_room(ranks: u32, rings: u32) -> usize {
+    64 + TEXT + (ranks as usize * 16).max(rings as usize * 8)
+}
+
+/// Room that the largest frame of a job needs: control, or a step of an ordinary ring.
+pub fn plain_room(shape: &JobShape) -> usize {
+    let lanes = shape.layout.message_size as usize / 4;
+    let step = DATA_HEADER + lanes.div_ceil(shape.ranks as usize) * 4;
+    step.max(control_room(shape.ranks, shape.layout.rings))
+}
+
+/// Buffers that wait for frames on a plain connection: 64, fewer where that would be more than 32 MiB. Who sends more at
+/// once is told to wait.
+pub fn plain_buffers(shape: &JobShape) -> usize {
+    ((32 << 20) / plain_room(shape)).clamp(8, 64)
+}
+
+impl Frame {
+    /// Appends it to an empty buffer. Lanes may follow.
+    pub fn encode_to(&self, w: &mut Buffer) {
+        let u32s = |w: &mut Buffer, x: &[u32]| x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()));
+        let u64 = |w: &mut Buffer, x: u64| w.extend_from_slice(&x.to_le_bytes());
+        match self {
+            Self::Hello { shape, rank } => {
+                let l = shape.layout;
+                u32s(w, &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings]);
+            }
+            Self::OtherVersion(version) => u32s(w, &[1, *version]),
+            Self::Run(run) => {
+                u32s(w, &[9]);
+                u64(w, *run);
+            }
+            Self::Status { ranks } => {
+                u32s(w, &[2]);
+                for p in ranks {
+                    u64(w, p.started);
+                    u64(w, p.completed);
+                }
+            }
+            Self::Operation(d) => {
+                u32s(w, &[3, d.dtype.code()]);
+                u64(w, d.number);
+                u64(w, d.length);
+            }
+            Self::FallBack { origin, reason, unverified } => {
+                u32s(w, &[4, *origin, *reason as u32]);
+                unverified.iter().for_each(|n| u64(w, *n));
+            }
+            Self::Failure { origin, error } => {
+                let (kind, rank, text) = match error {
+                    Error::RankDied { rank, reason } => (0, *rank, reason.as_str()),
+                    Error::RankLeft { rank } => (1, *rank, ""),
+                    Error::Mismatch(text) => (2, 0, text.as_str()),
+                    Error::JobFailed { reason } => (3, 0, reason.as_str()),
+                    Error::Protocol(text) => (4, 0, text.as_str()),
+                    _ => (4, 0, "unknown"),
+                };
+                let mut end = text.len().min(TEXT);
+                while !text.is_char_boundary(end) {
+                    end -= 1;
+                }
+                u32s(w, &[5, *origin, kind, rank, end as u32]);
+                w.extend_from_slice(&text.as_bytes()[..end]);
+                w.resize(w.len().next_multiple_of(4));
+            }
+            Self::Goodbye { origin, completed } => {
+                u32s(w, &[6, *origin]);
+                u64(w, *completed);
+            }
+            Self::Data(h) => {
+                u32s(w, &[7, h.ring, h.step]);
+                u64(w, h.number);
+            }
+            Self::Renew { after, decided } => {
+                u32s(w, &[8, u32::from(*decided)]);
+                u64(w, *after);
+            }
+        }
+    }
+
+    /// Reads a frame; of [`Frame::Data`] only the header, before the lanes at [`DATA_HEADER`].
+    pub fn decode(b: &[u8]) -> Option<Self> {
+        let word = |i: usize| b.as_chunks::<4>().0.get(i).map(|w| u32::from_le_bytes(*w));
+        let long = |at: usize| b.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
+        let longs = |at: usize| -> Option<Vec<u64>> {
+            let (longs, rest) = b.get(at..)?.as_chunks::<8>();
+            rest.is_empty().then(|| longs.iter().map(|l| u64::from_le_bytes(*l)).collect())
+        };
+        Some(match word(0)? {
+            1 if word(1)? != VERSION => Self::OtherVersion(word(1)?),
+            1 => {
+                let layout = crate::numeric::layout::Layout {
+                    message_size: word(5)?,
+                    window: word(6)?,
+                    rings: word(7)?,
+                };
+                Self::Hello { rank: word(2)?, shape: JobShape { ranks: word(3)?, mtu: word(4)?, layout } }
+            }
+            2 => {
+                let longs = longs(4)?;
+                let (pairs, rest) = longs.as_chunks::<2>();
+                if !rest.is_empty() {
+                    return None;
+                }
+                let pairs = pairs.iter().map(|p| Progress { started: p[0], completed: p[1] }).collect();
+                Self::Status { ranks: pairs }
+            }
+            3 => Self::Operation(Descriptor {
+                dtype: Dtype::of_code(word(1)?)?,
+                number: long(8)?,
+                length: long(16)?,
+            }),
+            4 => Self::FallBack {
+                origin: word(1)?,
+                reason: *Reason::ALL.get(word(2)? as usize)?,
+                unverified: longs(12)?,
+            },
+            5 => {
+                let text = String::from_utf8_lossy(b.get(20..20 + word(4)? as usize)?);
+                // Fit for other people's terminals.
+                let text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT).collect();
+                let error = match word(2)? {
+                    0 => Error::RankDied { rank: word(3)?, reason: text },
+                    1 => Error::RankLeft { rank: word(3)? },
+                    2 => Error::Mismatch(text),
+                    3 => Error::JobFailed { reason: text },
+                    _ => Error::Protocol(text),
+                };
+                Self::Failure { origin: word(1)?, error }
+            }
+            6 => Self::Goodbye { origin: word(1)?, completed: long(8)? },
+            7 => Self::Data(DataHeader { ring: word(1)?, step: word(2)?, number: long(12)? }),
+            8 => Self::Renew { decided: word(1)? != 0, after: long(8)? },
+            9 => Self::Run(long(4)?),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::layout::Layout;
+
+    #[test]
+    fn frames_survive_a_round_trip_and_truncation_is_refused() {
+        let shape =
+            JobShape { ranks: 3, mtu: 1024, layout: Layout { message_size: 65536, window: 2, rings: 4 } };
+        for frame in [
+            Frame::Hello { shape, rank: 2 },
+            Frame::Status { ranks: vec![Progress { started: 1 << 40, completed: 7 }; 3] },
+            Frame::Operation(Descriptor { number: 9, length: 1 << 33, dtype: Dtype::F32 }),
+            Frame::FallBack { origin: 1, reason: Reason::Stray, unverified: vec![5, 6, 1 << 50] },
+            Frame::Failure {
+                origin: 0,
+                error: Error::RankDied { rank: 63, reason: "silent für 10 s".into() },
+            },
+            Frame::Failure { origin: 2, error: Error::Mismatch("ä".repeat(150)) },
+            Frame::Goodbye { origin: 1, completed: 12 },
+            Frame::Data(DataHeader { ring: 3, step: 1, number: 1 << 35 }),
+            Frame::Renew { after: 1 << 40, decided: false },
+            Frame::Renew { after: 3, decided: true },
+            Frame::OtherVersion(VERSION - 1),
+            Frame::Run(u64::MAX - 5),
+        ] {
+            let mut bytes = Buffer::default();
+            frame.encode_to(&mut bytes);
+            assert_eq!(bytes.len() % 4, 0);
+            assert!(bytes.len() <= control_room(3, 4));
+            assert_eq!(Frame::decode(&bytes).as_ref(), Some(&frame));
+            for n in 0..bytes.len() {
+                assert_ne!(Frame::decode(&bytes[..n]).as_ref(), Some(&frame), "{n} bytes of {frame:?}");
+            }
+        }
+        assert_eq!(Frame::decode(&[10, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn what_a_rank_says_reaches_others_as_plain_short_text() {
+        let text = "\x1b[2J\nrank 0 is root\u{9b}31m ".repeat(100);
+        let mut bytes = [5, 1, 4, 0, text.len() as u32].map(u32::to_le_bytes).concat();
+        bytes.extend_from_slice(text.as_bytes());
+        let Some(Frame::Failure { error: Error::Protocol(told), .. }) = Frame::decode(&bytes) else {
+            panic!()
+        };
+        assert!(told.starts_with(" [2J rank 0 is root 31m "), "{told:?}");
+        assert!(told.chars().count() <= TEXT && !told.contains(char::is_control), "{told:?}");
+    }
+
+    #[test]
+    fn tags_tell_operations_apart() {
+        let tag = |length, dtype| Descriptor { number: 1, length, dtype }.tag();
+        let mut seen = std::collections::HashSet::new();
+        for length in 0..2000 {
+            for dtype in [Dtype::I32, Dtype::F32] {
+                assert!(seen.insert(tag(length, dtype)), "{length} {dtype}");
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! All-reduce over a ring of reliable connections, with a box that sums or without: a state machine without sockets, threads or clocks.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`engine`] | the collective as a state machine |
+//! | [`transport`] | what the engine needs below itself |
+//! | [`links`] | the same by queue pairs of the RC endpoint `netsum-rc` |
+//! | [`frame`] | what the ranks tell each other past the box |
+//! | [`reduction`] | an ordinary ring all-reduce of one message |
+//! | [`buffer`] | memory of a message |
+//! | [`numeric`] | floats as integers; how data is cut into messages |
+//! | [`shape`] | what all ranks of a job must agree on |
+//! | [`report`] | what operations came to |
+//! | [`error`] | what can go wrong |
+//! | `sim` | whole jobs in virtual time; with the feature `simulator` |
+
+pub mod buffer;
+pub mod engine;
+pub mod error;
+pub mod frame;
+pub mod links;
+pub mod numeric;
+pub mod reduction;
+pub mod report;
+pub mod shape;
+#[cfg(any(test, feature = "simulator"))]
+pub mod sim;
+pub mod transport;

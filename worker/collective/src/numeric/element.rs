@@ -1,0 +1,328 @@
+//! The element types of an all-reduce.
+
+use std::ops::Range;
+
+use super::quant::{self, Scale};
+
+/// Data type of an all-reduce.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Dtype {
+    /// 32-bit integers, summed modulo 2^32.
+    I32,
+    /// Single precision floats, summed as integers with a scale for each message.
+    F32,
+}
+
+impl Dtype {
+    /// As in tables and options: `i32` or `f32`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::I32 => "i32",
+            Self::F32 => "f32",
+        }
+    }
+
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::I32 => 1,
+            Self::F32 => 2,
+        }
+    }
+
+    pub const fn of_code(code: u32) -> Option<Self> {
+        match code {
+            1 => Some(Self::I32),
+            2 => Some(Self::F32),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for i32 {}
+    impl Sealed for f32 {}
+}
+
+/// A type whose slices can be all-reduced: `i32` or `f32`.
+pub trait Element:
+    sealed::Sealed + Copy + Default + Send + Sync + std::fmt::Debug + PartialEq + 'static
+{
+    /// The data type.
+    const DTYPE: Dtype;
+
+    /// Gives a vector to the engine.
+    #[doc(hidden)]
+    fn own(x: Vec<Self>) -> Owned;
+
+    /// Takes it back; `None` if it is of another type.
+    #[doc(hidden)]
+    fn disown(x: Owned) -> Option<Vec<Self>>;
+
+    /// For floats the largest exponent (see [`quant::bucket`]).
+    #[doc(hidden)]
+    fn bucket(x: &[Self]) -> u8;
+
+    /// Writes the elements as lanes. Floats need a scale; without one the lanes are zero.
+    #[doc(hidden)]
+    fn to_lanes(x: &[Self], scale: Option<Scale>, out: &mut [u8]);
+
+    /// Reads elements from summed lanes. Floats need a scale; without one they are left as they are.
+    #[doc(hidden)]
+    fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]);
+}
+
+impl Element for i32 {
+    const DTYPE: Dtype = Dtype::I32;
+
+    fn own(x: Vec<Self>) -> Owned {
+        Owned::I32(x)
+    }
+
+    fn disown(x: Owned) -> Option<Vec<Self>> {
+        match x {
+            Owned::I32(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    fn bucket(_: &[Self]) -> u8 {
+        0
+    }
+
+    fn to_lanes(x: &[Self], _: Option<Scale>, out: &mut [u8]) {
+        for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
+            *out = x.to_le_bytes();
+        }
+    }
+
+    fn from_lanes(sums: &[u8], _: Option<Scale>, out: &mut [Self]) {
+        for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
+            *out = i32::from_le_bytes(*sum);
+        }
+    }
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+
+    fn own(x: Vec<Self>) -> Owned {
+        Owned::F32(x)
+    }
+
+    fn disown(x: Owned) -> Option<Vec<Self>> {
+        match x {
+            Owned::F32(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    fn bucket(x: &[Self]) -> u8 {
+        quant::bucket(x)
+    }
+
+    fn to_lanes(x: &[Self], scale: Option<Scale>, out: &mut [u8]) {
+        match scale {
+            Some(scale) => scale.quantise(x, out),
+            None => out.fill(0),
+        }
+    }
+
+    fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]) {
+        if let Some(scale) = scale {
+            scale.restore(sums, out);
+        }
+    }
+}
+
+/// A slice under reduction, whatever its type: what the engine reads contributions from and writes results to.
+#[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+pub trait Data {
+    fn dtype(&self) -> Dtype;
+    fn len(&self) -> usize;
+    fn bucket(&self, range: Range<usize>) -> u8;
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]);
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]);
+}
+
+/// A borrowed slice as [`Data`].
+pub struct Slice<'a, T>(pub &'a mut [T]);
+
+impl<T: Element> Data for Slice<'_, T> {
+    fn dtype(&self) -> Dtype {
+        T::DTYPE
+    }
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn bucket(&self, range: Range<usize>) -> u8 {
+        T::bucket(&self.0[range])
+    }
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+        T::to_lanes(&self.0[range], scale, out);
+    }
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+        T::from_lanes(sums, scale, &mut self.0[range]);
+    }
+}
+
+/// Several borrowed slices as [`Data`]: their concatenation, without a copy of it.
+pub struct Slices<'a, 'b, T> {
+    tensors: &'a mut [&'b mut [T]],
+    /// Where each ends in the concatenation.
+    ends: Vec<usize>,
+}
+
+impl<'a, 'b, T> Slices<'a, 'b, T> {
+    pub fn new(tensors: &'a mut [&'b mut [T]]) -> Self {
+        let ends = tensors.iter().scan(0, |end, tensor| {
+            *end += tensor.len();
+            Some(*end)
+        });
+        Self { ends: ends.collect(), tensors }
+    }
+
+    /// The tensor that an element of the concatenation belongs to, and its place there.
+    pub fn place(&self, element: usize) -> (usize, usize) {
+        let tensor = self.ends.partition_point(|end| *end <= element);
+        (tensor, element - start(&self.ends, tensor))
+    }
+}
+
+/// Where a tensor starts in the concatenation.
+fn start(ends: &[usize], tensor: usize) -> usize {
+    tensor.checked_sub(1).map_or(0, |before| ends[before])
+}
+
+/// The parts of a range of the concatenation: tensor, range in it, and where that lies in the range.
+fn parts(ends: &[usize], range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
+    let first = ends.partition_point(|end| *end <= range.start);
+    (first..ends.len()).map_while(move |tensor| {
+        let (start, end) = (start(ends, tensor), ends[tensor]);
+        let (from, to) = (range.start.max(start), range.end.min(end));
+        (start < range.end).then(|| {
+            let to = to.max(from);
+            (tensor, from - start..to - start, from - range.start..to - range.start)
+        })
+    })
+}
+
+impl<T: Element> Data for Slices<'_, '_, T> {
+    fn dtype(&self) -> Dtype {
+        T::DTYPE
+    }
+    fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+    fn bucket(&self, range: Range<usize>) -> u8 {
+        let parts = parts(&self.ends, range);
+        parts.map(|(tensor, part, _)| T::bucket(&self.tensors[tensor][part])).max().unwrap_or(0)
+    }
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+        for (tensor, part, lanes) in parts(&self.ends, range) {
+            T::to_lanes(&self.tensors[tensor][part], scale, &mut out[lanes.start * 4..lanes.end * 4]);
+        }
+    }
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+        for (tensor, part, lanes) in parts(&self.ends, range) {
+            T::from_lanes(&sums[lanes.start * 4..lanes.end * 4], scale, &mut self.tensors[tensor][part]);
+        }
+    }
+}
+
+/// A vector that the engine owns while it is reduced.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub enum Owned {
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+}
+
+impl Data for Owned {
+    fn dtype(&self) -> Dtype {
+        match self {
+            Self::I32(_) => Dtype::I32,
+            Self::F32(_) => Dtype::F32,
+        }
+    }
+    fn len(&self) -> usize {
+        match self {
+            Self::I32(x) => x.len(),
+            Self::F32(x) => x.len(),
+        }
+    }
+    fn bucket(&self, range: Range<usize>) -> u8 {
+        match self {
+            Self::I32(x) => i32::bucket(&x[range]),
+            Self::F32(x) => f32::bucket(&x[range]),
+        }
+    }
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+        match self {
+            Self::I32(x) => i32::to_lanes(&x[range], scale, out),
+            Self::F32(x) => f32::to_lanes(&x[range], scale, out),
+        }
+    }
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+        match self {
+            Self::I32(x) => i32::from_lanes(sums, scale, &mut x[range]),
+            Self::F32(x) => f32::from_lanes(sums, scale, &mut x[range]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Cuts, some of them at the same place: empty tensors among them.
+    fn cut<'a, T>(mut x: &'a mut [T], cuts: &[usize]) -> Vec<&'a mut [T]> {
+        let mut tensors = Vec::new();
+        for cut in cuts {
+            let (tensor, rest) = x.split_at_mut((*cut).min(x.len()));
+            tensors.push(tensor);
+            x = rest;
+        }
+        tensors.push(x);
+        tensors
+    }
+
+    proptest! {
+        #[test]
+        fn tensors_are_their_concatenation(
+            bits in prop::collection::vec(any::<u32>(), 0..200),
+            cuts in prop::collection::vec(0usize..40, 0..12),
+            (from, to) in (0usize..=200, 0usize..=200),
+            bucket in 100u8..160,
+        ) {
+            let mut whole: Vec<f32> = bits.iter().map(|b| f32::from_bits(*b)).collect();
+            let mut copy = whole.clone();
+            let len = whole.len();
+            let range = from.min(to).min(len)..from.max(to).min(len);
+            let scale = Scale::new(bucket, 3);
+            let mut tensors = cut(&mut copy, &cuts);
+            let (mut one, mut many) = (Slice(&mut whole), Slices::new(&mut tensors));
+            prop_assert_eq!(one.len(), many.len());
+            prop_assert_eq!(one.bucket(range.clone()), many.bucket(range.clone()));
+            let (mut a, mut b) = (vec![7; range.len() * 4], vec![9; range.len() * 4]);
+            one.load(range.clone(), scale, &mut a);
+            many.load(range.clone(), scale, &mut b);
+            prop_assert_eq!(&a, &b);
+            let sums: Vec<u8> = (0..range.len() * 4).map(|i| (i * 89) as u8).collect();
+            one.store(range.clone(), scale, &sums);
+            many.store(range, scale, &sums);
+            for i in 0..len {
+                let (tensor, element) = many.place(i);
+                prop_assert_eq!(many.tensors[tensor][element].to_bits(), one.0[i].to_bits());
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! How an all-reduce is cut into messages. Every rank computes the same from the length and the job's properties.
+//!
+//! A message has [`CHECK_LANES`] check lanes, for floats perhaps a histogram, then data. Chunk g of the data goes to ring
+//! g mod R, as that ring's data message g div R. The scale of a ring's data message i + W travels as a histogram in
+//! its message i; those of its first W messages travel in *prologue* messages, which hold nothing else.
+//!
+//! Floats that are few need no prologue: one *guess* message has their histogram, and their values with each of [`GUESSES`] scales that
+//! are likely. Where the histogram says that none of them was right, a second message follows with the right one.
+
+use std::ops::Range;
+
+use netsum_common::lanes::CHECK_LANES;
+
+use super::element::Dtype;
+use super::quant::HISTOGRAM_LANES;
+
+/// Bytes of the check lanes.
+pub const CHECK_BYTES: usize = CHECK_LANES * 4;
+
+/// Scales that a guess message has values with.
+pub const GUESSES: usize = 3;
+/// Most bytes of a guess message: a packet, at the usual path MTU.
+const GUESS_BYTES: usize = 1024;
+
+/// The properties of a job that decide how data is cut into messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Bytes of a message with all its lanes, a multiple of 4.
+    pub message_size: u32,
+    /// Messages that a rank may have sent in a ring without having their sums.
+    pub window: u32,
+    /// Rings of the job.
+    pub rings: u32,
+}
+
+impl Layout {
+    /// Data elements in a full message.
+    ///
+    /// # Errors
+    /// The message size leaves no room, with the least that does.
+    pub fn elements(&self, dtype: Dtype) -> Result<usize, String> {
+        let overhead = CHECK_LANES + if dtype == Dtype::F32 { HISTOGRAM_LANES } else { 0 };
+        let lanes = self.message_size as usize / 4;
+        if !self.message_size.is_multiple_of(4) || lanes <= overhead {
+            return Err(format!(
+                "message size {} bytes: {dtype} needs a multiple of 4 and at least {}",
+                self.message_size,
+                (overhead + 1) * 4
+            ));
+        }
+        Ok(lanes - overhead)
+    }
+}
+
+/// What a message of an operation carries.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// Data messages (of the same ring) whose histograms it carries.
+    pub histograms: Range<usize>,
+    /// The data message that it is, and its elements; `None` for a prologue.
+    pub data: Option<(usize, Range<usize>)>,
+    /// The values are there with [`GUESSES`] scales, for none is known.
+    pub guess: bool,
+}
+
+impl Message {
+    /// Bytes with all lanes.
+    #[expect(clippy::len_without_is_empty, reason = "no message is")]
+    pub fn len(&self) -> usize {
+        let values = self.data.as_ref().map_or(0, |d| d.1.len()) * if self.guess { GUESSES } else { 1 };
+        (CHECK_LANES + self.histograms.len() * HISTOGRAM_LANES + values) * 4
+    }
+}
+
+/// An operation's messages.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    elements: usize,
+    length: usize,
+    chunks: usize,
+    window: usize,
+    rings: usize,
+    /// Histograms in a prologue message; 0 where none are needed.
+    prologue: usize,
+    /// All of it is one guess message, and if that was wrong another one.
+    guess: bool,
+}
+
+impl Plan {
+    pub fn new(layout: &Layout, dtype: Dtype, length: usize) -> Result<Self, String> {
+        let elements = layout.elements(dtype)?;
+        // An empty slice still takes one message, so that the ranks meet.
+        let chunks = length.div_ceil(elements).max(1);
+        let guess_bytes = (CHECK_LANES + HISTOGRAM_LANES + length * GUESSES) * 4;
+        let guess =
+            dtype == Dtype::F32 && length > 0 && guess_bytes <= GUESS_BYTES.min(layout.message_size as usize);
+        let prologue = match dtype {
+            Dtype::F32 if length > 0 && !guess => {
+                (layout.message_size as usize / 4 - CHECK_LANES) / HISTOGRAM_LANES
+            }
+            _ => 0,
+        };
+        let (window, rings) = (layout.window as usize, layout.rings as usize);
+        Ok(Self { elements, length, chunks, window, rings, prologue, guess })
+    }
+
+    /// Data messages of a ring.
+    pub fn data_messages(&self, ring: usize) -> usize {
+        (self.chunks + self.rings - 1 - ring) / self.rings
+    }
+
+    fn prologue_messages(&self, ring: usize) -> usize {
+        if self.prologue == 0 { 0 } else { self.data_messages(ring).min(self.window).div_ceil(self.prologue) }
+    }
+
+    /// All messages of a ring, if guesses are right.
+    pub fn messages(&self, ring: usize) -> usize {
+        self.prologue_messages(ring) + self.data_messages(ring)
+    }
+
+    /// The elements of a ring's data message.
+    pub fn range(&self, ring: usize, data_message: usize) -> Range<usize> {
+        let start = (data_message * self.rings + ring) * self.elements;
+        start.min(self.length)..(start + self.elements).min(self.length)
+    }
+
+    /// Message `m` of a ring, from 0.
+    pub fn message(&self, ring: usize, m: usize) -> Message {
+        if self.guess {
+            let histograms = if m == 0 { 0..1 } else { 0..0 };
+            return Message { histograms, data: Some((0, self.range(ring, 0))), guess: m == 0 };
+        }
+        let (n, p) = (self.data_messages(ring), self.prologue_messages(ring));
+        match m.checked_sub(p) {
+            None => {
+                let last = n.min(self.window);
+                let histograms = m * self.prologue..((m + 1) * self.prologue).min(last);
+                Message { histograms, data: None, guess: false }
+            }
+            Some(i) => {
+                let ahead = i + self.window;
+                let histograms = if self.prologue > 0 && ahead < n { ahead..ahead + 1 } else { 0..0 };
+                Message { histograms, data: Some((i, self.range(ring, i))), guess: false }
+            }
+        }
+    }
+
+    /// Whether data messages have scales.
+    pub fn scaled(&self) -> bool {
+        self.prologue > 0 || self.guess
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_and_every_scale_travels_once_and_in_time() {
+        for dtype in [Dtype::I32, Dtype::F32] {
+            for (message_size, window, rings) in
+                [(336, 1, 1), (512, 2, 1), (600, 4, 3), (4096, 3, 2), (336, 4, 2)]
+            {
+                let layout = Layout { message_size, window, rings };
+                for length in [0, 1, 3, 100, 1000, 5003] {
+                    let plan = Plan::new(&layout, dtype, length).unwrap();
+                    let mut seen = vec![0; length];
+                    for ring in 0..rings as usize {
+                        let mut known = vec![!plan.scaled(); plan.data_messages(ring)];
+                        for m in 0..plan.messages(ring) {
+                            // What message m - W carried is known when m is sent.
+                            if let Some(before) = m.checked_sub(window as usize) {
+                                plan.message(ring, before).histograms.for_each(|i| known[i] = true);
+                            }
+                            let message = plan.message(ring, m);
+                            let len = message.len();
+                            assert!(len <= message_size as usize && len.is_multiple_of(4));
+                            match message.data {
+                                Some((i, range)) => {
+                                    if message.guess {
+                                        // The second message is counted only where it is needed.
+                                        let second = plan.message(ring, 1);
+                                        assert_eq!(second.data, Some((0, 0..length)));
+                                        assert!(!second.guess && second.len() < len);
+                                        known[i] = true;
+                                    }
+                                    if i >= window as usize {
+                                        assert!(known[i], "{layout:?} {length}: scale of {i}");
+                                    }
+                                    range.for_each(|e| seen[e] += 1);
+                                }
+                                None => message.histograms.for_each(|i| known[i] = true),
+                            }
+                        }
+                    }
+                    assert!(seen.iter().all(|n| *n == 1), "{layout:?} {dtype} {length}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn too_small_messages_are_refused() {
+        let layout = |message_size| Layout { message_size, window: 1, rings: 1 };
+        assert_eq!(layout(80).elements(Dtype::I32), Ok(1));
+        assert_eq!(layout(336).elements(Dtype::F32), Ok(1));
+        assert!(layout(76).elements(Dtype::I32).unwrap_err().contains("at least 80"));
+        assert!(layout(332).elements(Dtype::F32).unwrap_err().contains("at least 336"));
+        assert!(layout(30).elements(Dtype::I32).is_err());
+    }
+}

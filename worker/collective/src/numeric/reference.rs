@@ -1,0 +1,83 @@
+//! The sum that an all-reduce gives, computed in one process.
+
+use super::element::Element;
+use super::layout::{Layout, Plan};
+use super::quant::Scale;
+
+/// The sum that `all_reduce` gives, bit for bit: same scales, same rounding. The order of the contributions does not
+/// matter. Floats of a message in which any rank has an infinity or a NaN stay zero.
+///
+/// # Panics
+/// If there are no contributions, their lengths differ, or the layout has no room for the type.
+pub fn reference_sum<T: Element>(contributions: &[&[T]], layout: &Layout) -> Vec<T> {
+    let length = contributions.first().expect("at least one contribution").len();
+    assert!(contributions.iter().all(|c| c.len() == length), "contributions of different lengths");
+    let layout = Layout { rings: 1, ..*layout };
+    let plan = Plan::new(&layout, T::DTYPE, length).expect("a message has room for an element");
+    let mut out = vec![T::default(); length];
+    let (mut sums, mut one) = (Vec::new(), Vec::new());
+    for i in 0..plan.data_messages(0) {
+        let range = plan.range(0, i);
+        let bucket = contributions.iter().map(|c| T::bucket(&c[range.clone()])).max().unwrap_or(0);
+        let scale = Scale::new(bucket, contributions.len() as u32);
+        sums.clear();
+        sums.resize(range.len() * 4, 0u8);
+        one.resize(range.len() * 4, 0u8);
+        for c in contributions {
+            T::to_lanes(&c[range.clone()], scale, &mut one);
+            add_lanes(&mut sums, &one);
+        }
+        T::from_lanes(&sums, scale, &mut out[range]);
+    }
+    out
+}
+
+/// Adds lanes to lanes, little-endian words, wrapping.
+pub fn add_lanes(sums: &mut [u8], lanes: &[u8]) {
+    for (sum, lane) in sums.as_chunks_mut::<4>().0.iter_mut().zip(lanes.as_chunks::<4>().0) {
+        *sum = u32::from_le_bytes(*sum).wrapping_add(u32::from_le_bytes(*lane)).to_le_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LAYOUT: Layout = Layout { message_size: 360, window: 2, rings: 1 };
+
+    #[test]
+    fn integers_wrap() {
+        let sum = reference_sum(&[&[i32::MAX, -1, 7][..], &[1, -2, 8], &[0, 3, 9]], &LAYOUT);
+        assert_eq!(sum, [i32::MIN, 0, 24]);
+    }
+
+    #[test]
+    fn small_integers_as_floats_are_exact() {
+        let a: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        let b: Vec<f32> = (0..1000).map(|i| -2.0 * i as f32).collect();
+        let sum = reference_sum(&[&a, &b], &LAYOUT);
+        assert!(sum.iter().enumerate().all(|(i, x)| *x == -(i as f32)));
+    }
+
+    #[test]
+    fn zeros_stay_zeros() {
+        assert_eq!(reference_sum(&[&[0.0f32, -0.0][..], &[-0.0, -0.0]], &LAYOUT), [0.0, 0.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_contributions_does_not_matter(
+            x in prop::collection::vec(prop::collection::vec(any::<f32>().prop_filter("finite", |x| x.is_finite()), 20), 2..9),
+            seed in any::<u64>(),
+        ) {
+            let mut order: Vec<usize> = (0..x.len()).collect();
+            order.sort_by_key(|i| (seed.rotate_left(*i as u32 * 7)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let straight: Vec<&[f32]> = x.iter().map(|c| &c[..]).collect();
+            let shuffled: Vec<&[f32]> = order.iter().map(|i| &x[*i][..]).collect();
+            let bits = |v: Vec<f32>| v.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            prop_assert_eq!(bits(reference_sum(&straight, &LAYOUT)), bits(reference_sum(&shuffled, &LAYOUT)));
+        }
+    }
+}

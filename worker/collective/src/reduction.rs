@@ -1,0 +1,262 @@
+//! An ordinary ring all-reduce of one message: reduce-scatter, then all-gather, in 2 (N - 1) steps.
+//!
+//! The lanes are cut in N parts. In step s a rank sends to the next rank the part that it received in step s - 1. In the
+//! first N - 1 steps it adds its own lanes before that, so that part p is complete at rank p - 1; from there it is handed
+//! around once more.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::buffer::Buffer;
+use crate::numeric::reference::add_lanes;
+
+/// One message on its way around the ranks.
+#[derive(Debug, Default)]
+pub struct Reduction {
+    /// This rank's own lanes, turning into the sum; `None` until this rank takes part.
+    lanes: Option<Buffer>,
+    /// Steps received.
+    received: u32,
+    /// Steps that arrived before this rank took part.
+    early: Early,
+}
+
+/// Steps that wait, one behind the other in memory that stays.
+#[derive(Debug, Default)]
+struct Early {
+    /// Which they are, and where they end.
+    steps: Vec<(u32, usize)>,
+    parts: Vec<u8>,
+}
+
+impl Early {
+    fn push(&mut self, step: u32, part: &[u8]) {
+        self.parts.extend_from_slice(part);
+        self.steps.push((step, self.parts.len()));
+    }
+
+    fn clear(&mut self) {
+        self.steps.clear();
+        self.parts.clear();
+    }
+}
+
+/// Where a rank stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub rank: u32,
+    pub ranks: u32,
+}
+
+impl Place {
+    fn steps(self) -> u32 {
+        2 * (self.ranks - 1)
+    }
+
+    /// The part that is sent in a step, as bytes.
+    fn sent(self, step: u32, len: usize) -> Range<usize> {
+        self.part((self.rank + 2 * self.ranks - step) % self.ranks, len)
+    }
+
+    /// The part that is received in a step: what the previous rank sends.
+    fn received(self, step: u32, len: usize) -> Range<usize> {
+        self.part((self.rank + 3 * self.ranks - 1 - step) % self.ranks, len)
+    }
+
+    fn part(self, part: u32, len: usize) -> Range<usize> {
+        let (lanes, part, parts) = (len / 4, part as usize, self.ranks as usize);
+        lanes * part / parts * 4..lanes * (part + 1) / parts * 4
+    }
+}
+
+/// A step does not fit: the ranks disagree about the message.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Misfit;
+
+impl Reduction {
+    /// Gives this rank's lanes. `send(step, lanes)` is called for what is to be sent.
+    pub fn contribute(
+        &mut self,
+        place: Place,
+        lanes: Buffer,
+        mut send: impl FnMut(u32, &[u8]),
+    ) -> Result<(), Misfit> {
+        send(0, &lanes[place.sent(0, lanes.len())]);
+        self.lanes = Some(lanes);
+        let mut early = std::mem::take(&mut self.early);
+        let mut start = 0;
+        for &(step, end) in &early.steps {
+            self.step(place, step, &early.parts[start..end], &mut send)?;
+            start = end;
+        }
+        early.clear();
+        self.early = early;
+        Ok(())
+    }
+
+    /// Takes in a step from the previous rank.
+    pub fn step(
+        &mut self,
+        place: Place,
+        step: u32,
+        part: &[u8],
+        mut send: impl FnMut(u32, &[u8]),
+    ) -> Result<(), Misfit> {
+        let Some(lanes) = &mut self.lanes else {
+            // They come in their order.
+            if step >= place.steps() || step as usize != self.early.steps.len() {
+                return Err(Misfit);
+            }
+            self.early.push(step, part);
+            return Ok(());
+        };
+        if step != self.received || step >= place.steps() {
+            return Err(Misfit);
+        }
+        let range = place.received(step, lanes.len());
+        if part.len() != range.len() {
+            return Err(Misfit);
+        }
+        let own = &mut lanes[range];
+        if step < place.ranks - 1 {
+            add_lanes(own, part)
+        } else {
+            own.copy_from_slice(part)
+        }
+        self.received += 1;
+        if self.received < place.steps() {
+            send(self.received, own);
+        }
+        Ok(())
+    }
+
+    /// Whether the lanes are the sum.
+    pub fn is_done(&self, place: Place) -> bool {
+        self.lanes.is_some() && self.received == place.steps()
+    }
+
+    /// The lanes. What is left is as good as new.
+    fn finish(&mut self) -> Buffer {
+        self.received = 0;
+        self.early.clear();
+        self.lanes.take().unwrap_or_default()
+    }
+}
+
+/// Messages on their way around the ranks, by ring and number.
+#[derive(Debug, Default)]
+pub struct Reductions {
+    open: HashMap<(u32, u64), Reduction>,
+    /// Others that are over; kept for their memory.
+    spare: Vec<Reduction>,
+}
+
+impl Reductions {
+    /// That of a message; a new one if nothing is known of it.
+    pub fn of(&mut self, ring: u32, number: u64) -> &mut Reduction {
+        self.open.entry((ring, number)).or_insert_with(|| self.spare.pop().unwrap_or_default())
+    }
+
+    /// The sum of a message, if it is there.
+    pub fn take_done(&mut self, place: Place, ring: u32, number: u64) -> Option<Buffer> {
+        let key = (ring, number);
+        self.open.get(&key).filter(|reduction| reduction.is_done(place))?;
+        let mut reduction = self.open.remove(&key)?;
+        let sum = reduction.finish();
+        self.spare.push(reduction);
+        Some(sum)
+    }
+
+    /// Forgets the sums of a ring before a message, and before `oldest` what no rank can still be at.
+    pub fn forget_done(&mut self, place: Place, ring: u32, before: u64, oldest: u64) {
+        self.open.retain(|(r, n), reduction| {
+            *r != ring || *n >= before || *n >= oldest && !reduction.is_done(place)
+        });
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.open.clear();
+    }
+
+    /// Messages on their way.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Whether no message is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_get_the_sum_whoever_comes_late() {
+        for ranks in 2..=9u32 {
+            for lanes in [0usize, 1, 4, 5, 37, 64] {
+                for late in 0..ranks as usize {
+                    let own = |r: u32| -> Vec<u8> {
+                        (0..lanes as u32).flat_map(|i| (i * 1000 + r * r + 1).to_le_bytes()).collect()
+                    };
+                    let mut sum = vec![0; lanes * 4];
+                    (0..ranks).for_each(|r| add_lanes(&mut sum, &own(r)));
+                    let mut reductions: Vec<_> = (0..ranks).map(|_| Reduction::default()).collect();
+                    let mut queues: Vec<VecDeque<(u32, Vec<u8>)>> = vec![VecDeque::new(); ranks as usize];
+                    let order = (0..ranks as usize).filter(|r| *r != late).chain([late]);
+                    for r in order {
+                        let place = Place { rank: r as u32, ranks };
+                        let next = (r + 1) % ranks as usize;
+                        reductions[r]
+                            .contribute(place, own(r as u32).into(), |s, l| {
+                                queues[next].push_back((s, l.to_vec()))
+                            })
+                            .unwrap();
+                        // Everybody works off what has come.
+                        while let Some(r) = (0..ranks as usize).find(|r| !queues[*r].is_empty()) {
+                            let (step, part) = queues[r].pop_front().unwrap();
+                            let place = Place { rank: r as u32, ranks };
+                            let next = (r + 1) % ranks as usize;
+                            reductions[r]
+                                .step(place, step, &part, |s, l| queues[next].push_back((s, l.to_vec())))
+                                .unwrap();
+                        }
+                    }
+                    for (r, mut reduction) in reductions.into_iter().enumerate() {
+                        assert!(reduction.is_done(Place { rank: r as u32, ranks }), "{ranks} {lanes} {late}");
+                        assert_eq!(*reduction.finish(), *sum, "rank {r} of {ranks}, {lanes} lanes");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_that_do_not_fit_are_refused() {
+        let place = Place { rank: 0, ranks: 3 };
+        let mut r = Reduction::default();
+        r.contribute(place, vec![0; 24].into(), |_, _| ()).unwrap();
+        assert_eq!(r.step(place, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
+        assert_eq!(r.step(place, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
+        assert_eq!(r.step(place, 0, &[0; 8], |_, _| ()), Ok(()));
+        assert_eq!(r.step(place, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit), "beyond the last step");
+    }
+
+    #[test]
+    fn early_steps_are_those_of_one_round_in_their_order() {
+        let place = Place { rank: 0, ranks: 3 };
+        let mut r = Reduction::default();
+        assert_eq!(r.step(place, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit));
+        for step in 0..4 {
+            assert_eq!(r.step(place, step + 1, &[0; 8], |_, _| ()), Err(Misfit));
+            assert_eq!(r.step(place, step, &[0; 8], |_, _| ()), Ok(()));
+        }
+        assert_eq!(r.step(place, 4, &[0; 8], |_, _| ()), Err(Misfit));
+    }
+}

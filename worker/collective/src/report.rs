@@ -1,0 +1,121 @@
+//! What operations came to, and what a rank has done.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Who sums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Mode {
+    /// The box.
+    Box,
+    /// The ranks themselves, by an ordinary ring all-reduce.
+    Ring,
+}
+
+impl Mode {
+    /// `box` or `ring`, as in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Box => "box",
+            Self::Ring => "ring",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What an operation came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// Who did the sum; [`Mode::Ring`] if the ranks did any part of it.
+    pub mode: Mode,
+    /// Sums (of messages) whose check lanes were verified.
+    pub verified: u64,
+    /// From the call to the last sum.
+    pub elapsed: Duration,
+    /// Packets that this rank sent again meanwhile; `None` where that is an adapter's business.
+    pub retransmissions: Option<u64>,
+}
+
+/// What a communicator has done since it was connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Operations that gave a sum, barriers among them.
+    pub all_reduces: u64,
+    /// Sums (of messages) whose check lanes were verified.
+    pub verified: u64,
+    /// Messages received that no box had summed.
+    pub unsummed: u64,
+    /// Messages received that were neither a sum nor one rank's data.
+    pub wrong: u64,
+    /// How often the ranks changed from the box to a ring of their own; at most once over the same connections.
+    pub fall_backs: u64,
+    /// Payload bytes of messages sent to be summed by the box.
+    pub box_bytes: u64,
+    /// Payload bytes sent by the ranks' own ring.
+    pub ring_bytes: u64,
+    /// How often an adapter has given a connection up, which was then started anew; see the adapter's retries.
+    pub restarts: u64,
+    /// How often the ranks have connected anew.
+    pub renewals: u64,
+    /// Packets; `None` over an adapter, which counts for itself: see `rdma statistic`.
+    pub traffic: Option<Traffic>,
+}
+
+impl Statistics {
+    /// What was done before, and since then.
+    pub fn plus(self, o: Self) -> Self {
+        Self {
+            all_reduces: self.all_reduces + o.all_reduces,
+            verified: self.verified + o.verified,
+            unsummed: self.unsummed + o.unsummed,
+            wrong: self.wrong + o.wrong,
+            fall_backs: self.fall_backs + o.fall_backs,
+            box_bytes: self.box_bytes + o.box_bytes,
+            ring_bytes: self.ring_bytes + o.ring_bytes,
+            restarts: self.restarts + o.restarts,
+            renewals: self.renewals + o.renewals,
+            traffic: match (self.traffic, o.traffic) {
+                (Some(a), Some(b)) => Some(a.plus(b)),
+                (a, b) => a.or(b),
+            },
+        }
+    }
+}
+
+/// Packets since the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// Bytes of all packets sent, without IP and UDP headers.
+    pub bytes_sent: u64,
+    /// Bytes of all packets received, without IP and UDP headers.
+    pub bytes_received: u64,
+    /// Data packets sent.
+    pub packets_sent: u64,
+    /// Packets received.
+    pub packets_received: u64,
+    /// Packets sent again.
+    pub retransmissions: u64,
+    /// Packets received that had met congestion on their way.
+    pub congestion_marks: u64,
+}
+
+impl Traffic {
+    fn plus(self, o: Self) -> Self {
+        Self {
+            bytes_sent: self.bytes_sent + o.bytes_sent,
+            bytes_received: self.bytes_received + o.bytes_received,
+            packets_sent: self.packets_sent + o.packets_sent,
+            packets_received: self.packets_received + o.packets_received,
+            retransmissions: self.retransmissions + o.retransmissions,
+            congestion_marks: self.congestion_marks + o.congestion_marks,
+        }
+    }
+}

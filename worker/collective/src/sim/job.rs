@@ -1,0 +1,422 @@
+//! A job: hosts, wires, a box, and the clock that goes from event to event.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::aggregator::Aggregator;
+use super::network::{Class, Direction, Faults, Network, Speed};
+use super::rng::Rng;
+use super::selective::Selective;
+use super::stack::Stack;
+use super::vector::Vector;
+use crate::engine::{Engine, Finished, Outcome, Settings, Work};
+use crate::error::Error;
+use crate::links::{Links, Numbers, RankNumbers};
+use crate::numeric::element::Slice;
+use crate::numeric::layout::Layout;
+use crate::shape::JobShape;
+use netsum_rc::{Endpoint, EndpointConfig};
+
+/// Always there.
+pub(super) const ALWAYS: Range<Duration> = Duration::ZERO..Duration::MAX;
+/// Never there.
+pub(super) const NEVER: Range<Duration> = Duration::ZERO..Duration::ZERO;
+
+/// What a simulation is about.
+#[derive(Clone, Debug)]
+pub(super) struct Spec {
+    pub seed: u64,
+    pub ranks: u32,
+    pub mtu: u32,
+    pub layout: Layout,
+    /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order otherwise.
+    pub selective: bool,
+    pub faults: Faults,
+    pub speed: Speed,
+    pub timeout: Duration,
+    /// What ranks draw their random numbers from.
+    pub run: u64,
+    /// How long a rank waits for the previous one to greet it.
+    pub connect_timeout: Duration,
+    /// When the box sums.
+    pub present: Range<Duration>,
+    /// When a rank falls silent for ever.
+    pub death: Option<(usize, Duration)>,
+    /// Before which call, from 0, rank 0 asks all to connect anew after it, or after the latest that another rank has begun.
+    pub renew: Option<usize>,
+    /// How many calls may be in flight.
+    pub depth: usize,
+    /// Among those, one of so many is one that the caller waits for; not the same at all ranks.
+    pub blocking: usize,
+    /// When ranks do nothing, while packets wait in their sockets.
+    pub pauses: Vec<(usize, Range<Duration>)>,
+    /// Longest simulated time; what takes longer is a hang.
+    pub limit: Duration,
+}
+
+impl Spec {
+    /// Without faults, over links of 10 Gb/s and 10 us.
+    pub fn new(ranks: u32, layout: Layout, seed: u64) -> Self {
+        Self {
+            seed,
+            ranks,
+            mtu: 256,
+            layout,
+            selective: false,
+            faults: Faults::default(),
+            // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
+            speed: Speed { per_byte: 1, latency: Duration::from_micros(10), bucket: 0 },
+            timeout: Duration::from_secs(10),
+            run: 1,
+            connect_timeout: Duration::from_secs(10),
+            present: ALWAYS,
+            death: None,
+            renew: None,
+            depth: 1,
+            blocking: 5,
+            pauses: Vec::new(),
+            limit: Duration::from_secs(60),
+        }
+    }
+}
+
+/// One operation of a rank, begun when its time has come and no more are in flight than may be.
+pub(super) struct Call {
+    pub data: Vector,
+    pub not_before: Duration,
+}
+
+pub(super) struct Host {
+    pub stack: Box<dyn Stack>,
+    pub engine: Engine,
+    pub calls: VecDeque<Call>,
+    /// The slice that is lent to the engine.
+    pub current: Option<Vector>,
+    /// Calls that have been begun.
+    pub begun: usize,
+    /// Outcome, slice and time.
+    pub results: Vec<(Result<Finished, Error>, Vector, Duration)>,
+    pub alive: bool,
+    /// When it had left to connect anew; it does nothing more.
+    pub parted: Option<Duration>,
+    leaving: Option<Duration>,
+    /// What has arrived during a pause.
+    inbox: Vec<(usize, Vec<u8>)>,
+    /// When it must be looked at next.
+    due: Option<Instant>,
+}
+
+/// A datagram on its way.
+struct Flying {
+    at: Instant,
+    /// Breaks ties.
+    order: u64,
+    from: usize,
+    to: usize,
+    at_box: bool,
+    datagram: Vec<u8>,
+}
+
+impl PartialEq for Flying {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+impl Eq for Flying {}
+impl PartialOrd for Flying {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Flying {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+pub(super) struct Sim {
+    start: Instant,
+    now: Instant,
+    pub hosts: Vec<Host>,
+    ips: Vec<IpAddr>,
+    pub aggregator: Aggregator,
+    spec: Spec,
+    pub network: Network,
+    queue: BinaryHeap<Reverse<Flying>>,
+    order: u64,
+    buf: Vec<u8>,
+    out: Vec<(IpAddr, IpAddr, Vec<u8>)>,
+}
+
+impl Sim {
+    pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
+        let mut rng = Rng(spec.seed);
+        let Spec { ranks, layout, mtu, .. } = *spec;
+        let shape = JobShape { ranks, mtu, layout };
+        let ips: Vec<IpAddr> = (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
+        let mut qpn = 0;
+        let mut numbers = || {
+            qpn += 2;
+            // Near the end of the 24 bits, so that some wrap.
+            let first_psn = (0xff_ffe0 + rng.below(64)) as u32 & 0xff_ffff;
+            Numbers { receive_qpn: 0x100 + qpn, send_qpn: 0x101 + qpn, first_psn }
+        };
+        let all: Vec<RankNumbers> = ips
+            .iter()
+            .map(|ip| RankNumbers {
+                ip: *ip,
+                rings: (0..layout.rings).map(|_| numbers()).collect(),
+                plain: numbers(),
+                any_ip_id: false,
+            })
+            .collect();
+        let start = Instant::now();
+        let hosts = (0..ranks).map(|rank| {
+            let mut stack: Box<dyn Stack> = if spec.selective {
+                Box::new(Selective::new(&shape, rank, &all))
+            } else {
+                let endpoint = Endpoint::new(ips[rank as usize], EndpointConfig::default());
+                Box::new(Links::new(endpoint, &shape, rank, &all, 4096).expect("connections"))
+            };
+            let run = Rng(spec.seed << 32 ^ spec.run << 8 ^ u64::from(rank)).next();
+            let settings = Settings { rank, shape, timeout: spec.timeout, run };
+            let engine = Engine::new(start, settings, &mut *stack);
+            Host {
+                stack,
+                engine,
+                calls: calls(rank).into(),
+                current: None,
+                begun: 0,
+                results: Vec::new(),
+                alive: true,
+                parted: None,
+                leaving: None,
+                inbox: Vec::new(),
+                due: Some(start),
+            }
+        });
+        let faults = spec.faults.clone();
+        Self {
+            hosts: hosts.collect(),
+            start,
+            now: start,
+            aggregator: Aggregator::new(&shape, spec.selective, &all),
+            ips,
+            network: Network::new(start, ranks as usize, spec.speed, faults, spec.seed),
+            spec: spec.clone(),
+            queue: BinaryHeap::new(),
+            order: 0,
+            buf: Vec::new(),
+            out: Vec::new(),
+        }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.now - self.start
+    }
+
+    fn hop(&mut self, direction: Direction, class: Class, from: usize, to: usize, datagram: Vec<u8>) {
+        let (queue, order) = (&mut self.queue, &mut self.order);
+        let (rank, at_box) = match direction {
+            Direction::Up => (from, true),
+            Direction::Down => (to, false),
+        };
+        self.network.send(self.now, rank, direction, class, datagram, |at, datagram| {
+            *order += 1;
+            queue.push(Reverse(Flying { at, order: *order, from, to, at_box, datagram }));
+        });
+    }
+
+    /// Where an address is. Addresses count up.
+    fn place(&self, ip: IpAddr) -> usize {
+        match ip {
+            IpAddr::V4(ip) => usize::from(ip.octets()[3]) - 1,
+            IpAddr::V6(_) => unreachable!("all are IPv4"),
+        }
+    }
+
+    fn transmit(&mut self, from: usize) {
+        let mut buf = std::mem::take(&mut self.buf);
+        while let Some(t) = self.hosts[from].stack.poll_transmit(self.now, &mut buf) {
+            let to = self.place(t.to);
+            for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
+                self.hop(Direction::Up, Class::of(datagram), from, to, datagram.to_vec());
+            }
+        }
+        self.buf = buf;
+    }
+
+    /// The end of the pause that a rank is in.
+    fn paused(&self, rank: usize) -> Option<Duration> {
+        let elapsed = self.elapsed();
+        let pauses = self.spec.pauses.iter().filter(|(r, during)| *r == rank && during.contains(&elapsed));
+        pauses.map(|(_, during)| during.end).max()
+    }
+
+    /// Lets a rank work off what it has.
+    fn work(&mut self, rank: usize) {
+        let (now, elapsed, start) = (self.now, self.elapsed(), self.start);
+        if self.spec.death.is_some_and(|(dead, at)| dead == rank && elapsed >= at) {
+            self.hosts[rank].alive = false;
+        }
+        let pause = self.paused(rank);
+        let host = &mut self.hosts[rank];
+        host.due = None;
+        if !host.alive || host.parted.is_some() {
+            return;
+        }
+        if let Some(end) = pause {
+            host.due = Some(start + end);
+            return;
+        }
+        for (from, datagram) in std::mem::take(&mut host.inbox) {
+            host.stack.receive(now, self.ips[from], &datagram);
+        }
+        host.stack.handle_timeout(now);
+        loop {
+            match &mut host.current {
+                Some(data) => host.engine.step(now, &mut *host.stack, data),
+                None => host.engine.step(now, &mut *host.stack, &mut Slice::<i32>(&mut [])),
+            }
+            while let Some(Outcome { result, data, .. }) = host.engine.outcome() {
+                if let Some(data) = data.map(Vector::from).or_else(|| host.current.take()) {
+                    host.results.push((result, data, elapsed));
+                }
+            }
+            // As `Session`.
+            if host.engine.is_to_renew() {
+                let may_part = host.engine.may_part(&mut *host.stack);
+                let late = host.engine.all_have_completed()
+                    && elapsed >= *host.leaving.get_or_insert(elapsed) + Duration::from_secs(2);
+                if may_part || late {
+                    host.engine.leave(&mut *host.stack);
+                    host.parted = Some(elapsed);
+                    host.calls.clear();
+                }
+                break;
+            }
+            let free = host.current.is_none() && host.engine.open() < self.spec.depth;
+            if !free || host.calls.front().is_none_or(|c| elapsed < c.not_before) {
+                break;
+            }
+            // As `Communicator::connect`.
+            if !host.engine.greeted() && host.engine.failure().is_none() {
+                if elapsed >= self.spec.connect_timeout {
+                    let previous = (rank + self.ips.len() - 1) % self.ips.len();
+                    let (ip, after) = (self.ips[previous], self.spec.connect_timeout);
+                    let error = Error::Unreachable { rank: previous as u32, ip, after };
+                    let calls = host.calls.drain(..);
+                    host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
+                    host.engine.fail_to_meet(&mut *host.stack, &error);
+                }
+                break;
+            }
+            if rank == 0 && self.spec.renew == Some(host.begun) {
+                host.engine.ask_to_renew(&mut *host.stack);
+            }
+            if host.engine.is_full() {
+                break;
+            }
+            let Some(Call { data, .. }) = host.calls.pop_front() else { break };
+            host.begun += 1;
+            let Spec { depth, blocking, .. } = self.spec;
+            let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
+            let work = if blocking { Work::Lent(&data) } else { Work::Owned(data.clone().into()) };
+            match host.engine.start(now, &mut *host.stack, work) {
+                Ok(_) if blocking => host.current = Some(data),
+                Ok(_) => {}
+                Err(error) => host.results.push((Err(error), data, elapsed)),
+            }
+        }
+        self.transmit(rank);
+        let host = &mut self.hosts[rank];
+        if host.parted.is_some() {
+            return;
+        }
+        let free = host.current.is_none() && host.engine.open() < self.spec.depth;
+        let calls = host.calls.front().filter(|_| free && !host.engine.is_full());
+        let call = calls.map(|c| {
+            start
+                + if host.engine.greeted() {
+                    c.not_before
+                } else {
+                    self.spec.connect_timeout.max(c.not_before)
+                }
+        });
+        let due = [host.stack.next_timeout(), call, Some(host.engine.next_timeout())];
+        // A timer that is due and does nothing must not stop the clock.
+        host.due = due.into_iter().flatten().min().map(|t| t.max(now + Duration::from_micros(1)));
+    }
+
+    fn arrive(&mut self, flying: Flying) {
+        let Flying { from, to, at_box, datagram, .. } = flying;
+        if !at_box {
+            self.hosts[to].inbox.push((from, datagram));
+            return self.work(to);
+        }
+        if self.spec.present.contains(&self.elapsed()) {
+            let mut out = std::mem::take(&mut self.out);
+            let taken = self.aggregator.take(self.ips[from], self.ips[to], &datagram, &mut out);
+            for (src, dst, datagram) in out.drain(..) {
+                self.hop(Direction::Down, Class::Result, self.place(src), self.place(dst), datagram);
+            }
+            self.out = out;
+            if taken {
+                return;
+            }
+        }
+        self.hop(Direction::Down, Class::of(&datagram), from, to, datagram);
+    }
+
+    /// Goes to what happens next. Whether anything does.
+    fn step(&mut self) -> bool {
+        let hosts = self.hosts.iter().enumerate();
+        let due = hosts.filter(|(_, h)| h.alive).filter_map(|(r, h)| h.due.map(|t| (t, r))).min();
+        match (self.queue.peek(), due) {
+            (Some(Reverse(flying)), due) if due.is_none_or(|d| flying.at <= d.0) => {
+                let Some(Reverse(flying)) = self.queue.pop() else { return false };
+                self.now = self.now.max(flying.at);
+                self.arrive(flying);
+            }
+            (_, Some((at, rank))) => {
+                self.now = self.now.max(at);
+                self.work(rank);
+            }
+            (_, None) => return false,
+        }
+        true
+    }
+
+    /// Runs until all ranks alive have finished their calls, and left where they connect anew.
+    ///
+    /// # Panics
+    /// After the specified longest time.
+    pub fn run(&mut self) {
+        let is_busy = |h: &Host| {
+            let renews = h.engine.waits_for_consent() || h.engine.is_to_renew();
+            h.engine.open() > 0 || !h.calls.is_empty() || renews
+        };
+        while self.hosts.iter().any(|h| h.alive && h.parted.is_none() && is_busy(h)) {
+            assert!(self.elapsed() < self.spec.limit, "a hang: {}", self.describe());
+            assert!(self.step(), "nobody is alive");
+        }
+    }
+
+    /// Goes on for a while: what is on its way arrives, and what has not been acknowledged is.
+    pub fn settle(&mut self, time: Duration) {
+        let end = self.elapsed() + time;
+        while self.elapsed() < end && self.step() {}
+    }
+
+    fn describe(&self) -> String {
+        let hosts = self.hosts.iter().map(|h| {
+            let calls = h.calls.len() + h.engine.open();
+            format!("{calls} calls, {:?} {:?}", h.engine.mode(), h.engine.statistics())
+        });
+        let held = self.aggregator.held().join("; ");
+        format!("{}\nheld: {held}", hosts.collect::<Vec<_>>().join("\n"))
+    }
+}

@@ -1,0 +1,89 @@
+//! Links of all rates, without loss: nothing is sent again, however long the queues.
+
+use std::time::Duration;
+
+use super::job::{Call, NEVER, Sim, Spec};
+use super::network::Speed;
+use super::vector::Vector;
+use crate::numeric::layout::Layout;
+use crate::report::Mode;
+
+/// Nanoseconds for a byte at 10 Mb/s, 100 Mb/s, 1 Gb/s and about 10 Gb/s.
+const RATES: [u32; 4] = [800, 80, 8, 1];
+
+/// A few small all-reduces, a long one, and again; the packets sent again.
+fn sent_again(ranks: u32, layout: Layout, per_byte: u32, bucket: u32, mode: Mode) -> u64 {
+    let mut spec = Spec { mtu: 1024, ..Spec::new(ranks, layout, 1) };
+    spec.speed = Speed { per_byte, latency: Duration::from_micros(10), bucket };
+    (spec.timeout, spec.limit) = (Duration::from_secs(100), Duration::from_secs(1000));
+    if mode == Mode::Ring {
+        spec.present = NEVER;
+    }
+    let long = (layout.message_size / 4 - 4) * layout.rings * (layout.window + layout.window / 2 + 2);
+    let lengths = [5, 2000, long, 5, 5, 5, long / 2, 2000, 2000, long];
+    let mut sim = Sim::new(&spec, |rank| {
+        let calls = lengths.iter().enumerate().map(|(n, length)| {
+            let data = if n % 2 == 0 {
+                Vector::ints(rank, *length as usize, n as u64)
+            } else {
+                Vector::floats(rank, *length as usize, n as u64)
+            };
+            Call { data, not_before: Duration::ZERO }
+        });
+        calls.collect()
+    });
+    sim.run();
+    sim.settle(Duration::from_secs(2));
+    for host in &sim.hosts {
+        assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == mode)));
+    }
+    sim.hosts.iter().map(|h| h.stack.stats().retransmissions).sum()
+}
+
+fn check(mode: Mode, bucket: u32, allowed: fn(u32, u32) -> u64) {
+    let mut wrong = Vec::new();
+    for per_byte in RATES {
+        for ranks in [2, 3, 4, 8, 16] {
+            for (message_size, window, rings) in
+                [(16, 1, 1), (16, 8, 1), (16, 32, 1), (64, 1, 1), (64, 8, 1), (16, 2, 4)]
+            {
+                // The longest of them would take a minute.
+                if message_size * window * ranks * rings > 2048 {
+                    continue;
+                }
+                let layout = Layout { message_size: message_size << 10, window, rings };
+                let again = sent_again(ranks, layout, per_byte, bucket, mode);
+                if again > allowed(per_byte, ranks) {
+                    wrong.push(format!("{per_byte} ns/B, {ranks} ranks, {layout:?}: {again} sent again"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn nothing_is_sent_again_without_loss_at_any_rate() {
+    check(Mode::Box, 0, |_, _| 0);
+}
+
+#[test]
+fn nothing_is_sent_again_by_the_ranks_own_ring_without_loss_at_any_rate() {
+    check(Mode::Ring, 0, |_, _| 0);
+}
+
+#[test]
+fn nothing_is_sent_again_where_links_take_some_bytes_at_once() {
+    check(Mode::Box, 16 << 10, |_, _| 0);
+}
+
+#[test]
+fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
+    // Steps that go through the bucket tell of a fast link, which one of 10 Mb/s is not. That is learned with a few probes of each rank,
+    // and at most one flight that is sent again.
+    check(
+        Mode::Ring,
+        16 << 10,
+        |per_byte, ranks| if per_byte == 800 { u64::from(3 * ranks) + 128 } else { 0 },
+    );
+}

@@ -1,0 +1,432 @@
+//! What must hold, whatever the network does.
+
+use std::time::Duration;
+
+use super::aggregator::Spoil;
+use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
+use super::network::{Class, Direction, Faults, Rates, Victim};
+use super::rng::Rng;
+use super::vector::Vector;
+use super::{describe, simulate};
+use crate::error::Error;
+use crate::links::MIN_ACK_TIMEOUT;
+use crate::numeric::element::Dtype;
+use crate::numeric::layout::Layout;
+use crate::report::Mode;
+
+fn ints(rank: u32, length: usize, salt: u64) -> Vector {
+    Vector::ints(rank, length, salt)
+}
+
+fn floats(rank: u32, length: usize, salt: u64) -> Vector {
+    Vector::floats(rank, length, salt)
+}
+
+/// The calls of one rank: both types in all lengths, a pause before some.
+fn calls(rank: u32, lengths: &[usize], seed: u64) -> Vec<Call> {
+    let mut rng = Rng(seed ^ u64::from(rank) << 32);
+    let mut calls = Vec::new();
+    for (n, &length) in lengths.iter().enumerate() {
+        let salt = seed * 1000 + n as u64;
+        for data in [ints(rank, length, salt), floats(rank, length, salt)] {
+            let not_before = Duration::from_millis(if rng.chance(100_000) { rng.below(300) } else { 0 });
+            calls.push(Call { data, not_before });
+        }
+    }
+    calls
+}
+
+/// Runs a simulation, and compares every sum with that of one process. Gives the ranks' results.
+fn check(spec: &Spec, lengths: &[usize]) -> Sim {
+    check_with(spec, lengths, |_| ())
+}
+
+fn check_with(spec: &Spec, lengths: &[usize], prepare: impl FnOnce(&mut Sim)) -> Sim {
+    let mut sim = Sim::new(spec, |rank| calls(rank, lengths, spec.seed));
+    prepare(&mut sim);
+    sim.run();
+    let all: Vec<Vec<Call>> = (0..spec.ranks).map(|r| calls(r, lengths, spec.seed)).collect();
+    for (rank, host) in sim.hosts.iter().enumerate() {
+        assert_eq!(host.results.len(), lengths.len() * 2);
+        for (n, (outcome, data, _)) in host.results.iter().enumerate() {
+            let contributions: Vec<Vector> = all.iter().map(|c| c[n].data.clone()).collect();
+            assert!(outcome.is_ok(), "seed {} rank {rank} operation {n}: {outcome:?}", spec.seed);
+            assert!(
+                data.bits() == Vector::sum(&spec.layout, &contributions),
+                "seed {} rank {rank} operation {n}: a wrong sum",
+                spec.seed
+            );
+        }
+    }
+    sim
+}
+
+/// The same faults for all packets, in thousandths.
+fn even(loss: u32, duplicate: u32, reorder: u32) -> Faults {
+    let [loss, duplicate, reorder] = [loss, duplicate, reorder].map(|x| x * 1000);
+    Faults::even(Rates { loss, duplicate, reorder, ..Rates::default() })
+}
+
+/// A length that fills some hundred messages at the most.
+fn many(layout: &Layout) -> usize {
+    4000.min(layout.elements(Dtype::F32).unwrap() * 100)
+}
+
+fn layouts() -> impl Iterator<Item = Layout> {
+    [(1024, 1, 1), (2048, 2, 1), (600, 3, 2), (4096, 4, 3), (336, 4, 1)]
+        .into_iter()
+        .map(|(message_size, window, rings)| Layout { message_size, window, rings })
+}
+
+#[test]
+fn the_box_sums_without_loss() {
+    for ranks in [2, 3, 4, 8] {
+        for layout in layouts() {
+            let sim = check(&Spec::new(ranks, layout, u64::from(ranks)), &[0, 1, 3, 1000]);
+            for host in &sim.hosts {
+                assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == Mode::Box)));
+                assert_eq!(host.engine.statistics().wrong, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_slices_are_summed() {
+    let layout = Layout { message_size: 8192, window: 2, rings: 2 };
+    check(&Spec::new(3, layout, 1), &[100_000]);
+}
+
+#[test]
+fn nothing_is_sent_again_without_loss() {
+    let layout = Layout { message_size: 2048, window: 2, rings: 1 };
+    let spec = Spec::new(4, layout, 5);
+    let calls =
+        |rank| (0..5).map(|n| Call { data: ints(rank, 5000, n), not_before: Duration::ZERO }).collect();
+    let mut sim = Sim::new(&spec, calls);
+    sim.run();
+    for host in &sim.hosts {
+        assert_eq!(host.stack.stats().retransmissions, 0);
+    }
+}
+
+#[test]
+fn loss_doubling_and_reordering_change_nothing() {
+    for seed in 0..40 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let faults = even(
+            [0, 5, 10, 30][seed as usize % 4],
+            [0, 10][seed as usize / 4 % 2],
+            [0, 10, 50][seed as usize % 3],
+        );
+        let spec = Spec { faults, ..Spec::new([2, 3, 4, 8][seed as usize / 10], layout, seed) };
+        let sim = check(&spec, &[1, 3, many(&layout)]);
+        for host in &sim.hosts {
+            assert!(
+                host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == Mode::Box)),
+                "seed {seed}: fell back: {:?}",
+                host.engine.statistics()
+            );
+        }
+    }
+}
+
+#[test]
+fn without_a_box_the_ranks_sum() {
+    for seed in 0..20 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let faults = even(seed as u32 % 3 * 10, 5, 10);
+        let present = NEVER;
+        let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        let sim = check(&spec, &[0, 1, 3, many(&layout) / 2]);
+        for host in &sim.hosts {
+            assert_eq!(host.engine.mode(), Mode::Ring);
+            assert_eq!(host.engine.statistics().fall_backs, 1);
+        }
+    }
+}
+
+#[test]
+fn a_box_that_vanishes_in_the_middle_is_replaced() {
+    let mut fell_back = 0;
+    for seed in 0..60 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let faults = even(seed as u32 % 3 * 10, 5, 10);
+        let present = Duration::ZERO..Duration::from_micros(50 + 137 * seed);
+        let spec = Spec { faults, present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        let sim = check(&spec, &[3, many(&layout), 1]);
+        fell_back += sim.hosts[0].engine.statistics().fall_backs;
+    }
+    assert!(fell_back > 40, "only {fell_back} of 60 boxes vanished in time");
+}
+
+#[test]
+fn a_box_that_appears_in_the_middle_disturbs_nobody() {
+    for seed in 0..20 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let present = Duration::from_micros(20 + 97 * seed)..Duration::MAX;
+        let spec = Spec { present, ..Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed) };
+        check(&spec, &[3, many(&layout), 1]);
+    }
+}
+
+#[test]
+fn a_box_that_swallows_everything_is_given_up() {
+    // It appears when the PSNs are beyond its credit: it drops all data. Only keep-alives get through.
+    let layout = Layout { message_size: 1024, window: 2, rings: 1 };
+    let mut spec = Spec::new(3, layout, 3);
+    spec.timeout = Duration::from_secs(2);
+    let mut sim = Sim::new(&spec, |rank| calls(rank, &[3000], 3));
+    sim.aggregator.swallow();
+    sim.run();
+    for host in &sim.hosts {
+        assert!(host.results.iter().all(|r| r.0.is_ok()), "{:?}", host.results[0].0);
+        assert_eq!(host.engine.mode(), Mode::Ring);
+        assert!(host.results[0].2 < Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_box_that_spoils_a_sum_is_found_out_and_given_up() {
+    let spec = |layout, seed: u64| Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed);
+    for seed in 0..24 {
+        let layout = Layout { message_size: 1024, window: 2, rings: 2 };
+        let how = [Spoil::Flip, Spoil::Exchange, Spoil::Double][seed as usize % 3];
+        let lengths = [3, 4000, 1];
+        let sim = check_with(&spec(layout, seed), &lengths, |sim| sim.aggregator.spoil(5 * seed as u32, how));
+        let statistics = sim.hosts.iter().map(|h| h.engine.statistics());
+        assert!(statistics.map(|s| s.wrong).sum::<u64>() > 0, "seed {seed} {how:?}");
+        assert!(sim.hosts.iter().all(|h| h.engine.mode() == Mode::Ring));
+    }
+}
+
+#[test]
+fn a_dead_rank_is_named_by_all_others_in_time() {
+    for seed in 0..16 {
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let (dead, at) = (seed as usize % ranks as usize, Duration::from_micros(100 + 25 * seed));
+        let present = if seed % 2 == 0 { ALWAYS } else { NEVER };
+        let faults = even(10 * (seed as u32 % 2), 0, 0);
+        let timeout = Duration::from_secs(2);
+        let spec =
+            Spec { faults, present, timeout, death: Some((dead, at)), ..Spec::new(ranks, layout, seed) };
+        let mut sim = Sim::new(&spec, |rank| calls(rank, &[2000, 2000, 2000, 2000], seed));
+        sim.run();
+        for (rank, host) in sim.hosts.iter().enumerate().filter(|(rank, _)| *rank != dead) {
+            let (outcome, _, when) = host.results.last().unwrap();
+            let Err(Error::RankDied { rank: named, .. }) = outcome else {
+                panic!("seed {seed} rank {rank}: {outcome:?}")
+            };
+            assert_eq!(*named as usize, dead, "seed {seed} rank {rank}");
+            assert!(*when < at + timeout * 3 / 2, "seed {seed} rank {rank}: after {when:?}");
+        }
+    }
+}
+
+#[test]
+fn different_operations_are_an_error() {
+    for seed in 0..12u64 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let present = if seed % 3 == 0 { NEVER } else { ALWAYS };
+        let spec = Spec { present, ..Spec::new(ranks, layout, seed) };
+        let odd = seed as u32 % ranks;
+        let mut sim = Sim::new(&spec, |rank| {
+            // Lanes fit in the last case: only the lengths in the messages' sequence lanes tell.
+            let data = match (rank == odd, seed % 4) {
+                (false, _) => ints(rank, 700, 1),
+                (true, 0) => ints(rank, 701, 1),
+                (true, 1) => ints(rank, 5, 1),
+                (true, 2) => ints(rank, 0, 1),
+                (true, _) => floats(rank, 700, 1),
+            };
+            let again = || Call { data: ints(rank, 1, 9), not_before: Duration::ZERO };
+            vec![Call { data, not_before: Duration::ZERO }, again(), again(), again()]
+        });
+        sim.run();
+        for host in &sim.hosts {
+            assert!(host.results[0].0.is_err(), "seed {seed}");
+            let error = host.results.iter().find_map(|r| r.0.as_ref().err()).unwrap();
+            assert!(matches!(error, Error::Mismatch(_)), "seed {seed}: {error}");
+            assert!(host.results.last().unwrap().2 < Duration::from_secs(5));
+        }
+    }
+}
+
+#[test]
+fn non_finite_elements_are_named_and_do_no_harm() {
+    let layout = Layout { message_size: 600, window: 2, rings: 2 };
+    let per_message = layout.elements(Dtype::F32).unwrap();
+    let bad = |rank: u32| {
+        let Vector::F(mut x) = floats(rank, 3000, 1) else { panic!() };
+        if rank == 1 {
+            x[1000] = f32::INFINITY;
+            x[2000] = f32::NAN;
+        }
+        vec![
+            Call { data: Vector::F(x), not_before: Duration::ZERO },
+            Call { data: floats(rank, 10, 2), not_before: Duration::ZERO },
+        ]
+    };
+    let mut sim = Sim::new(&Spec::new(3, layout, 1), bad);
+    sim.run();
+    let first = 1000 / per_message * per_message;
+    for host in &sim.hosts {
+        let finished = host.results[0].0.as_ref().unwrap();
+        assert_eq!(finished.non_finite, Some(first..first + per_message));
+        assert_eq!(host.results[1].0.as_ref().unwrap().non_finite, None);
+        let sums: Vec<Vector> = (0..3).map(|r| floats(r, 10, 2)).collect();
+        assert_eq!(host.results[1].1.bits(), Vector::sum(&layout, &sums));
+    }
+}
+
+#[test]
+fn a_rank_that_comes_late_is_waited_for() {
+    let layout = Layout { message_size: 1024, window: 2, rings: 1 };
+    let spec = Spec { timeout: Duration::from_secs(1), ..Spec::new(3, layout, 2) };
+    let mut sim = Sim::new(&spec, |rank| {
+        let not_before = Duration::from_secs(if rank == 1 { 10 } else { 0 });
+        vec![Call { data: ints(rank, 3000, 1), not_before }]
+    });
+    sim.run();
+    for host in &sim.hosts {
+        assert!(host.results[0].0.as_ref().is_ok_and(|f| f.mode == Mode::Box), "{:?}", host.results[0].0);
+    }
+}
+
+/// The seeds of the short run, or the one that is asked for.
+fn seeds() -> std::ops::Range<u64> {
+    match std::env::var("NETSUM_SIM_SEED") {
+        Ok(seed) => {
+            let seed = seed.parse().expect("NETSUM_SIM_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 0..4000,
+    }
+}
+
+#[test]
+fn every_case_ends_with_the_right_sum_or_an_error_that_names_the_cause() {
+    let (mut right, mut by_ring) = (0, 0);
+    for seed in seeds() {
+        match simulate(seed) {
+            Ok(s) => {
+                right += u64::from(s.right);
+                by_ring += u64::from(s.by_ring);
+            }
+            Err(failure) => panic!("replay with NETSUM_SIM_SEED={seed}\n{failure}"),
+        }
+    }
+    if seeds().end - seeds().start > 1 {
+        assert!(right > 3000 && by_ring > 100 && right < 3950, "{right} right, {by_ring} by the ring");
+    }
+}
+
+#[test]
+fn a_seed_replays() {
+    for seed in 0..50 {
+        let run = || simulate(seed).map(|s| format!("{s:?}")).map_err(|f| f.to_string());
+        assert_eq!(run(), run(), "{}", describe(seed));
+    }
+}
+
+/// Two operations of prologue and data messages, with the given packets lost; how long they took.
+fn with_losses(ranks: u32, victims: &[Victim]) -> (Sim, Duration) {
+    let layout = Layout { message_size: 2048, window: 2, rings: 1 };
+    let mut spec = Spec::new(ranks, layout, 1);
+    spec.faults.victims = victims.to_vec();
+    let mut sim = Sim::new(&spec, |rank| {
+        (0..2).map(|n| Call { data: floats(rank, 1500, n), not_before: Duration::ZERO }).collect()
+    });
+    sim.run();
+    let time = sim.elapsed();
+    sim.settle(Duration::from_millis(300));
+    assert_eq!(sim.aggregator.held(), Vec::<String>::new(), "{victims:?}");
+    for (n, salt) in [(0, 0), (1, 1)] {
+        let all: Vec<_> = (0..ranks).map(|r| floats(r, 1500, salt)).collect();
+        let sum = Vector::sum(&layout, &all);
+        assert!(sim.hosts.iter().all(|h| h.results[n].1.bits() == sum), "{victims:?}");
+    }
+    (sim, time)
+}
+
+#[test]
+fn one_packet_lost_on_the_way_in_makes_only_its_sender_go_back() {
+    for ranks in [2, 3, 4] {
+        let (mut cases, mut tails) = (0, 0);
+        for nth in 0.. {
+            let victim = Victim { rank: 1, class: Class::Data, direction: Direction::Up, nth };
+            let (sim, time) = with_losses(ranks, &[victim]);
+            if sim.network.damage.lost == 0 {
+                break;
+            }
+            cases += 1;
+            let stats: Vec<_> = sim.hosts.iter().map(|h| h.stack.stats()).collect();
+            let others = stats.iter().enumerate().filter(|(rank, _)| *rank != 1);
+            let others = others.map(|(_, s)| s.retransmissions).max();
+            assert!(stats[1].retransmissions > 0, "packet {nth} of {ranks} ranks");
+            if stats.iter().all(|s| s.local_ack_timeout == 0) {
+                assert_eq!(others, Some(0), "packet {nth} of {ranks} ranks");
+                assert!(time < Duration::from_micros(400), "packet {nth} of {ranks} ranks: {time:?}");
+            } else {
+                // Nothing came after it that would have shown the gap: all wait, none can know who has lost something,
+                // and each asks with its oldest packet, and the last of a message with the one before.
+                tails += 1;
+                assert!(others <= Some(2), "packet {nth} of {ranks} ranks: {others:?}");
+            }
+        }
+        assert!(cases > 50 && tails <= 6, "{tails} of {cases}");
+    }
+}
+
+/// What an all-reduce may take with one time-out, which is more than all the rest, and not two.
+const ONE_TIME_OUT: Duration = MIN_ACK_TIMEOUT.saturating_add(Duration::from_millis(7));
+
+#[test]
+fn whatever_single_packet_is_lost_no_one_waits_long() {
+    let up = [Class::Data, Class::Ack].map(|c| (c, Direction::Up));
+    let down = [Class::Data, Class::Ack, Class::Result].map(|c| (c, Direction::Down));
+    for (class, direction) in up.into_iter().chain(down) {
+        for rank in 0..3 {
+            for nth in 0.. {
+                let victim = Victim { rank, class, direction, nth };
+                let (sim, time) = with_losses(3, &[victim]);
+                if sim.network.damage.lost == 0 {
+                    assert!(nth > 2, "there are such packets");
+                    break;
+                }
+                assert!(time < ONE_TIME_OUT, "{victim:?}: {time:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_nak_costs_little() {
+    for (class, direction) in [(Class::Data, Direction::Up), (Class::Result, Direction::Down)] {
+        for nth in 5..20 {
+            // Rank 1 loses data: rank 2 NAKs. Rank 1 loses a sum: it NAKs itself.
+            let naks = if class == Class::Data { 2 } else { 1 };
+            let nak = Victim { rank: naks, class: Class::Nak, direction: Direction::Up, nth: 0 };
+            let (sim, time) = with_losses(3, &[Victim { rank: 1, class, direction, nth }, nak]);
+            assert_eq!(sim.network.damage.lost, 2);
+            assert!(time < ONE_TIME_OUT, "{class:?} {nth}: {time:?}");
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_a_slow_rank_sends_one_packet_each_time_and_none_before_67_ms() {
+    for (late, most) in [(5, 0), (60, 0), (100, 1), (250, 2)] {
+        let layout = Layout { message_size: 2048, window: 2, rings: 1 };
+        let mut sim = Sim::new(&Spec::new(3, layout, 1), |rank| {
+            let late = Duration::from_millis(if rank == 1 { late } else { 0 });
+            vec![Call { data: ints(rank, 5000, 0), not_before: late }]
+        });
+        sim.run();
+        sim.settle(Duration::from_millis(300));
+        let again = sim.hosts.iter().map(|h| h.stack.stats().retransmissions).max();
+        assert_eq!(again, Some(most), "{late} ms late");
+    }
+}

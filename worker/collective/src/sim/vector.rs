@@ -1,0 +1,107 @@
+//! What the simulated ranks sum: slices of either type, and the sums that they should get.
+
+use std::ops::Range;
+
+use super::rng::Rng;
+use crate::numeric::element::{Data, Dtype, Owned};
+use crate::numeric::layout::Layout;
+use crate::numeric::quant::Scale;
+use crate::numeric::reference::reference_sum;
+
+/// A slice of either type.
+#[derive(Clone, Debug)]
+pub(super) enum Vector {
+    I(Vec<i32>),
+    F(Vec<f32>),
+}
+
+impl Vector {
+    pub fn bits(&self) -> Vec<u32> {
+        match self {
+            Self::I(x) => x.iter().map(|x| *x as u32).collect(),
+            Self::F(x) => x.iter().map(|x| x.to_bits()).collect(),
+        }
+    }
+
+    pub fn ints(rank: u32, length: usize, salt: u64) -> Self {
+        let mut rng = Rng(salt << 8 | u64::from(rank));
+        Self::I((0..length).map(|_| rng.next() as i32).collect())
+    }
+
+    /// Magnitudes differ from message to message and from rank to rank.
+    pub fn floats(rank: u32, length: usize, salt: u64) -> Self {
+        let mut rng = Rng(salt << 8 | u64::from(rank) | 1 << 60);
+        let x = (0..length).map(|i| {
+            let x = (rng.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+            x * [1.0, 1e-9, 3e7, 1e-39][(i / 97 + rank as usize) % 4]
+        });
+        Self::F(x.collect())
+    }
+
+    /// What every rank should get, as bits.
+    pub fn sum(layout: &Layout, of: &[Self]) -> Vec<u32> {
+        let (mut i, mut f) = (Vec::new(), Vec::new());
+        for v in of {
+            match v {
+                Self::I(x) => i.push(&x[..]),
+                Self::F(x) => f.push(&x[..]),
+            }
+        }
+        if f.is_empty() {
+            Self::I(reference_sum(&i, layout)).bits()
+        } else {
+            Self::F(reference_sum(&f, layout)).bits()
+        }
+    }
+}
+
+impl From<Vector> for Owned {
+    fn from(x: Vector) -> Self {
+        match x {
+            Vector::I(x) => Self::I32(x),
+            Vector::F(x) => Self::F32(x),
+        }
+    }
+}
+
+impl From<Owned> for Vector {
+    fn from(x: Owned) -> Self {
+        match x {
+            Owned::I32(x) => Self::I(x),
+            Owned::F32(x) => Self::F(x),
+        }
+    }
+}
+
+impl Data for Vector {
+    fn dtype(&self) -> Dtype {
+        match self {
+            Self::I(_) => Dtype::I32,
+            Self::F(_) => Dtype::F32,
+        }
+    }
+    fn len(&self) -> usize {
+        match self {
+            Self::I(x) => x.len(),
+            Self::F(x) => x.len(),
+        }
+    }
+    fn bucket(&self, range: Range<usize>) -> u8 {
+        match self {
+            Self::I(_) => 0,
+            Self::F(x) => crate::numeric::quant::bucket(&x[range]),
+        }
+    }
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+        match self {
+            Self::I(x) => crate::numeric::element::Element::to_lanes(&x[range], scale, out),
+            Self::F(x) => crate::numeric::element::Element::to_lanes(&x[range], scale, out),
+        }
+    }
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+        match self {
+            Self::I(x) => crate::numeric::element::Element::from_lanes(sums, scale, &mut x[range]),
+            Self::F(x) => crate::numeric::element::Element::from_lanes(sums, scale, &mut x[range]),
+        }
+    }
+}

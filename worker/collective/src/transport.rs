@@ -1,0 +1,50 @@
+//! What the engine needs below itself: reliable connections that carry whole messages, in order.
+//!
+//! The engine does not know queue pairs. Tests put something simpler than the RC endpoint here.
+
+use std::time::Instant;
+
+use crate::buffer::Buffer;
+
+/// One connection, as its user sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Channel {
+    /// To the next rank, in a ring; the box sums what is sent here.
+    RingOut(u32),
+    /// From the previous rank, in a ring; brings sums.
+    RingIn(u32),
+    /// To the next rank, past the box.
+    PlainOut,
+    /// From the previous rank, past the box.
+    PlainIn,
+}
+
+/// What a transport tells.
+#[derive(Debug)]
+pub enum TransportEvent {
+    /// A message has been acknowledged; here is its buffer.
+    Sent { channel: Channel, id: u64, data: Buffer },
+    /// A message has arrived.
+    Received { channel: Channel, data: Buffer },
+    /// The connection is of no more use.
+    Failed { channel: Channel, reason: String },
+}
+
+/// Reliable connections to the neighbours.
+pub trait Transport {
+    /// An empty buffer with room for so many bytes, which is best to send from and to receive into.
+    fn buffer(&mut self, room: usize) -> Buffer {
+        Buffer::heap(room)
+    }
+    /// Sends a message.
+    fn send(&mut self, channel: Channel, id: u64, data: Buffer);
+    /// A message that was sent, and all before it, should be acknowledged as soon as it arrives: all ranks have sent
+    /// their part, or will at once.
+    fn expect(&mut self, now: Instant, channel: Channel, id: u64);
+    /// Gives a buffer to receive into.
+    fn receive_into(&mut self, channel: Channel, buffer: Buffer);
+    /// What has happened, oldest first.
+    fn poll(&mut self) -> Option<TransportEvent>;
+    /// Closes a connection and gives back what it has not yet delivered, by id.
+    fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)>;
+}

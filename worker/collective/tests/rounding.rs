@@ -1,0 +1,91 @@
+//! Sums have the same bits whatever an application has set in the floating-point control register of a thread.
+#![cfg(target_arch = "x86_64")]
+
+use netsum_collective::numeric::layout::Layout;
+use netsum_collective::numeric::quant::{Scale, bucket};
+use netsum_collective::numeric::reference::reference_sum;
+
+const FLUSH_TO_ZERO: u32 = 1 << 15;
+const DENORMALS_ARE_ZERO: u32 = 1 << 6;
+
+/// Runs something with these bits of MXCSR: how to round, and what becomes of subnormal numbers.
+fn with<T>(bits: u32, f: impl FnOnce() -> T) -> T {
+    const MASK: u32 = 3 << 13 | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO;
+    let mut before = 0u32;
+    // SAFETY: stores a register in memory of its size.
+    unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut before) };
+    let now = before & !MASK | bits;
+    // SAFETY: exceptions stay masked, and what is read back is what was stored.
+    unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const now) };
+    let result = f();
+    // SAFETY: as it was.
+    unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const before) };
+    result
+}
+
+/// All modes: to the nearest, down, up, towards zero, each with and without subnormal numbers.
+fn modes() -> impl Iterator<Item = u32> {
+    (0..16).map(|i| {
+        (i & 3) << 13
+            | if i & 4 != 0 { FLUSH_TO_ZERO } else { 0 }
+            | if i & 8 != 0 { DENORMALS_ARE_ZERO } else { 0 }
+    })
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Elements of every magnitude: messages of one magnitude each, subnormal numbers in many.
+fn elements(rank: u32) -> Vec<f32> {
+    let mut state = 0x9e37_79b9u32.wrapping_mul(rank + 1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state
+    };
+    (0..20_000u32)
+        .map(|i| {
+            let top = i / 80;
+            let exponent = top.saturating_sub(next() % 40).min(254);
+            f32::from_bits(next() & 0x807f_ffff | exponent << 23)
+        })
+        .collect()
+}
+
+#[test]
+fn every_rounding_mode_gives_the_same_bits_with_and_without_subnormal_numbers() {
+    let layout = Layout { message_size: 400, window: 2, rings: 1 };
+    for ranks in [1, 2, 3, 8] {
+        let all: Vec<_> = (0..ranks).map(elements).collect();
+        let all: Vec<&[f32]> = all.iter().map(|x| &x[..]).collect();
+        let right = bits(&reference_sum(&all, &layout));
+        // There are some of each kind.
+        let subnormal = right.iter().filter(|x| **x & 0x7f80_0000 == 0 && **x & 0x7f_ffff != 0);
+        assert!(subnormal.count() > 100);
+        for mode in modes() {
+            let sum = bits(&with(mode, || reference_sum(&all, &layout)));
+            let differs = sum.iter().zip(&right).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{ranks} ranks, mode {mode:#x}");
+        }
+    }
+}
+
+/// In the usual mode the processor's own conversion is the measure.
+#[test]
+fn restored_sums_are_rounded_as_the_processor_rounds() {
+    for exponent in 0..=254u8 {
+        for ranks in [1, 2, 64] {
+            let scale = Scale::new(exponent, ranks).expect("finite");
+            let mut sums = vec![0, 1, -1, 3, i32::MAX, i32::MIN, i32::MIN + 1, 0x0100_0001, 0x0100_0003];
+            sums.extend((0..200u32).map(|i| (i.wrapping_mul(0x9e37_79b9) as i32) >> (i % 31)));
+            let bytes: Vec<u8> = sums.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let mut out = vec![0.0; sums.len()];
+            scale.restore(&bytes, &mut out);
+            let right: Vec<f32> = sums.iter().map(|x| (f64::from(*x) * scale.inverse()) as f32).collect();
+            assert_eq!(bits(&out), bits(&right), "exponent {exponent}, {ranks} ranks");
+        }
+    }
+    assert_eq!(bucket(&[f32::from_bits(1)]), 0);
+}
