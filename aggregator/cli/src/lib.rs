@@ -8,7 +8,7 @@
 //! | [`command`] | the commands that ask the daemon one thing |
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`format`](mod@format) | text or JSON |
-//! | [`print`] | the text of each object; [`layout`]: aligned lines |
+//! | [`print`](mod@print) | the text of each object; [`layout`]: aligned lines |
 //! | [`tenants`] | `netsum tenant show` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |

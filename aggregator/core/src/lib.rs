@@ -3,7 +3,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`claims`] | who may claim which address |
+//! | `claims` | who may claim which address |
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
