@@ -72,7 +72,8 @@ impl Busy {
             .group
             .check_all_reduce("i32", LEN, 1, &self.files)
             .unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", self.group.log(), self.cluster.daemon_log()));
-        assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
+        let wrong = outcomes.iter().any(|o| o.wrong > 0);
+        assert!(!wrong, "{outcomes:?}\n{}\n{}", self.group.log(), self.cluster.daemon_log());
         let time = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
         (outcomes.into_iter().map(|o| o.mode).collect(), time)
     }

@@ -54,7 +54,7 @@ fn interrupt(tracing: Running) -> String {
 fn watched(cluster: &Cluster) -> u32 {
     let programs = cluster.netsum_json(&["prog", "show", "ingress"]).unwrap();
     let id = programs["programs"][0]["id"].as_u64().unwrap() as u32;
-    let program = loaded_programs().map(Result::unwrap).find(|p| p.id() == id).expect("the program");
+    let program = loaded_programs().flatten().find(|p| p.id() == id).expect("the program");
     let ids = program.map_ids().unwrap().unwrap_or_default();
     let id = ids.into_iter().find(|&id| MapInfo::from_id(id).unwrap().name_as_str() == Some(maps::WATCH));
     let map = Map::from_map_data(MapData::from_id(id.expect("the map")).unwrap()).unwrap();

@@ -6,10 +6,11 @@
 //! of one moment.
 
 use std::collections::HashMap as StdHashMap;
+use std::io::ErrorKind;
 
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapInfo};
-use aya::programs::{TestRun as _, TestRunOptions, loaded_programs};
+use aya::programs::{ProgramError, TestRun as _, TestRunOptions, loaded_programs};
 use netsum_common::abi::{
     Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, MTUS, Owner, ReleaseTag,
     RingConfig, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs, ring_flags, watch,
@@ -52,7 +53,11 @@ impl Live {
     fn find(numbers: &[u32]) -> Result<Self> {
         let mut found = StdHashMap::new();
         for info in loaded_programs() {
-            let info = info.context("the loaded programs cannot be listed")?;
+            let info = match info {
+                // Others' programs go while they are listed.
+                Err(ProgramError::SyscallError(e)) if e.io_error.kind() == ErrorKind::NotFound => continue,
+                info => info.context("the loaded programs cannot be listed")?,
+            };
             if !numbers.contains(&info.id()) {
                 continue;
             }
