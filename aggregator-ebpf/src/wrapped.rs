@@ -6,7 +6,7 @@ use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, watch};
 use netsum_common::wire::{
     self, Behind, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, IPPROTO_ICMPV6, IPPROTO_UDP,
-    IPV4_LEN, IPV6_LEN, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, ipv4_mapped,
+    IPV4_LEN, IPV6_LEN, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, Wrapped, ipv4_mapped,
 };
 
 use crate::maps;
@@ -19,10 +19,34 @@ const FORGED: u64 = 0xff;
 /// RoCEv2 to a rank.
 const TO_RANK: u64 = 2;
 
-/// What cannot be seen through: it passes where there is no rank, and no job whose ranks are to show up.
+impl Wrapped for Packet {
+    /// It passes where there is no rank, and no job whose ranks are to show up.
+    #[inline(always)]
+    fn hidden(&self) -> Reject {
+        if hidden_packet() == HIDDEN { Reject::Hidden } else { Reject::NotRoce }
+    }
+
+    /// [`Reject::VlanTags`] is RoCEv2 to an address of a rank.
+    #[inline(always)]
+    fn tagged(&self, _: &mut Frame) -> Reject {
+        reject(tagged_packet(self.ctx), Reject::VlanTags)
+    }
+
+    /// [`Reject::Ipv6Extensions`] is RoCEv2 to an address of a rank.
+    #[inline(always)]
+    fn extended(&self, frame: &mut Frame) -> Reject {
+        reject(extended_packet(self.ctx, frame.ip as u32), Reject::Ipv6Extensions)
+    }
+}
+
 #[inline(always)]
-pub fn hidden() -> Reject {
-    if hidden_packet() == HIDDEN { Reject::Hidden } else { Reject::NotRoce }
+fn reject(code: u64, to_rank: Reject) -> Reject {
+    match code {
+        NOT_ROCE => Reject::NotRoce,
+        HIDDEN => Reject::Hidden,
+        FORGED => Reject::Forged,
+        _ => to_rank,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -34,17 +58,6 @@ extern "C" fn hidden_packet() -> u64 {
 #[inline(always)]
 fn hidden_code() -> u64 {
     if maps::watched() & (watch::RANKS | watch::FIRST_PACKETS) == 0 { NOT_ROCE } else { HIDDEN }
-}
-
-/// What is behind two tags, or one that is not of 802.1Q: [`Reject::VlanTags`] is RoCEv2 to an address of a rank.
-#[inline(always)]
-pub fn tagged(ctx: *mut xdp_md) -> Reject {
-    match tagged_packet(ctx) {
-        NOT_ROCE => Reject::NotRoce,
-        HIDDEN => Reject::Hidden,
-        FORGED => Reject::Forged,
-        _ => Reject::VlanTags,
-    }
 }
 
 #[unsafe(no_mangle)]
@@ -106,17 +119,6 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
 #[inline(always)]
 fn is_elsewhere(ip: [u8; 16], port: u32) -> bool {
     maps::owner(&Address::ip(ip)).is_some_and(|owner| owner.ifindex != port)
-}
-
-/// What is behind extension headers: [`Reject::Ipv6Extensions`] is RoCEv2 to an address of a rank.
-#[inline(always)]
-pub fn extended(ctx: *mut xdp_md, frame: &Frame) -> Reject {
-    match extended_packet(ctx, frame.ip as u32) {
-        NOT_ROCE => Reject::NotRoce,
-        HIDDEN => Reject::Hidden,
-        FORGED => Reject::Forged,
-        _ => Reject::Ipv6Extensions,
-    }
 }
 
 #[unsafe(no_mangle)]

@@ -20,6 +20,10 @@ pub trait Bytes {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Looks through what no data of ours is wrapped in, and says what the frame is. Programs have the means, and the stack, elsewhere.
+pub trait Wrapped: Bytes {
     /// What a frame is whose headers are in a later fragment.
     fn hidden(&self) -> Reject {
         Reject::Hidden
@@ -55,6 +59,8 @@ impl Bytes for [u8] {
         <[u8]>::len(self)
     }
 }
+
+impl Wrapped for [u8] {}
 
 /// The network layer of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -223,7 +229,7 @@ pub enum Reject {
 ///
 /// Two VLAN tags, IPv4 options, IPv6 extension headers and first fragments are looked through as far as the BTH, so that the caller
 /// can tell a registered flow's broken packet from somebody else's: they come as `Err` with the frame.
-pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
+pub fn parse<B: Wrapped + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
     let mut frame = Frame::EMPTY;
     match parse_into(b, &mut frame) {
         Ok(()) => Ok(frame),
@@ -240,7 +246,7 @@ pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)>
 /// With `IpOptions`, `IpFragment`, `VlanTags` and `Ipv6Extensions` the frame is filled in as far as its BTH; with other errors only
 /// `src_mac` and `src_ip` are, where the frame has them.
 #[inline(always)]
-pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+pub fn parse_into<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     // One check after the other, the farther first: with both at once the compiler leaves a value undefined on a way that
     // only the verifier believes in.
     let Some(ethertype) = b.load::<2>(12) else { return Err(Reject::NotRoce) };
@@ -264,7 +270,7 @@ pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Rej
 
 /// What is behind Ethernet header and tags.
 #[inline(always)]
-fn network<B: Bytes + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Result<(), Reject> {
+fn network<B: Wrapped + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Result<(), Reject> {
     match ethertype {
         ETHERTYPE_IPV4 => ipv4(b, frame),
         ETHERTYPE_IPV6 => ipv6(b, frame),
@@ -319,7 +325,7 @@ fn transport<B: Bytes + ?Sized>(
 }
 
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+fn ipv4<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     let Some(h) = b.load::<IPV4_LEN>(frame.ip) else { return Err(Reject::NotRoce) };
     frame.src_ip = ipv4_mapped([h[12], h[13], h[14], h[15]]);
     let header_len = (h[0] & 0x0f) as usize * 4;
@@ -346,7 +352,7 @@ fn ipv4<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
 }
 
 #[inline(always)]
-fn ipv6<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+fn ipv6<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     // Piece by piece: a copy of the whole header would take a tenth of a BPF program's stack.
     let Some(h) = b.load::<8>(frame.ip) else { return Err(Reject::NotRoce) };
     let Some(dst_ip) = b.load::<16>(frame.ip + 24) else { return Err(Reject::NotRoce) };

@@ -8,7 +8,7 @@ pub mod in_band;
 mod transport;
 
 pub use extensions::{Behind, behind, is_extension};
-pub use frame::{Bytes, Frame, L3, Reject, behind_tags, parse, parse_into};
+pub use frame::{Bytes, Frame, L3, Reject, Wrapped, behind_tags, parse, parse_into};
 pub use in_band::{InBandToken, JobHeader};
 pub use transport::{Aeth, Bth, Nak, Opcode, Reth, Syndrome};
 
