@@ -8,7 +8,7 @@ use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, Verdict};
 use netsum_common::timing::{self, Part};
-use netsum_common::wire::{ETH_LEN, Frame};
+use netsum_common::wire::{EthHdr, Frame};
 
 use crate::classify::refused;
 use crate::packet::Packet;
@@ -111,7 +111,7 @@ fn count(c: &Contribution, flow: &mut Flow, verdict: &Verdict) {
 #[inline(always)]
 fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, place: &Place) -> Option<()> {
     saved::save(ctx, c.frame, place.ring, place.slot * c.ring.ranks + c.party.rank)?;
-    if c.frame.ip != ETH_LEN {
+    if c.frame.ip != EthHdr::LEN {
         slot.flags |= Slot::TAGGED;
     }
     Some(())
