@@ -1,23 +1,32 @@
-//! A contribution arrives at its ring's CPU.
+//! A contribution arrives at its ring's CPU: its way from the checks to what becomes of its packet.
 
-use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
-use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Flow, HeaderWords, MAX_MTU, ReleaseTag, RingConfig, SavedHeader, ring_flags};
+use netsum_common::abi::{Flow, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
-use netsum_common::slot::{self, Fragment, GAP_PSN_AHEAD, Output, Payload, Slot};
+use netsum_common::serial;
+use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, Verdict};
 use netsum_common::timing::{self, Part};
-use netsum_common::wire::{Bytes, ETH_LEN, Frame, ICRC_LEN, L3};
-use netsum_common::{icrc, serial};
+use netsum_common::wire::{EthHdr, Frame};
 
-use crate::classify::{from_its_sender, reason, refused};
-use crate::in_band;
-use crate::maps;
+use crate::classify::refused;
 use crate::packet::Packet;
-use crate::payload::{self, LEN_BITS, Op, Place};
+use crate::payload::{self, Op, Place};
 use crate::trace::{self, Party};
-use crate::{AS_DUPLICATE, Way};
+use crate::{Way, check, maps, output, saved};
+
+/// A contribution that has been checked.
+pub struct Contribution<'a> {
+    /// Its packet's headers.
+    pub frame: &'a Frame,
+    /// Its ring.
+    pub ring: &'a RingConfig,
+    /// Length of its payload.
+    pub len: usize,
+    /// Who sent it, with which index.
+    pub party: Party,
+}
 
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
 #[inline(always)]
@@ -31,10 +40,11 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
-    match check(ctx, p, frame, flow, ring, way) {
+    match check::check(ctx, p, frame, flow, ring, way) {
         Ok(len) => {
             flow.next_psn = serial::add(frame.bth.psn, 1);
-            decide(ctx, frame, flow, ring, len, party)
+            steps(ctx, &Contribution { frame, ring, len, party }, flow)
+                .unwrap_or_else(|| internal(ctx, party))
         }
         Err(counter) => {
             flow.refused = flow.refused.wrapping_add(1);
@@ -46,178 +56,96 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     }
 }
 
-/// Whether the packet is one of a running ring whose result every receiver has had for long; asked on any CPU. Never in a ring
-/// that was set up in band: there the first packet of a connection made anew may look so.
-#[inline(always)]
-pub fn is_laps_behind(ring: &RingConfig, flow: &Flow, frame: &Frame) -> bool {
-    let Some(state) = maps::state(flow.ring) else { return false };
-    // SAFETY: an aligned word of a map value; the ring's CPU may be about to write a later one.
-    let low = unsafe { (&raw const (*state).low).read_volatile() };
-    ring.flags & (ring_flags::ACTIVE | ring_flags::IN_BAND) == ring_flags::ACTIVE
-        && slot::is_laps_behind(ring, low, serial::sub(frame.bth.psn, flow.base_psn))
-}
-
-/// Whether the packet is its flow's and whole; its payload length.
-#[inline(always)]
-fn check(
-    ctx: &XdpContext,
-    p: &Packet,
-    frame: &Frame,
-    flow: &mut Flow,
-    ring: &RingConfig,
-    way: Way,
-) -> Result<usize, Counter> {
-    if ring.flags & ring_flags::ACTIVE == 0 {
-        return Err(Counter::InactiveRing);
-    }
-    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes offline leaves the CPU map's thread
-    // without a home, and when it is back, `ingress` there would be the second. Asked behind ACTIVE: a ring that moves to another
-    // CPU becomes active again only when it has it.
-    if way != Way::Probe && !maps::is_here(ring.cpu) {
-        return Err(Counter::WrongCpu);
-    }
-    from_its_sender(ctx, frame, flow)?;
-    let len = match frame.data_len(p.len()) {
-        Ok(len) => len,
-        Err(reject) => {
-            // No ICRC is asked for: chance does not change both length fields alike.
-            if frame.is_empty_message() {
-                ring_stop(flow.ring, flow.rank);
-                return Err(Counter::LayoutMismatch);
-            }
-            return Err(reason(reject));
-        }
-    };
-    if len > ring.mtu as usize || len > MAX_MTU {
-        return Err(Counter::Oversized);
-    }
-    // A requester fills all packets of a message but the last (IBTA 9.7.4.1.5, "Payload length"). The first contribution says how
-    // long its slot is, so one that is too short would keep the others out.
-    if len != ring.mtu as usize && !frame.bth.opcode.is_last() {
-        return Err(Counter::ShortFragment);
-    }
-    if ring.flags & ring_flags::ICRC_IGNORE == 0 {
-        let Some(state) = payload::frame_crc(ctx, frame, len) else { return Err(Counter::Truncated) };
-        let Some(sent) = Packet::new(ctx).load::<ICRC_LEN>(frame.payload() + len) else {
-            return Err(Counter::Truncated);
-        };
-        if u32::from_le_bytes(sent) != !state {
-            return Err(Counter::BadIcrc);
-        }
-    }
-    if ring.flags & ring_flags::IN_BAND != 0 && frame.bth.opcode.is_first() {
-        in_band::follows(ctx, p, frame, len, serial::sub(frame.bth.psn, flow.base_psn))?;
-    }
-    if flow.src_mac == [0; 6] {
-        flow.src_mac = frame.src_mac;
-    }
-    Ok(len)
-}
-
+/// From the verdict to what becomes of the packet, one after the other. `None` where something that must be there is not.
+///
 /// Packets are found anew behind calls: kept over them, they would take more stack than there is.
 #[inline(always)]
-fn decide(
-    ctx: &XdpContext,
-    frame: &Frame,
-    flow: &mut Flow,
-    ring: &RingConfig,
-    len: usize,
-    party: Party,
-) -> u32 {
-    let Party { ring: ring_id, index, .. } = party;
-    let slot_no = index & (ring.slots - 1);
-    let Some(state) = maps::state(ring_id) else { return internal(ctx, party) };
-    let Some(slot) = maps::slot(ring_id, slot_no) else { return internal(ctx, party) };
+fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
+    let place = Place { ring: c.party.ring, slot: c.party.index & (c.ring.slots - 1), mtu: c.ring.mtu };
+    let (state, slot) = (maps::state(place.ring)?, maps::slot(place.ring, place.slot)?);
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
     let (state, slot) = unsafe { (&mut *state, &mut *slot) };
-    if ring.flags & ring_flags::RELAXED != 0 {
-        relaxed_advance(ring_id);
+    let verdict = decide(c, state, slot);
+    count(c, flow, &verdict);
+    // Here the packet is still as it came, and its slot as it will be.
+    trace::contribution(ctx, c.party, verdict.counters(c.frame.ce));
+    if verdict.save_header {
+        save(ctx, c, slot, &place)?;
     }
-    let fragment = Fragment { rank: flow.rank, index, len: len as u32, ce: frame.ce, bounds: frame.bounds() };
-    let verdict = slot::on_fragment(ring, state, slot, fragment);
+    time(c, &verdict);
+    sum(ctx, c, slot, &verdict, &place)?;
+    Some(output::send(ctx, c, slot, &verdict))
+}
 
+#[inline(always)]
+fn decide(c: &Contribution, state: &mut RingState, slot: &mut Slot) -> Verdict {
+    if c.ring.flags & ring_flags::RELAXED != 0 {
+        relaxed_advance(c.party.ring);
+    }
+    let Contribution { frame, len, .. } = *c;
+    let (index, len) = (c.party.index, len as u32);
+    slot::on_fragment(
+        c.ring,
+        state,
+        slot,
+        Fragment { rank: c.party.rank, index, len, ce: frame.ce, bounds: frame.bounds() },
+    )
+}
+
+#[inline(always)]
+fn count(c: &Contribution, flow: &mut Flow, verdict: &Verdict) {
+    let ring = c.party.ring;
     flow.last_outcome = verdict.counter as u32;
     if verdict.counter == Counter::LengthMismatch {
-        (flow.mismatch_psn, flow.mismatch_len) = (frame.bth.psn, len as u32);
+        (flow.mismatch_psn, flow.mismatch_len) = (c.frame.bth.psn, c.len as u32);
     }
-    maps::count(ring_id, verdict.counter);
+    maps::count(ring, verdict.counter);
     if verdict.gap {
-        maps::count(ring_id, Counter::OutOfSequence);
+        maps::count(ring, Counter::OutOfSequence);
     }
-    if frame.ce {
-        maps::count(ring_id, Counter::EcnMarked);
+    if c.frame.ce {
+        maps::count(ring, Counter::EcnMarked);
     }
-    // Here the packet is still as it came, and its slot as it will be.
-    trace::contribution(ctx, party, verdict.counters(frame.ce));
-    if verdict.save_header {
-        if save_header(ctx, frame, ring_id, slot_no * ring.ranks + flow.rank).is_none() {
-            return internal(ctx, party);
-        }
-        if frame.ip != ETH_LEN {
-            slot.flags |= Slot::TAGGED;
-        }
+}
+
+#[inline(always)]
+fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, place: &Place) -> Option<()> {
+    saved::save(ctx, c.frame, place.ring, place.slot * c.ring.ranks + c.party.rank)?;
+    if c.frame.ip != EthHdr::LEN {
+        slot.flags |= Slot::TAGGED;
     }
+    Some(())
+}
+
+#[inline(always)]
+fn time(c: &Contribution, verdict: &Verdict) {
+    let Party { ring, index, .. } = c.party;
     if verdict.payload != Payload::Leave && timing::is_sampled(index) {
-        note_time(
-            ring_id,
-            index,
-            flow.rank,
-            (verdict.payload == Payload::Add) as u32 + verdict.completed as u32,
-        );
+        let part = (verdict.payload == Payload::Add) as u32 + verdict.completed as u32;
+        note_time(ring, index, c.party.rank, part);
     }
-    let place = Place { ring: ring_id, slot: slot_no, mtu: ring.mtu };
-    let at = frame.payload();
-    let moved = match verdict.payload {
+}
+
+/// Takes the payload into the slot, and a sum that is to be sent into the packet.
+#[inline(always)]
+fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: &Verdict, place: &Place) -> Option<()> {
+    let (at, len) = (c.frame.payload(), c.len);
+    match verdict.payload {
         Payload::Leave => Some(()),
-        Payload::Copy => payload::apply(ctx, Op::Store, at, len, &place),
-        Payload::Add => payload::apply(ctx, Op::Add, at, len, &place),
-    };
-    if moved.is_none() {
-        return internal(ctx, party);
-    }
-    let result_in_packet = verdict.completed || matches!(verdict.output, Output::Release | Output::Replay);
-    if result_in_packet && payload::apply(ctx, Op::Load, at, len, &place).is_none() {
-        return internal(ctx, party);
+        Payload::Copy => payload::apply(ctx, Op::Store, at, len, place),
+        Payload::Add => payload::apply(ctx, Op::Add, at, len, place),
+    }?;
+    if verdict.completed || matches!(verdict.output, Output::Release | Output::Replay) {
+        payload::apply(ctx, Op::Load, at, len, place)?;
     }
     if verdict.completed {
-        maps::count(ring_id, Counter::Completed);
-        let Some(crc) = payload::crc(ctx, at, len, 0) else { return internal(ctx, party) };
-        slot.crc = crc;
+        maps::count(place.ring, Counter::Completed);
+        slot.crc = payload::crc(ctx, at, len, 0)?;
         if verdict.output != Output::Release {
-            maps::count(ring_id, Counter::Held);
+            maps::count(place.ring, Counter::Held);
         }
     }
-    let tag = |rank: u16| {
-        let tag = ReleaseTag { ring: ring_id, index, rank, payload: at as u16 };
-        // SAFETY: `ReleaseTag` is `repr(C)` without padding, 12 bytes as asserted in the ABI.
-        Packet::new(ctx).store(0, unsafe { core::mem::transmute::<ReleaseTag, [u8; 12]>(tag) })
-    };
-    let sent = match verdict.output {
-        Output::Drop => return XDP_DROP,
-        Output::Stale => {
-            return if payload::move_psn(ctx, frame, len, AS_DUPLICATE) { XDP_PASS } else { XDP_DROP };
-        }
-        Output::Gap => {
-            maps::count(ring_id, Counter::GapForwarded);
-            return forward_past_gap(ctx, frame, len, if verdict.completed { Some(slot.crc) } else { None });
-        }
-        Output::Release => {
-            maps::count(ring_id, Counter::Released);
-            tag(ReleaseTag::ALL).and_then(|()| maps::to_all(ring_id))
-        }
-        Output::Replay => {
-            let next = if flow.rank + 1 >= ring.ranks { 0 } else { flow.rank + 1 };
-            tag(next as u16).and_then(|()| maps::to_rank(ring_id, next))
-        }
-    };
-    match sent {
-        Some(action) => action,
-        None => {
-            maps::count(ring_id, Counter::RedirectFailed);
-            trace::contribution(ctx, party, Counter::RedirectFailed.bit());
-            XDP_DROP
-        }
-    }
+    Some(())
 }
 
 /// Moves a relaxed ring's lowest unreleased index on. A global function, as in [`payload`].
@@ -244,81 +172,6 @@ extern "C" fn note_time(ring_id: u32, index: u32, rank: u32, part: u32) -> u64 {
     // SAFETY: a helper without preconditions; a map value that only the ring's CPU writes.
     unsafe { (*timing).note(index, rank, part, bpf_ktime_get_ns()) };
     0
-}
-
-#[inline(always)]
-fn save_header(ctx: &XdpContext, frame: &Frame, ring: u32, index: u32) -> Option<()> {
-    let v6 = (frame.l3 == L3::V6) as u32;
-    let place = v6 << 16 | (frame.ip as u32) << 8 | frame.payload() as u32;
-    if header_save(ctx.ctx, place, ring, index) == 0 { Some(()) } else { None }
-}
-
-/// Stops a ring because of a rank. A global function, as in [`payload`]: few packets need it.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn ring_stop(ring_id: u32, rank: u32) -> u64 {
-    if let Some(state) = maps::state(ring_id) {
-        // SAFETY: a map value that only the ring's CPU writes.
-        unsafe { (*state).stopped = rank + 1 };
-    }
-    0
-}
-
-/// Saves the headers of a packet, in words; up to six bytes of the payload may be copied with them. A global function.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn header_save(ctx: *mut xdp_md, place: u32, ring: u32, index: u32) -> u64 {
-    let p = Packet::new(&XdpContext::new(ctx));
-    let Some(saved) = maps::header(ring, index) else { return 1 };
-    let len = (place & 0x7f) as usize;
-    if let Some(all) = p.at::<{ size_of::<HeaderWords>() }>(0) {
-        // Long enough for a copy without looking at the length.
-        // SAFETY: 13 words from `all` on are inside the packet, and a map value has room for them.
-        unrolled!(I in 0 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-            (*saved).words[I] = (all as *const u64).add(I).read_unaligned()
-        });
-        return finish_header(saved, place);
-    }
-    let mut i = 0;
-    while i < 13 {
-        if i * 8 >= len {
-            break;
-        }
-        let Some(word) = p.load::<8>(i * 8) else { return 1 };
-        // SAFETY: a map value that only the ring's CPU writes; `i` is below the array's length.
-        unsafe { (*saved).words[i] = u64::from_ne_bytes(word) };
-        i += 1;
-    }
-    finish_header(saved, place)
-}
-
-#[inline(always)]
-fn finish_header(saved: *mut SavedHeader, place: u32) -> u64 {
-    // SAFETY: a map value that only the ring's CPU writes.
-    unsafe {
-        (*saved).len = (place & 0x7f) as u8;
-        (*saved).ip = (place >> 8) as u8;
-        (*saved).v6 = (place >> 16) as u8;
-    }
-    0
-}
-
-/// Passes a packet on with a PSN from far ahead, so that its receiver NAKs; see [`GAP_PSN_AHEAD`]. `payload_crc` is that
-/// of the sum, when the sum has taken the payload's place already; the receiver discards either.
-#[inline(always)]
-fn forward_past_gap(ctx: &XdpContext, frame: &Frame, len: usize, payload_crc: Option<u32>) -> u32 {
-    if !payload::move_psn(ctx, frame, len, GAP_PSN_AHEAD) {
-        return XDP_DROP;
-    }
-    let Some(crc) = payload_crc else { return XDP_PASS };
-    let Some(state) = payload::headers_crc(ctx, frame.l3, frame.ip, frame.bth.opcode.extended_len()) else {
-        return XDP_DROP;
-    };
-    let icrc = !(icrc::shift(state, len & LEN_BITS) ^ crc);
-    match Packet::new(ctx).store(frame.payload() + len, icrc.to_le_bytes()) {
-        Some(()) => XDP_PASS,
-        None => XDP_DROP,
-    }
 }
 
 #[inline(always)]

@@ -1,5 +1,7 @@
 //! A clone of a result leaves by a port: it gets the headers that the rank behind the port expects.
 
+use core::mem::offset_of;
+
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::helpers::bpf_xdp_adjust_head;
 use aya_ebpf::programs::XdpContext;
@@ -7,7 +9,7 @@ use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, SavedHeader}
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
-use netsum_common::wire::{Bytes, ETH_LEN, ETHERTYPE_VLAN, L3, MAX_HEADERS, UDP_LEN, VLAN_LEN};
+use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MAX_HEADERS, UdpHdr, VlanHdr};
 
 use crate::packet::Packet;
 use crate::trace::{self, Party};
@@ -70,7 +72,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     if len > MAX_MTU {
         return None;
     }
-    let extended = header_len.wrapping_sub(ip + l3.header_len() + UDP_LEN + netsum_common::wire::BTH_LEN);
+    let extended = header_len.wrapping_sub(ip + l3.header_len() + UdpHdr::LEN + netsum_common::wire::BTH_LEN);
     let state = payload::headers_crc(ctx, l3, ip, extended)?;
     let icrc = !(icrc::shift(state, len & payload::LEN_BITS) ^ slot.crc);
     p.store(header_len + len, icrc.to_le_bytes())?;
@@ -88,24 +90,28 @@ fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
     let sent = p.load::<4>(MACS)?;
     let tagged = [sent[0], sent[1]] == ETHERTYPE_VLAN.to_be_bytes();
     // SAFETY: a map value that the ring's CPU wrote, which is this one.
-    let (own_tagged, word) = unsafe { ((*own).ip != ETH_LEN as u8, (*own).words[1].to_ne_bytes()) };
+    let (own_tagged, word) = unsafe { ((*own).ip != EthHdr::LEN as u8, (*own).words[1].to_ne_bytes()) };
     let own_tag = [word[4], word[5], word[6], word[7]];
     if tagged && own_tagged {
-        return p.store(ETH_LEN, [sent[2] & 0xf0 | own_tag[2] & 0x0f, own_tag[3]]);
+        return p.store(EthHdr::LEN, [sent[2] & 0xf0 | own_tag[2] & 0x0f, own_tag[3]]);
     }
     if tagged {
         let macs = p.load::<MACS>(0)?;
-        p.store(VLAN_LEN, macs)?;
+        p.store(VlanHdr::LEN, macs)?;
         // SAFETY: the context is valid; no packet pointer is used any more.
-        return if unsafe { bpf_xdp_adjust_head(ctx.ctx, VLAN_LEN as i32) } == 0 { Some(()) } else { None };
+        return if unsafe { bpf_xdp_adjust_head(ctx.ctx, VlanHdr::LEN as i32) } == 0 {
+            Some(())
+        } else {
+            None
+        };
     }
     if own_tagged {
         // SAFETY: the context is valid; packet pointers are read anew.
-        if unsafe { bpf_xdp_adjust_head(ctx.ctx, -(VLAN_LEN as i32)) } != 0 {
+        if unsafe { bpf_xdp_adjust_head(ctx.ctx, -(VlanHdr::LEN as i32)) } != 0 {
             return None;
         }
         p = Packet::new(ctx);
-        let macs = p.load::<MACS>(VLAN_LEN)?;
+        let macs = p.load::<MACS>(VlanHdr::LEN)?;
         p.store(0, macs)?;
         p.store(MACS, own_tag)?;
     }
@@ -154,23 +160,19 @@ fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
 /// checksum, and the congestion mark of any contribution, where the sender takes part in ECN.
 #[inline(always)]
 fn amend(p: &Packet, ip: usize, l3: L3, ce: bool) -> Option<()> {
-    p.store(ip + l3.header_len() + UDP_LEN - 2, [0; 2])?;
+    p.store(ip + l3.header_len() + offset_of!(UdpHdr, check), [0; 2])?;
     match l3 {
         L3::V4 => {
-            let h = p.load::<12>(ip)?;
-            let mut tos = h[1];
-            if ce && tos & 3 != 0 {
-                tos |= 3;
-            }
+            let h = Ipv4Hdr::load(p, ip)?;
+            let tos = if ce && h.ecn() != 0 { h.tos | 3 } else { h.tos };
             // RFC 1624, eqn. 3: HC' = ~(~HC + ~m + m').
-            let mut sum = (!u16::from_be_bytes([h[10], h[11]])) as u32;
-            sum += (!u16::from_be_bytes([h[4], h[5]])) as u32;
-            sum += (!u16::from_be_bytes([h[0], h[1]])) as u32 + u16::from_be_bytes([h[0], tos]) as u32;
+            let mut sum = (!h.checksum()) as u32 + (!h.id()) as u32;
+            sum += (!u16::from_be_bytes([h.vihl, h.tos])) as u32 + u16::from_be_bytes([h.vihl, tos]) as u32;
             sum = (sum & 0xffff) + (sum >> 16);
             sum = (sum & 0xffff) + (sum >> 16);
-            p.store(ip + 1, [tos])?;
-            p.store(ip + 4, [0; 2])?;
-            p.store(ip + 10, (!(sum as u16)).to_be_bytes())
+            p.store(ip + offset_of!(Ipv4Hdr, tos), [tos])?;
+            p.store(ip + offset_of!(Ipv4Hdr, id), [0; 2])?;
+            p.store(ip + offset_of!(Ipv4Hdr, check), (!(sum as u16)).to_be_bytes())
         }
         L3::V6 => {
             let h = p.load::<2>(ip)?;

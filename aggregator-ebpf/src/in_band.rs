@@ -5,12 +5,16 @@
 //! until the daemon has registered the connections of all ranks. (Were the rest passed on, some receivers would NAK it each
 //! time that it comes, and the sender would send its window again and again for as long as ranks are missing.)
 
+use core::mem::offset_of;
+
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Claim, ClaimKey, MAX_MTU, StrangerKey, Token, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
-use netsum_common::wire::{BTH_LEN, Bytes, Frame, ICRC_LEN, IPV4_LEN, IPV6_LEN, L3, UDP_LEN, ipv4_mapped};
+use netsum_common::wire::{
+    BTH_LEN, Bytes, EthHdr, Frame, ICRC_LEN, Ipv4Hdr, Ipv6Hdr, L3, UdpHdr, ipv4_mapped,
+};
 
 use crate::classify::Found;
 use crate::packet::Packet;
@@ -157,13 +161,15 @@ fn claim(ctx: &XdpContext, place: u32, len: u32) -> Option<()> {
     // The verifier takes the bounds from here.
     let (at, ip) = ((place & 127) as usize, (place >> 8 & 31) as usize);
     // The nearer first: the compiler leaves out a comparison that follows from a farther one, and the verifier does not follow.
-    let src_mac = p.load::<6>(6)?;
+    let src_mac = p.load::<6>(offset_of!(EthHdr, src_addr))?;
     let (src_ip, dst_ip, bth) = if place >> 16 != 0 {
-        let (src, dst) = (p.load::<16>(ip + 8)?, p.load::<16>(ip + 24)?);
-        (src, dst, p.load::<BTH_LEN>(ip + IPV6_LEN + UDP_LEN)?)
+        let src = p.load::<16>(ip + offset_of!(Ipv6Hdr, src_addr))?;
+        let dst = p.load::<16>(ip + offset_of!(Ipv6Hdr, dst_addr))?;
+        (src, dst, p.load::<BTH_LEN>(ip + Ipv6Hdr::LEN + UdpHdr::LEN)?)
     } else {
-        let (src, dst) = (p.load::<4>(ip + 12)?, p.load::<4>(ip + 16)?);
-        (ipv4_mapped(src), ipv4_mapped(dst), p.load::<BTH_LEN>(ip + IPV4_LEN + UDP_LEN)?)
+        let src = p.load::<4>(ip + offset_of!(Ipv4Hdr, src_addr))?;
+        let dst = p.load::<4>(ip + offset_of!(Ipv4Hdr, dst_addr))?;
+        (ipv4_mapped(src), ipv4_mapped(dst), p.load::<BTH_LEN>(ip + Ipv4Hdr::LEN + UdpHdr::LEN)?)
     };
     let words = words_at(&p, at)?;
     let header =

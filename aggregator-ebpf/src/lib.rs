@@ -18,12 +18,15 @@ macro_rules! unrolled {
 }
 
 pub mod aggregate;
+pub mod check;
 pub mod classify;
 pub mod egress;
 pub mod in_band;
 pub mod maps;
+pub mod output;
 pub mod packet;
 pub mod payload;
+pub mod saved;
 pub mod trace;
 pub mod wrapped;
 
@@ -68,7 +71,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 seen_here(flow, &found);
                 return refuse(ctx, traced_by::INGRESS, &found);
             }
-            if aggregate::is_laps_behind(ring, flow, &found.frame) {
+            if check::is_laps_behind(ring, flow, &found.frame) {
                 return stale(ctx, &p, flow, &mut found);
             }
             // What is the next of its flow behind what was taken last overtakes nothing that another CPU has queued.

@@ -2,9 +2,7 @@
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::wire::{Bytes, Frame, Reject};
-
-use crate::wrapped;
+use netsum_common::wire::Bytes;
 
 /// Most that an offset may be.
 const FARTHEST: usize = 0x3fff;
@@ -14,7 +12,7 @@ const FARTHEST: usize = 0x3fff;
 pub struct Packet {
     data: usize,
     end: usize,
-    ctx: *mut xdp_md,
+    pub(crate) ctx: *mut xdp_md,
 }
 
 impl Packet {
@@ -76,21 +74,6 @@ impl Bytes for Packet {
     #[inline(always)]
     fn len(&self) -> usize {
         self.end - self.data
-    }
-
-    #[inline(always)]
-    fn hidden(&self) -> Reject {
-        wrapped::hidden()
-    }
-
-    #[inline(always)]
-    fn tagged(&self, _: &mut Frame) -> Reject {
-        wrapped::tagged(self.ctx)
-    }
-
-    #[inline(always)]
-    fn extended(&self, frame: &mut Frame) -> Reject {
-        wrapped::extended(self.ctx, frame)
     }
 }
 

@@ -10,14 +10,14 @@ use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{CELL_LEN, MAX_MTU};
 use netsum_common::icrc::{self, Chorba, Lagged};
 use netsum_common::serial;
-use netsum_common::wire::{BTH_LEN, Bytes as _, Frame, ICRC_LEN, IPV4_LEN, L3, MAX_HEADERS, UDP_LEN};
+use netsum_common::wire::{BTH_LEN, Bytes as _, Frame, ICRC_LEN, Ipv4Hdr, L3, MAX_HEADERS, UdpHdr};
 
 use crate::maps;
 use crate::packet::{Packet, opaque};
 
 const MAX_CELLS: usize = MAX_MTU / CELL_LEN;
 /// IPv4, UDP and base transport headers.
-const HEADERS_V4: usize = IPV4_LEN + UDP_LEN + BTH_LEN;
+const HEADERS_V4: usize = Ipv4Hdr::LEN + UdpHdr::LEN + BTH_LEN;
 const CELL_LANES: usize = CELL_LEN / 4;
 /// From here on [`Lagged`] is the faster way, by `cargo xtask bench dataplane`.
 const LAGGED_LEN: usize = 3 * CELL_LEN;

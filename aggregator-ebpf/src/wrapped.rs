@@ -1,12 +1,14 @@
 //! Packets behind tags or extension headers that no data of ours has. In global functions: few packets need them, and what they have on
 //! their stacks the programs have no room for. So they say what becomes of a packet as far as they can.
 
+use core::mem::offset_of;
+
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, watch};
 use netsum_common::wire::{
-    self, Behind, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, IPPROTO_ICMPV6, IPPROTO_UDP,
-    IPV4_LEN, IPV6_LEN, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, ipv4_mapped,
+    self, Behind, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header, IPPROTO_ICMPV6,
+    IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, UdpHdr, Wrapped, ipv4_mapped,
 };
 
 use crate::maps;
@@ -19,10 +21,34 @@ const FORGED: u64 = 0xff;
 /// RoCEv2 to a rank.
 const TO_RANK: u64 = 2;
 
-/// What cannot be seen through: it passes where there is no rank, and no job whose ranks are to show up.
+impl Wrapped for Packet {
+    /// It passes where there is no rank, and no job whose ranks are to show up.
+    #[inline(always)]
+    fn hidden(&self) -> Reject {
+        if hidden_packet() == HIDDEN { Reject::Hidden } else { Reject::NotRoce }
+    }
+
+    /// [`Reject::VlanTags`] is RoCEv2 to an address of a rank.
+    #[inline(always)]
+    fn tagged(&self, _: &mut Frame) -> Reject {
+        reject(tagged_packet(self.ctx), Reject::VlanTags)
+    }
+
+    /// [`Reject::Ipv6Extensions`] is RoCEv2 to an address of a rank.
+    #[inline(always)]
+    fn extended(&self, frame: &mut Frame) -> Reject {
+        reject(extended_packet(self.ctx, frame.ip as u32), Reject::Ipv6Extensions)
+    }
+}
+
 #[inline(always)]
-pub fn hidden() -> Reject {
-    if hidden_packet() == HIDDEN { Reject::Hidden } else { Reject::NotRoce }
+fn reject(code: u64, to_rank: Reject) -> Reject {
+    match code {
+        NOT_ROCE => Reject::NotRoce,
+        HIDDEN => Reject::Hidden,
+        FORGED => Reject::Forged,
+        _ => to_rank,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -34,17 +60,6 @@ extern "C" fn hidden_packet() -> u64 {
 #[inline(always)]
 fn hidden_code() -> u64 {
     if maps::watched() & (watch::RANKS | watch::FIRST_PACKETS) == 0 { NOT_ROCE } else { HIDDEN }
-}
-
-/// What is behind two tags, or one that is not of 802.1Q: [`Reject::VlanTags`] is RoCEv2 to an address of a rank.
-#[inline(always)]
-pub fn tagged(ctx: *mut xdp_md) -> Reject {
-    match tagged_packet(ctx) {
-        NOT_ROCE => Reject::NotRoce,
-        HIDDEN => Reject::Hidden,
-        FORGED => Reject::Forged,
-        _ => Reject::VlanTags,
-    }
 }
 
 #[unsafe(no_mangle)]
@@ -63,26 +78,26 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
             return if is_elsewhere(ipv4_mapped(sender), port) { FORGED } else { NOT_ROCE };
         }
         ETHERTYPE_IPV4 => {
-            let Some(h) = p.load_far::<IPV4_LEN>(ip) else { return NOT_ROCE };
-            if is_elsewhere(ipv4_mapped([h[12], h[13], h[14], h[15]]), port) {
+            let Some(h) = p.load_far(ip).map(Ipv4Hdr::of) else { return NOT_ROCE };
+            if is_elsewhere(ipv4_mapped(h.src_addr), port) {
                 return FORGED;
             }
             // A later fragment is nothing without its first one, which has the ports.
-            if h[9] != IPPROTO_UDP || u16::from_be_bytes([h[6], h[7]]) & 0x1fff != 0 {
+            if h.proto != IPPROTO_UDP || h.frag_offset() != 0 {
                 return NOT_ROCE;
             }
-            (ip + (h[0] & 0x0f) as usize * 4, ipv4_mapped([h[16], h[17], h[18], h[19]]))
+            (ip + h.ihl() as usize, ipv4_mapped(h.dst_addr))
         }
         ETHERTYPE_IPV6 => {
-            let Some([next]) = p.load_far::<1>(ip + 6) else { return NOT_ROCE };
-            let Some(to) = p.load_far::<16>(ip + 24) else { return NOT_ROCE };
-            let Some(from) = p.load_far::<16>(ip + 8) else { return NOT_ROCE };
+            let Some([next]) = p.load_far::<1>(ip + offset_of!(Ipv6Hdr, next_hdr)) else { return NOT_ROCE };
+            let Some(to) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, dst_addr)) else { return NOT_ROCE };
+            let Some(from) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, src_addr)) else { return NOT_ROCE };
             if is_elsewhere(from, port) {
                 return FORGED;
             }
             if next == IPPROTO_ICMPV6 {
-                let Some(target) = p.load_far::<16>(ip + IPV6_LEN + 8) else { return NOT_ROCE };
-                let Some([kind]) = p.load_far::<1>(ip + IPV6_LEN) else { return NOT_ROCE };
+                let Some(target) = p.load_far::<16>(ip + Ipv6Hdr::LEN + 8) else { return NOT_ROCE };
+                let Some([kind]) = p.load_far::<1>(ip + Ipv6Hdr::LEN) else { return NOT_ROCE };
                 let forged = kind == NEIGHBOUR_ADVERTISEMENT && is_elsewhere(target, port);
                 return if forged { FORGED } else { NOT_ROCE };
             }
@@ -93,11 +108,11 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
             if next != IPPROTO_UDP {
                 return NOT_ROCE;
             }
-            (ip + IPV6_LEN, to)
+            (ip + Ipv6Hdr::LEN, to)
         }
         _ => return NOT_ROCE,
     };
-    let Some(to_port) = p.load_far::<2>(udp + 2) else { return NOT_ROCE };
+    let Some(to_port) = p.load_far::<2>(udp + offset_of!(UdpHdr, dst)) else { return NOT_ROCE };
     let is_roce = u16::from_be_bytes(to_port) == ROCE_PORT;
     if is_roce && maps::owner(&Address::ip(to)).is_some() { TO_RANK } else { NOT_ROCE }
 }
@@ -106,17 +121,6 @@ extern "C" fn tagged_packet(ctx: *mut xdp_md) -> u64 {
 #[inline(always)]
 fn is_elsewhere(ip: [u8; 16], port: u32) -> bool {
     maps::owner(&Address::ip(ip)).is_some_and(|owner| owner.ifindex != port)
-}
-
-/// What is behind extension headers: [`Reject::Ipv6Extensions`] is RoCEv2 to an address of a rank.
-#[inline(always)]
-pub fn extended(ctx: *mut xdp_md, frame: &Frame) -> Reject {
-    match extended_packet(ctx, frame.ip as u32) {
-        NOT_ROCE => Reject::NotRoce,
-        HIDDEN => Reject::Hidden,
-        FORGED => Reject::Forged,
-        _ => Reject::Ipv6Extensions,
-    }
 }
 
 #[unsafe(no_mangle)]
@@ -137,7 +141,7 @@ extern "C" fn extended_packet(ctx: *mut xdp_md, ip: u32) -> u64 {
         return FORGED;
     }
     if behind.udp().is_some()
-        && let Some(to) = p.load_far::<16>(ip + 24)
+        && let Some(to) = p.load_far::<16>(ip + offset_of!(Ipv6Hdr, dst_addr))
         && maps::owner(&Address::ip(to)).is_some()
     {
         return TO_RANK;

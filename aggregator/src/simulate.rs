@@ -120,11 +120,11 @@ fn unfit(captured: &Captured, ports: &Ports) -> Option<String> {
     if frame.len() < *len {
         return Some(format!("the file has {} of its {len} bytes; capture whole frames", frame.len()));
     }
-    if !(wire::ETH_LEN..=LONGEST).contains(&frame.len()) {
+    if !(wire::EthHdr::LEN..=LONGEST).contains(&frame.len()) {
         return Some(format!(
             "it has {} bytes; {} to {LONGEST} can be run, and data of a job has less",
             frame.len(),
-            wire::ETH_LEN
+            wire::EthHdr::LEN
         ));
     }
     None

@@ -56,12 +56,12 @@ impl FrameSpec {
     }
 
     pub fn ip_offset(&self) -> usize {
-        wire::ETH_LEN + if self.vlan.is_some() { wire::VLAN_LEN } else { 0 }
+        wire::EthHdr::LEN + if self.vlan.is_some() { wire::VlanHdr::LEN } else { 0 }
     }
 
     pub fn payload_offset(&self) -> usize {
-        let ip = if self.src.len() == 4 { wire::IPV4_LEN } else { wire::IPV6_LEN };
-        self.ip_offset() + ip + wire::UDP_LEN + wire::BTH_LEN + self.bth.opcode.extended_len()
+        let ip = if self.src.len() == 4 { wire::Ipv4Hdr::LEN } else { wire::Ipv6Hdr::LEN };
+        self.ip_offset() + ip + wire::UdpHdr::LEN + wire::BTH_LEN + self.bth.opcode.extended_len()
     }
 
     pub fn build(&self) -> Vec<u8> {
@@ -73,7 +73,7 @@ impl FrameSpec {
             transport.extend(self.immediate.to_be_bytes());
         }
         transport.extend(&self.payload);
-        let udp_len = (wire::UDP_LEN + transport.len() + wire::ICRC_LEN) as u16;
+        let udp_len = (wire::UdpHdr::LEN + transport.len() + wire::ICRC_LEN) as u16;
 
         let mut f = [self.macs.0, self.macs.1].concat();
         if let Some(vlan) = self.vlan {
@@ -84,7 +84,7 @@ impl FrameSpec {
         let l3 = if self.src.len() == 4 {
             f.extend(wire::ETHERTYPE_IPV4.to_be_bytes());
             f.extend([0x45, self.tos]);
-            f.extend((wire::IPV4_LEN as u16 + udp_len).to_be_bytes());
+            f.extend((wire::Ipv4Hdr::LEN as u16 + udp_len).to_be_bytes());
             f.extend(self.id.to_be_bytes());
             f.extend([0x40, 0, 64, wire::IPPROTO_UDP, 0, 0]);
             f.extend(&self.src);

@@ -123,8 +123,8 @@ pub fn describe(frame: &[u8]) -> (String, Option<Transport>) {
 fn other(frame: &[u8]) -> String {
     let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
     let (ethertype, ip) = match word(12) {
-        Some(wire::ETHERTYPE_VLAN) => (word(16), wire::ETH_LEN + wire::VLAN_LEN),
-        other => (other, wire::ETH_LEN),
+        Some(wire::ETHERTYPE_VLAN) => (word(16), wire::EthHdr::LEN + wire::VlanHdr::LEN),
+        other => (other, wire::EthHdr::LEN),
     };
     let protocol = |at: usize| match frame.get(at) {
         Some(1) => "ICMP",

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions};
 use netsum_common::abi::{MAX_MTU, SavedHeader, programs};
 use netsum_common::icrc;
-use netsum_common::wire::{ICRC_LEN, JobHeader, L3, Opcode, UDP_LEN};
+use netsum_common::wire::{ICRC_LEN, JobHeader, L3, Opcode, UdpHdr};
 use netsum_core::plane::{FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
@@ -21,7 +21,7 @@ pub fn duplicate(saved: &SavedHeader, len: usize, index: Option<u32>) -> Option<
     let payload_at = frame.len();
     frame.resize(payload_at + len, 0);
     let l3 = if saved.v6 == 1 { L3::V6 } else { L3::V4 };
-    let opcode = Opcode(*frame.get(saved.ip as usize + l3.header_len() + UDP_LEN)?);
+    let opcode = Opcode(*frame.get(saved.ip as usize + l3.header_len() + UdpHdr::LEN)?);
     if let Some(index) = index
         && opcode.is_first()
     {
@@ -83,7 +83,7 @@ mod tests {
     /// Headers of a packet over IPv4, all zeros but the opcode.
     fn saved(opcode: Opcode) -> SavedHeader {
         let mut bytes = [0u8; 13 * 8];
-        bytes[14 + 20 + UDP_LEN] = opcode.0;
+        bytes[14 + 20 + UdpHdr::LEN] = opcode.0;
         let mut words = [0; 13];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_ne_bytes(*bytes);

@@ -17,7 +17,7 @@ use netsum_aggregator_ebpf::payload::{self, Op, Place};
 use netsum_aggregator_ebpf::{Way, maps, on_cpu, on_port};
 use netsum_common::abi::ReleaseTag;
 use netsum_common::slot::Slot;
-use netsum_common::wire::{ETH_LEN, IPV4_LEN, MAX_HEADERS, UDP_LEN};
+use netsum_common::wire::{EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
 
 netsum_aggregator_ebpf::programs!();
 
@@ -26,7 +26,7 @@ const RING: u32 = 1;
 const SLOT: u32 = 1;
 const TIMED: u32 = 0;
 /// Offset of the payload of an untagged IPv4 SEND.
-const PAYLOAD: usize = ETH_LEN + IPV4_LEN + UDP_LEN + netsum_common::wire::BTH_LEN;
+const PAYLOAD: usize = EthHdr::LEN + Ipv4Hdr::LEN + UdpHdr::LEN + netsum_common::wire::BTH_LEN;
 
 /// Nothing: the cost of a test run.
 #[xdp]

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use anyhow::{Context, Result, ensure};
 use aya::maps::{MapType, loaded_maps};
 use netsum_common::abi;
-use netsum_common::wire::{BTH_LEN, ETH_LEN, IPV4_LEN, MAX_HEADERS, UDP_LEN};
+use netsum_common::wire::{BTH_LEN, EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use netsum_lab::programs::ring;
 const WINDOW: u32 = 8;
 const MESSAGE: u32 = 65_536;
 /// Headers of an untagged IPv4 SEND.
-const SEND_V4: usize = ETH_LEN + IPV4_LEN + UDP_LEN + BTH_LEN;
+const SEND_V4: usize = EthHdr::LEN + Ipv4Hdr::LEN + UdpHdr::LEN + BTH_LEN;
 
 /// The memory of a ring.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -1,17 +1,15 @@
 //! What is behind the extension headers of an IPv6 packet (RFC 8200, section 4): hosts look through them, so nothing may hide there.
 
-use super::{
-    BTH_LEN, Bytes, IPPROTO_ICMPV6, IPPROTO_UDP, IPV6_LEN, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject,
-    UDP_LEN,
-};
+use super::headers::*;
+use super::{BTH_LEN, Bytes, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject};
 
 /// Most extension headers that are looked through.
 pub const MAX_EXTENSIONS: usize = 6;
 
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const DESTINATION: u8 = 60;
+const HOP_BY_HOP: u8 = IpProto::HopOpt as u8;
+const ROUTING: u8 = IpProto::Ipv6Route as u8;
+const FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
+const DESTINATION: u8 = IpProto::Ipv6Opts as u8;
 
 /// Whether a header of this number has a number of a next header behind which a host without configuration goes on. That of
 /// authentication has one, too, but Linux drops it where no key has been set up.
@@ -75,8 +73,8 @@ impl Behind {
 #[inline(always)]
 pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
     let Some(h) = b.load::<8>(ip) else { return Behind::OTHER };
-    let end = ip + IPV6_LEN + u16::from_be_bytes([h[4], h[5]]) as usize;
-    let (mut next, mut at, mut fragmented) = (h[6], ip + IPV6_LEN, false);
+    let end = ip + Ipv6Hdr::LEN + u16::from_be_bytes([h[4], h[5]]) as usize;
+    let (mut next, mut at, mut fragmented) = (h[6], ip + Ipv6Hdr::LEN, false);
     let mut i = 0;
     while i < MAX_EXTENSIONS {
         if !is_extension(next) {
@@ -101,17 +99,17 @@ pub fn behind<B: Bytes + ?Sized>(b: &B, ip: usize) -> Behind {
     }
     match next {
         IPPROTO_UDP => {
-            if fragmented && at + UDP_LEN > end {
+            if fragmented && at + UdpHdr::LEN > end {
                 return Behind::HIDDEN;
             }
-            let Some(udp) = b.load_far::<UDP_LEN>(at) else { return Behind::OTHER };
-            if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
+            let Some(udp) = b.load_far(at).map(UdpHdr::of) else { return Behind::OTHER };
+            if udp.dst_port() != ROCE_PORT {
                 return Behind::OTHER;
             }
-            if fragmented && at + UDP_LEN + BTH_LEN > end {
+            if fragmented && at + UdpHdr::LEN + BTH_LEN > end {
                 return Behind::HIDDEN;
             }
-            if b.load_far::<BTH_LEN>(at + UDP_LEN).is_none() {
+            if b.load_far::<BTH_LEN>(at + UdpHdr::LEN).is_none() {
                 return Behind::CUT;
             }
             Behind::at(Behind::UDP, at)

@@ -2,9 +2,14 @@
 //!
 //! The same code runs in the XDP programs, over packet pointers, and in user space, over slices.
 
+use core::mem::offset_of;
+
 use super::extensions;
 use super::*;
 use crate::slot::Slot;
+
+/// Of the three flags of an IPv4 header.
+const MORE_FRAGMENTS: u8 = 1;
 
 /// Bounds-checked access to a frame. In XDP this is the comparison with `data_end` that the verifier asks for.
 pub trait Bytes {
@@ -20,6 +25,10 @@ pub trait Bytes {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Looks through what no data of ours is wrapped in, and says what the frame is. Programs have the means, and the stack, elsewhere.
+pub trait Wrapped: Bytes {
     /// What a frame is whose headers are in a later fragment.
     fn hidden(&self) -> Reject {
         Reject::Hidden
@@ -40,7 +49,7 @@ pub trait Bytes {
         if let Some(target) = behind.advertisement().and_then(|at| self.load_far(at + 8)) {
             frame.src_ip = target;
         }
-        if let Some(bth) = behind.udp().and_then(|at| self.load_far(at + UDP_LEN)) {
+        if let Some(bth) = behind.udp().and_then(|at| self.load_far(at + UdpHdr::LEN)) {
             frame.bth = Bth::decode(&bth);
         }
         behind.what()
@@ -56,6 +65,8 @@ impl Bytes for [u8] {
     }
 }
 
+impl Wrapped for [u8] {}
+
 /// The network layer of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum L3 {
@@ -70,8 +81,8 @@ impl L3 {
     #[inline(always)]
     pub const fn header_len(self) -> usize {
         match self {
-            L3::V4 => IPV4_LEN,
-            L3::V6 => IPV6_LEN,
+            L3::V4 => Ipv4Hdr::LEN,
+            L3::V6 => Ipv6Hdr::LEN,
         }
     }
 }
@@ -119,7 +130,7 @@ impl Frame {
     /// Offset of the BTH.
     #[inline(always)]
     pub const fn bth_offset(&self) -> usize {
-        self.udp() + UDP_LEN
+        self.udp() + UdpHdr::LEN
     }
     /// Offset of the payload of an RC data packet: what precedes it is what a slot saves.
     #[inline(always)]
@@ -223,7 +234,7 @@ pub enum Reject {
 ///
 /// Two VLAN tags, IPv4 options, IPv6 extension headers and first fragments are looked through as far as the BTH, so that the caller
 /// can tell a registered flow's broken packet from somebody else's: they come as `Err` with the frame.
-pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
+pub fn parse<B: Wrapped + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)> {
     let mut frame = Frame::EMPTY;
     match parse_into(b, &mut frame) {
         Ok(()) => Ok(frame),
@@ -240,31 +251,33 @@ pub fn parse<B: Bytes + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>)>
 /// With `IpOptions`, `IpFragment`, `VlanTags` and `Ipv6Extensions` the frame is filled in as far as its BTH; with other errors only
 /// `src_mac` and `src_ip` are, where the frame has them.
 #[inline(always)]
-pub fn parse_into<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+pub fn parse_into<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     // One check after the other, the farther first: with both at once the compiler leaves a value undefined on a way that
     // only the verifier believes in.
-    let Some(ethertype) = b.load::<2>(12) else { return Err(Reject::NotRoce) };
-    let Some(src_mac) = b.load::<6>(6) else { return Err(Reject::NotRoce) };
+    let Some(ethertype) = b.load::<2>(offset_of!(EthHdr, ether_type)) else { return Err(Reject::NotRoce) };
+    let Some(src_mac) = b.load::<6>(offset_of!(EthHdr, src_addr)) else { return Err(Reject::NotRoce) };
     frame.src_mac = src_mac;
     let mut ethertype = u16::from_be_bytes(ethertype);
-    frame.ip = ETH_LEN;
+    frame.ip = EthHdr::LEN;
     // Hosts strip tags of VLAN 0, any number of them (Linux: `__netif_receive_skb_core` in net/core/dev.c), so what is behind tags
     // is not for others alone. One tag of 802.1Q is what egress can write; the rest is looked through.
     if is_tag(ethertype) {
-        let Some(tagged) = b.load::<2>(ETH_LEN + 2) else { return Err(Reject::NotRoce) };
+        let Some(tagged) = b.load::<2>(EthHdr::LEN + offset_of!(VlanHdr, ether_type)) else {
+            return Err(Reject::NotRoce);
+        };
         let tagged = u16::from_be_bytes(tagged);
         if ethertype != ETHERTYPE_VLAN || is_tag(tagged) {
             return Err(b.tagged(frame));
         }
         ethertype = tagged;
-        frame.ip = ETH_LEN + VLAN_LEN;
+        frame.ip = EthHdr::LEN + VlanHdr::LEN;
     }
     network(b, ethertype, frame)
 }
 
 /// What is behind Ethernet header and tags.
 #[inline(always)]
-fn network<B: Bytes + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Result<(), Reject> {
+fn network<B: Wrapped + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Result<(), Reject> {
     match ethertype {
         ETHERTYPE_IPV4 => ipv4(b, frame),
         ETHERTYPE_IPV6 => ipv6(b, frame),
@@ -282,14 +295,18 @@ fn network<B: Bytes + ?Sized>(b: &B, ethertype: u16, frame: &mut Frame) -> Resul
 /// EtherType behind one tag or two, and where what it says begins.
 #[inline(always)]
 pub fn behind_tags<B: Bytes + ?Sized>(b: &B) -> Result<(u16, usize), Reject> {
-    let Some(inner) = b.load::<2>(ETH_LEN + 2) else { return Err(Reject::NotRoce) };
+    let Some(inner) = b.load::<2>(EthHdr::LEN + offset_of!(VlanHdr, ether_type)) else {
+        return Err(Reject::NotRoce);
+    };
     let inner = u16::from_be_bytes(inner);
     if !is_tag(inner) {
-        return Ok((inner, ETH_LEN + VLAN_LEN));
+        return Ok((inner, EthHdr::LEN + VlanHdr::LEN));
     }
-    let Some(innermost) = b.load::<2>(ETH_LEN + VLAN_LEN + 2) else { return Err(Reject::NotRoce) };
+    let Some(innermost) = b.load::<2>(EthHdr::LEN + VlanHdr::LEN + offset_of!(VlanHdr, ether_type)) else {
+        return Err(Reject::NotRoce);
+    };
     let innermost = u16::from_be_bytes(innermost);
-    if is_tag(innermost) { Err(Reject::Hidden) } else { Ok((innermost, ETH_LEN + 2 * VLAN_LEN)) }
+    if is_tag(innermost) { Err(Reject::Hidden) } else { Ok((innermost, EthHdr::LEN + 2 * VlanHdr::LEN)) }
 }
 
 /// Whether it is the type of a tag: of 802.1Q, of 802.1ad, or of what was there before 802.1ad. Linux does not take the last for one.
@@ -306,51 +323,55 @@ fn transport<B: Bytes + ?Sized>(
     ip_payload: usize,
     frame: &mut Frame,
 ) -> Result<(), Reject> {
-    let Some(udp) = b.load::<UDP_LEN>(udp_at) else { return Err(Reject::NotRoce) };
-    if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_PORT {
+    let Some(udp) = UdpHdr::load(b, udp_at) else { return Err(Reject::NotRoce) };
+    if udp.dst_port() != ROCE_PORT {
         return Err(Reject::NotRoce);
     }
-    let Some(bth) = b.load::<BTH_LEN>(udp_at + UDP_LEN) else { return Err(Reject::TruncatedHeaders) };
+    let Some(bth) = b.load::<BTH_LEN>(udp_at + UdpHdr::LEN) else { return Err(Reject::TruncatedHeaders) };
     frame.bth = Bth::decode(&bth);
-    let udp_len = u16::from_be_bytes([udp[4], udp[5]]) as usize;
+    let udp_len = udp.len() as usize;
     frame.udp_payload =
-        if udp_len >= UDP_LEN + BTH_LEN && udp_len == ip_payload { udp_len - UDP_LEN } else { 0 };
+        if udp_len >= UdpHdr::LEN + BTH_LEN && udp_len == ip_payload { udp_len - UdpHdr::LEN } else { 0 };
     Ok(())
 }
 
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
-    let Some(h) = b.load::<IPV4_LEN>(frame.ip) else { return Err(Reject::NotRoce) };
-    frame.src_ip = ipv4_mapped([h[12], h[13], h[14], h[15]]);
-    let header_len = (h[0] & 0x0f) as usize * 4;
-    let fragment = u16::from_be_bytes([h[6], h[7]]) & 0x3fff;
-    if h[0] >> 4 != 4 || h[9] != IPPROTO_UDP || header_len < IPV4_LEN || fragment & 0x1fff != 0 {
+fn ipv4<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+    let Some(h) = Ipv4Hdr::load(b, frame.ip) else { return Err(Reject::NotRoce) };
+    frame.src_ip = ipv4_mapped(h.src_addr);
+    let header_len = h.ihl() as usize;
+    if h.version() != 4 || h.proto != IPPROTO_UDP || header_len < Ipv4Hdr::LEN || h.frag_offset() != 0 {
         return Err(Reject::NotRoce);
     }
+    let fragmented = h.frag_flags() & MORE_FRAGMENTS != 0;
     frame.l3 = L3::V4;
-    frame.dst_ip = ipv4_mapped([h[16], h[17], h[18], h[19]]);
-    frame.ce = h[1] & 3 == 3;
-    let ip_payload = (u16::from_be_bytes([h[2], h[3]]) as usize).wrapping_sub(header_len);
+    frame.dst_ip = ipv4_mapped(h.dst_addr);
+    frame.ce = h.ecn() == 3;
+    let ip_payload = (h.tot_len() as usize).wrapping_sub(header_len);
     // What a frame has behind its IP packet is not there any more when fragments are put together. Nobody has to cut so short: links
     // carry 68 bytes at least (RFC 791).
-    if fragment != 0 && ip_payload < UDP_LEN + BTH_LEN {
+    if fragmented && ip_payload < UdpHdr::LEN + BTH_LEN {
         return Err(b.hidden());
     }
-    if header_len != IPV4_LEN {
+    if header_len != Ipv4Hdr::LEN {
         // At most 60 bytes; the mask tells the verifier.
         transport(b, frame.ip + (header_len & 0x3f), ip_payload, frame)?;
         return Err(Reject::IpOptions);
     }
-    transport(b, frame.ip + IPV4_LEN, ip_payload, frame)?;
-    if fragment != 0 { Err(Reject::IpFragment) } else { Ok(()) }
+    transport(b, frame.ip + Ipv4Hdr::LEN, ip_payload, frame)?;
+    if fragmented { Err(Reject::IpFragment) } else { Ok(()) }
 }
 
 #[inline(always)]
-fn ipv6<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
+fn ipv6<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     // Piece by piece: a copy of the whole header would take a tenth of a BPF program's stack.
     let Some(h) = b.load::<8>(frame.ip) else { return Err(Reject::NotRoce) };
-    let Some(dst_ip) = b.load::<16>(frame.ip + 24) else { return Err(Reject::NotRoce) };
-    let Some(src_ip) = b.load::<16>(frame.ip + 8) else { return Err(Reject::NotRoce) };
+    let Some(dst_ip) = b.load::<16>(frame.ip + offset_of!(Ipv6Hdr, dst_addr)) else {
+        return Err(Reject::NotRoce);
+    };
+    let Some(src_ip) = b.load::<16>(frame.ip + offset_of!(Ipv6Hdr, src_addr)) else {
+        return Err(Reject::NotRoce);
+    };
     frame.src_ip = src_ip;
     if h[0] >> 4 != 6 {
         return Err(Reject::NotRoce);
@@ -360,11 +381,11 @@ fn ipv6<B: Bytes + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
     frame.ce = h[1] >> 4 & 3 == 3;
     let ip_payload = u16::from_be_bytes([h[4], h[5]]) as usize;
     if h[6] == IPPROTO_UDP {
-        return transport(b, frame.ip + IPV6_LEN, ip_payload, frame);
+        return transport(b, frame.ip + Ipv6Hdr::LEN, ip_payload, frame);
     }
     if h[6] == IPPROTO_ICMPV6 {
-        if let Some(target) = b.load::<16>(frame.ip + IPV6_LEN + 8)
-            && let Some([NEIGHBOUR_ADVERTISEMENT]) = b.load::<1>(frame.ip + IPV6_LEN)
+        if let Some(target) = b.load::<16>(frame.ip + Ipv6Hdr::LEN + 8)
+            && let Some([NEIGHBOUR_ADVERTISEMENT]) = b.load::<1>(frame.ip + Ipv6Hdr::LEN)
         {
             frame.src_ip = target;
         }

@@ -266,7 +266,7 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
                 let at = u.int_in_range(0..=frame.len() - 1)?;
                 frame[at] ^= 1 << u.int_in_range(0..=7u8)?;
             }
-            5 => frame.truncate(u.int_in_range(wire::ETH_LEN..=frame.len())?),
+            5 => frame.truncate(u.int_in_range(wire::EthHdr::LEN..=frame.len())?),
             6 => frame.extend(std::iter::repeat_n(0xee, u.int_in_range(1..=64)?)),
             // Options in an IPv4 header, four bytes at a time.
             7 if spec.src.len() == 4 && frame.len() > spec.ip_offset() + 20 => {
@@ -347,7 +347,7 @@ fn spoil(u: &mut Unstructured, spec: &FrameSpec, frame: &mut Vec<u8>) -> Result<
 fn resign(frame: &mut [u8]) {
     let Ok(parsed) = wire::parse(&*frame) else { return };
     if parsed.l3 == wire::L3::V4 {
-        let header = parsed.ip..parsed.ip + wire::IPV4_LEN;
+        let header = parsed.ip..parsed.ip + wire::Ipv4Hdr::LEN;
         frame[header.start + 10..header.start + 12].fill(0);
         let checksum = ipv4_checksum(&frame[header.clone()]);
         frame[header.start + 10..header.start + 12].copy_from_slice(&checksum.to_be_bytes());

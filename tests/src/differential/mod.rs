@@ -145,7 +145,7 @@ impl Differential {
                     None => continue,
                 },
             };
-            if frame.len() < netsum_common::wire::ETH_LEN || frame.len() > LONGEST {
+            if frame.len() < netsum_common::wire::EthHdr::LEN || frame.len() > LONGEST {
                 continue;
             }
             summary.packets += 1;

@@ -9,7 +9,7 @@ use netsum_common::slot::{
     self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
 };
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
-use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, JobHeader, L3, Reject, UDP_LEN};
+use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, JobHeader, L3, Reject, UdpHdr};
 use netsum_common::{icrc, serial, timing};
 use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, mapped};
 
@@ -144,7 +144,7 @@ impl Model {
     /// What becomes of a packet that has other tags than one of 802.1Q, unless it bears a rank's address.
     fn tagged(&self, packet: &[u8]) -> Option<Counter> {
         let tags = tags(packet);
-        let ip = wire::ETH_LEN + tags.len() * wire::VLAN_LEN;
+        let ip = wire::EthHdr::LEN + tags.len() * wire::VlanHdr::LEN;
         match tags[..] {
             [] | [wire::ETHERTYPE_VLAN] => return None,
             [_, _, _] => return Some(Counter::Hidden),
@@ -152,18 +152,18 @@ impl Model {
         }
         let header = packet.get(ip..).unwrap_or_default();
         let (next, to, udp) = match (u16_at(packet, ip - 2), header) {
-            (wire::ETHERTYPE_IPV4, [h, ..]) if header.len() >= wire::IPV4_LEN => {
+            (wire::ETHERTYPE_IPV4, [h, ..]) if header.len() >= wire::Ipv4Hdr::LEN => {
                 let to: [u8; 4] = header[16..20].try_into().expect("four bytes");
                 let later = u16_at(header, 6) & 0x1fff != 0;
                 let next = if later { 0xff } else { header[9] };
                 (next, mapped(to.into()), usize::from(h & 15) * 4)
             }
-            (wire::ETHERTYPE_IPV6, _) if header.len() >= wire::IPV6_LEN => {
+            (wire::ETHERTYPE_IPV6, _) if header.len() >= wire::Ipv6Hdr::LEN => {
                 let to: [u8; 16] = header[24..40].try_into().expect("sixteen bytes");
                 if let 0 | 43 | 44 | 60 = header[6] {
                     return Some(Counter::Hidden);
                 }
-                (header[6], to, wire::IPV6_LEN)
+                (header[6], to, wire::Ipv6Hdr::LEN)
             }
             _ => return Some(Counter::NotRoce),
         };
@@ -524,7 +524,7 @@ impl Model {
         if verdict.save_header {
             ring.saved[s * config.ranks as usize + rank as usize] =
                 Saved { bytes: packet[..at].to_vec(), ip: frame.ip, v6: frame.l3 == L3::V6 };
-            if frame.ip == wire::ETH_LEN + wire::VLAN_LEN {
+            if frame.ip == wire::EthHdr::LEN + wire::VlanHdr::LEN {
                 ring.slots[s].flags |= Slot::TAGGED;
             }
         }
@@ -664,32 +664,32 @@ impl Model {
 /// The types of a frame's tags, three at the most; those of which the frame has what is behind them.
 fn tags(packet: &[u8]) -> Vec<u16> {
     let mut tags = Vec::new();
-    let mut at = wire::ETH_LEN - 2;
+    let mut at = wire::EthHdr::LEN - 2;
     while tags.len() < 3
         && packet.len() >= at + 2
         && let kind @ (0x8100 | 0x88a8 | 0x9100) = u16_at(packet, at)
     {
         tags.push(kind);
-        at += wire::VLAN_LEN;
+        at += wire::VlanHdr::LEN;
     }
     tags
 }
 
 /// The IP addresses that a frame's sender calls its own.
 fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
-    let mut ip = wire::ETH_LEN;
+    let mut ip = wire::EthHdr::LEN;
     let is_tag =
         |at: usize| matches!(packet.get(at..at + 2), Some([0x81, 0x00] | [0x88, 0xa8] | [0x91, 0x00]));
-    while is_tag(ip - 2) && ip < wire::ETH_LEN + 2 * wire::VLAN_LEN {
-        ip += wire::VLAN_LEN;
+    while is_tag(ip - 2) && ip < wire::EthHdr::LEN + 2 * wire::VlanHdr::LEN {
+        ip += wire::VlanHdr::LEN;
     }
     let v4 = |at: usize| Some(mapped(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?.into()));
     let v6 = |at: usize| <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok();
     let whole = |len: usize| packet.get(ip..ip + len).is_some();
     let claimed = match packet.get(ip - 2..ip) {
         Some([0x08, 0x06]) => v4(ip + 14),
-        Some([0x08, 0x00]) if whole(wire::IPV4_LEN) => v4(ip + 12),
-        Some([0x86, 0xdd]) if whole(wire::IPV6_LEN) => {
+        Some([0x08, 0x00]) if whole(wire::Ipv4Hdr::LEN) => v4(ip + 12),
+        Some([0x86, 0xdd]) if whole(wire::Ipv6Hdr::LEN) => {
             let target = advertised(packet, ip).and_then(|at| v6(at + 8));
             // Behind extension headers the source counts, too.
             let source = v6(ip + 8).filter(|_| target.is_none() || packet[ip + 6] != wire::IPPROTO_ICMPV6);
@@ -702,14 +702,14 @@ fn claimed_addresses(packet: &[u8]) -> Vec<[u8; 16]> {
 
 /// Whether it is IPv6 with extension headers.
 fn is_extended(packet: &[u8]) -> bool {
-    let ip = wire::ETH_LEN + tags(packet).len() * wire::VLAN_LEN;
+    let ip = wire::EthHdr::LEN + tags(packet).len() * wire::VlanHdr::LEN;
     u16_at(packet, ip - 2) == wire::ETHERTYPE_IPV6 && matches!(packet[ip + 6], 0 | 43 | 44 | 60)
 }
 
 /// Where a neighbour advertisement is, behind six extension headers at the most.
 fn advertised(packet: &[u8], ip: usize) -> Option<usize> {
-    let end = ip + wire::IPV6_LEN + u16_at(packet, ip + 4) as usize;
-    let (mut next, mut at) = (packet[ip + 6], ip + wire::IPV6_LEN);
+    let end = ip + wire::Ipv6Hdr::LEN + u16_at(packet, ip + 4) as usize;
+    let (mut next, mut at) = (packet[ip + 6], ip + wire::Ipv6Hdr::LEN);
     for _ in 0..6 {
         let len = match next {
             0 | 43 | 60 => (usize::from(*packet.get(at + 1)?) + 1) * 8,
@@ -753,7 +753,7 @@ fn is_intact(packet: &[u8], frame: &Frame, len: usize) -> bool {
 
 /// The ICRC that belongs at `end` of a frame.
 fn right_icrc(packet: &[u8], l3: L3, ip: usize, end: usize) -> u32 {
-    let bth_end = ip + l3.header_len() + UDP_LEN + BTH_LEN;
+    let bth_end = ip + l3.header_len() + UdpHdr::LEN + BTH_LEN;
     icrc::of_frame(packet, l3, ip, bth_end, end - bth_end).expect("the frame holds its headers")
 }
 
@@ -770,7 +770,7 @@ fn move_psn(packet: &mut [u8], frame: &Frame, len: usize, by: u32) {
 }
 
 fn no_udp_checksum(packet: &mut [u8], udp: usize) {
-    packet[udp + UDP_LEN - 2..udp + UDP_LEN].fill(0);
+    packet[udp + UdpHdr::LEN - 2..udp + UdpHdr::LEN].fill(0);
 }
 
 fn add(sum: &mut [u8], payload: &[u8]) {

@@ -5,13 +5,16 @@
 #![no_std]
 #![no_main]
 
+use core::mem::offset_of;
+
 use aya_ebpf::bindings::xdp_action::XDP_PASS;
 use aya_ebpf::btf_maps::{Array, XskMap};
 use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
 use netsum_common::wire::{
-    Bytes, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, IPPROTO_UDP, IPV4_LEN, IPV6_LEN, ROCE_PORT, ipv4_mapped,
+    Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHdr, Header, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, ROCE_PORT, UdpHdr,
+    ipv4_mapped,
 };
 
 /// The rank's address, IPv4 in mapped form. Zeros until it is known, which no packet is for.
@@ -39,25 +42,27 @@ pub fn host(ctx: XdpContext) -> u32 {
 /// otherwise the verifier would ask for CAP_PERFMON.
 #[inline(always)]
 fn roce_to(p: &Packet) -> Option<[u8; 16]> {
-    let (to, port) = match u16::from_be_bytes(p.load::<2>(12)?) {
+    let (to, udp) = match u16::from_be_bytes(p.load::<2>(offset_of!(EthHdr, ether_type))?) {
         ETHERTYPE_IPV4 => {
-            let h = p.load::<IPV4_LEN>(ETH_LEN)?;
+            let h = Ipv4Hdr::load(p, EthHdr::LEN)?;
             // "Don't fragment" is the only one of these bits that may be set.
-            if h[0] != 0x45 || h[9] != IPPROTO_UDP || h[6] & 0x3f != 0 || h[7] != 0 {
+            if h.vihl != 0x45 || h.proto != IPPROTO_UDP || h.frags[0] & 0x3f != 0 || h.frags[1] != 0 {
                 return None;
             }
-            (ipv4_mapped([h[16], h[17], h[18], h[19]]), p.load::<2>(ETH_LEN + IPV4_LEN + 2)?)
+            (ipv4_mapped(h.dst_addr), EthHdr::LEN + Ipv4Hdr::LEN)
         }
         ETHERTYPE_IPV6 => {
-            let [next_header] = p.load::<1>(ETH_LEN + 6)?;
+            let [next_header] = p.load::<1>(EthHdr::LEN + offset_of!(Ipv6Hdr, next_hdr))?;
             if next_header != IPPROTO_UDP {
                 return None;
             }
-            (p.load::<16>(ETH_LEN + 24)?, p.load::<2>(ETH_LEN + IPV6_LEN + 2)?)
+            let to = p.load::<16>(EthHdr::LEN + offset_of!(Ipv6Hdr, dst_addr))?;
+            (to, EthHdr::LEN + Ipv6Hdr::LEN)
         }
         _ => return None,
     };
-    if u16::from_be_bytes(port) == ROCE_PORT { Some(to) } else { None }
+    let port = u16::from_be_bytes(p.load::<2>(udp + offset_of!(UdpHdr, dst))?);
+    if port == ROCE_PORT { Some(to) } else { None }
 }
 
 #[panic_handler]

@@ -8,7 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use netsum_common::icrc;
 use netsum_common::wire::{
-    AETH_LEN, Aeth, BTH_LEN, Bth, ICRC_LEN, IMM_LEN, Opcode, RETH_LEN, ROCE_PORT, Reth, UDP_LEN,
+    AETH_LEN, Aeth, BTH_LEN, Bth, Header, ICRC_LEN, IMM_LEN, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, Opcode, RETH_LEN,
+    ROCE_PORT, Reth, UdpHdr,
 };
 
 /// Length of a BTH and an ICRC around a payload.
@@ -16,45 +17,48 @@ pub const OVERHEAD: usize = BTH_LEN + ICRC_LEN;
 
 /// ICRC state behind the IP and UDP headers and the BTH of a datagram.
 fn headers_state(src: SocketAddr, dst: IpAddr, id: u16, datagram_len: usize, bth: &[u8; BTH_LEN]) -> u32 {
-    let udp_len = (UDP_LEN + datagram_len) as u16;
+    let udp_len = (UdpHdr::LEN + datagram_len) as u16;
     let state = match (src.ip(), dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let mut ip = [0; 20];
-            ip[0] = 0x45;
-            ip[1] = 0xff; // type of service
-            ip[2..4].copy_from_slice(&(20 + udp_len).to_be_bytes());
-            ip[4..6].copy_from_slice(&id.to_be_bytes());
-            ip[6] = 0x40; // don't fragment
-            ip[8] = 0xff; // time to live
-            ip[9] = 17;
-            ip[10..12].fill(0xff); // checksum
-            ip[12..16].copy_from_slice(&src.octets());
-            ip[16..].copy_from_slice(&dst.octets());
-            icrc::update_array(icrc::SEED, &ip)
+            let ip = Ipv4Hdr {
+                vihl: 0x45,
+                tos: 0xff,
+                tot_len: (Ipv4Hdr::LEN as u16 + udp_len).to_be_bytes(),
+                id: id.to_be_bytes(),
+                frags: [0x40, 0], // don't fragment
+                ttl: 0xff,
+                proto: IPPROTO_UDP,
+                check: [0xff; 2],
+                src_addr: src.octets(),
+                dst_addr: dst.octets(),
+            };
+            icrc::update_array(icrc::SEED, &ip.bytes())
         }
         (src, dst) => {
             let octets = |ip: IpAddr| match ip {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
                 IpAddr::V6(ip) => ip.octets(),
             };
-            let mut ip = [0; 40];
-            ip[0] = 0x6f; // traffic class, flow label
-            ip[1..4].fill(0xff);
-            ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
-            ip[6] = 17;
-            ip[7] = 0xff; // hop limit
-            ip[8..24].copy_from_slice(&octets(src));
-            ip[24..].copy_from_slice(&octets(dst));
-            icrc::update_array(icrc::SEED, &ip)
+            let ip = Ipv6Hdr {
+                vcf: [0x6f, 0xff, 0xff, 0xff], // traffic class and flow label are ones
+                payload_len: udp_len.to_be_bytes(),
+                next_hdr: IPPROTO_UDP,
+                hop_limit: 0xff,
+                src_addr: octets(src),
+                dst_addr: octets(dst),
+            };
+            icrc::update_array(icrc::SEED, &ip.bytes())
         }
     };
-    let mut udp = [0xff; 8]; // the checksum stays ones
-    udp[..2].copy_from_slice(&src.port().to_be_bytes());
-    udp[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
-    udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    let udp = UdpHdr {
+        src: src.port().to_be_bytes(),
+        dst: ROCE_PORT.to_be_bytes(),
+        len: udp_len.to_be_bytes(),
+        check: [0xff; 2],
+    };
     let mut bth = *bth;
     bth[4] = 0xff;
-    icrc::update_array(icrc::update_array(state, &udp), &bth)
+    icrc::update_array(icrc::update_array(state, &udp.bytes()), &bth)
 }
 
 /// The ICRC of a datagram without its last four bytes.
@@ -225,7 +229,7 @@ impl Verifier {
 impl Syndromes {
     fn new(len: usize) -> Self {
         // Behind the word with the identification: the rest of the IP header, UDP, and the datagram up to the ICRC.
-        let after = 12 + UDP_LEN + len - ICRC_LEN;
+        let after = 12 + UdpHdr::LEN + len - ICRC_LEN;
         let mut rows = [(0u32, 0u16); 16];
         for bit in 0..16 {
             let id = 1u16 << bit;

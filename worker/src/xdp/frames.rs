@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use netsum_common::wire::{
-    self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, IPPROTO_UDP, IPV4_LEN, IPV6_LEN, L3, ROCE_PORT, UDP_LEN,
+    self, EthHdr, EtherType, Header, IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, L3, ROCE_PORT, UdpHdr,
 };
 
 /// ECN capable transport, code point 0 (RFC 3168, 5).
@@ -31,7 +31,7 @@ pub(crate) struct Addresses {
 
 /// Length of all headers in front of a datagram.
 pub(crate) const fn headers_len(ip: IpAddr) -> usize {
-    ETH_LEN + if ip.is_ipv4() { IPV4_LEN } else { IPV6_LEN } + UDP_LEN
+    EthHdr::LEN + if ip.is_ipv4() { Ipv4Hdr::LEN } else { Ipv6Hdr::LEN } + UdpHdr::LEN
 }
 
 /// Writes the headers of a datagram of `len` bytes to the start of a frame. `id` is the IPv4 identification, which the datagram's
@@ -40,52 +40,55 @@ pub(crate) const fn headers_len(ip: IpAddr) -> usize {
 /// # Panics
 /// In a frame that is shorter than [`headers_len`].
 pub(crate) fn write_headers(frame: &mut [u8], a: &Addresses, id: u16, len: usize) {
-    let udp_len = (UDP_LEN + len) as u16;
-    frame[..6].copy_from_slice(&a.dst_mac);
-    frame[6..12].copy_from_slice(&a.src_mac);
-    let (ethertype, udp) = match (a.src, a.dst) {
+    let udp_len = (UdpHdr::LEN + len) as u16;
+    let udp = match (a.src, a.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let mut ip = [0; IPV4_LEN];
-            ip[0] = 0x45;
-            ip[1] = ECT_0;
-            ip[2..4].copy_from_slice(&(IPV4_LEN as u16 + udp_len).to_be_bytes());
-            ip[4..6].copy_from_slice(&id.to_be_bytes());
-            ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
-            ip[8] = TTL;
-            ip[9] = IPPROTO_UDP;
-            ip[12..16].copy_from_slice(&src.octets());
-            ip[16..].copy_from_slice(&dst.octets());
-            let checksum = checksum(&ip);
-            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-            frame[ETH_LEN..ETH_LEN + IPV4_LEN].copy_from_slice(&ip);
-            (ETHERTYPE_IPV4, ETH_LEN + IPV4_LEN)
+            let mut ip = Ipv4Hdr {
+                vihl: 0x45,
+                tos: ECT_0,
+                tot_len: (Ipv4Hdr::LEN as u16 + udp_len).to_be_bytes(),
+                id: id.to_be_bytes(),
+                frags: DONT_FRAGMENT.to_be_bytes(),
+                ttl: TTL,
+                proto: IPPROTO_UDP,
+                check: [0; 2],
+                src_addr: src.octets(),
+                dst_addr: dst.octets(),
+            };
+            ip.set_checksum(checksum(&ip.bytes()));
+            put(frame, 0, EthHdr::new(a.dst_mac, a.src_mac, EtherType::Ipv4).bytes());
+            put(frame, EthHdr::LEN, ip.bytes())
         }
         (src, dst) => {
             let octets = |ip: IpAddr| match ip {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
                 IpAddr::V6(ip) => ip.octets(),
             };
-            let ip = &mut frame[ETH_LEN..ETH_LEN + IPV6_LEN];
-            // Version, traffic class, flow label.
-            ip[..4].copy_from_slice(&(6 << 28 | u32::from(ECT_0) << 20).to_be_bytes());
-            ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
-            ip[6] = IPPROTO_UDP;
-            ip[7] = TTL;
-            ip[8..24].copy_from_slice(&octets(src));
-            ip[24..].copy_from_slice(&octets(dst));
-            (ETHERTYPE_IPV6, ETH_LEN + IPV6_LEN)
+            let ip = Ipv6Hdr {
+                // Version, traffic class, flow label.
+                vcf: (6 << 28 | u32::from(ECT_0) << 20).to_be_bytes(),
+                payload_len: udp_len.to_be_bytes(),
+                next_hdr: IPPROTO_UDP,
+                hop_limit: TTL,
+                src_addr: octets(src),
+                dst_addr: octets(dst),
+            };
+            put(frame, 0, EthHdr::new(a.dst_mac, a.src_mac, EtherType::Ipv6).bytes());
+            put(frame, EthHdr::LEN, ip.bytes())
         }
     };
-    frame[12..ETH_LEN].copy_from_slice(&ethertype.to_be_bytes());
-    let udp = &mut frame[udp..udp + UDP_LEN];
-    udp[..2].copy_from_slice(&ROCE_PORT.to_be_bytes());
-    udp[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
-    udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
-    udp[6..].fill(0);
+    let port = ROCE_PORT.to_be_bytes();
+    put(frame, udp, UdpHdr { src: port, dst: port, len: udp_len.to_be_bytes(), check: [0; 2] }.bytes());
+}
+
+/// Where what follows begins.
+fn put<const N: usize>(frame: &mut [u8], at: usize, header: [u8; N]) -> usize {
+    frame[at..at + N].copy_from_slice(&header);
+    at + N
 }
 
 /// Checksum of an IPv4 header whose checksum field is 0 (RFC 1071).
-fn checksum(header: &[u8; IPV4_LEN]) -> u16 {
+fn checksum(header: &[u8; Ipv4Hdr::LEN]) -> u16 {
     let words = header.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
     let sum: u32 = words.sum();
     let sum = (sum & 0xffff) + (sum >> 16);
@@ -111,17 +114,16 @@ pub(crate) fn datagram(frame: &[u8], local: IpAddr) -> Option<Received<'_>> {
     let found = wire::parse(frame).ok()?;
     let ip = |octets: [u8; 16]| Ipv6Addr::from(octets).to_canonical();
     // A length of 0 stands for lengths that contradict each other.
-    if found.ip != ETH_LEN || found.udp_payload == 0 || ip(found.dst_ip) != local {
+    if found.ip != EthHdr::LEN || found.udp_payload == 0 || ip(found.dst_ip) != local {
         return None;
     }
-    let udp = found.udp();
+    let udp = UdpHdr::load(frame, found.udp())?;
     let datagram = frame.get(found.bth_offset()..found.bth_offset() + found.udp_payload)?;
     let id = match found.l3 {
-        L3::V4 => Some(u16::from_be_bytes([frame[found.ip + 4], frame[found.ip + 5]])),
+        L3::V4 => Some(Ipv4Hdr::load(frame, found.ip)?.id()),
         L3::V6 => None,
     };
-    let port = u16::from_be_bytes([frame[udp], frame[udp + 1]]);
-    Some(Received { from: SocketAddr::new(ip(found.src_ip), port), ce: found.ce, id, datagram })
+    Some(Received { from: SocketAddr::new(ip(found.src_ip), udp.src_port()), ce: found.ce, id, datagram })
 }
 
 #[cfg(test)]
@@ -172,7 +174,8 @@ mod tests {
     #[test]
     fn an_ipv4_header_has_the_checksum_that_the_kernel_expects() {
         let frame = frame(&addresses("10.0.0.1", "10.0.0.2"), 0x1234, 100);
-        let mut header: [u8; IPV4_LEN] = frame[ETH_LEN..ETH_LEN + IPV4_LEN].try_into().unwrap();
+        let mut header: [u8; Ipv4Hdr::LEN] =
+            frame[EthHdr::LEN..EthHdr::LEN + Ipv4Hdr::LEN].try_into().unwrap();
         // With its checksum in place, a right header sums up to ones, whose complement is 0.
         assert_eq!(checksum(&header), 0);
         assert_eq!(header[1] & 3, ECT_0);
@@ -187,8 +190,8 @@ mod tests {
             let a = addresses(src, dst);
             let mut frame = frame(&a, 0, 64);
             match a.src {
-                IpAddr::V4(_) => frame[ETH_LEN + 1] |= 3,
-                IpAddr::V6(_) => frame[ETH_LEN + 1] |= 3 << 4,
+                IpAddr::V4(_) => frame[EthHdr::LEN + 1] |= 3,
+                IpAddr::V6(_) => frame[EthHdr::LEN + 1] |= 3 << 4,
             }
             assert!(datagram(&frame, a.dst).unwrap().ce);
         }
@@ -222,7 +225,7 @@ mod tests {
         }
         let a = addresses("10.0.0.1", "10.0.0.2");
         let mut fragment = frame(&a, 0, 64);
-        fragment[ETH_LEN + 6] = 0x20;
+        fragment[EthHdr::LEN + 6] = 0x20;
         assert_eq!(datagram(&fragment, a.dst), None, "a fragment");
     }
 }

@@ -1,0 +1,92 @@
+//! Whether a contribution may be added up.
+
+use aya_ebpf::programs::XdpContext;
+use netsum_common::abi::{Flow, MAX_MTU, RingConfig, ring_flags};
+use netsum_common::counters::Counter;
+use netsum_common::serial;
+use netsum_common::slot;
+use netsum_common::wire::{Bytes, Frame, ICRC_LEN};
+
+use crate::Way;
+use crate::classify::{from_its_sender, reason};
+use crate::packet::Packet;
+use crate::{in_band, maps, payload};
+
+/// Whether the packet is one of a running ring whose result every receiver has had for long; asked on any CPU. Never in a ring
+/// that was set up in band: there the first packet of a connection made anew may look so.
+#[inline(always)]
+pub fn is_laps_behind(ring: &RingConfig, flow: &Flow, frame: &Frame) -> bool {
+    let Some(state) = maps::state(flow.ring) else { return false };
+    // SAFETY: an aligned word of a map value; the ring's CPU may be about to write a later one.
+    let low = unsafe { (&raw const (*state).low).read_volatile() };
+    ring.flags & (ring_flags::ACTIVE | ring_flags::IN_BAND) == ring_flags::ACTIVE
+        && slot::is_laps_behind(ring, low, serial::sub(frame.bth.psn, flow.base_psn))
+}
+
+/// Whether the packet is its flow's and whole; its payload length.
+#[inline(always)]
+pub fn check(
+    ctx: &XdpContext,
+    p: &Packet,
+    frame: &Frame,
+    flow: &mut Flow,
+    ring: &RingConfig,
+    way: Way,
+) -> Result<usize, Counter> {
+    if ring.flags & ring_flags::ACTIVE == 0 {
+        return Err(Counter::InactiveRing);
+    }
+    // Slots have one writer: whoever runs on the ring's CPU with softirqs off. A CPU that goes offline leaves the CPU map's thread
+    // without a home, and when it is back, `ingress` there would be the second. Asked behind ACTIVE: a ring that moves to another
+    // CPU becomes active again only when it has it.
+    if way != Way::Probe && !maps::is_here(ring.cpu) {
+        return Err(Counter::WrongCpu);
+    }
+    from_its_sender(ctx, frame, flow)?;
+    let len = match frame.data_len(p.len()) {
+        Ok(len) => len,
+        Err(reject) => {
+            // No ICRC is asked for: chance does not change both length fields alike.
+            if frame.is_empty_message() {
+                ring_stop(flow.ring, flow.rank);
+                return Err(Counter::LayoutMismatch);
+            }
+            return Err(reason(reject));
+        }
+    };
+    if len > ring.mtu as usize || len > MAX_MTU {
+        return Err(Counter::Oversized);
+    }
+    // A requester fills all packets of a message but the last (IBTA 9.7.4.1.5, "Payload length"). The first contribution says how
+    // long its slot is, so one that is too short would keep the others out.
+    if len != ring.mtu as usize && !frame.bth.opcode.is_last() {
+        return Err(Counter::ShortFragment);
+    }
+    if ring.flags & ring_flags::ICRC_IGNORE == 0 {
+        let Some(state) = payload::frame_crc(ctx, frame, len) else { return Err(Counter::Truncated) };
+        let Some(sent) = Packet::new(ctx).load::<ICRC_LEN>(frame.payload() + len) else {
+            return Err(Counter::Truncated);
+        };
+        if u32::from_le_bytes(sent) != !state {
+            return Err(Counter::BadIcrc);
+        }
+    }
+    if ring.flags & ring_flags::IN_BAND != 0 && frame.bth.opcode.is_first() {
+        in_band::follows(ctx, p, frame, len, serial::sub(frame.bth.psn, flow.base_psn))?;
+    }
+    if flow.src_mac == [0; 6] {
+        flow.src_mac = frame.src_mac;
+    }
+    Ok(len)
+}
+
+/// Stops a ring because of a rank. A global function, as in [`payload`]: few packets need it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn ring_stop(ring_id: u32, rank: u32) -> u64 {
+    if let Some(state) = maps::state(ring_id) {
+        // SAFETY: a map value that only the ring's CPU writes.
+        unsafe { (*state).stopped = rank + 1 };
+    }
+    0
+}
