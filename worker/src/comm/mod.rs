@@ -15,6 +15,7 @@
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |
 //! | [`core`] | engine, connections and the daemon's word, for whoever drives |
+//! | [`way_back`] | when ranks that sum by themselves try the box again |
 //! | [`session`] | a [`core`] after the other, as the ranks connect anew; the keeper thread |
 //! | [`pending`] | an all-reduce in flight |
 //! | [`communicator`] | all of it, for the application |
@@ -38,6 +39,7 @@ pub(crate) mod turns;
 mod udp;
 #[cfg(feature = "verbs")]
 mod verbs;
+pub(crate) mod way_back;
 
 /// The locks under [`turns`].
 mod sync {

@@ -54,6 +54,7 @@ use super::error::Error;
 use super::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
 use super::reduction::{Place, Reductions};
 use super::transport::{Channel, Transport, TransportEvent};
+use super::way_back::Standing;
 use crate::numeric::element::Data;
 use operation::{Operation, RingPart};
 use pool::Pool;
@@ -127,6 +128,8 @@ pub(crate) struct Engine {
     run: Option<u64>,
     /// Who gave the box up first, as far as this rank has heard, and why.
     reason: Option<(u32, Reason)>,
+    /// Some rank has received a sum that was wrong.
+    wrong: bool,
     rings: Vec<Ring>,
     /// Those that are open, in their order.
     operations: VecDeque<Operation>,
@@ -163,8 +166,6 @@ pub(crate) struct Engine {
     all_started: Option<Instant>,
     plain_ids: u64,
     plain_outstanding: u64,
-    /// The last that was acknowledged; they are in their order.
-    plain_acknowledged: u64,
     /// For messages, and for steps of the ranks' own ring.
     messages: Pool,
     steps: Pool,
@@ -190,6 +191,7 @@ impl Engine {
             path: Path::Box,
             run: (settings.rank == 0).then_some(settings.run),
             reason: None,
+            wrong: false,
             rings: (0..layout.rings).map(|_| Ring { bucket: FIRST_GUESS, ..Ring::default() }).collect(),
             operations: VecDeque::new(),
             outcomes: VecDeque::new(),
@@ -214,7 +216,6 @@ impl Engine {
             all_started: None,
             plain_ids: 0,
             plain_outstanding: 0,
-            plain_acknowledged: 0,
             messages: Pool::new(layout.message_size as usize),
             steps: Pool::new(plain_room(&settings.shape)),
             outgoing: Vec::new(),
@@ -265,10 +266,9 @@ impl Engine {
             TransportEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
                 self.give_back(ring, id, data);
             }
-            TransportEvent::Sent { id, data, .. } => {
+            TransportEvent::Sent { data, .. } => {
                 self.answered = now;
                 self.plain_outstanding -= 1;
-                self.plain_acknowledged = self.plain_acknowledged.max(id);
                 self.steps.give(data);
             }
             TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
@@ -371,6 +371,15 @@ impl Engine {
     /// Who sums; the ring as soon as the box is given up.
     pub fn mode(&self) -> Mode {
         if self.path == Path::Box { Mode::Box } else { Mode::Ring }
+    }
+
+    /// How the ranks stand with the box, as far as this one has heard.
+    pub fn standing(&self) -> Standing {
+        match self.path {
+            Path::Box => Standing::Trusted,
+            _ if self.wrong => Standing::Wrong,
+            _ => Standing::GivenUp,
+        }
     }
 
     /// Whether the previous rank has said hello.
