@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use netsum_core::ended::Ended;
 use netsum_core::watch::{Patience, Watch};
@@ -24,6 +24,8 @@ pub struct Shared {
     inner: Arc<Mutex<Inner>>,
     /// How often ranks are to say that they are alive.
     pub heartbeat: Duration,
+    /// Tells the programs on the ports from those of other daemons, before and after: when this one began.
+    pub programs: u64,
 }
 
 /// What is behind the lock.
@@ -64,7 +66,10 @@ impl Shared {
             waiters: HashMap::new(),
             next_waiter: 0,
         };
-        Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
+        let began = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // Never 0.
+        let programs = began.as_nanos() as u64 | 1;
+        Self { inner: Arc::new(Mutex::new(inner)), heartbeat, programs }
     }
 
     /// Everything, for one request. Nothing that is done under the lock waits for anybody.

@@ -216,7 +216,8 @@ impl Worker for WorkerService {
         };
         let job = self.job(&r.job, &r.token)?;
         let api::Job { state, error, epoch, .. } = job;
-        Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew }))
+        let programs = self.shared.programs;
+        Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew, programs }))
     }
 
     async fn leave(&self, request: Request<api::LeaveRequest>) -> Answer<api::LeaveReply> {

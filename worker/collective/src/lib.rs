@@ -11,6 +11,7 @@
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`shape`] | what all ranks of a job must agree on |
 //! | [`report`] | what operations came to |
+//! | [`way_back`] | when ranks that sum by themselves try the box again |
 //! | [`error`] | what can go wrong |
 //! | `sim` | whole jobs in virtual time; with the feature `simulator` |
 
@@ -26,3 +27,4 @@ pub mod shape;
 #[cfg(any(test, feature = "simulator"))]
 pub mod sim;
 pub mod transport;
+pub mod way_back;

@@ -63,13 +63,23 @@ pub(crate) fn bootstrap(
             });
             Ok(Membership { shape, ranks: ranks.collect(), heartbeat: None })
         }
-        Bootstrap::Controller { address, job, token } => {
-            let mut control = Control::new(address, job, token, config.tls.as_ref())?;
+        Bootstrap::Controller { address, job, .. } => {
+            let mut control = control(config)?;
             if patience == Patience::Long {
                 control.be_patient(config.connect_timeout);
             }
             join(config, network, control, address, job)
         }
+    }
+}
+
+/// A client of the job's daemon.
+pub(crate) fn control(config: &CommConfig) -> Result<Control, Error> {
+    match &config.bootstrap {
+        Bootstrap::Controller { address, job, token } => {
+            Control::new(address, job, token, config.tls.as_ref())
+        }
+        Bootstrap::Static { .. } => wrong("no daemon".to_owned()),
     }
 }
 

@@ -11,7 +11,8 @@ use crate::control::heartbeat::Heartbeat;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::{Data, Owned, Slice};
-use netsum_collective::report::Statistics;
+use netsum_collective::report::{Mode, Statistics};
+use netsum_collective::way_back::WayBack;
 
 /// The longest that a driver waits without looking at the daemon's word.
 pub(super) const LOOK_UP: Duration = Duration::from_millis(100);
@@ -31,6 +32,8 @@ pub(super) struct Core {
     promises: VecDeque<(u64, Promise)>,
     /// What the operation came to whose data was lent.
     lent: Option<Result<Finished, Error>>,
+    /// The rank, where the ranks have summed by themselves before and the box has not yet.
+    pub returning: Option<u32>,
 }
 
 impl Core {
@@ -41,7 +44,8 @@ impl Core {
         heartbeat: Option<Heartbeat>,
     ) -> std::io::Result<Self> {
         let fd = Arc::new(connections.fd().try_clone_to_owned()?);
-        Ok(Self { engine, connections, heartbeat, fd, promises: VecDeque::new(), lent: None })
+        let (promises, lent, returning) = (VecDeque::new(), None, None);
+        Ok(Self { engine, connections, heartbeat, fd, promises, lent, returning })
     }
 
     /// What is readable when something has arrived. Connections are closed only when nobody has it any more.
@@ -59,6 +63,10 @@ impl Core {
     /// Tells those who wait what operations have come to.
     fn deliver(&mut self) {
         while let Some(Outcome { number, result, data }) = self.engine.outcome() {
+            if let (Ok(Finished { mode: Mode::Box, .. }), Some(rank)) = (&result, self.returning) {
+                log::info!("rank {rank}: the box sums again");
+                self.returning = None;
+            }
             match (data, self.promises.pop_front_if(|(n, _)| *n == number)) {
                 (Some(data), Some((_, promise))) => {
                     promise.settle(result, data, self.retransmissions());
@@ -141,9 +149,9 @@ impl Core {
         }
     }
 
-    /// Before an operation: where the daemon wants it, rank 0 has all ranks agree to connect anew after it.
-    pub fn consent(&mut self, rank: u32) -> Result<(), Error> {
-        if rank == 0 && self.should_renew()? {
+    /// Before an operation: where it is time to, rank 0 has all ranks agree to connect anew after it.
+    pub fn consent(&mut self, rank: u32, way_back: &mut WayBack) -> Result<(), Error> {
+        if rank == 0 && self.should_renew(way_back)? {
             self.engine.ask_to_renew(&mut *self.connections);
         }
         while self.engine.waits_for_consent() {
@@ -152,42 +160,46 @@ impl Core {
         Ok(())
     }
 
-    /// Whether the daemon wants the ranks to connect anew, now: without it nobody could join again.
-    fn should_renew(&mut self) -> Result<bool, Error> {
-        let wanted = |core: &Self| core.heartbeat.as_ref().is_some_and(Heartbeat::is_to_renew);
-        if !wanted(self) {
+    /// Whether it is time to connect anew, and the daemon is there: without it nobody could join again.
+    fn should_renew(&mut self, way_back: &mut WayBack) -> Result<bool, Error> {
+        let is_due = |core: &Self, way_back: &mut WayBack| {
+            let wish = core.heartbeat.as_ref().map(Heartbeat::wish).unwrap_or_default();
+            way_back.is_due(Instant::now(), wish, core.engine.standing())
+        };
+        if !is_due(self, way_back) {
             return Ok(false);
         }
         let Some(question) = self.heartbeat.as_ref().map(Heartbeat::ask) else { return Ok(false) };
         let until = Instant::now() + DAEMON;
         while !self.heartbeat.as_ref().is_some_and(|h| h.has_answered(question)) {
             if Instant::now() >= until || self.engine.failure().is_some() {
+                way_back.in_vain(Instant::now());
                 return Ok(false);
             }
             self.drive(Instant::now() + Duration::from_millis(1), &mut Slice(&mut idle()))?;
         }
-        Ok(wanted(self))
+        Ok(is_due(self, way_back))
     }
 
-    /// After the operation that all ranks connect anew after: leaves, once all have completed it. Others may still find that the
-    /// box is gone, and need this rank.
-    pub fn part(&mut self) -> Result<(), Error> {
-        let mut until = None;
-        while !self.engine.may_part(&mut *self.connections) {
-            if let Some(error) = self.engine.failure() {
-                return Err(error.clone());
-            }
-            // Perhaps the next rank has gone, and its last acknowledgement was lost.
-            if self.engine.all_have_completed()
-                && Instant::now() >= *until.get_or_insert(Instant::now() + LINGER)
-            {
-                break;
-            }
-            self.rest()?;
+    /// After the operation that all ranks connect anew after: leaves the job, but not the others.
+    pub fn leave_job(&mut self) -> Option<Heartbeat> {
+        let mut heartbeat = self.heartbeat.take();
+        if let Some(heartbeat) = &mut heartbeat {
+            heartbeat.stop(Ok(()));
         }
+        heartbeat
+    }
+
+    /// This rank has joined again: leaves the others, which do the same.
+    pub fn go(&mut self) {
         self.engine.leave(&mut *self.connections);
-        self.depart(Ok(()));
-        Ok(())
+        self.send_now();
+    }
+
+    /// This rank could not join again: goes on as before.
+    pub fn stay(&mut self, heartbeat: Option<Heartbeat>) {
+        self.engine.stay();
+        self.heartbeat = heartbeat;
     }
 
     /// What has been done over these connections.

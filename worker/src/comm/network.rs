@@ -18,7 +18,7 @@ use netsum_collective::shape::JobShape;
 use netsum_collective::transport::Transport;
 
 /// A network without connections.
-pub(crate) trait Network {
+pub(crate) trait Network: Send {
     /// Makes the queue pairs of a rank; its numbers for each ring, and for the plain connections.
     fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error>;
     /// Connects them with the neighbours of `rank`.
@@ -51,13 +51,22 @@ pub(crate) trait Connections: Transport + Send {
     fn title(&self) -> String;
 }
 
+/// When a rank's address, which one socket can have at a time, is bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bind {
+    /// At once.
+    Now,
+    /// When the network is connected: other connections have the address still.
+    Later,
+}
+
 /// Opens what the configuration asks for.
-pub(crate) fn open(config: &CommConfig) -> Result<Box<dyn Network>, Error> {
+pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, Error> {
     let ip = config.ip;
     let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
     let place = match config.transport {
         Choice::Udp => None,
-        Choice::Xdp => return open_xdp(ip),
+        Choice::Xdp => return open_xdp(ip, when),
         Choice::Auto if listed => None,
         Choice::Auto => gid::find(Path::new(gid::SYSFS), ip),
         Choice::Verbs if listed => {
@@ -76,28 +85,28 @@ pub(crate) fn open(config: &CommConfig) -> Result<Box<dyn Network>, Error> {
         },
     };
     match place {
-        None => open_udp(ip),
+        None => open_udp(ip, when),
         Some(place) => match (open_verbs(config, place), config.transport) {
             (Err(e), Choice::Auto) => {
                 log::warn!("rank {}: {e}; trying over UDP", config.rank);
-                open_udp(ip)
+                open_udp(ip, when)
             }
             (opened, _) => opened,
         },
     }
 }
 
-fn open_udp(ip: IpAddr) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(Driven::udp(ip)?))
+fn open_udp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(Driven::udp(ip, when)?))
 }
 
 #[cfg(feature = "xdp")]
-fn open_xdp(ip: IpAddr) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(Driven::xdp(ip)?))
+fn open_xdp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(Driven::xdp(ip, when)?))
 }
 
 #[cfg(not(feature = "xdp"))]
-fn open_xdp(_: IpAddr) -> Result<Box<dyn Network>, Error> {
+fn open_xdp(_: IpAddr, _: Bind) -> Result<Box<dyn Network>, Error> {
     Err(Error::Config("transport xdp: this program was built without the feature `xdp`".to_owned()))
 }
 
@@ -118,7 +127,7 @@ mod tests {
 
     fn refused(transport: Choice, bootstrap: Bootstrap) -> Option<String> {
         let config = CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
-        open(&config).err().map(|e| e.to_string())
+        open(&config, Bind::Now).err().map(|e| e.to_string())
     }
 
     #[test]

@@ -4,15 +4,15 @@
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
 
-use super::bootstrap::{Membership, Patience, bootstrap};
+use super::bootstrap::{Membership, Patience, bootstrap, control};
 use super::config::CommConfig;
 use super::core::{Core, LOOK_UP};
-use super::network;
+use super::network::{self, Bind, Network};
 use super::numbers::nonce;
 use super::turns::Turns;
 use netsum_collective::engine::{Engine, Settings};
@@ -20,9 +20,13 @@ use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Data;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
+use netsum_collective::way_back::WayBack;
 
 /// How long the keeper leaves the connections alone when a call has ended: much less than any time-out.
 const PAUSE: Duration = Duration::from_micros(500);
+
+/// How long a rank that joins again leaves the daemon's answer alone.
+const JOINING: Duration = Duration::from_millis(5);
 
 /// What the application's threads and the keeper drive.
 pub(super) struct Session {
@@ -34,6 +38,7 @@ pub(super) struct Session {
     core: Option<Core>,
     /// Counted over earlier connections.
     before: Statistics,
+    way_back: WayBack,
     /// Why the ranks could not connect anew.
     broken: Option<Error>,
 }
@@ -41,9 +46,12 @@ pub(super) struct Session {
 impl Session {
     /// Finds the job, opens connections and waits until the ring stands.
     pub fn new(config: CommConfig) -> Result<Self, Error> {
-        let (shape, title, core) = establish(&config, Patience::Short)?;
+        let started = Instant::now();
+        let (network, membership) = join(&config, Bind::Now, Patience::Short)?;
+        let (shape, title, core) = establish(&config, started, network, membership)?;
         log::info!("rank {}: over {title}", config.rank);
-        Ok(Self { config, shape, title, core: Some(core), before: Statistics::default(), broken: None })
+        let (before, way_back) = (Statistics::default(), WayBack::new(Instant::now()));
+        Ok(Self { config, shape, title, core: Some(core), before, way_back, broken: None })
     }
 
     /// Waits until an operation may be started.
@@ -54,7 +62,7 @@ impl Session {
             }
             let rank = self.config.rank;
             let Some(core) = &mut self.core else { break };
-            core.consent(rank)?;
+            core.consent(rank, &mut self.way_back)?;
             if core.engine.is_full() {
                 core.rest_for(LOOK_UP)?;
             } else if !core.engine.is_to_renew() {
@@ -83,15 +91,32 @@ impl Session {
         self.core.as_mut().is_some_and(|core| core.rest_for(time).is_ok())
     }
 
-    /// Leaves in good order and connects anew, as all ranks do at this moment. The next call tells if that was in vain: the sums of
-    /// the last one are there.
+    /// Joins again and connects anew, as all ranks do at this moment. Where they cannot join they go on over the present connections. The
+    /// next call tells if there are none any more: the sums of the last one are there.
     fn renew(&mut self) {
         let Some(mut core) = self.core.take() else { return };
         let (rank, started) = (self.config.rank, Instant::now());
-        let parted = core.part();
-        if parted.is_err() {
-            core.linger();
-        }
+        let mut heartbeat = core.leave_job();
+        // All ranks are there, and have just said so.
+        let connect_timeout = self.config.connect_timeout.min(self.config.timeout);
+        let config = CommConfig { connect_timeout, ..self.config.clone() };
+        let (network, membership) = match join_beside(&config, &mut core) {
+            Ok(joined) => joined,
+            Err(error) => {
+                log::warn!("rank {rank}: could not join again, and goes on as before: {error}");
+                if let Some(heartbeat) = &mut heartbeat
+                    && let Err(e) = control(&config).and_then(|control| heartbeat.start_again(control))
+                {
+                    log::warn!("rank {rank}: {e}");
+                }
+                core.stay(heartbeat);
+                self.way_back.in_vain(Instant::now());
+                self.core = Some(core);
+                return;
+            }
+        };
+        core.go();
+        let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
         self.before = self.before.plus(core.statistics());
         let descriptor = Arc::downgrade(core.fd());
         drop(core);
@@ -99,14 +124,15 @@ impl Session {
         while descriptor.strong_count() > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        log::debug!("rank {rank}: left to connect anew, in {:.1?}", started.elapsed());
-        // All ranks are there, and have just said so.
-        let connect_timeout = self.config.connect_timeout.min(self.config.timeout * 2);
-        let config = CommConfig { connect_timeout, ..self.config.clone() };
-        match parted.and_then(|()| establish(&config, Patience::Long)) {
-            Ok((shape, title, core)) => {
+        log::debug!("rank {rank}: joined again, and left, in {:.1?}", started.elapsed());
+        match establish(&config, Instant::now(), network, membership) {
+            Ok((shape, title, mut core)) => {
+                core.returning = returning;
                 self.before.renewals += 1;
-                log::info!("rank {rank}: connected anew over {title} in {:.1?}", started.elapsed());
+                // Who comes back to the box says so when it has summed.
+                let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
+                log::log!(level, "rank {rank}: connected anew over {title} in {:.1?}", started.elapsed());
+                self.way_back.connected(Instant::now());
                 (self.shape, self.title, self.core) = (shape, title, Some(core));
             }
             Err(error) => {
@@ -182,12 +208,52 @@ pub(super) fn keep(shared: &Turns<Session>, alarm: UnixStream) {
     }
 }
 
-/// Finds the job, opens connections and waits until the ring stands.
-fn establish(config: &CommConfig, patience: Patience) -> Result<(JobShape, Arc<str>, Core), Error> {
+type Joined = (Box<dyn Network>, Membership);
+
+/// Finds the job and the other ranks.
+fn join(config: &CommConfig, when: Bind, patience: Patience) -> Result<Joined, Error> {
+    let mut network = network::open(config, when)?;
+    let membership = bootstrap(config, &mut *network, patience)?;
+    Ok((network, membership))
+}
+
+/// The same, while the present connections are driven: the other ranks may need this one.
+fn join_beside(config: &CommConfig, core: &mut Core) -> Result<Joined, Error> {
+    let (told, answer) = mpsc::channel();
+    let theirs = config.clone();
+    let join = move || {
+        let joined = join(&theirs, Bind::Later, Patience::Long);
+        if let Err(mpsc::SendError(Ok((_, Membership { heartbeat: Some(mut heartbeat), .. })))) =
+            told.send(joined)
+        {
+            heartbeat.stop(Err("it had given up already".to_owned()));
+        }
+    };
+    std::thread::Builder::new()
+        .name("netsum-join".to_owned())
+        .spawn(join)
+        .map_err(|e| Error::Config(format!("cannot start a thread: {e}")))?;
+    loop {
+        match answer.try_recv() {
+            Ok(joined) => return joined,
+            Err(mpsc::TryRecvError::Disconnected) => return Err(Error::Closed),
+            Err(mpsc::TryRecvError::Empty) => core.rest_for(JOINING)?,
+        }
+        if let Some(error) = core.engine.failure() {
+            return Err(error.clone());
+        }
+    }
+}
+
+/// Opens connections and waits until the ring stands.
+fn establish(
+    config: &CommConfig,
+    started: Instant,
+    network: Box<dyn Network>,
+    membership: Membership,
+) -> Result<(JobShape, Arc<str>, Core), Error> {
     let CommConfig { rank, timeout, .. } = *config;
-    let mut network = network::open(config)?;
-    let started = Instant::now();
-    let Membership { shape, ranks, mut heartbeat } = bootstrap(config, &mut *network, patience)?;
+    let Membership { shape, ranks, mut heartbeat } = membership;
     let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
         let settings = Settings { rank, shape, timeout, run: nonce() };
         let engine = Engine::new(Instant::now(), settings, &mut *connections);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use super::network::{Connections, Network};
+use super::network::{Bind, Connections, Network};
 use super::numbers::Fresh;
 use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
@@ -65,26 +65,36 @@ impl Driver for XdpDriver {
     }
 }
 
-/// Sockets that are open already when the other ranks hear of them: they may send at once.
+/// Sockets. As a rule they are open already when the other ranks hear of them, which may send at once.
 pub(crate) struct Driven<D> {
     ip: IpAddr,
-    driver: D,
+    bind: fn(IpAddr) -> Result<D, Error>,
+    driver: Option<D>,
+}
+
+fn no_socket(ip: IpAddr, e: &impl ToString) -> Error {
+    Error::Socket { ip, reason: e.to_string() }
+}
+
+impl<D: Driver> Driven<D> {
+    fn open(ip: IpAddr, bind: fn(IpAddr) -> Result<D, Error>, when: Bind) -> Result<Self, Error> {
+        let driver = (when == Bind::Now).then(|| bind(ip)).transpose()?;
+        Ok(Self { ip, bind, driver })
+    }
 }
 
 impl Driven<UdpDriver> {
-    /// Opens a UDP socket.
-    pub fn udp(ip: IpAddr) -> Result<Self, Error> {
-        let driver = UdpDriver::bind(ip).map_err(|e| Error::Socket { ip, reason: e.to_string() })?;
-        Ok(Self { ip, driver })
+    /// A UDP socket.
+    pub fn udp(ip: IpAddr, when: Bind) -> Result<Self, Error> {
+        Self::open(ip, |ip| UdpDriver::bind(ip).map_err(|e| no_socket(ip, &e)), when)
     }
 }
 
 #[cfg(feature = "xdp")]
 impl Driven<XdpDriver> {
-    /// Opens AF_XDP sockets.
-    pub fn xdp(ip: IpAddr) -> Result<Self, Error> {
-        let driver = XdpDriver::bind(ip).map_err(|e| Error::Socket { ip, reason: e.to_string() })?;
-        Ok(Self { ip, driver })
+    /// AF_XDP sockets.
+    pub fn xdp(ip: IpAddr, when: Bind) -> Result<Self, Error> {
+        Self::open(ip, |ip| XdpDriver::bind(ip).map_err(|e| no_socket(ip, &e)), when)
     }
 }
 
@@ -96,23 +106,28 @@ impl<D: Driver> Network for Driven<D> {
     }
 
     fn connect(
-        mut self: Box<Self>,
+        self: Box<Self>,
         shape: &JobShape,
         rank: u32,
         ranks: &[RankNumbers],
     ) -> Result<Box<dyn Connections>, Error> {
+        let Self { ip, bind, driver } = *self;
+        let mut driver = match driver {
+            Some(driver) => driver,
+            None => bind(ip)?,
+        };
         let (count, rank) = (ranks.len(), rank as usize);
         let neighbours = [&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]];
         let config =
             EndpointConfig { any_ip_id: neighbours.iter().any(|n| n.any_ip_id), ..EndpointConfig::default() };
-        let endpoint = Endpoint::new(self.ip, config);
+        let endpoint = Endpoint::new(ip, config);
         let peers = neighbours.map(|n| n.ip);
-        let ready = self.driver.prepare(shape.mtu as usize, &peers);
-        ready.map_err(|reason| Error::Socket { ip: self.ip, reason })?;
-        let capacity = self.driver.receive_capacity(shape.mtu as usize);
+        let ready = driver.prepare(shape.mtu as usize, &peers);
+        ready.map_err(|reason| Error::Socket { ip, reason })?;
+        let capacity = driver.receive_capacity(shape.mtu as usize);
         let links = Links::new(endpoint, shape, rank as u32, ranks, capacity)
             .map_err(|e| Error::Config(format!("connections: {e}")))?;
-        Ok(Box::new(Driving { ip: self.ip, links, driver: self.driver }))
+        Ok(Box::new(Driving { ip, links, driver }))
     }
 
     fn any_ip_id(&self) -> bool {

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::{Control, Word};
 use netsum_collective::error::Error;
+use netsum_collective::way_back::Wish;
 
 #[derive(Default)]
 struct Shared {
     orders: Mutex<Orders>,
     wake: Condvar,
     failed: Mutex<Option<String>>,
-    wish: Mutex<Wish>,
+    heard: Mutex<Heard>,
 }
 
 /// What the thread is to do.
@@ -24,16 +25,19 @@ struct Orders {
     asked: u64,
 }
 
-/// Whether the ranks are to connect anew.
+/// What the daemon has said last; nothing, where it does not answer: without it nobody could join.
 #[derive(Clone, Copy, Default)]
-struct Wish {
-    renew: bool,
+struct Heard {
+    wish: Wish,
     /// Which of those who asked have their answer.
     answered: u64,
 }
 
 /// Beats until it is stopped.
 pub(crate) struct Heartbeat {
+    rank: u32,
+    epoch: u32,
+    period: Duration,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -43,14 +47,23 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 impl Heartbeat {
     /// Starts beating.
-    pub fn start(mut control: Control, rank: u32, epoch: u32, period: Duration) -> Result<Self, Error> {
+    pub fn start(control: Control, rank: u32, epoch: u32, period: Duration) -> Result<Self, Error> {
+        let mut heartbeat = Self { rank, epoch, period, shared: Arc::default(), thread: None };
+        heartbeat.start_again(control)?;
+        Ok(heartbeat)
+    }
+
+    /// Goes on, after it was stopped.
+    pub fn start_again(&mut self, mut control: Control) -> Result<(), Error> {
+        let Self { rank, epoch, period, .. } = *self;
         let shared = Arc::new(Shared::default());
-        let theirs = Arc::clone(&shared);
+        self.shared = Arc::clone(&shared);
+        let theirs = shared;
         let beat = move || {
             let mut unreachable = false;
             let end = loop {
                 let asked = lock(&theirs.orders).asked;
-                let mut wished = false;
+                let mut wish = Wish::default();
                 match control.heartbeat(rank, epoch, ANSWER.max(period)) {
                     Ok(word) => {
                         if unreachable {
@@ -59,7 +72,7 @@ impl Heartbeat {
                         unreachable = false;
                         match word {
                             Word::Failed(reason) => *lock(&theirs.failed) = Some(reason),
-                            Word::Alive { renew } => wished = renew,
+                            Word::Alive(wished) => wish = wished,
                         }
                     }
                     Err(e) => {
@@ -70,8 +83,7 @@ impl Heartbeat {
                         unreachable = true;
                     }
                 }
-                // Without a daemon nobody could join.
-                *lock(&theirs.wish) = Wish { renew: wished, answered: asked };
+                *lock(&theirs.heard) = Heard { wish, answered: asked };
                 let until = Instant::now() + period;
                 let mut orders = lock(&theirs.orders);
                 while orders.stop.is_none() && orders.asked == asked && Instant::now() < until {
@@ -98,7 +110,8 @@ impl Heartbeat {
             .name("netsum-heartbeat".to_owned())
             .spawn(beat)
             .map_err(|e| Error::Config(format!("cannot start a thread: {e}")))?;
-        Ok(Self { shared, thread: Some(thread) })
+        self.thread = Some(thread);
+        Ok(())
     }
 
     /// Why the job has failed, if it has.
@@ -106,9 +119,9 @@ impl Heartbeat {
         lock(&self.shared.failed).clone()
     }
 
-    /// Whether all ranks are to connect anew, as the daemon has said last.
-    pub fn is_to_renew(&self) -> bool {
-        lock(&self.shared.wish).renew
+    /// What the daemon has said last.
+    pub fn wish(&self) -> Wish {
+        lock(&self.shared.heard).wish
     }
 
     /// Has the daemon asked at once. The number of the question.
@@ -121,7 +134,7 @@ impl Heartbeat {
 
     /// Whether what it has said last was said after that question.
     pub fn has_answered(&self, question: u64) -> bool {
-        lock(&self.shared.wish).answered >= question
+        lock(&self.shared.heard).answered >= question
     }
 
     /// Tells the daemon that this rank is done, or why it gives up.

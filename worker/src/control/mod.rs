@@ -21,6 +21,7 @@ use tonic::{Code, Response, Status};
 
 use crate::comm::config::Tls;
 use netsum_collective::error::Error;
+use netsum_collective::way_back::Wish;
 
 /// How long to try again where nobody listens: the daemon may be about to start.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,10 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Word {
     /// The job is at work.
-    Alive {
-        /// All ranks are to connect anew.
-        renew: bool,
-    },
+    Alive(Wish),
     /// The job has failed: why.
     Failed(String),
 }
@@ -191,11 +189,15 @@ impl Control {
         let request = v1::HeartbeatRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) if reply.state() == JobState::Failed => Ok(Word::Failed(reply.error)),
+            // A box that was set up anew, and has such a job too.
+            Ok(reply) if reply.epoch < epoch && reply.state() == JobState::Waiting => {
+                Ok(Word::Alive(Wish { renew: false, programs: reply.programs }))
+            }
             Ok(reply) if reply.epoch != epoch => Ok(Word::Failed(format!(
                 "its connections were replaced (epoch {}, this rank's is {epoch})",
                 reply.epoch
             ))),
-            Ok(reply) => Ok(Word::Alive { renew: reply.renew }),
+            Ok(reply) => Ok(Word::Alive(Wish { renew: reply.renew, programs: reply.programs })),
             Err(s) => Err(self.error(s.message())),
         }
     }

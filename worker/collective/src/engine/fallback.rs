@@ -28,6 +28,7 @@ impl Engine {
         // Perhaps the ranks have called for different things.
         self.announce(t);
         self.reason = Some((origin, reason));
+        self.wrong |= reason == Reason::Wrong;
         self.path = Path::Agreeing;
         self.statistics.fall_backs += 1;
         for ring in 0..self.rings.len() as u32 {
@@ -52,6 +53,7 @@ impl Engine {
             self.fail(t, Error::Protocol("a rank gives up a box of another job".to_owned()));
             return;
         }
+        self.wrong |= reason == Reason::Wrong;
         self.fall_back(t, reason, origin);
         let known = &mut self.unverified[origin as usize];
         if known.is_some() {

@@ -79,7 +79,6 @@ impl Engine {
     pub(super) fn tell_status(&mut self, t: &mut dyn Transport) {
         let frame = Frame::Status { ranks: self.progress.clone() };
         self.tell(t, &frame);
-        self.has_told();
     }
 
     pub(super) fn on_goodbye(&mut self, t: &mut dyn Transport, origin: u32, completed: u64) {

@@ -56,6 +56,7 @@ use crate::reduction::{Place, Reductions};
 use crate::report::{Mode, Statistics};
 use crate::shape::JobShape;
 use crate::transport::{Channel, Transport, TransportEvent};
+use crate::way_back::Standing;
 use operation::{Operation, RingPart};
 use pool::Pool;
 use renewal::Renewal;
@@ -128,6 +129,8 @@ pub struct Engine {
     run: Option<u64>,
     /// Who gave the box up first, as far as this rank has heard, and why.
     reason: Option<(u32, Reason)>,
+    /// Some rank has received a sum that was wrong.
+    wrong: bool,
     rings: Vec<Ring>,
     /// Those that are open, in their order.
     operations: VecDeque<Operation>,
@@ -164,8 +167,6 @@ pub struct Engine {
     all_started: Option<Instant>,
     plain_ids: u64,
     plain_outstanding: u64,
-    /// The last that was acknowledged; they are in their order.
-    plain_acknowledged: u64,
     /// For messages, and for steps of the ranks' own ring.
     messages: Pool,
     steps: Pool,
@@ -191,6 +192,7 @@ impl Engine {
             path: Path::Box,
             run: (settings.rank == 0).then_some(settings.run),
             reason: None,
+            wrong: false,
             rings: (0..layout.rings).map(|_| Ring { bucket: FIRST_GUESS, ..Ring::default() }).collect(),
             operations: VecDeque::new(),
             outcomes: VecDeque::new(),
@@ -215,7 +217,6 @@ impl Engine {
             all_started: None,
             plain_ids: 0,
             plain_outstanding: 0,
-            plain_acknowledged: 0,
             messages: Pool::new(layout.message_size as usize),
             steps: Pool::new(plain_room(&settings.shape)),
             outgoing: Vec::new(),
@@ -266,10 +267,9 @@ impl Engine {
             TransportEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
                 self.give_back(ring, id, data);
             }
-            TransportEvent::Sent { id, data, .. } => {
+            TransportEvent::Sent { data, .. } => {
                 self.answered = now;
                 self.plain_outstanding -= 1;
-                self.plain_acknowledged = self.plain_acknowledged.max(id);
                 self.steps.give(data);
             }
             TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
@@ -372,6 +372,15 @@ impl Engine {
     /// Who sums; the ring as soon as the box is given up.
     pub fn mode(&self) -> Mode {
         if self.path == Path::Box { Mode::Box } else { Mode::Ring }
+    }
+
+    /// How the ranks stand with the box, as far as this one has heard.
+    pub fn standing(&self) -> Standing {
+        match self.path {
+            Path::Box => Standing::Trusted,
+            _ if self.wrong => Standing::Wrong,
+            _ => Standing::GivenUp,
+        }
     }
 
     /// Whether the previous rank has said hello.

@@ -5,11 +5,11 @@
 //! latest operation that anybody has started, or its own next one if that is later, and a second frame tells all: that is the last
 //! one over these connections. With one operation at a time it is rank 0's next one, as nobody can be ahead of it by more.
 //!
-//! Whoever has completed the last one leaves at once, whether its caller or its keeper drives, when it knows that all have
-//! completed it: then nobody needs anybody's messages any more, but for the news that all have completed it. All complete it at the
-//! same time but for their way, since it takes all; so nobody waits for another one's application. Of itself the next
-//! rank knows, and of all others it hears from this one alone; so this one stays until it has acknowledged that, which it does
-//! before it can leave itself. Later operations are started over the new connections, and there is none open in between.
+//! Whoever has completed the last one joins again at once, whether its caller or its keeper drives, and goes on driving these
+//! connections meanwhile: others may still find that the box is gone, and need this rank. It takes all to join. So who has joined knows
+//! that all have completed the last one, and that nobody needs these connections any more: only then does it leave them. Where the
+//! ranks cannot join they stay, each when it has found out. Later operations are started over the new connections, and there is none
+//! open in between.
 //!
 //! It makes no difference who sums: ranks that have given the box up get to it again.
 
@@ -25,10 +25,6 @@ pub(super) struct Renewal {
     after: u64,
     /// It is decided.
     agreed: bool,
-    /// The next rank has been told that this one has completed it.
-    told: bool,
-    /// The first frame that has told it that all others have.
-    news: Option<u64>,
 }
 
 impl Engine {
@@ -38,7 +34,7 @@ impl Engine {
             return;
         }
         let after = self.own().started + 1;
-        self.renewal = Some(Renewal { after, agreed: false, told: false, news: None });
+        self.renewal = Some(Renewal { after, agreed: false });
         self.tell(t, &Frame::Renew { after, decided: false });
     }
 
@@ -60,17 +56,16 @@ impl Engine {
         let (first, own) = (self.place.rank == 0, *self.own());
         let renewal = match self.renewal {
             // All have told which operation is their latest.
-            Some(r) if first && !r.agreed && !decided && after >= r.after => {
-                Renewal { after, agreed: true, ..r }
-            }
+            Some(r) if first && !r.agreed && !decided && after >= r.after => Renewal { after, agreed: true },
             // All know.
             Some(r) if first && r.agreed && decided && after == r.after => return,
-            None if !first && !decided && after > own.completed => {
-                Renewal { after: after.max(own.started), agreed: false, told: false, news: None }
+            // This one could not join, and has stayed, before it heard that all know.
+            _ if first && decided && after <= own.completed => return,
+            // Or the others have stayed, and this one is about to.
+            r if !first && !decided && r.is_none_or(|r| r.agreed) && after > own.completed => {
+                Renewal { after: after.max(own.started), agreed: false }
             }
-            Some(r) if !first && !r.agreed && decided && after >= r.after => {
-                Renewal { after, agreed: true, ..r }
-            }
+            Some(r) if !first && !r.agreed && decided && after >= r.after => Renewal { after, agreed: true },
             _ => {
                 let text = format!("rank {} asks to connect anew after operation {after}", self.previous());
                 self.fail(t, Error::Protocol(text));
@@ -87,29 +82,11 @@ impl Engine {
         self.failure.is_none() && self.renewal.is_some_and(|r| r.agreed && r.after == completed)
     }
 
-    /// Whether all ranks have completed it.
-    pub fn all_have_completed(&self) -> bool {
-        self.renewal.is_some_and(|r| self.progress.iter().all(|p| p.completed >= r.after))
-    }
-
-    /// Whether all ranks have completed it, and the next one knows of all others. It hears of this one.
-    pub fn may_part(&mut self, t: &mut dyn Transport) -> bool {
-        if self.renewal.is_some_and(|r| !r.told) {
-            self.tell_status(t);
-        }
-        let news = self.renewal.and_then(|r| r.news);
-        self.all_have_completed() && news.is_some_and(|news| self.plain_acknowledged >= news)
-    }
-
-    /// The next rank has just been told all that this one knows.
-    pub(super) fn has_told(&mut self) {
-        let (completed, frame, next) = (self.is_to_renew(), self.plain_ids, self.next() as usize);
-        if let Some(renewal) = self.renewal.as_mut().filter(|r| r.agreed) {
-            renewal.told |= completed;
-            let mut others = self.progress.iter().enumerate().filter(|(rank, _)| *rank != next);
-            if renewal.news.is_none() && others.all(|(_, p)| p.completed >= renewal.after) {
-                renewal.news = Some(frame);
-            }
+    /// This rank could not join again: it goes on over the present connections.
+    pub fn stay(&mut self) {
+        // The others may have agreed to try again.
+        if self.is_to_renew() {
+            self.renewal = None;
         }
     }
 }

@@ -95,7 +95,6 @@ impl Aggregator {
     }
 
     /// From now on no fragment is within its credit.
-    #[cfg(test)]
     pub fn swallow(&mut self) {
         for ring in &mut self.rings {
             ring.config.window = 0;

@@ -18,6 +18,7 @@ use crate::links::{Links, Numbers, RankNumbers};
 use crate::numeric::element::Slice;
 use crate::numeric::layout::Layout;
 use crate::shape::JobShape;
+use crate::way_back::{WayBack, Wish};
 use netsum_rc::{Endpoint, EndpointConfig};
 
 /// Always there.
@@ -43,10 +44,16 @@ pub(super) struct Spec {
     pub connect_timeout: Duration,
     /// When the box sums.
     pub present: Range<Duration>,
+    /// And when it does not, in between.
+    pub absent: Range<Duration>,
     /// When a rank falls silent for ever.
     pub death: Option<(usize, Duration)>,
     /// Before which call, from 0, rank 0 asks all to connect anew after it, or after the latest that another rank has begun.
     pub renew: Option<usize>,
+    /// The same, but then they cannot join.
+    pub refused: Option<usize>,
+    /// Ranks that sum by themselves try the box again, and go on over new connections.
+    pub returns: bool,
     /// How many calls may be in flight.
     pub depth: usize,
     /// Among those, one of so many is one that the caller waits for; not the same at all ranks.
@@ -73,8 +80,11 @@ impl Spec {
             run: 1,
             connect_timeout: Duration::from_secs(10),
             present: ALWAYS,
+            absent: NEVER,
             death: None,
             renew: None,
+            refused: None,
+            returns: false,
             depth: 1,
             blocking: 5,
             pauses: Vec::new(),
@@ -102,7 +112,8 @@ pub(super) struct Host {
     pub alive: bool,
     /// When it had left to connect anew; it does nothing more.
     pub parted: Option<Duration>,
-    leaving: Option<Duration>,
+    /// Since when it waits for all to join again.
+    joins: Option<Duration>,
     /// What has arrived during a pause.
     inbox: Vec<(usize, Vec<u8>)>,
     /// When it must be looked at next.
@@ -149,41 +160,30 @@ pub(super) struct Sim {
     order: u64,
     buf: Vec<u8>,
     out: Vec<(IpAddr, IpAddr, Vec<u8>)>,
+    /// Numbers of queue pairs, and PSNs.
+    numbers: (u32, Rng),
+    way_back: WayBack,
+    /// After how many operations rank 0 could not join.
+    pub refused: Option<usize>,
+    /// When all have connected anew.
+    pub connected: Vec<Duration>,
+    /// From now on no box lets a fragment in.
+    pub swallows: bool,
 }
+
+/// How long the answer to the last one who joins takes, for each rank that it goes to before.
+const ANSWER: Duration = Duration::from_micros(30);
 
 impl Sim {
     pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
-        let mut rng = Rng(spec.seed);
         let Spec { ranks, layout, mtu, .. } = *spec;
         let shape = JobShape { ranks, mtu, layout };
         let ips: Vec<IpAddr> = (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
-        let mut qpn = 0;
-        let mut numbers = || {
-            qpn += 2;
-            // Near the end of the 24 bits, so that some wrap.
-            let first_psn = (0xff_ffe0 + rng.below(64)) as u32 & 0xff_ffff;
-            Numbers { receive_qpn: 0x100 + qpn, send_qpn: 0x101 + qpn, first_psn }
-        };
-        let all: Vec<RankNumbers> = ips
-            .iter()
-            .map(|ip| RankNumbers {
-                ip: *ip,
-                rings: (0..layout.rings).map(|_| numbers()).collect(),
-                plain: numbers(),
-                any_ip_id: false,
-            })
-            .collect();
+        let mut numbers = (0, Rng(spec.seed));
+        let all = fresh(&mut numbers, &ips, layout.rings);
         let start = Instant::now();
         let hosts = (0..ranks).map(|rank| {
-            let mut stack: Box<dyn Stack> = if spec.selective {
-                Box::new(Selective::new(&shape, rank, &all))
-            } else {
-                let endpoint = Endpoint::new(ips[rank as usize], EndpointConfig::default());
-                Box::new(Links::new(endpoint, &shape, rank, &all, 4096).expect("connections"))
-            };
-            let run = Rng(spec.seed << 32 ^ spec.run << 8 ^ u64::from(rank)).next();
-            let settings = Settings { rank, shape, timeout: spec.timeout, run };
-            let engine = Engine::new(start, settings, &mut *stack);
+            let (stack, engine) = connect(spec, start, rank, &all, 0);
             Host {
                 stack,
                 engine,
@@ -193,7 +193,7 @@ impl Sim {
                 results: Vec::new(),
                 alive: true,
                 parted: None,
-                leaving: None,
+                joins: None,
                 inbox: Vec::new(),
                 due: Some(start),
             }
@@ -211,6 +211,67 @@ impl Sim {
             order: 0,
             buf: Vec::new(),
             out: Vec::new(),
+            numbers,
+            way_back: WayBack::new(start),
+            refused: None,
+            connected: Vec::new(),
+            swallows: false,
+        }
+    }
+
+    /// All have joined again: other connections, and a box that knows them alone.
+    fn reconnect(&mut self) {
+        let Spec { ranks, layout, mtu, selective, .. } = self.spec;
+        let all = fresh(&mut self.numbers, &self.ips, layout.rings);
+        self.aggregator = Aggregator::new(&JobShape { ranks, mtu, layout }, selective, &all);
+        if self.swallows {
+            self.aggregator.swallow();
+        }
+        self.connected.push(self.elapsed());
+        self.way_back.connected(self.now);
+        for (rank, host) in self.hosts.iter_mut().enumerate() {
+            let run = self.connected.len() as u64;
+            (host.stack, host.engine) = connect(&self.spec, self.now, rank as u32, &all, run);
+            (host.joins, host.due) = (None, Some(self.now));
+        }
+    }
+
+    /// A rank has completed the last operation over these connections, and waits for the others to join: what becomes of it.
+    fn join(&mut self, rank: usize) {
+        let elapsed = self.elapsed();
+        let host = &mut self.hosts[rank];
+        let since = *host.joins.get_or_insert(elapsed);
+        let refused =
+            self.spec.refused.is_some() && self.refused.is_none_or(|after| host.results.len() <= after);
+        let answered = if refused {
+            // Some find it out sooner than others.
+            since + Duration::from_micros(1 << (7 * rank % 13))
+        } else {
+            let Some(last) = self.hosts.iter().map(|h| h.joins).collect::<Option<Vec<_>>>() else { return };
+            let last = last.into_iter().max().unwrap_or_default();
+            if self.spec.returns {
+                return self.reconnect();
+            }
+            let at = last + ANSWER * (rank as u32 + 1);
+            // The others hear of it, too.
+            let soon = self.start + at;
+            let waiting = self.hosts.iter_mut().filter(|h| h.parted.is_none());
+            waiting.for_each(|h| h.due = Some(h.due.map_or(soon, |due| due.min(soon))));
+            at
+        };
+        let host = &mut self.hosts[rank];
+        if elapsed < answered {
+            let at = self.start + answered;
+            host.due = Some(host.due.map_or(at, |due| due.min(at)));
+        } else if refused {
+            host.engine.stay();
+            (host.joins, host.due) = (None, Some(self.now));
+            self.refused = self.refused.or((rank == 0).then_some(host.results.len()));
+        } else {
+            host.engine.leave(&mut *host.stack);
+            host.parted = Some(elapsed);
+            host.calls.clear();
+            self.transmit(rank);
         }
     }
 
@@ -287,15 +348,8 @@ impl Sim {
                 }
             }
             // As `Session`.
-            if host.engine.is_to_renew() {
-                let may_part = host.engine.may_part(&mut *host.stack);
-                let late = host.engine.all_have_completed()
-                    && elapsed >= *host.leaving.get_or_insert(elapsed) + Duration::from_secs(2);
-                if may_part || late {
-                    host.engine.leave(&mut *host.stack);
-                    host.parted = Some(elapsed);
-                    host.calls.clear();
-                }
+            host.joins = host.joins.filter(|_| host.engine.failure().is_none());
+            if host.joins.is_some() || host.engine.is_to_renew() {
                 break;
             }
             let free = host.current.is_none() && host.engine.open() < self.spec.depth;
@@ -314,7 +368,14 @@ impl Sim {
                 }
                 break;
             }
-            if rank == 0 && self.spec.renew == Some(host.begun) {
+            let there = self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed);
+            // Others after it was away.
+            let programs = u64::from(there) << u8::from(elapsed >= self.spec.absent.end);
+            let wish = Wish { renew: false, programs };
+            let asks = self.spec.renew == Some(host.begun)
+                || self.spec.refused == Some(host.begun)
+                || self.spec.returns && self.way_back.is_due(now, wish, host.engine.standing());
+            if rank == 0 && asks {
                 host.engine.ask_to_renew(&mut *host.stack);
             }
             if host.engine.is_full() {
@@ -333,9 +394,6 @@ impl Sim {
         }
         self.transmit(rank);
         let host = &mut self.hosts[rank];
-        if host.parted.is_some() {
-            return;
-        }
         let free = host.current.is_none() && host.engine.open() < self.spec.depth;
         let calls = host.calls.front().filter(|_| free && !host.engine.is_full());
         let call = calls.map(|c| {
@@ -349,6 +407,9 @@ impl Sim {
         let due = [host.stack.next_timeout(), call, Some(host.engine.next_timeout())];
         // A timer that is due and does nothing must not stop the clock.
         host.due = due.into_iter().flatten().min().map(|t| t.max(now + Duration::from_micros(1)));
+        if host.joins.is_some() || host.engine.is_to_renew() {
+            self.join(rank);
+        }
     }
 
     fn arrive(&mut self, flying: Flying) {
@@ -357,7 +418,8 @@ impl Sim {
             self.hosts[to].inbox.push((from, datagram));
             return self.work(to);
         }
-        if self.spec.present.contains(&self.elapsed()) {
+        let elapsed = self.elapsed();
+        if self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed) {
             let mut out = std::mem::take(&mut self.out);
             let taken = self.aggregator.take(self.ips[from], self.ips[to], &datagram, &mut out);
             for (src, dst, datagram) in out.drain(..) {
@@ -419,4 +481,39 @@ impl Sim {
         let held = self.aggregator.held().join("; ");
         format!("{}\nheld: {held}", hosts.collect::<Vec<_>>().join("\n"))
     }
+}
+
+/// Numbers that no connection has had before.
+fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumbers> {
+    let (qpn, rng) = numbers;
+    let mut connection = || {
+        *qpn += 2;
+        // Near the end of the 24 bits, so that some wrap.
+        let first_psn = (0xff_ffe0 + rng.below(64)) as u32 & 0xff_ffff;
+        Numbers { receive_qpn: 0x100 + *qpn, send_qpn: 0x101 + *qpn, first_psn }
+    };
+    ips.iter()
+        .map(|ip| RankNumbers {
+            ip: *ip,
+            rings: (0..rings).map(|_| connection()).collect(),
+            plain: connection(),
+            any_ip_id: false,
+        })
+        .collect()
+}
+
+/// A rank's connections, which were made `anew` so often.
+fn connect(spec: &Spec, now: Instant, rank: u32, all: &[RankNumbers], anew: u64) -> (Box<dyn Stack>, Engine) {
+    let Spec { ranks, layout, mtu, .. } = *spec;
+    let shape = JobShape { ranks, mtu, layout };
+    let mut stack: Box<dyn Stack> = if spec.selective {
+        Box::new(Selective::new(&shape, rank, all))
+    } else {
+        let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
+        Box::new(Links::new(endpoint, &shape, rank, all, 4096).expect("connections"))
+    };
+    let run = Rng(spec.seed << 32 ^ (spec.run + anew) << 8 ^ u64::from(rank)).next();
+    let settings = Settings { rank, shape, timeout: spec.timeout, run };
+    let engine = Engine::new(now, settings, &mut *stack);
+    (stack, engine)
 }

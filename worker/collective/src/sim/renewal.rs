@@ -1,7 +1,8 @@
-//! All ranks leave after the same operation, to connect anew.
+//! All ranks leave after the same operation, to connect anew; and so come back to the box.
 
 use std::time::Duration;
 
+use super::aggregator::Spoil;
 use super::job::{ALWAYS, Call, NEVER, Sim, Spec};
 use super::network::Faults;
 use super::vector::Vector;
@@ -118,4 +119,112 @@ fn a_death_in_the_middle_is_named_by_all_who_have_not_left() {
         }
     }
     assert!(named > 100 && parted > 20, "{named} {parted}");
+}
+
+/// That all ranks have the right sums of all calls.
+fn assert_right(sim: &Sim, ranks: u32, calls: usize, what: &str) {
+    for n in 0..calls {
+        let all: Vec<Vector> = (0..ranks).map(|r| data(r, n)).collect();
+        let expected = Vector::sum(&LAYOUT, &all);
+        for (rank, host) in sim.hosts.iter().enumerate() {
+            let (outcome, sum, _) = &host.results[n];
+            assert!(outcome.is_ok(), "{what} rank {rank} operation {n}: {outcome:?}");
+            assert!(sum.bits() == expected, "{what} rank {rank} operation {n}: a wrong sum");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_cannot_join_stay_and_may_try_again() {
+    for seed in 0..120u64 {
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let present = [ALWAYS, NEVER, Duration::ZERO..Duration::from_micros(50 + 137 * seed)];
+        let present = present[seed as usize % 3].clone();
+        let faults = Faults::loss([0, 10_000, 50_000][seed as usize / 3 % 3]);
+        let depth = [1, 3][seed as usize % 2];
+        let (refused, renew) = (Some(0), [None, Some(1), Some(2)][seed as usize / 5 % 3]);
+        let spec = Spec { present, faults, depth, refused, renew, ..Spec::new(ranks, LAYOUT, seed) };
+        let mut sim = Sim::new(&spec, |rank| {
+            (0..CALLS).map(|n| Call { data: data(rank, n), not_before: Duration::ZERO }).collect()
+        });
+        sim.run();
+        let what = format!("seed {seed}");
+        let done = sim.hosts[0].results.len();
+        assert!(renew.is_some_and(|last| done > last) || done == CALLS, "{what}: {done}");
+        assert!(sim.refused.is_some(), "{what}");
+        assert_right(&sim, ranks, done, &what);
+        for host in &sim.hosts {
+            assert_eq!(host.results.len(), done, "{what}");
+            assert!(host.parted.is_some() || done == CALLS, "{what}");
+        }
+    }
+}
+
+/// Calls of all ranks, one in every `period`.
+fn every(period: Duration, calls: usize, spec: &Spec, prepare: impl FnOnce(&mut Sim)) -> Sim {
+    let spec = Spec { returns: true, limit: Duration::from_secs(4000), ..spec.clone() };
+    let mut sim = Sim::new(&spec, |rank| {
+        (0..calls).map(|n| Call { data: data(rank, n), not_before: period * n as u32 }).collect()
+    });
+    prepare(&mut sim);
+    sim.run();
+    assert_right(&sim, spec.ranks, calls, &format!("seed {}", spec.seed));
+    sim
+}
+
+/// Who summed each call, and when it was done.
+fn modes(sim: &Sim) -> Vec<(Mode, Duration)> {
+    sim.hosts[0].results.iter().map(|(outcome, _, at)| (outcome.as_ref().unwrap().mode, *at)).collect()
+}
+
+#[test]
+fn ranks_are_back_on_the_box_as_soon_as_one_sums_again() {
+    let period = Duration::from_millis(20);
+    for seed in 0..48u64 {
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        // It goes in the middle of an operation, and is away for less than the first wait, or for longer.
+        let gone = Duration::from_millis(200) + Duration::from_micros(13 * seed);
+        let back = gone + Duration::from_millis([300, 3000][seed as usize / 4 % 2]);
+        let faults = Faults::loss([0, 10_000][seed as usize / 8 % 2]);
+        let depth = [1, 3][seed as usize / 16 % 2];
+        let spec = Spec { absent: gone..back, faults, depth, ..Spec::new(ranks, LAYOUT, seed) };
+        let sim = every(period, 250, &spec, |_| ());
+        let [connected] = sim.connected[..] else { panic!("seed {seed}: connected at {:?}", sim.connected) };
+        let due = back.max(gone + Duration::from_secs(1));
+        assert!(
+            connected > back && connected < due + Duration::from_millis(500),
+            "seed {seed}: {connected:?}, {due:?}"
+        );
+        let after: Vec<Mode> =
+            modes(&sim).into_iter().filter(|(_, at)| *at > connected).map(|(mode, _)| mode).collect();
+        assert!(after.len() > 20 && after.iter().all(|mode| *mode == Mode::Box), "seed {seed}: {after:?}");
+    }
+}
+
+#[test]
+fn a_box_that_is_there_and_does_not_sum_is_tried_ever_more_rarely() {
+    let timeout = Duration::from_secs(1);
+    let spec = Spec { timeout, ..Spec::new(3, LAYOUT, 1) };
+    let sim = every(Duration::from_millis(500), 2400, &spec, |sim| {
+        sim.aggregator.swallow();
+        sim.swallows = true;
+    });
+    let seconds: Vec<u64> = sim.connected.iter().map(Duration::as_secs).collect();
+    println!("tried after {seconds:?} s");
+    // In twenty minutes.
+    assert_eq!(seconds.len(), 6, "{seconds:?}");
+    assert!(sim.connected.windows(3).all(|w| w[2] - w[1] > (w[1] - w[0]) * 2), "{seconds:?}");
+    // The last call is no later than it should be, by as much as a try costs.
+    let late = modes(&sim)[2399].1 - Duration::from_millis(500) * 2399;
+    assert!(late < timeout, "{late:?}");
+}
+
+#[test]
+fn ranks_stay_away_from_a_box_that_has_summed_wrong() {
+    for seed in 0..12 {
+        let spec = Spec::new([2, 3, 4][seed as usize % 3], LAYOUT, seed);
+        let sim = every(Duration::from_millis(500), 100, &spec, |sim| sim.aggregator.spoil(40, Spoil::Flip));
+        assert_eq!(sim.connected, [], "seed {seed}");
+        assert_eq!(modes(&sim)[99].0, Mode::Ring, "seed {seed}");
+    }
 }
