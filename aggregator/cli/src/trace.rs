@@ -1,11 +1,12 @@
 //! `netsum trace`: single packets as lines of text, as JSON and as a capture file.
 
 use std::io::Write;
+use std::mem::offset_of;
 use std::net::IpAddr;
 
 use netsum_api::v1 as api;
 use netsum_common::counters::{Counter, Kind as CounterKind};
-use netsum_common::wire::{self, Frame, Reject};
+use netsum_common::wire::{self, EthHdr, Frame, Ipv4Hdr, Ipv6Hdr, Reject, VlanHdr};
 use netsum_core::plane::unmapped;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -122,9 +123,11 @@ pub fn describe(frame: &[u8]) -> (String, Option<Transport>) {
 /// What a frame is that is not RoCEv2.
 fn other(frame: &[u8]) -> String {
     let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
-    let (ethertype, ip) = match word(12) {
-        Some(wire::ETHERTYPE_VLAN) => (word(16), wire::EthHdr::LEN + wire::VlanHdr::LEN),
-        other => (other, wire::EthHdr::LEN),
+    let (ethertype, ip) = match word(offset_of!(EthHdr, ether_type)) {
+        Some(wire::ETHERTYPE_VLAN) => {
+            (word(EthHdr::LEN + offset_of!(VlanHdr, ether_type)), EthHdr::LEN + VlanHdr::LEN)
+        }
+        other => (other, EthHdr::LEN),
     };
     let protocol = |at: usize| match frame.get(at) {
         Some(1) => "ICMP",
@@ -135,8 +138,8 @@ fn other(frame: &[u8]) -> String {
     };
     match ethertype {
         Some(wire::ETHERTYPE_ARP) => "ARP".into(),
-        Some(wire::ETHERTYPE_IPV4) => protocol(ip + 9).into(),
-        Some(wire::ETHERTYPE_IPV6) => protocol(ip + 6).into(),
+        Some(wire::ETHERTYPE_IPV4) => protocol(ip + offset_of!(Ipv4Hdr, proto)).into(),
+        Some(wire::ETHERTYPE_IPV6) => protocol(ip + offset_of!(Ipv6Hdr, next_hdr)).into(),
         Some(ethertype) => format!("ethertype {ethertype:#06x}"),
         None => "no Ethernet".into(),
     }

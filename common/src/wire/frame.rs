@@ -252,12 +252,9 @@ pub fn parse<B: Wrapped + ?Sized>(b: &B) -> Result<Frame, (Reject, Option<Frame>
 /// `src_mac` and `src_ip` are, where the frame has them.
 #[inline(always)]
 pub fn parse_into<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
-    // One check after the other, the farther first: with both at once the compiler leaves a value undefined on a way that
-    // only the verifier believes in.
-    let Some(ethertype) = b.load::<2>(offset_of!(EthHdr, ether_type)) else { return Err(Reject::NotRoce) };
-    let Some(src_mac) = b.load::<6>(offset_of!(EthHdr, src_addr)) else { return Err(Reject::NotRoce) };
-    frame.src_mac = src_mac;
-    let mut ethertype = u16::from_be_bytes(ethertype);
+    let Some(eth) = EthHdr::load(b, 0) else { return Err(Reject::NotRoce) };
+    frame.src_mac = eth.src_addr;
+    let mut ethertype = u16::from_be(eth.ether_type);
     frame.ip = EthHdr::LEN;
     // Hosts strip tags of VLAN 0, any number of them (Linux: `__netif_receive_skb_core` in net/core/dev.c), so what is behind tags
     // is not for others alone. One tag of 802.1Q is what egress can write; the rest is looked through.
@@ -364,26 +361,19 @@ fn ipv4<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
 
 #[inline(always)]
 fn ipv6<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
-    // Piece by piece: a copy of the whole header would take a tenth of a BPF program's stack.
-    let Some(h) = b.load::<8>(frame.ip) else { return Err(Reject::NotRoce) };
-    let Some(dst_ip) = b.load::<16>(frame.ip + offset_of!(Ipv6Hdr, dst_addr)) else {
-        return Err(Reject::NotRoce);
-    };
-    let Some(src_ip) = b.load::<16>(frame.ip + offset_of!(Ipv6Hdr, src_addr)) else {
-        return Err(Reject::NotRoce);
-    };
-    frame.src_ip = src_ip;
-    if h[0] >> 4 != 6 {
+    let Some(h) = Ipv6Hdr::load(b, frame.ip) else { return Err(Reject::NotRoce) };
+    frame.src_ip = h.src_addr;
+    if h.version() != 6 {
         return Err(Reject::NotRoce);
     }
     frame.l3 = L3::V6;
-    frame.dst_ip = dst_ip;
-    frame.ce = h[1] >> 4 & 3 == 3;
-    let ip_payload = u16::from_be_bytes([h[4], h[5]]) as usize;
-    if h[6] == IPPROTO_UDP {
+    frame.dst_ip = h.dst_addr;
+    frame.ce = h.ecn() == 3;
+    let ip_payload = h.payload_len() as usize;
+    if h.next_hdr == IPPROTO_UDP {
         return transport(b, frame.ip + Ipv6Hdr::LEN, ip_payload, frame);
     }
-    if h[6] == IPPROTO_ICMPV6 {
+    if h.next_hdr == IPPROTO_ICMPV6 {
         if let Some(target) = b.load::<16>(frame.ip + Ipv6Hdr::LEN + 8)
             && let Some([NEIGHBOUR_ADVERTISEMENT]) = b.load::<1>(frame.ip + Ipv6Hdr::LEN)
         {
@@ -391,7 +381,7 @@ fn ipv6<B: Wrapped + ?Sized>(b: &B, frame: &mut Frame) -> Result<(), Reject> {
         }
         return Err(Reject::NotRoce);
     }
-    if !extensions::is_extension(h[6]) {
+    if !extensions::is_extension(h.next_hdr) {
         return Err(Reject::NotRoce);
     }
     Err(b.extended(frame))

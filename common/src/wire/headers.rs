@@ -42,7 +42,9 @@ macro_rules! headers {
 }
 headers!(EthHdr VlanHdr Ipv4Hdr Ipv6Hdr UdpHdr);
 
-/// EtherType of IPv4. Numbers in the host's order, because `network-types` has them in the wire's, and none for patterns.
+// Numbers for patterns. `ether_type()` of `network-types` compares with all that it knows, which costs a program 40 to 145 instructions.
+
+/// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = u16::from_be(EtherType::Ipv4 as u16);
 /// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);
