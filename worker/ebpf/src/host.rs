@@ -42,14 +42,16 @@ pub fn host(ctx: XdpContext) -> u32 {
 /// otherwise the verifier would ask for CAP_PERFMON.
 #[inline(always)]
 fn roce_to(p: &Packet) -> Option<[u8; 16]> {
-    let (to, udp) = match u16::from_be_bytes(p.load::<2>(offset_of!(EthHdr, ether_type))?) {
+    // Each arm reads the port itself: an offset that is chosen is no constant.
+    const PORT: usize = offset_of!(UdpHdr, dst);
+    let (to, port) = match u16::from_be_bytes(p.load::<2>(offset_of!(EthHdr, ether_type))?) {
         ETHERTYPE_IPV4 => {
             let h = Ipv4Hdr::load(p, EthHdr::LEN)?;
             // "Don't fragment" is the only one of these bits that may be set.
             if h.vihl != 0x45 || h.proto != IPPROTO_UDP || h.frags[0] & 0x3f != 0 || h.frags[1] != 0 {
                 return None;
             }
-            (ipv4_mapped(h.dst_addr), EthHdr::LEN + Ipv4Hdr::LEN)
+            (ipv4_mapped(h.dst_addr), p.load::<2>(EthHdr::LEN + Ipv4Hdr::LEN + PORT)?)
         }
         ETHERTYPE_IPV6 => {
             let [next_header] = p.load::<1>(EthHdr::LEN + offset_of!(Ipv6Hdr, next_hdr))?;
@@ -57,12 +59,11 @@ fn roce_to(p: &Packet) -> Option<[u8; 16]> {
                 return None;
             }
             let to = p.load::<16>(EthHdr::LEN + offset_of!(Ipv6Hdr, dst_addr))?;
-            (to, EthHdr::LEN + Ipv6Hdr::LEN)
+            (to, p.load::<2>(EthHdr::LEN + Ipv6Hdr::LEN + PORT)?)
         }
         _ => return None,
     };
-    let port = u16::from_be_bytes(p.load::<2>(udp + offset_of!(UdpHdr, dst))?);
-    if port == ROCE_PORT { Some(to) } else { None }
+    if u16::from_be_bytes(port) == ROCE_PORT { Some(to) } else { None }
 }
 
 #[panic_handler]
