@@ -75,6 +75,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
         ask_to_renew(&cluster);
         work_until(&cluster, &mut group, renewals);
     }
+    group.log().lines().filter(|line| line.contains("connected anew")).for_each(|line| println!("{line}"));
     // Once for each time that they were asked.
     for seed in 10..14 {
         assert!(work(&mut group, seed).iter().all(|o| o.renewals == 3));
@@ -165,9 +166,8 @@ fn a_rank_that_dies_while_all_connect_anew_is_named() {
     }
 }
 
-#[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_that_cannot_join_again_go_on_and_try_later() {
+/// Ranks that have been asked to connect anew, and could not join because the daemon was killed at that moment.
+fn joined_in_vain() -> (Cluster, Group) {
     let (mut cluster, mut group) = start(2 * SECOND);
     ask_to_renew(&cluster);
     // Rank 0 hears of it.
@@ -183,13 +183,49 @@ fn ranks_that_cannot_join_again_go_on_and_try_later() {
     });
     let begun = Instant::now();
     group.check_all_reduce("i32", 50_000, 3, &files).unwrap();
+    println!("joined in vain for {:.1?}", begun.elapsed());
     // The programs sum without a daemon.
     assert!(work(&mut group, 4).iter().all(|o| o.renewals == 0));
-    println!("joined in vain for {:.1?}", begun.elapsed());
     let log = group.log();
     assert_eq!(log.matches("could not join again, and goes on as before").count(), RANKS as usize, "{log}");
+    (cluster, group)
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_that_cannot_join_again_go_on_and_try_later() {
+    let (mut cluster, mut group) = joined_in_vain();
     start_daemon(&mut cluster);
     work_until(&cluster, &mut group, 1);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_that_could_not_join_again_outlive_their_job() {
+    let (mut cluster, mut group) = joined_in_vain();
+    // As if the daemon had been killed before it told the file what it had told the maps: the next one ends the job.
+    let text = std::fs::read_to_string(cluster.state_file()).unwrap();
+    let mut state: serde_json::Value = serde_json::from_str(&text).unwrap();
+    state["jobs"][0]["flows"][0]["base_psn"] = 1.into();
+    std::fs::write(cluster.state_file(), state.to_string()).unwrap();
+    start_daemon(&mut cluster);
+    assert_eq!(cluster.netsum_json(&["job", "show", JOB]).unwrap()["state"], "failed");
+    // They join it again.
+    go_on(&cluster, &mut group, |outcomes| outcomes.iter().all(|o| o.mode == "box" && o.renewals == 1));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_are_back_on_the_box_when_a_port_that_was_down_is_up() {
+    let (cluster, mut group) = start(5 * SECOND);
+    let (box_, port) = (cluster.lab().box_(), cluster.lab().box_().port(1));
+    let files = group.order_all_reduce("i32", 4_000_000, 2).unwrap();
+    box_.set_link(&port, false).unwrap();
+    // Longer than three tenths of the time-out, after which ranks sum themselves.
+    std::thread::sleep(5 * SECOND / 2);
+    box_.set_link(&port, true).unwrap();
+    assert!(all_by("ring", &group.check_all_reduce("i32", 4_000_000, 2, &files).unwrap()));
+    back_on_the_box(&cluster, &mut group, 1, Instant::now());
 }
 
 /// Takes the programs off the ports, as if their links had never been pinned.
