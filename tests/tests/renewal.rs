@@ -1,9 +1,11 @@
-//! Ranks that connect anew while their job is at work: every sum stays right.
+//! Ranks that connect anew while their job is at work, and so come back to a box that they have given up: every sum stays right.
 
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE};
+use netsum_lab::cluster::{
+    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE, one_on_each_host,
+};
 
 const RANKS: u32 = 3;
 const SECOND: Duration = Duration::from_secs(1);
@@ -73,6 +75,7 @@ fn ranks_connect_anew_when_they_are_asked_to_and_every_sum_is_right() {
         ask_to_renew(&cluster);
         work_until(&cluster, &mut group, renewals);
     }
+    group.log().lines().filter(|line| line.contains("connected anew")).for_each(|line| println!("{line}"));
     // Once for each time that they were asked.
     for seed in 10..14 {
         assert!(work(&mut group, seed).iter().all(|o| o.renewals == 3));
@@ -168,4 +171,191 @@ fn dies_after(delay: Duration) {
         let missing = error.split("missing: ").nth(1).is_some_and(|who| who.contains('1'));
         assert!(error.contains("rank 1") || missing, "rank {rank}: {error}");
     }
+}
+
+/// Ranks that have been asked to connect anew, and could not join because the daemon was killed at that moment.
+fn joined_in_vain() -> (Cluster, Group) {
+    let (mut cluster, mut group) = start(2 * SECOND);
+    ask_to_renew(&cluster);
+    // Rank 0 hears of it.
+    std::thread::sleep(SECOND / 2);
+    let files = std::thread::scope(|s| {
+        let cluster = &mut cluster;
+        s.spawn(move || {
+            // The ranks have agreed by then, and wait for the last one.
+            std::thread::sleep(SECOND / 2);
+            cluster.kill_daemon().unwrap();
+        });
+        group.order_all_reduce_last_late("i32", 50_000, 3, 3 * SECOND / 2).unwrap()
+    });
+    let begun = Instant::now();
+    group.check_all_reduce("i32", 50_000, 3, &files).unwrap();
+    println!("joined in vain for {:.1?}", begun.elapsed());
+    // The programs sum without a daemon.
+    assert!(work(&mut group, 4).iter().all(|o| o.renewals == 0));
+    let log = group.log();
+    assert_eq!(log.matches("could not join again, and goes on as before").count(), RANKS as usize, "{log}");
+    (cluster, group)
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_that_cannot_join_again_go_on_and_try_later() {
+    let (mut cluster, mut group) = joined_in_vain();
+    start_daemon(&mut cluster);
+    work_until(&cluster, &mut group, 1);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_that_could_not_join_again_outlive_their_job() {
+    let (mut cluster, mut group) = joined_in_vain();
+    // As if the daemon had been killed before it told the file what it had told the maps: the next one ends the job.
+    let text = std::fs::read_to_string(cluster.state_file()).unwrap();
+    let mut state: serde_json::Value = serde_json::from_str(&text).unwrap();
+    state["jobs"][0]["flows"][0]["base_psn"] = 1.into();
+    std::fs::write(cluster.state_file(), state.to_string()).unwrap();
+    start_daemon(&mut cluster);
+    assert_eq!(cluster.netsum_json(&["job", "show", JOB]).unwrap()["state"], "failed");
+    // They join it again.
+    go_on(&cluster, &mut group, |outcomes| outcomes.iter().all(|o| o.mode == "box" && o.renewals == 1));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_are_back_on_the_box_when_a_port_that_was_down_is_up() {
+    let (cluster, mut group) = start(5 * SECOND);
+    let (box_, port) = (cluster.lab().box_(), cluster.lab().box_().port(1));
+    let files = group.order_all_reduce("i32", 4_000_000, 2).unwrap();
+    box_.set_link(&port, false).unwrap();
+    // Longer than three tenths of the time-out, after which ranks sum themselves.
+    std::thread::sleep(5 * SECOND / 2);
+    box_.set_link(&port, true).unwrap();
+    assert!(all_by("ring", &group.check_all_reduce("i32", 4_000_000, 2, &files).unwrap()));
+    back_on_the_box(&cluster, &mut group, 1, Instant::now());
+}
+
+/// Takes the programs off the ports, as if their links had never been pinned.
+fn detach(cluster: &Cluster) {
+    for version in std::fs::read_dir(cluster.pins()).unwrap() {
+        for link in std::fs::read_dir(version.unwrap().path().join("links")).unwrap() {
+            std::fs::remove_file(link.unwrap().path()).unwrap();
+        }
+    }
+}
+
+/// One all-reduce after the other, all right, until `enough` says so to what the ranks say.
+fn go_on(cluster: &Cluster, group: &mut Group, mut enough: impl FnMut(&[Outcome]) -> bool) {
+    let begun = Instant::now();
+    for seed in 0.. {
+        let (dtype, len) = [("i32", 20_000), ("f32", 100)][seed as usize % 2];
+        let outcomes = group.all_reduce(dtype, len, seed).unwrap();
+        if enough(&outcomes) {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{outcomes:?}\n{}\n{}", group.log(), cluster.daemon_log());
+    }
+}
+
+fn all_by(mode: &str, outcomes: &[Outcome]) -> bool {
+    outcomes.iter().all(|o| o.mode == mode)
+}
+
+/// Works until all are back on the box, for the n-th time: within two seconds, and said once by each rank.
+fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Instant) {
+    go_on(cluster, group, |outcomes| all_by("box", outcomes));
+    let took = since.elapsed();
+    println!("back on the box after {took:.2?}");
+    assert!(took < 2 * SECOND, "{took:?}\n{}", group.log());
+    let mut more = 0;
+    go_on(cluster, group, |outcomes| {
+        more += 1;
+        for o in outcomes {
+            assert_eq!((&*o.mode, o.fall_backs, o.renewals), ("box", times, times), "{o:?}");
+        }
+        more == 30
+    });
+    let log = group.log();
+    for said in ["no box sums any more", "the box sums again"] {
+        assert_eq!(log.matches(said).count() as u64, times * u64::from(RANKS), "{said}: {log}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_are_back_on_a_box_that_is_detached_and_attached_again() {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(RANKS as usize)).unwrap();
+    cluster.pin();
+    cluster.start_daemon().unwrap();
+    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, RANKS) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
+    work(&mut group, 1);
+    // In the middle of an all-reduce, and between two.
+    // For longer than ranks wait, which is four times as long the second time within a minute.
+    for (times, in_the_middle, gone) in [(1, true, 3 * SECOND / 2), (2, false, 5 * SECOND)] {
+        let files = group.order_all_reduce("i32", 4_000_000, times).unwrap();
+        if !in_the_middle {
+            assert!(all_by("box", &group.check_all_reduce("i32", 4_000_000, times, &files).unwrap()));
+        }
+        cluster.kill_daemon().unwrap();
+        detach(&cluster);
+        if in_the_middle {
+            group.check_all_reduce("i32", 4_000_000, times, &files).unwrap();
+        }
+        let away = Instant::now();
+        go_on(&cluster, &mut group, |outcomes| {
+            assert!(all_by("ring", outcomes), "{outcomes:?}");
+            away.elapsed() > gone
+        });
+        cluster.start_daemon().unwrap();
+        back_on_the_box(&cluster, &mut group, times, Instant::now());
+        assert_eq!(epoch(&cluster), times + 1);
+    }
+    assert_eq!(cluster.counter(None, "credit_violation").unwrap(), 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job() {
+    let mut cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
+    let job = JobSpec::new(JOB, RANKS);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
+    work(&mut group, 1);
+    cluster.kill_daemon().unwrap();
+    go_on(&cluster, &mut group, |outcomes| all_by("ring", outcomes));
+    // It knows nothing of them.
+    cluster.start_daemon().unwrap();
+    let begun = Instant::now();
+    go_on(&cluster, &mut group, |outcomes| {
+        assert!(all_by("ring", outcomes) && outcomes.iter().all(|o| o.renewals == 0), "{outcomes:?}");
+        begun.elapsed() > 3 * SECOND
+    });
+    let arguments = [job.create_arguments(), vec!["--token".to_owned(), token]].concat();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    cluster.netsum(&arguments).unwrap();
+    back_on_the_box(&cluster, &mut group, 1, Instant::now());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_box_that_their_data_never_comes_by_is_tried_ever_more_rarely() {
+    let cluster = Cluster::start(LabSpec { ips_per_host: 2, ..LabSpec::hosts(2) }).unwrap();
+    let job = JobSpec::new(JOB, 3);
+    let token = cluster.create_job(&job).unwrap();
+    // What rank 0 sends rank 1 stays on their host.
+    let mut group = cluster.ranks(&job, &token, &[(0, 0), (0, 1), (1, 0)]).unwrap();
+    let (begun, mut tries, mut longest) = (Instant::now(), Vec::new(), 0);
+    go_on(&cluster, &mut group, |outcomes| {
+        assert!(all_by("ring", outcomes) && outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
+        if outcomes.iter().all(|o| o.renewals > tries.len() as u64) {
+            tries.push(begun.elapsed().as_secs_f32());
+        }
+        longest = longest.max(outcomes.iter().map(|o| o.micros).max().unwrap());
+        begun.elapsed() > 12 * SECOND
+    });
+    println!("tried after {tries:.1?} s; the slowest all-reduce took {longest} us");
+    assert!(tries.len() == 2 && tries[1] - tries[0] > 4.0, "{tries:?}");
+    assert!(!group.log().contains("the box sums again"), "{}", group.log());
 }

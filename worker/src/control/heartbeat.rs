@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Control, Word};
+use super::Control;
 use netsum_collective::error::Error;
 use netsum_collective::way_back::Wish;
 
@@ -49,12 +49,16 @@ impl Heartbeat {
     /// Starts beating.
     pub fn start(control: Control, rank: u32, epoch: u32, period: Duration) -> Result<Self, Error> {
         let mut heartbeat = Self { rank, epoch, period, shared: Arc::default(), thread: None };
-        heartbeat.start_again(control)?;
+        heartbeat.beat(control, true)?;
         Ok(heartbeat)
     }
 
-    /// Goes on, after it was stopped.
-    pub fn start_again(&mut self, mut control: Control) -> Result<(), Error> {
+    /// Goes on after it was stopped: this rank has left the job, and does not end with it.
+    pub fn start_again(&mut self, control: Control) -> Result<(), Error> {
+        self.beat(control, false)
+    }
+
+    fn beat(&mut self, mut control: Control, member: bool) -> Result<(), Error> {
         let Self { rank, epoch, period, .. } = *self;
         let shared = Arc::new(Shared::default());
         self.shared = Arc::clone(&shared);
@@ -70,9 +74,9 @@ impl Heartbeat {
                             log::info!("rank {rank}: the controller answers again");
                         }
                         unreachable = false;
-                        match word {
-                            Word::Failed(reason) => *lock(&theirs.failed) = Some(reason),
-                            Word::Alive(wished) => wish = wished,
+                        wish = word.wish;
+                        if member && word.failed.is_some() {
+                            *lock(&theirs.failed) = word.failed;
                         }
                     }
                     Err(e) => {

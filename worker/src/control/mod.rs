@@ -28,11 +28,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The daemon's answer to a sign of life.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Word {
-    /// The job is at work.
-    Alive(Wish),
-    /// The job has failed: why.
-    Failed(String),
+pub(crate) struct Word {
+    /// What it says of connecting anew.
+    pub wish: Wish,
+    /// Why the job has failed, if it has.
+    pub failed: Option<String>,
 }
 
 /// A client of one job.
@@ -188,16 +188,22 @@ impl Control {
     pub fn heartbeat(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<Word, Error> {
         let request = v1::HeartbeatRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
-            Ok(reply) if reply.state() == JobState::Failed => Ok(Word::Failed(reply.error)),
-            // A box that was set up anew, and has such a job too.
-            Ok(reply) if reply.epoch < epoch && reply.state() == JobState::Waiting => {
-                Ok(Word::Alive(Wish { renew: false, programs: reply.programs }))
+            Ok(reply) => {
+                // A box that was set up anew has a job that waits.
+                let other = reply.epoch > epoch || reply.epoch < epoch && reply.state() == JobState::Active;
+                let wish = Wish { renew: reply.renew, programs: reply.programs };
+                let failed = match reply.state() {
+                    JobState::Failed => Some(reply.error),
+                    _ if other => {
+                        let theirs = reply.epoch;
+                        Some(format!(
+                            "its connections were replaced (epoch {theirs}, this rank's is {epoch})"
+                        ))
+                    }
+                    _ => None,
+                };
+                Ok(Word { wish, failed })
             }
-            Ok(reply) if reply.epoch != epoch => Ok(Word::Failed(format!(
-                "its connections were replaced (epoch {}, this rank's is {epoch})",
-                reply.epoch
-            ))),
-            Ok(reply) => Ok(Word::Alive(Wish { renew: reply.renew, programs: reply.programs })),
             Err(s) => Err(self.error(s.message())),
         }
     }
