@@ -226,12 +226,16 @@ fn ranks_that_could_not_join_again_outlive_their_job() {
 fn ranks_are_back_on_the_box_when_a_port_that_was_down_is_up() {
     let (cluster, mut group) = start(5 * SECOND);
     let (box_, port) = (cluster.lab().box_(), cluster.lab().box_().port(1));
-    let files = group.order_all_reduce("i32", 4_000_000, 2).unwrap();
+    let released = || cluster.counter(Some(JOB), "released").unwrap();
+    let begun = released() + 500;
+    let files = group.order_all_reduce("i32", 8_000_000, 2).unwrap();
+    // Ranks that have not all begun wait for the others, whoever sums.
+    while released() < begun {}
     box_.set_link(&port, false).unwrap();
     // Longer than three tenths of the time-out, after which ranks sum themselves.
     std::thread::sleep(5 * SECOND / 2);
     box_.set_link(&port, true).unwrap();
-    assert!(all_by("ring", &group.check_all_reduce("i32", 4_000_000, 2, &files).unwrap()));
+    assert!(all_by("ring", &group.check_all_reduce("i32", 8_000_000, 2, &files).unwrap()));
     back_on_the_box(&cluster, &mut group, 1, Instant::now());
 }
 
