@@ -3,30 +3,19 @@
 use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Flow, RingConfig, ring_flags};
+use netsum_common::abi::{Flow, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, Verdict};
 use netsum_common::timing::{self, Part};
 use netsum_common::wire::{EthHdr, Frame};
 
+use crate::check::{Contribution, check};
 use crate::classify::refused;
 use crate::packet::Packet;
 use crate::payload::{self, Op, Place};
 use crate::trace::{self, Party};
-use crate::{Way, check, maps, output, saved};
-
-/// A contribution that has been checked.
-pub struct Contribution<'a> {
-    /// Its packet's headers.
-    pub frame: &'a Frame,
-    /// Its ring.
-    pub ring: &'a RingConfig,
-    /// Length of its payload.
-    pub len: usize,
-    /// Who sent it, with which index.
-    pub party: Party,
-}
+use crate::{Way, maps, output, saved};
 
 /// Checks a contribution, lets the slot machine decide and carries out what it says.
 #[inline(always)]
@@ -40,7 +29,7 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };
     flow.packets = flow.packets.wrapping_add(1);
     flow.last_psn = frame.bth.psn;
-    match check::check(ctx, p, frame, flow, ring, way) {
+    match check(ctx, p, frame, flow, ring, way) {
         Ok(len) => {
             flow.next_psn = serial::add(frame.bth.psn, 1);
             steps(ctx, &Contribution { frame, ring, len, party }, flow)

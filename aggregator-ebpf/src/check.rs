@@ -10,7 +10,20 @@ use netsum_common::wire::{Bytes, Frame, ICRC_LEN};
 use crate::Way;
 use crate::classify::{from_its_sender, reason};
 use crate::packet::Packet;
+use crate::trace::Party;
 use crate::{in_band, maps, payload};
+
+/// A contribution that has been checked.
+pub struct Contribution<'a> {
+    /// Its packet's headers.
+    pub frame: &'a Frame,
+    /// Its ring.
+    pub ring: &'a RingConfig,
+    /// Length of its payload.
+    pub len: usize,
+    /// Who sent it, with which index.
+    pub party: Party,
+}
 
 /// Whether the packet is one of a running ring whose result every receiver has had for long; asked on any CPU. Never in a ring
 /// that was set up in band: there the first packet of a connection made anew may look so.

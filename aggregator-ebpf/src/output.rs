@@ -9,7 +9,7 @@ use netsum_common::slot::{GAP_PSN_AHEAD, Output, Slot, Verdict};
 use netsum_common::wire::Frame;
 
 use crate::AS_DUPLICATE;
-use crate::aggregate::Contribution;
+use crate::check::Contribution;
 use crate::packet::Packet;
 use crate::payload::{self, LEN_BITS};
 use crate::{maps, trace};
