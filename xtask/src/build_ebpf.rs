@@ -6,7 +6,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::objects;
 use crate::paths;
-use crate::toolchain::{Toolchain, nightly, output};
+use crate::paths::output;
+use crate::toolchain::{Toolchain, nightly};
 
 /// The objects, which are committed in [`FOLDER`]: of the box, the benchmark, the lab's cables and VLAN, and a host.
 pub const OBJECTS: [&str; 5] = ["netsum", "bench", "faults", "vlan", "host"];

@@ -1,9 +1,9 @@
-//! Where things are.
+//! Where things are, and how other programs are run.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 pub fn root() -> Result<PathBuf> {
     // Set by `cargo run` and `cargo test`; a workspace may have moved since it was built.
@@ -32,4 +32,17 @@ pub fn cargo() -> Result<Command> {
     }
     cargo.current_dir(root()?);
     Ok(cargo)
+}
+
+/// Runs a command to its end and returns what it printed; an error holds the command and the last lines of what it said.
+pub fn output(command: &mut Command) -> Result<String> {
+    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let out = command.output().with_context(|| format!("cannot start {line}"))?;
+    if out.status.success() {
+        return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    let lines: Vec<&str> = said.trim().lines().collect();
+    bail!("{line}: {}: {}", out.status, lines[lines.len().saturating_sub(30)..].join("\n"))
 }

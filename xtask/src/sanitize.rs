@@ -6,8 +6,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::paths;
+use crate::paths::output;
 use crate::tally::{Counts, Tally};
-use crate::toolchain::{nightly, output};
+use crate::toolchain::nightly;
 
 /// What Miri can interpret: no sockets, no foreign functions. Property tests and long loops would take hours.
 const MIRI: [&[&str]; 3] = [

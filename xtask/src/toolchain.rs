@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::debian::{self, Archive};
-use crate::paths;
+use crate::paths::{self, output};
 
 /// Has to fit the LLVM of the nightly compiler (22); later ones want an LLVM of their own.
 const BPF_LINKER: &str = "0.10.3";
@@ -54,19 +54,6 @@ pub fn nightly(program: &str) -> Command {
         command.env_remove(name);
     }
     command
-}
-
-/// Runs a command to its end and returns what it printed; an error holds the command and the last lines of what it said.
-pub fn output(command: &mut Command) -> Result<String> {
-    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
-    let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    let out = command.output().with_context(|| format!("cannot start {line}"))?;
-    if out.status.success() {
-        return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&out.stderr);
-    let lines: Vec<&str> = said.trim().lines().collect();
-    bail!("{line}: {}: {}", out.status, lines[lines.len().saturating_sub(30)..].join("\n"))
 }
 
 fn bpf_linker(home: &Path) -> Result<PathBuf> {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::debian::{self, Archive};
 use crate::paths;
-use crate::toolchain::output;
+use crate::paths::output;
 
 const BINDGEN: &str = "0.73.2";
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::{cached, userland};
 use crate::paths;
-use crate::toolchain::output;
+use crate::paths::output;
 
 /// Names, and sources in the folder `tests/verbs`.
 const SOURCES: [(&str, &str); 1] = [("verbs-ring", "ring.c")];
