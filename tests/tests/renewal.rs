@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
     Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE, one_on_each_host,
 };
+use netsum_lab::{LabSpec, netns};
 
 const RANKS: u32 = 3;
 const SECOND: Duration = Duration::from_secs(1);
@@ -246,6 +246,12 @@ fn detach(cluster: &Cluster) {
             std::fs::remove_file(link.unwrap().path()).unwrap();
         }
     }
+    // The kernel does it a moment later.
+    let begun = Instant::now();
+    let links = || netns::output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
+    while links().contains("prog/xdp") {
+        assert!(begun.elapsed() < PATIENCE, "{}", links());
+    }
 }
 
 /// One all-reduce after the other, all right, until `enough` says so to what the ranks say.
@@ -291,7 +297,8 @@ fn ranks_are_back_on_a_box_that_is_detached_and_attached_again() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(RANKS as usize)).unwrap();
     cluster.pin();
     cluster.start_daemon().unwrap();
-    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, RANKS) };
+    // One over other sockets than the others.
+    let job = JobSpec { rings: 2, xdp: vec![1], ..JobSpec::new(JOB, RANKS) };
     let token = cluster.create_job(&job).unwrap();
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
     work(&mut group, 1);
@@ -316,6 +323,8 @@ fn ranks_are_back_on_a_box_that_is_detached_and_attached_again() {
         back_on_the_box(&cluster, &mut group, times, Instant::now());
         assert_eq!(epoch(&cluster), times + 1);
     }
+    let outcomes = group.all_reduce("i32", 100, 9).unwrap();
+    assert!(outcomes[1].transport.contains("XDP") && outcomes[0].transport == "UDP", "{outcomes:?}");
     assert_eq!(cluster.counter(None, "credit_violation").unwrap(), 0);
 }
 
