@@ -3,10 +3,9 @@
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, Flow, FlowKey};
 use netsum_common::counters::Counter;
-use netsum_common::wire::{self, Frame, Reject};
+use netsum_common::wire::{self, Frame, Reject, Wrapped};
 
 use crate::maps;
-use crate::packet::Packet;
 
 /// What a packet is. What belongs to it is in the arguments of [`classify`]; a bare enum leaves no value undefined.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,7 +54,7 @@ impl Found {
 
 /// Classifies the packet.
 #[inline(always)]
-pub fn classify(p: &Packet, found: &mut Found) -> Class {
+pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
     let rejected = match wire::parse_into(p, &mut found.frame) {
         Ok(()) => false,
         Err(Reject::NotRoce) => return Class::Pass,
@@ -125,8 +124,7 @@ pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(
 /// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged acknowledgement, or
 /// anything else that would make hosts or the bridge believe that the rank were here.
 #[inline(always)]
-pub fn is_spoofed(ctx: &XdpContext, frame: &Frame) -> bool {
-    let port = ctx.ingress_ifindex() as u32;
+pub fn is_spoofed(port: u32, frame: &Frame) -> bool {
     if let Some(owner) = maps::owner(&Address::mac(frame.src_mac))
         && owner.ifindex != port
     {

@@ -6,6 +6,7 @@
 //! | `aggregate` | CPU map | adds a contribution up; sends the sum |
 //! | `aggregate_inline` | called by `ingress` | the same, where the packet is on the ring's CPU already |
 //! | `egress` | device maps | gives each clone of a result its receiver's headers |
+//! | `guard` | ports, behind XDP | drops data that has come past `ingress` |
 //!
 //! `main.rs` is the object that the daemon loads; `bench/ebpf/src/main.rs` measures the parts.
 #![no_std]
@@ -21,6 +22,7 @@ pub mod aggregate;
 pub mod check;
 pub mod classify;
 pub mod egress;
+pub mod guard;
 pub mod in_band;
 pub mod maps;
 pub mod output;
@@ -50,7 +52,7 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
     let p = Packet::new(ctx);
     let mut found = Found::NOTHING;
     match classify(&p, &mut found) {
-        Class::Pass if is_spoofed(ctx, &found.frame) => {
+        Class::Pass if is_spoofed(ctx.ingress_ifindex() as u32, &found.frame) => {
             found.counter = Counter::Spoofed;
             refuse(ctx, traced_by::INGRESS, &found)
         }
@@ -267,6 +269,12 @@ macro_rules! programs {
         #[aya_ebpf::macros::xdp(map = "devmap")]
         pub fn egress(ctx: aya_ebpf::programs::XdpContext) -> u32 {
             $crate::egress::result(&ctx, $crate::packet::egress_ifindex(&ctx))
+        }
+
+        /// Between `ingress` and the bridge.
+        #[aya_ebpf::macros::classifier]
+        pub fn guard(ctx: aya_ebpf::programs::TcContext) -> i32 {
+            $crate::guard::on_port(&ctx)
         }
 
         #[panic_handler]

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 pub use crate::limits::*;
 pub use crate::ring::{RingConfig, ring_flags};
@@ -70,7 +70,7 @@ pub mod maps {
     ];
 }
 
-/// Names of the XDP programs in the BPF object.
+/// Names of the programs in the BPF object.
 pub mod programs {
     /// Attached to the ports.
     pub const INGRESS: &str = "ingress";
@@ -80,6 +80,8 @@ pub mod programs {
     pub const AGGREGATE_INLINE: &str = "aggregate_inline";
     /// In every entry of the device maps.
     pub const EGRESS: &str = "egress";
+    /// Attached to the ports behind XDP.
+    pub const GUARD: &str = "guard";
 }
 
 /// What identifies a flow: where its packets go.

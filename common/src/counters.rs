@@ -125,6 +125,8 @@ counters! {
     InactiveRing "inactive_ring" Drop,
     /// data of a connection whose job has ended, or has begun anew without it
     JobEnded "job_ended" Drop,
+    /// data, or forgeries, that came in past `ingress`, as while a veth goes down or where somebody has detached it
+    PastIngress "past_ingress" Drop,
     /// data that reached another CPU than its ring's, as happens when that one was taken offline
     WrongCpu "wrong_cpu" Drop,
     /// data behind IPv4 options

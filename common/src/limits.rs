@@ -6,8 +6,8 @@ pub const MAX_RANKS: usize = 64;
 pub const MAX_RINGS: u32 = 256;
 /// Most flows on the box.
 pub const MAX_FLOWS: u32 = MAX_RINGS * MAX_RANKS as u32;
-/// Most connections whose job has ended and whose data is dropped.
-pub const MAX_ENDED: u32 = MAX_FLOWS;
+/// Most connections whose job has ended and whose data is dropped: all flows at once, and as many that were about to be some.
+pub const MAX_ENDED: u32 = 2 * MAX_FLOWS;
 /// Most addresses that ranks have to themselves: a MAC and an IP address each.
 pub const MAX_OWNERS: u32 = 2 * MAX_FLOWS;
 /// Most slots in a ring.

@@ -151,6 +151,13 @@ pub const GAP_PSN_AHEAD: u32 = 1 << 22;
 /// none may be missing. Were that NAK lost, the sender would never hear of what has arrived.
 pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 
+/// Whether a PSN may be one that was moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`], of a flow whose next PSN is about `next`:
+/// one that its receiver takes for no data.
+#[inline(always)]
+pub const fn is_moved(psn: u32, next: u32) -> bool {
+    serial::diff(psn, next).unsigned_abs() >= GAP_PSN_AHEAD / 2
+}
+
 /// What the machine decided about a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Verdict {

@@ -10,7 +10,7 @@ use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{
     self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, is_laps_behind,
-    on_fragment,
+    is_moved, on_fragment,
 };
 use proptest::prelude::*;
 
@@ -487,4 +487,19 @@ fn a_sender_whose_stream_has_slipped_stops_the_ring() {
         assert_eq!(verdict.counter, Counter::RingStopped);
     }
     assert_eq!(state.stopped, 2);
+}
+
+#[test]
+fn moved_psns_are_told_from_those_of_a_flow_that_is_where_its_next_one_is_expected() {
+    for next in [0, 5, 0x3f_ffff, serial::MASK] {
+        let near = |n: i32| serial::add(next, n as u32);
+        for n in [-65_536, -1, 0, 1, 65_536] {
+            assert!(!is_moved(near(n), next), "{n} from {next:#x}");
+            assert!(is_moved(serial::add(near(n), GAP_PSN_AHEAD), next), "{n} from {next:#x}, past a gap");
+        }
+        for behind in [0, 1, 65_536, 1 << 22, (1 << 23) - 1] {
+            let stale = serial::sub(near(-behind), STALE_PSN_BEHIND);
+            assert!(is_moved(stale, next), "{behind} behind {next:#x}");
+        }
+    }
 }

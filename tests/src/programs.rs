@@ -29,6 +29,9 @@ pub const PASS: u32 = 2;
 /// To the ring's CPU, or to ports.
 pub const REDIRECT: u32 = 4;
 
+/// A verdict of `guard`: to whatever comes behind it (include/uapi/linux/bpf.h).
+const TCX_NEXT: i32 = -1;
+
 /// What a program made of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -172,6 +175,13 @@ impl Bench {
         })?;
         out.truncate(result.data_size_out as usize);
         Ok(Outcome { action: result.return_value, packet: out, duration: result.duration })
+    }
+
+    /// Whether a packet that has come to the kernel by the loopback interface goes on, behind `ingress`; and the time of one run.
+    pub fn guard(&mut self, packet: &[u8], times: u32) -> Result<(bool, Duration)> {
+        let options = TestRunOptions { data_in: Some(packet), repeat: times, ..TestRunOptions::new() };
+        let result = self.plane.guard_program()?.test_run(options)?;
+        Ok((result.return_value as i32 == TCX_NEXT, result.duration))
     }
 
     /// A contribution arrives at the ring's CPU.

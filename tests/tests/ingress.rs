@@ -2,7 +2,7 @@
 
 use netsum_common::counters::Counter;
 use netsum_common::serial;
-use netsum_common::slot::STALE_PSN_BEHIND;
+use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::Opcode;
 use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
@@ -283,4 +283,39 @@ fn an_address_is_a_ranks_until_its_last_flow_has_gone() {
     assert_eq!(bench.run("ingress", &packet).unwrap().action, DROP, "one flow is left");
     bench.plane.delete_ring(2, &[again.key()], &[]).unwrap();
     assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "none is");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn behind_ingress_a_guard_drops_what_must_not_pass() {
+    let spec = ring(2, 256, 16);
+    let mut flows: Vec<FlowSpec> = (0..2).map(|r| flow(&spec, r, false)).collect();
+    flows[1].ifindex = 4711;
+    let mut bench = Bench::with_flows(spec, flows).unwrap();
+    let mut passes = |f: &FrameSpec| bench.guard(&f.build(), 1).unwrap().0;
+    let moved = |by: u32| {
+        let mut frame = fragment(0, 2, 0, lanes(0, 64));
+        frame.bth.psn = serial::add(frame.bth.psn, by);
+        frame
+    };
+    // What `ingress` lets through: strangers' packets, acknowledgements, data with a PSN that is none.
+    assert!(passes(&FrameSpec::send(50, 51, 9, 0, lanes(0, 64))));
+    let mut ack = fragment(0, 2, 0, vec![]);
+    ack.bth.opcode = Opcode::ACK;
+    assert!(passes(&ack));
+    assert!(passes(&moved(GAP_PSN_AHEAD)) && passes(&moved(serial::sub(0, STALE_PSN_BEHIND))));
+    // And what it does not.
+    for index in [0, 1, 15, serial::sub(0, 100)] {
+        assert!(!passes(&moved(index)), "a contribution, index {index}");
+    }
+    let mut invalidate = fragment(0, 2, 0, lanes(0, 64));
+    invalidate.bth.opcode = Opcode(0x16);
+    assert!(!passes(&invalidate), "data in a form that cannot be summed");
+    let mut forged = fragment(1, 2, 0, vec![]);
+    forged.bth.opcode = Opcode::ACK;
+    assert!(!passes(&forged), "an acknowledgement with the address of a rank behind another port");
+    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    assert!(!bench.guard(&moved(GAP_PSN_AHEAD).build(), 1).unwrap().0, "its job has ended");
+    let dropped = |ring| bench.plane.counters(ring).unwrap()[Counter::PastIngress as usize];
+    assert_eq!((dropped(1), dropped(0)), (6, 1));
 }

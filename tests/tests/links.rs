@@ -1,10 +1,14 @@
 //! Links that go down in the middle of an all-reduce, and come up again or do not.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::Netns;
+use netsum_lab::tap::Tap;
+use netsum_lab::udp_ring::{self, Load};
 use netsum_lab::{Host, LabSpec};
 
 const RANKS: u32 = 3;
@@ -168,4 +172,53 @@ fn a_host_that_loses_its_address_with_its_link_is_an_error() {
     println!("after {:.1?} {errors:?}", down.elapsed());
     assert!(errors[0].contains("rank 1 died") && errors[2].contains("rank 1 died"), "{errors:?}");
     assert!(errors[1].contains("rank 1 itself may be cut off"), "{errors:?}");
+}
+
+/// While an interface comes up it takes packets before its XDP program is there again.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_port_that_goes_down_and_up_lets_no_contribution_through() {
+    let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
+    let lab = cluster.lab();
+    let load = Load::new(RANKS);
+    let job = JobSpec { message_size: load.message_size, window: load.window, ..JobSpec::new("flap", RANKS) };
+    cluster.create_job(&job).unwrap();
+    for rank in 0..RANKS {
+        let at = |rank: u32| lab.host(rank as usize).ip(0);
+        let flow = load.flow(0, rank, 0, at(rank), at((rank + 1) % RANKS));
+        cluster.add_flow("flap", &flow, &lab.box_().port(rank as usize)).unwrap();
+    }
+    // Rank 1's alone: no sum is ever complete, and nothing is to come to rank 2.
+    let frame = FrameSpec::send(2, 3, udp_ring::receive_qpn(2), load.psn(1), lanes(1, 256)).build();
+    let (from, to) =
+        (Tap::open(lab.host(1), Host::INTERFACE).unwrap(), Tap::open(lab.host(2), Host::INTERFACE).unwrap());
+    let over = AtomicBool::new(false);
+    let (sent, through) = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let mut sent = 0u64;
+            while !over.load(Ordering::Relaxed) {
+                // While the port is down there is no carrier.
+                sent += u64::from(from.send(&frame).is_ok());
+            }
+            sent
+        });
+        let receiver = scope.spawn(|| {
+            let mut through = 0u64;
+            while !over.load(Ordering::Relaxed) {
+                let data = |f: &[u8]| f.len() == frame.len() && f[6..12] == frame[6..12];
+                through += u64::from(to.receive(Duration::from_millis(50), data).is_ok());
+            }
+            through
+        });
+        for _ in 0..200 {
+            lab.box_().set_link(&lab.box_().port(1), false).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+            lab.box_().set_link(&lab.box_().port(1), true).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        over.store(true, Ordering::Relaxed);
+        (sender.join().unwrap(), receiver.join().unwrap())
+    });
+    println!("{sent} packets sent");
+    assert_eq!(through, 0, "of {sent} sent");
 }

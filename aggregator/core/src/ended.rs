@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{FlowKey, MAX_ENDED};
+use netsum_common::abi::{FlowKey, MAX_FLOWS};
 
 use crate::plane::EndedFlow;
 
@@ -14,8 +14,8 @@ use crate::plane::EndedFlow;
 /// 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is 14 to 20 as a rule); and than an application computes between two
 /// messages: all its connections would be intact, and let through what it sends next.
 pub const LINGER: Duration = Duration::from_secs(3600);
-/// Most that are kept. Beyond, those are forgotten on which nothing has come for longest.
-const MOST: usize = MAX_ENDED as usize / 2;
+/// Most that are kept: all flows may end at once. Beyond, those are forgotten on which nothing has come for longest.
+const MOST: usize = MAX_FLOWS as usize;
 
 /// What was last seen of them.
 #[derive(Debug, Default)]

@@ -5,14 +5,13 @@ use std::collections::{HashMap, HashSet};
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
 use aya::maps::{Array, ArrayOfMaps, DevMap, Map, MapData, MapError, RingBuf};
-use aya::programs::links::PinnedLink;
-use aya::programs::xdp::XdpLinkId;
-use aya::programs::{ProgramFd, Xdp};
+use aya::programs::{ProgramFd, SchedClassifier, Xdp};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{FlowKey, RingConfig, SavedHeader, maps, ring_flags};
 use netsum_common::slot::Slot;
 
 use super::pins::Pins;
+use super::ports::{self, Port};
 
 /// `BPF_MAP_TYPE_DEVMAP` (`include/uapi/linux/bpf.h`).
 const DEVMAP: u32 = 14;
@@ -20,21 +19,14 @@ const DEVMAP: u32 = 14;
 /// The programs' log, on its way to `log`.
 pub type Logger = EbpfLogger<&'static dyn log::Log>;
 
-/// How `ingress` hangs on a port.
-pub(super) enum Attachment {
-    /// For as long as this process lives.
-    Owned(XdpLinkId),
-    /// For as long as its file is in bpffs.
-    Pinned(PinnedLink),
-}
-
 /// The loaded programs. Dropping it detaches and frees everything that is not pinned.
 pub struct BpfDataPlane {
     pub(super) ebpf: Ebpf,
     pub(super) logger: Option<Logger>,
     pub(super) egress: ProgramFd,
     pub(super) cpus: Vec<u32>,
-    pub(super) links: HashMap<u32, Attachment>,
+    /// By interface number.
+    pub(super) ports: HashMap<u32, Port>,
     pub(super) pins: Option<Pins>,
     /// Flows that have ended and whose data is dropped.
     pub(super) ended: HashSet<FlowKey>,
@@ -72,6 +64,11 @@ impl BpfDataPlane {
     /// A loaded program, for test runs.
     pub fn program(&mut self, name: &str) -> Result<&mut Xdp> {
         program(&mut self.ebpf, name)
+    }
+
+    /// `guard`, for test runs.
+    pub fn guard_program(&mut self) -> Result<&mut SchedClassifier> {
+        ports::guard(&mut self.ebpf)
     }
 
     /// A map of the object; for benchmarks, whose object has more of them.

@@ -10,13 +10,14 @@ use super::bpf::BpfDataPlane;
 use super::plane::{Attached, ProgramFacts};
 
 pub(super) fn programs(plane: &BpfDataPlane) -> Result<Vec<ProgramFacts>> {
-    let mut ports: Vec<u32> = plane.links.keys().copied().collect();
+    let mut ports: Vec<u32> = plane.ports.keys().copied().collect();
     ports.sort_unstable();
     [
-        (programs::INGRESS, ports.into_iter().map(Attached::Port).collect()),
+        (programs::INGRESS, ports.iter().copied().map(Attached::Port).collect()),
         (programs::AGGREGATE, plane.cpus.iter().copied().map(Attached::Cpu).collect()),
         (programs::AGGREGATE_INLINE, vec![Attached::Ingress]),
         (programs::EGRESS, vec![Attached::DeviceMap]),
+        (programs::GUARD, ports.iter().copied().map(Attached::Port).collect()),
     ]
     .into_iter()
     .map(|(name, attached)| facts(plane, name, attached))

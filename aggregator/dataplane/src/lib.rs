@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `plane` | [`DataPlane`], what the controller asks; tests implement it with something simpler |
 //! | `bpf` | [`BpfDataPlane`], the loaded programs and their maps; `load`: how they get into the kernel |
-//! | `operations` | [`DataPlane`] with aya; `rings`, `flows`, `in_band`, `cpus`, `trace`, `facts`: what belongs to each |
+//! | `operations` | [`DataPlane`] with aya; `ports`, `rings`, `flows`, `in_band`, `cpus`, `trace`, `facts`: what belongs to each |
 //! | [`held`] | a packet for a sum that no packet takes along |
 //! | [`pins`] | what outlives the daemon; `takeover`: what the next one makes of it |
 //! | [`replica`] | a second instance, for `netsum simulate` |
@@ -19,6 +19,7 @@ mod load;
 mod operations;
 pub mod pins;
 mod plane;
+mod ports;
 pub mod replica;
 mod rings;
 mod takeover;

@@ -10,6 +10,7 @@ use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
 
 use super::bpf::{BpfDataPlane, Threads, ignore_missing, program};
 use super::pins::Pins;
+use super::ports;
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
@@ -62,6 +63,7 @@ impl BpfDataPlane {
                 .load()
                 .with_context(|| format!("the kernel does not take the XDP program `{name}`"))?;
         }
+        ports::load_guard(&mut ebpf)?;
         let logger = if level > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
         let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
         let aggregate = program(&mut ebpf, programs::AGGREGATE)?.fd()?.try_clone()?;
@@ -72,7 +74,7 @@ impl BpfDataPlane {
             egress,
             cpus: options.cpus.clone(),
             threads: Threads { configured: options.cpus.clone(), queue: options.cpu_queue, aggregate },
-            links: HashMap::new(),
+            ports: HashMap::new(),
             pins,
             ended: HashSet::new(),
             rings: HashMap::new(),

@@ -1,51 +1,25 @@
 //! [`DataPlane`] with aya: what takes more than a look into a map is done by the module that it belongs to.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use aya::maps::{Array, PerCpuArray, PerCpuValues};
-use aya::programs::links::FdLink;
-use aya::programs::xdp::XdpMode as AyaMode;
-use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter, maps, programs};
+use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter, maps};
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
 
-use super::bpf::{Attachment, BpfDataPlane, program};
+use super::bpf::BpfDataPlane;
 use super::plane::{DataPlane, ProgramFacts, Traced, XdpMode};
 use super::{facts, trace};
 
 impl DataPlane for BpfDataPlane {
     fn attach(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
-        let mode = match mode {
-            XdpMode::Native => AyaMode::Driver,
-            XdpMode::Skb => AyaMode::Skb,
-        };
-        let program = program(&mut self.ebpf, programs::INGRESS)?;
-        let id = program.attach_to_if_index(ifindex, mode)?;
-        let attachment = match &self.pins {
-            Some(pins) => {
-                let link = FdLink::try_from(program.take_link(id)?).context(
-                    "this kernel has no XDP links (Linux 5.9), which outliving the daemon rests on",
-                )?;
-                Attachment::Pinned(link.pin(pins.link(ifindex))?)
-            }
-            None => Attachment::Owned(id),
-        };
-        self.links.insert(ifindex, attachment);
-        Ok(())
+        self.attach_port(ifindex, mode)
     }
 
     fn detach(&mut self, ifindex: u32) -> Result<()> {
-        match self.links.remove(&ifindex) {
-            Some(Attachment::Owned(link)) => Ok(self.program(programs::INGRESS)?.detach(link)?),
-            Some(Attachment::Pinned(link)) => {
-                // Without its file the link ends when its last descriptor is closed, which is now.
-                drop(link.unpin()?);
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        self.detach_port(ifindex)
     }
 
     fn create_ring(&mut self, ring: &RingSpec) -> Result<()> {
@@ -92,7 +66,7 @@ impl DataPlane for BpfDataPlane {
     }
 
     fn attached(&self) -> Vec<u32> {
-        self.links.keys().copied().collect()
+        self.ports.keys().copied().collect()
     }
 
     fn keep_cpus(&mut self) -> Result<Vec<String>> {

@@ -3,6 +3,7 @@
 //! ```text
 //! <dir>/abi-<VERSION>/maps/<name>      the maps; inner maps and programs live with them
 //! <dir>/abi-<VERSION>/links/<ifindex>  the attachment of `ingress` to a port
+//! <dir>/abi-<VERSION>/guards/<ifindex> that of `guard`
 //! ```
 //! The ABI's version is in the path: a daemon of another version finds nothing that it could misread, and sees that there
 //! is something.
@@ -87,6 +88,7 @@ impl Pins {
     /// Makes the folders that pins go into.
     pub fn make(&self) -> Result<()> {
         fs::create_dir_all(self.maps_dir())?;
+        fs::create_dir_all(self.guards_dir())?;
         Ok(fs::create_dir_all(self.links_dir())?)
     }
 
@@ -122,12 +124,21 @@ impl Pins {
         self.links_dir().join(ifindex.to_string())
     }
 
+    /// The file of the attachment of `guard` to a port.
+    pub fn guard(&self, ifindex: u32) -> PathBuf {
+        self.guards_dir().join(ifindex.to_string())
+    }
+
     fn versioned(&self) -> PathBuf {
         self.dir.join(format!("abi-{VERSION}"))
     }
 
     fn maps_dir(&self) -> PathBuf {
         self.versioned().join("maps")
+    }
+
+    fn guards_dir(&self) -> PathBuf {
+        self.versioned().join("guards")
     }
 
     fn links_dir(&self) -> PathBuf {

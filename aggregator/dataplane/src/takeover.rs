@@ -2,47 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use aya::maps::Array;
-use aya::programs::links::{FdLink, PinnedLink};
-use aya::programs::xdp::XdpLink;
 use netsum_common::abi::{
-    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, Token, maps, programs, ring_flags, watch,
+    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, Token, maps, ring_flags, watch,
 };
 use netsum_core::plane::{FlowSpec, RingSpec};
 
-use super::bpf::{Attachment, BpfDataPlane, program};
+use super::bpf::BpfDataPlane;
 
 impl BpfDataPlane {
-    /// Gives pinned attachments the programs of this process, in one step each, without a packet in between; the
-    /// interfaces that have them now.
-    pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
-        let Some(pins) = &self.pins else { return Ok(Vec::new()) };
-        let ingress = program(&mut self.ebpf, programs::INGRESS)?;
-        let mut taken = Vec::new();
-        for ifindex in pins.links() {
-            let path = pins.link(ifindex);
-            let link = PinnedLink::from_pin(&path).with_context(|| path.display().to_string())?;
-            let updated = XdpLink::try_from(FdLink::from(link))
-                .map_err(anyhow::Error::from)
-                .and_then(|link| Ok(ingress.attach_to_link(link)?));
-            match updated {
-                Ok(id) => {
-                    // The file holds the link, too: to be unpinned when the port is detached.
-                    drop(ingress.take_link(id)?);
-                    self.links.insert(ifindex, Attachment::Pinned(PinnedLink::from_pin(&path)?));
-                    taken.push(ifindex);
-                }
-                Err(e) => {
-                    // Its interface went away, and another has its number now.
-                    log::warn!("the attachment to interface {ifindex} is of no use any more: {e:#}");
-                    std::fs::remove_file(&path)?;
-                }
-            }
-        }
-        Ok(taken)
-    }
-
     /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon was killed while it
     /// changed them.
     pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {

@@ -53,6 +53,7 @@ const PATHS: &[(&str, &str, Base)] = &[
     ("restore", "putting slot and packet back", Base::Empty),
     ("ingress", "ingress: steer", Base::Empty),
     ("pass", "ingress: pass, not a flow", Base::Empty),
+    ("guard", "guard: what ingress has passed", Base::Empty),
     ("absorb/ignore", "absorb, ICRC not verified", Base::Slot),
     ("absorb/verify", "absorb, ICRC verified", Base::Slot),
     ("timed/verify", "the same, timed (one index in 64)", Base::Slot),
@@ -196,9 +197,14 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
     };
     let (kind, _) = path.split_once('/').unwrap_or((path, ""));
     let (program, action) = match kind {
-        "pass" => {
+        "pass" | "guard" => {
             let mut other = frame(0);
             other.bth.qpn = 0x0055_5555;
+            if kind == "guard" {
+                let (passes, duration) = bench.guard(&other.build(), at.repeat)?;
+                ensure!(passes, "`guard` drops what is no flow's");
+                return Ok(duration.as_nanos() as f64);
+            }
             return repeat(bench, path, "bench_ingress", &other.build(), PASS, at.repeat);
         }
         "ingress" => ("bench_ingress", REDIRECT),

@@ -1,0 +1,92 @@
+//! Between `ingress` and the bridge: what `ingress` would have kept off it goes no further.
+//!
+//! A port may lose its XDP program while packets still come: a veth that goes down takes the program away first and stops to receive
+//! later (`veth_disable_xdp` in drivers/net/veth.c, Linux 6.18), and an administrator may detach it. Contributions would then reach
+//! their neighbours unsummed.
+
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
+use aya_ebpf::programs::TcContext;
+use netsum_common::abi::Flow;
+use netsum_common::counters::Counter;
+use netsum_common::slot;
+use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
+
+use crate::classify::{Class, Found, classify, is_spoofed};
+use crate::maps;
+
+/// All headers, whatever they are, end before.
+const HEADERS: u32 = 128;
+
+/// On every packet that a port hands to the kernel.
+#[inline(always)]
+pub fn on_port(ctx: &TcContext) -> i32 {
+    let linear = (ctx.data_end() - ctx.data()) as u32;
+    let wanted = if ctx.len() < HEADERS { ctx.len() } else { HEADERS };
+    if linear < wanted && ctx.pull_data(wanted).is_err() {
+        return TC_ACT_UNSPEC;
+    }
+    let p = Headers { data: ctx.data(), end: ctx.data_end(), len: ctx.len() as usize };
+    let mut found = Found::NOTHING;
+    let passes = match classify(&p, &mut found) {
+        Class::Data => {
+            // SAFETY: a map value, which lives as long as the program runs.
+            let flow = unsafe { &*found.flow };
+            let next = if flow.next_psn == Flow::NONE_TAKEN { flow.base_psn } else { flow.next_psn };
+            slot::is_moved(found.frame.bth.psn, next)
+        }
+        Class::Pass => !found.has_ended() && !is_spoofed(port(ctx), &found.frame),
+        Class::Refuse => false,
+    };
+    if passes {
+        return TC_ACT_UNSPEC;
+    }
+    maps::count(found.ring, Counter::PastIngress);
+    TC_ACT_SHOT
+}
+
+/// Interface that the packet has come in by.
+#[inline(always)]
+fn port(ctx: &TcContext) -> u32 {
+    // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
+    unsafe { (*ctx.skb.skb).ifindex }
+}
+
+/// The headers of a packet of so many bytes. Linux has taken off a tag, if there was one.
+struct Headers {
+    data: usize,
+    end: usize,
+    len: usize,
+}
+
+impl Bytes for Headers {
+    #[inline(always)]
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let p = self.data + offset;
+        if p + N > self.end {
+            return None;
+        }
+        // SAFETY: N bytes from `p` on are inside the packet, as just checked.
+        Some(unsafe { (p as *const [u8; N]).read_unaligned() })
+    }
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// It is not looked deeper: no data that is summed is behind more.
+impl Wrapped for Headers {
+    #[inline(always)]
+    fn hidden(&self) -> Reject {
+        Reject::NotRoce
+    }
+    #[inline(always)]
+    fn tagged(&self, _: &mut Frame) -> Reject {
+        Reject::NotRoce
+    }
+    #[inline(always)]
+    fn extended(&self, _: &mut Frame) -> Reject {
+        Reject::NotRoce
+    }
+}

@@ -1,0 +1,154 @@
+//! What hangs on the ports: `ingress`, and behind it `guard`.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::tc::{SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions};
+use aya::programs::xdp::{XdpLink, XdpLinkId, XdpMode as AyaMode};
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use netsum_common::abi::programs;
+
+use super::bpf::{BpfDataPlane, program};
+use super::plane::XdpMode;
+
+/// How a program hangs on a port.
+pub(super) enum Attachment<Id> {
+    /// For as long as this process lives.
+    Owned(Id),
+    /// For as long as its file is in bpffs.
+    Pinned(PinnedLink),
+}
+
+/// A port's programs.
+pub(super) struct Port {
+    ingress: Attachment<XdpLinkId>,
+    /// Linux has its kind of attachment since 6.6.
+    guard: Option<Attachment<SchedClassifierLinkId>>,
+}
+
+impl BpfDataPlane {
+    pub(super) fn attach_port(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
+        let mode = match mode {
+            XdpMode::Native => AyaMode::Driver,
+            XdpMode::Skb => AyaMode::Skb,
+        };
+        let program = program(&mut self.ebpf, programs::INGRESS)?;
+        let id = program.attach_to_if_index(ifindex, mode)?;
+        let ingress = match &self.pins {
+            Some(pins) => {
+                let link = FdLink::try_from(program.take_link(id)?).context(
+                    "this kernel has no XDP links (Linux 5.9), which outliving the daemon rests on",
+                )?;
+                Attachment::Pinned(link.pin(pins.link(ifindex))?)
+            }
+            None => Attachment::Owned(id),
+        };
+        let guard = self.guard(ifindex);
+        self.ports.insert(ifindex, Port { ingress, guard });
+        Ok(())
+    }
+
+    /// A port without it is a port all the same.
+    fn guard(&mut self, ifindex: u32) -> Option<Attachment<SchedClassifierLinkId>> {
+        match self.attach_guard(ifindex) {
+            Ok(attachment) => Some(attachment),
+            Err(e) => {
+                log::warn!(
+                    "interface {ifindex} has no guard (Linux 6.6): if it loses its XDP program, contributions pass unsummed: {e:#}"
+                );
+                None
+            }
+        }
+    }
+
+    fn attach_guard(&mut self, ifindex: u32) -> Result<Attachment<SchedClassifierLinkId>> {
+        let name = nix::net::if_::if_indextoname(ifindex)?.into_string()?;
+        let guard = guard(&mut self.ebpf)?;
+        let order = TcAttachOptions::TcxOrder(LinkOrder::first());
+        let id = guard.attach_with_options(&name, TcAttachType::Ingress, order)?;
+        Ok(match &self.pins {
+            Some(pins) => {
+                Attachment::Pinned(FdLink::try_from(guard.take_link(id)?)?.pin(pins.guard(ifindex))?)
+            }
+            None => Attachment::Owned(id),
+        })
+    }
+
+    pub(super) fn detach_port(&mut self, ifindex: u32) -> Result<()> {
+        let Some(port) = self.ports.remove(&ifindex) else { return Ok(()) };
+        match port.ingress {
+            Attachment::Owned(link) => program(&mut self.ebpf, programs::INGRESS)?.detach(link)?,
+            // Without its file the link ends when its last descriptor is closed, which is now.
+            Attachment::Pinned(link) => drop(link.unpin()?),
+        }
+        match port.guard {
+            Some(Attachment::Owned(link)) => guard(&mut self.ebpf)?.detach(link)?,
+            Some(Attachment::Pinned(link)) => drop(link.unpin()?),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Gives pinned attachments the programs of this process, in one step each, without a packet in between; the
+    /// interfaces that have them now.
+    pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
+        let mut taken = Vec::new();
+        let found = self.pins.as_ref().map_or(Vec::new(), |pins| pins.links());
+        for ifindex in found {
+            let Some(pins) = &self.pins else { break };
+            let (link, guarded) = (pins.link(ifindex), pins.guard(ifindex));
+            let ingress = program(&mut self.ebpf, programs::INGRESS)?;
+            let updated = taken_over(&link, |old| {
+                let id = ingress.attach_to_link(XdpLink::try_from(old)?)?;
+                // The file holds the link, too: to be unpinned when the port is detached.
+                Ok(drop(ingress.take_link(id)?))
+            });
+            let Some(attachment) = unless_gone(ifindex, &link, updated)? else {
+                if guarded.exists() {
+                    std::fs::remove_file(&guarded)?;
+                }
+                continue;
+            };
+            let guard = guard(&mut self.ebpf)?;
+            let updated = taken_over(&guarded, |old| {
+                let id = guard.attach_to_link(SchedClassifierLink::try_from(old)?)?;
+                Ok(drop(guard.take_link(id)?))
+            });
+            let guard = match updated {
+                Ok(link) => Some(Attachment::Pinned(link)),
+                Err(_) => self.guard(ifindex),
+            };
+            self.ports.insert(ifindex, Port { ingress: Attachment::Pinned(attachment), guard });
+            taken.push(ifindex);
+        }
+        Ok(taken)
+    }
+}
+
+fn taken_over(path: &Path, update: impl FnOnce(FdLink) -> Result<()>) -> Result<PinnedLink> {
+    let link = PinnedLink::from_pin(path).with_context(|| path.display().to_string())?;
+    update(FdLink::from(link))?;
+    Ok(PinnedLink::from_pin(path)?)
+}
+
+/// `None` where the interface went away, and another has its number now.
+fn unless_gone(ifindex: u32, path: &Path, link: Result<PinnedLink>) -> Result<Option<PinnedLink>> {
+    match link {
+        Ok(link) => Ok(Some(link)),
+        Err(e) => {
+            log::warn!("the attachment to interface {ifindex} is of no use any more: {e:#}");
+            std::fs::remove_file(path)?;
+            Ok(None)
+        }
+    }
+}
+
+pub(super) fn guard(ebpf: &mut aya::Ebpf) -> Result<&mut SchedClassifier> {
+    let program = ebpf.program_mut(programs::GUARD).with_context(|| programs::GUARD.to_owned())?;
+    Ok(program.try_into()?)
+}
+
+pub(super) fn load_guard(ebpf: &mut aya::Ebpf) -> Result<()> {
+    guard(ebpf)?.load().with_context(|| format!("the kernel does not take the program `{}`", programs::GUARD))
+}
