@@ -21,6 +21,8 @@ const MAX_BACKOFF: u32 = 16;
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
 /// Who looks at the clock so much after a time-out was due did not run meanwhile, and perhaps nobody on its machine did.
 const LATE: Duration = Duration::from_millis(1);
+/// So many NAKs of one packet in a row mean loss; more, that something else is wrong.
+const USUAL_NAKS: u32 = 8;
 /// Time after which a least time-out that has grown is halved again.
 const CALM: Duration = Duration::from_secs(2);
 
@@ -87,6 +89,8 @@ pub struct Requester {
     unanswered: Option<Instant>,
     /// The last packet gone back to, and when; once it has been sent again, when that was.
     went_back: Option<(u64, Instant)>,
+    /// NAKs that had the same packet sent again, but the first.
+    naks: u32,
     sample: Option<Sample>,
 }
 
@@ -162,6 +166,7 @@ impl Requester {
             waits_for_others: c.waits_for_others,
             unanswered: None,
             went_back: None,
+            naks: 0,
             sample: None,
         }
     }
@@ -414,13 +419,15 @@ impl Requester {
             return Effect::None;
         };
         self.acknowledge(now, path, packet, &mut done);
-        // One loss brings several NAKs; those that come before the resent packet can have arrived tell nothing new.
-        if let Some((to, at)) = self.went_back
-            && to == packet
-            && now.saturating_duration_since(at) < path.least()
-        {
+        // One loss brings several NAKs; those that come before the resent packet can have arrived tell nothing new. Where the packet
+        // is lost again and again, perhaps by what is sent again, there is longer and longer between two.
+        let again = self.went_back.filter(|(to, _)| *to == packet);
+        let patience =
+            (path.least() * (1 << self.naks.saturating_sub(USUAL_NAKS).min(16))).min(self.ack_timeout);
+        if again.is_some_and(|(_, at)| now.saturating_duration_since(at) < patience) {
             return Effect::None;
         }
+        self.naks = if again.is_some() { self.naks + 1 } else { 0 };
         self.go_back(now, path);
         Effect::WentBack
     }

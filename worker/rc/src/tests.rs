@@ -500,6 +500,20 @@ fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
 }
 
 #[test]
+fn a_packet_that_never_arrives_is_not_sent_again_at_every_nak() {
+    let mut pair = Pair::new(3, Faults::default(), |c| c.send_psn = 100);
+    pair.ends[0].post_send(pair.qps[0], 7, vec![1; 1024], None);
+    assert_eq!(sent_now(&mut pair, 0).len(), 4);
+    let mut again = 0;
+    for _ in 0..10_000 {
+        pair.now += Duration::from_micros(100);
+        acknowledge_with(&mut pair, 100, Syndrome::Nak(netsum_common::wire::Nak::SequenceError));
+        again += sent_now(&mut pair, 0).len();
+    }
+    assert!((40..=200).contains(&again), "{again} packets in a second");
+}
+
+#[test]
 fn strangers_and_nonsense_are_discarded() {
     let mut pair = Pair::new(4, Faults::default(), |_| ());
     let mut rng = Rng(4);
