@@ -377,8 +377,8 @@ impl Requester {
             return;
         }
         if took > path.least() * 4 {
-            // After several probes nobody knows which was answered.
-            self.unanswered.take_if(|_| self.retries > 1 || took <= path.usual());
+            // After one probe that took no longer than others it may be chance.
+            self.unanswered.take_if(|_| self.retries <= 1 && took <= path.usual());
             self.was_too_soon(now, path);
         }
         self.unanswered = None;
@@ -389,7 +389,9 @@ impl Requester {
         let longest = self.min_ack_timeout.map_or(1, |min| self.ack_timeout.div_duration_f32(min) as u32);
         (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
         if let Some(since) = self.unanswered.take().filter(|_| !self.waits_for_others) {
-            path.was_slower(now.saturating_duration_since(since));
+            let took = now.saturating_duration_since(since);
+            // Where several probes went unanswered, acknowledgements may have been lost, which took more of the time.
+            path.was_slower(if self.retries > 1 { took / 4 } else { took });
         }
     }
 

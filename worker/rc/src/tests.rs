@@ -500,6 +500,33 @@ fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
 }
 
 #[test]
+fn a_link_that_is_slower_than_its_first_packets_gets_its_time_after_several_probes() {
+    let mut pair = Pair::new(5, Faults::default(), |c| {
+        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+    });
+    // A token bucket takes these at once.
+    for psn in 100..108 {
+        pair.ends[0].post_send(pair.qps[0], 0, vec![1; 256], None);
+        sent_now(&mut pair, 0);
+        pair.now += Duration::from_micros(100);
+        acknowledge(&mut pair, psn);
+    }
+    let start = pair.now;
+    pair.ends[0].post_send(pair.qps[0], 1, vec![1; 256 * 512], None);
+    sent_now(&mut pair, 0);
+    for _ in 0..2 {
+        pair.now = pair.ends[0].next_timeout().unwrap();
+        pair.ends[0].handle_timeout(pair.now);
+        assert_eq!(sent_now(&mut pair, 0), [(108, true)]);
+    }
+    pair.now += Duration::from_millis(20);
+    // Nothing of it was lost.
+    acknowledge(&mut pair, 108 + 100);
+    let took = pair.now - start;
+    assert!(pair.ends[0].next_timeout().unwrap() - pair.now >= took, "{took:?}");
+}
+
+#[test]
 fn a_packet_that_never_arrives_is_not_sent_again_at_every_nak() {
     let mut pair = Pair::new(3, Faults::default(), |c| c.send_psn = 100);
     pair.ends[0].post_send(pair.qps[0], 7, vec![1; 1024], None);
