@@ -88,7 +88,7 @@ pub struct Endpoint {
     by_qpn: HashMap<u32, usize>,
     next_id: u32,
     events: VecDeque<Event>,
-    turn: usize,
+    cursor: usize,
     max_segments: usize,
     stats: Stats,
 }
@@ -105,7 +105,7 @@ impl Endpoint {
             by_qpn: HashMap::new(),
             next_id: 0,
             events: VecDeque::new(),
-            turn: 0,
+            cursor: 0,
             max_segments: MAX_SEGMENTS,
             stats: Stats::default(),
         }
@@ -331,12 +331,12 @@ impl Endpoint {
             }
         }
         for i in 0..self.qps.len() {
-            let at = (self.turn + i) % self.qps.len();
+            let at = (self.cursor + i) % self.qps.len();
             let qp = &mut self.qps[at];
             if qp.failed || !qp.requester.ready(now) {
                 continue;
             }
-            self.turn = at + 1;
+            self.cursor = at + 1;
             let mut segment = 0;
             let mut count = 0;
             while count < self.max_segments && buf.len() + segment.max(OVERHEAD) <= MAX_BATCH {

@@ -11,8 +11,8 @@ use crate::control::Control;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::interface::{self, Interface};
 use netsum_collective::error::Error;
-use netsum_collective::links::{Numbers, RankNumbers};
 use netsum_collective::numeric::layout::Layout;
+use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::shape::JobShape;
 
 /// A job that this rank is a member of.

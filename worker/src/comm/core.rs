@@ -1,4 +1,4 @@
-//! What moves connections on: the engine, the transport and the word of the daemon, in one place for whoever drives.
+//! What moves connections on: the engine, the connections and the word of the daemon, in one place for whoever drives.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

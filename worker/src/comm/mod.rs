@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`config`] | configuration |
 //! | [`network`] | what the connections run over |
-//! | [`udp`] | sockets, of UDP and AF_XDP, and [`numbers`] for their queue pairs |
+//! | [`sockets`] | sockets, of UDP and AF_XDP, and [`numbers`] for their queue pairs |
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |
@@ -21,8 +21,8 @@ mod network;
 mod numbers;
 pub mod pending;
 mod session;
+mod sockets;
 pub(crate) mod turns;
-mod udp;
 #[cfg(feature = "verbs")]
 mod verbs;
 

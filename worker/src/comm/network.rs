@@ -8,14 +8,14 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Instant;
 
-use super::config::{Bootstrap, CommConfig, Transport as Choice};
-use super::udp::Driven;
+use super::config::{Bootstrap, CommConfig, Transport};
+use super::sockets::SocketNetwork;
 use crate::verbs::gid;
+use netsum_collective::channels::Channels;
 use netsum_collective::error::Error;
-use netsum_collective::links::{Numbers, RankNumbers};
+use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
-use netsum_collective::transport::Transport;
 
 /// A network without connections.
 pub(crate) trait Network: Send {
@@ -33,7 +33,7 @@ pub(crate) trait Network: Send {
 }
 
 /// Connections that somebody has to drive.
-pub(crate) trait Connections: Transport + Send {
+pub(crate) trait Connections: Channels + Send {
     /// Opens them, once buffers are there to receive into. Before that nothing is sent.
     fn start(&mut self) -> Result<(), Error>;
     /// Receives what has arrived and sends what may be sent. Where that was nothing, waits for something to do, at most until
@@ -65,16 +65,16 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
     let ip = config.ip;
     let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
     let place = match config.transport {
-        Choice::Udp => None,
-        Choice::Xdp => return open_xdp(ip, when),
-        Choice::Auto if listed => None,
-        Choice::Auto => gid::find(Path::new(gid::SYSFS), ip),
-        Choice::Verbs if listed => {
+        Transport::Udp => None,
+        Transport::Xdp => return open_xdp(ip, when),
+        Transport::Auto if listed => None,
+        Transport::Auto => gid::find(Path::new(gid::SYSFS), ip),
+        Transport::Verbs if listed => {
             let text = "transport verbs: an adapter chooses its queue pair numbers itself, so that ranks need a daemon to tell \
                         them to each other, and not a list of addresses";
             return Err(Error::Config(text.to_owned()));
         }
-        Choice::Verbs => match gid::find(Path::new(gid::SYSFS), ip) {
+        Transport::Verbs => match gid::find(Path::new(gid::SYSFS), ip) {
             Some(place) => Some(place),
             None => {
                 let text = format!(
@@ -87,7 +87,7 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
     match place {
         None => open_udp(ip, when),
         Some(place) => match (open_verbs(config, place), config.transport) {
-            (Err(e), Choice::Auto) => {
+            (Err(e), Transport::Auto) => {
                 log::warn!("rank {}: {e}; trying over UDP", config.rank);
                 open_udp(ip, when)
             }
@@ -97,12 +97,12 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
 }
 
 fn open_udp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(Driven::udp(ip, when)?))
+    Ok(Box::new(SocketNetwork::udp(ip, when)?))
 }
 
 #[cfg(feature = "xdp")]
 fn open_xdp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(Driven::xdp(ip, when)?))
+    Ok(Box::new(SocketNetwork::xdp(ip, when)?))
 }
 
 #[cfg(not(feature = "xdp"))]
@@ -125,7 +125,7 @@ fn open_verbs(_: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Err
 mod tests {
     use super::*;
 
-    fn refused(transport: Choice, bootstrap: Bootstrap) -> Option<String> {
+    fn refused(transport: Transport, bootstrap: Bootstrap) -> Option<String> {
         let config = CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
         open(&config, Bind::Now).err().map(|e| e.to_string())
     }
@@ -134,10 +134,10 @@ mod tests {
     fn an_adapter_that_is_not_there_is_an_error_where_it_is_asked_for() {
         let peers = vec![[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
         let listed = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
-        let text = refused(Choice::Verbs, listed).unwrap();
+        let text = refused(Transport::Verbs, listed).unwrap();
         assert!(text.contains("need a daemon"), "{text}");
         let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let text = refused(Choice::Verbs, daemon).unwrap();
+        let text = refused(Transport::Verbs, daemon).unwrap();
         assert!(text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"), "{text}");
     }
 
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn af_xdp_is_refused_where_it_is_not_built_in() {
         let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let text = refused(Choice::Xdp, daemon).unwrap();
+        let text = refused(Transport::Xdp, daemon).unwrap();
         assert!(text.contains("transport xdp") && text.contains("feature `xdp`"), "{text}");
     }
 

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use netsum_collective::links::Numbers;
+use netsum_collective::queue_pairs::Numbers;
 
 /// Chooses numbers.
 pub(crate) struct Fresh {

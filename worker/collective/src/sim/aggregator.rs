@@ -10,8 +10,8 @@ use netsum_common::slot::{
 };
 use netsum_common::wire::{Bth, ROCE_PORT};
 
-use crate::links::RankNumbers;
 use crate::numeric::reference::add_lanes;
+use crate::queue_pairs::RankNumbers;
 use crate::shape::JobShape;
 use netsum_rc::packet::{Extended, Verifier, encode};
 

@@ -14,9 +14,9 @@ use super::stack::Stack;
 use super::vector::Vector;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::error::Error;
-use crate::links::{Links, Numbers, RankNumbers};
 use crate::numeric::element::Slice;
 use crate::numeric::layout::Layout;
+use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use crate::shape::JobShape;
 use crate::way_back::{WayBack, Wish};
 use netsum_rc::{Endpoint, EndpointConfig};
@@ -510,7 +510,7 @@ fn connect(spec: &Spec, now: Instant, rank: u32, all: &[RankNumbers], anew: u64)
         Box::new(Selective::new(&shape, rank, all))
     } else {
         let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
-        Box::new(Links::new(endpoint, &shape, rank, all, 4096).expect("connections"))
+        Box::new(QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections"))
     };
     let run = Rng(spec.seed << 32 ^ (spec.run + anew) << 8 ^ u64::from(rank)).next();
     let settings = Settings { rank, shape, timeout: spec.timeout, run };

@@ -15,9 +15,9 @@ use netsum_common::wire::{Aeth, Bth, Nak, Opcode, ROCE_PORT, Syndrome};
 
 use super::stack::Stack;
 use crate::buffer::Buffer;
-use crate::links::{Numbers, RankNumbers};
+use crate::channels::{Channel, ChannelEvent, Channels};
+use crate::queue_pairs::{Numbers, RankNumbers};
 use crate::shape::JobShape;
-use crate::transport::{Channel, Transport, TransportEvent};
 use netsum_rc::packet::{Extended, Verifier, encode};
 use netsum_rc::{Stats, Transmit};
 
@@ -209,8 +209,8 @@ pub(super) struct Selective {
     receivers: Vec<(Channel, Receiver)>,
     /// Which queue pair: in `senders` when true.
     by_qpn: HashMap<u32, (bool, Channel)>,
-    events: VecDeque<TransportEvent>,
-    turn: usize,
+    events: VecDeque<ChannelEvent>,
+    cursor: usize,
     stats: Stats,
 }
 
@@ -227,7 +227,7 @@ impl Selective {
             receivers: Vec::new(),
             by_qpn: HashMap::new(),
             events: VecDeque::new(),
-            turn: 0,
+            cursor: 0,
             stats: Stats::default(),
         };
         let fragments = u64::from(shape.layout.message_size.div_ceil(shape.mtu));
@@ -277,7 +277,7 @@ impl Selective {
     }
 }
 
-impl Transport for Selective {
+impl Channels for Selective {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         let data = data.into_vec();
         if let Some(s) = self.sender(channel) {
@@ -304,7 +304,7 @@ impl Transport for Selective {
         }
     }
 
-    fn poll(&mut self) -> Option<TransportEvent> {
+    fn poll(&mut self) -> Option<ChannelEvent> {
         self.events.pop_front()
     }
 
@@ -338,14 +338,13 @@ impl Stack for Selective {
                     self.stats.packet_seq_err += 1;
                     s.recover();
                 }
-                let sent =
-                    |(id, data): (u64, Vec<u8>)| TransportEvent::Sent { channel, id, data: data.into() };
+                let sent = |(id, data): (u64, Vec<u8>)| ChannelEvent::Sent { channel, id, data: data.into() };
                 self.events.extend(done.into_iter().map(sent));
             }
             (false, None) if from == self.previous && packet.bth.opcode.is_rc_data() => {
                 let Some((_, r)) = self.receivers.iter_mut().find(|r| r.0 == channel) else { return };
                 let messages = r.on_data(&packet.bth, packet.payload, &mut self.stats);
-                let received = |data: Vec<u8>| TransportEvent::Received { channel, data: data.into() };
+                let received = |data: Vec<u8>| ChannelEvent::Received { channel, data: data.into() };
                 self.events.extend(messages.into_iter().map(received));
             }
             _ => self.stats.discarded += 1,
@@ -362,11 +361,11 @@ impl Stack for Selective {
             }
         }
         for i in 0..self.senders.len() {
-            let at = (self.turn + i) % self.senders.len();
+            let at = (self.cursor + i) % self.senders.len();
             let s = &mut self.senders[at].1;
             if let Some((n, again)) = s.choose() {
                 s.encode(now, n, self.local, self.next, buf);
-                self.turn = at + 1;
+                self.cursor = at + 1;
                 self.stats.sent_packets += 1;
                 self.stats.retransmissions += u64::from(again);
                 return Some(Transmit { to: self.next, segment_size: None, len: buf.len() });

@@ -105,11 +105,11 @@ fn complete(v: &mut Verbs<Fake>, work: u64, result: Result<usize, Trouble>) -> V
 
 fn drive(v: &mut Verbs<Fake>) -> Vec<String> {
     Connections::drive(v, Instant::now()).unwrap();
-    std::iter::from_fn(|| Transport::poll(v))
+    std::iter::from_fn(|| Channels::poll(v))
         .map(|event| match event {
-            TransportEvent::Sent { channel, id, .. } => format!("{channel:?} sent {id}"),
-            TransportEvent::Received { channel, data } => format!("{channel:?} received {}", data.len()),
-            TransportEvent::Failed { channel, reason } => format!("{channel:?} failed: {reason}"),
+            ChannelEvent::Sent { channel, id, .. } => format!("{channel:?} sent {id}"),
+            ChannelEvent::Received { channel, data } => format!("{channel:?} received {}", data.len()),
+            ChannelEvent::Failed { channel, reason } => format!("{channel:?} failed: {reason}"),
         })
         .collect()
 }
@@ -221,8 +221,8 @@ fn messages_are_sent_and_received_where_they_are_built_and_read() {
     v.receive_into(Channel::RingIn(0), buffer);
     v.adapter.done.push_back(Completion { work: 1 << 48, result: Ok(5) });
     assert!(Connections::drive(&mut v, Instant::now()).unwrap());
-    match Transport::poll(&mut v) {
-        Some(TransportEvent::Received { data, .. }) => assert_eq!((data.as_ptr(), data.len()), (address, 5)),
+    match Channels::poll(&mut v) {
+        Some(ChannelEvent::Received { data, .. }) => assert_eq!((data.as_ptr(), data.len()), (address, 5)),
         other => panic!("{other:?}"),
     }
 }
