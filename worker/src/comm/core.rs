@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::network::Connections;
-use super::pending::Promise;
+use super::promise::Promise;
 use crate::control::heartbeat::Heartbeat;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
 use netsum_collective::error::Error;
