@@ -8,14 +8,14 @@ use crate::buffer::Buffer;
 use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::frame::plain_room;
 use crate::shape::JobShape;
-use netsum_rc::{Endpoint, Event, QpConfig, QpId, SetupError};
+use netsum_rc::{Endpoint, Event, Psn, QpConfig, QpId, Qpn, SetupError};
 
 /// Numbers of one connection pair of a rank: from the previous and to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Numbers {
-    pub receive_qpn: u32,
-    pub send_qpn: u32,
-    pub first_psn: u32,
+    pub receive_qpn: Qpn,
+    pub send_qpn: Qpn,
+    pub first_psn: Psn,
 }
 
 /// A rank's address and numbers.
@@ -69,7 +69,7 @@ impl QueuePairChannels {
                             next.ip,
                             next_n.receive_qpn,
                             own.first_psn,
-                            0,
+                            Psn::default(),
                             shape.mtu as usize,
                         ),
                     ),
@@ -79,7 +79,7 @@ impl QueuePairChannels {
                             own.receive_qpn,
                             previous.ip,
                             previous_n.send_qpn,
-                            0,
+                            Psn::default(),
                             previous_n.first_psn,
                             shape.mtu as usize,
                         ),

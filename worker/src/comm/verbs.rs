@@ -23,6 +23,7 @@ use netsum_collective::frame::{plain_buffers, plain_room};
 use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
+use netsum_rc::Psn;
 
 /// Frames on the plain connection that are given to the adapter at a time; the others wait here.
 const PLAIN_SENDS: usize = 64;
@@ -41,7 +42,7 @@ struct Opened {
 struct Pair {
     out: Channel,
     into: Channel,
-    first_psn: u32,
+    first_psn: Psn,
     depths: Depths,
 }
 
@@ -167,7 +168,7 @@ struct Queue {
 
 enum Side {
     Send(SendQueue<Buffer>),
-    Receive { first_psn: u32, next: u32, posted: VecDeque<(u32, Block)> },
+    Receive { first_psn: Psn, next: u32, posted: VecDeque<(u32, Block)> },
     Closed,
 }
 

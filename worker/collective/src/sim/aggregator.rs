@@ -76,8 +76,8 @@ impl Aggregator {
         let flows = (0..n).flat_map(|rank| {
             let next = &ranks[(rank + 1) % n];
             (0..shape.layout.rings as usize).map(move |ring| {
-                let key = (next.ip, next.rings[ring].receive_qpn);
-                (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn })
+                let key = (next.ip, next.rings[ring].receive_qpn.get());
+                (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn.get() })
             })
         });
         Self {

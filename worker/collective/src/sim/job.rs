@@ -19,7 +19,7 @@ use crate::numeric::layout::Layout;
 use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use crate::shape::JobShape;
 use crate::way_back::{WayBack, Wish};
-use netsum_rc::{Endpoint, EndpointConfig};
+use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
 
 /// Always there.
 pub(super) const ALWAYS: Range<Duration> = Duration::ZERO..Duration::MAX;
@@ -489,8 +489,8 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumber
     let mut connection = || {
         *qpn += 2;
         // Near the end of the 24 bits, so that some wrap.
-        let first_psn = (0xff_ffe0 + rng.below(64)) as u32 & 0xff_ffff;
-        Numbers { receive_qpn: 0x100 + *qpn, send_qpn: 0x101 + *qpn, first_psn }
+        let first_psn = Psn::new((0xff_ffe0 + rng.below(64)) as u32);
+        Numbers { receive_qpn: Qpn::new(0x100 + *qpn), send_qpn: Qpn::new(0x101 + *qpn), first_psn }
     };
     ips.iter()
         .map(|ip| RankNumbers {
