@@ -75,7 +75,7 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// A queue pair with rdma_rxe's window of 128 packets, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
+    /// A queue pair with 128 unacknowledged packets at the most, as rdma_rxe has it, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
         local_qpn: Qpn,
         remote: IpAddr,

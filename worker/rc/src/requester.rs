@@ -196,8 +196,8 @@ impl Requester {
 
     /// Whether there is something to send now.
     pub fn ready(&self, now: Instant) -> bool {
-        let window = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
-        self.next < self.posted && self.next < self.acked + window && self.not_before.is_none_or(|t| now >= t)
+        let most = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
+        self.next < self.posted && self.next < self.acked + most && self.not_before.is_none_or(|t| now >= t)
     }
 
     /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.

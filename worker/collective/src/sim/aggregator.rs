@@ -60,7 +60,7 @@ impl Aggregator {
             flags: ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 },
             ranks: shape.ranks,
             slots,
-            window: shape.layout.window * fragments,
+            credit: shape.layout.window * fragments,
             mtu: shape.mtu,
             cpu: 0,
         };
@@ -97,7 +97,7 @@ impl Aggregator {
     /// From now on no fragment is within its credit.
     pub fn swallow(&mut self) {
         for ring in &mut self.rings {
-            ring.config.window = 0;
+            ring.config.credit = 0;
         }
     }
 
