@@ -178,7 +178,7 @@ fn reason(
         port: &port,
         src: unmapped(flow.src_ip),
         mtu: ring.mtu,
-        window: ring.window,
+        window: ring.credit,
         base_psn: flow.base_psn,
         psn,
         low: event.low,

@@ -490,8 +490,7 @@ pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
             + size_of::<crate::slot::Slot>() as u64)
 }
 
-/// Slots that a ring needs for `window` messages of `fragments` each: `2 * window * fragments`, rounded up to a power of
-/// two. `None` where that is more than [`MAX_SLOTS`].
+/// Slots that a ring needs for a window of `window` messages of `fragments` each: twice the credit, rounded up to a power of two. `None` where that is more than [`MAX_SLOTS`].
 pub const fn ring_slots(window: u32, fragments: u32) -> Option<u32> {
     let Some(credit) = window.checked_mul(fragments) else { return None };
     let Some(double) = credit.checked_mul(2) else { return None };

@@ -2,7 +2,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`serial`] | 24-bit serial numbers |
+//! | [`serial`] | 24-bit numbers: PSNs and their arithmetic, queue pair numbers |
 //! | [`wire`] | RoCEv2 headers, parsing of frames |
 //! | [`icrc`] | the invariant CRC: computing, verifying, patching |
 //! | [`limits`] | how much of each thing there may be |

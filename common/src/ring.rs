@@ -20,10 +20,11 @@ pub struct RingConfig {
     pub flags: u32,
     /// Ranks, 2 to 64.
     pub ranks: u32,
-    /// Slots, a power of two and at least `2 * window`.
+    /// Slots, a power of two and at least `2 * credit`.
     pub slots: u32,
-    /// Credit in fragments: window in messages times fragments of a full message.
-    pub window: u32,
+    /// Fragments that a rank may send without having received their sums: the job's window, which is in messages, times the fragments
+    /// of a full message.
+    pub credit: u32,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Index into the CPU map.

@@ -1,4 +1,4 @@
-//! 24-bit serial number arithmetic for PSNs, MSNs and fragment indices.
+//! 24-bit numbers: serial arithmetic for PSNs, MSNs and fragment indices, and queue pair numbers, which have none.
 //!
 //! IBTA volume 1, section 9.7: PSNs count modulo 2^24 and compare as signed 24-bit differences.
 
@@ -30,6 +30,71 @@ pub const fn diff(a: u32, b: u32) -> i32 {
 #[inline(always)]
 pub const fn before(a: u32, b: u32) -> bool {
     diff(a, b) < 0
+}
+
+/// A packet sequence number. It counts modulo 2^24, so that it has no order, and cannot be added to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[repr(transparent)]
+pub struct Psn(u32);
+
+impl Psn {
+    /// Of the lower 24 bits.
+    #[inline(always)]
+    pub const fn new(n: u32) -> Self {
+        Self(n & MASK)
+    }
+
+    /// The number, as headers have it.
+    #[inline(always)]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The PSN so many packets later.
+    #[inline(always)]
+    pub const fn plus(self, packets: u32) -> Self {
+        Self(add(self.0, packets))
+    }
+
+    /// The PSN so many packets before.
+    #[inline(always)]
+    pub const fn minus(self, packets: u32) -> Self {
+        Self(sub(self.0, packets))
+    }
+
+    /// Packets from another PSN to this one, in `-2^23..2^23`.
+    #[inline(always)]
+    pub const fn ahead_of(self, other: Self) -> i32 {
+        diff(self.0, other.0)
+    }
+}
+
+/// A queue pair number, of 24 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[repr(transparent)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// A number that is known to have 24 bits.
+    ///
+    /// # Panics
+    /// If it has more.
+    #[inline(always)]
+    pub const fn new(n: u32) -> Self {
+        Self::checked(n).expect("a queue pair number has 24 bits")
+    }
+
+    /// `None` if it has more than 24 bits.
+    #[inline(always)]
+    pub const fn checked(n: u32) -> Option<Self> {
+        if n <= MASK { Some(Self(n)) } else { None }
+    }
+
+    /// The number, as headers have it.
+    #[inline(always)]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
 }
 
 #[cfg(test)]

@@ -220,7 +220,7 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
         return Verdict::only(Output::Drop, Counter::RingStopped);
     }
     let ahead = serial::diff(f.index, state.low);
-    if ahead >= ring.window as i32 {
+    if ahead >= ring.credit as i32 {
         return Verdict::only(Output::Drop, Counter::CreditViolation);
     }
 
@@ -278,7 +278,7 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
         return Verdict::only(Output::Drop, Counter::LengthMismatch);
     }
     if slot.is(Slot::RELEASED) {
-        if -ahead > ring.window as i32 {
+        if -ahead > ring.credit as i32 {
             return Verdict::only(Output::Stale, Counter::Stale);
         }
         return Verdict { save_header: true, ..Verdict::only(Output::Replay, Counter::Replays) };

@@ -41,7 +41,7 @@ fn layout() -> String {
         InBandJob { job ranks rings flags }
         ClaimKey { job ring rank ifindex }
         Claim { header connection psn len src_mac only }
-        RingConfig { flags ranks slots window mtu cpu }
+        RingConfig { flags ranks slots credit mtu cpu }
         SavedHeader { words len ip v6 }
         EgressKey { ring ifindex }
         EgressPort { count cursor ranks }

@@ -55,10 +55,10 @@ struct Model {
 }
 
 impl Model {
-    fn new(ranks: u32, window: u32, relaxed: bool, egress: Egress) -> Self {
+    fn new(ranks: u32, credit: u32, relaxed: bool, egress: Egress) -> Self {
         let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
-        let ring = RingConfig { flags, ranks, slots: 2 * window, window, mtu: 256, cpu: 0 };
-        Self { ring, messages: 2 * window + 2, queue: 2, egress, replays_all: false }
+        let ring = RingConfig { flags, ranks, slots: 2 * credit, credit, mtu: 256, cpu: 0 };
+        Self { ring, messages: 2 * credit + 2, queue: 2, egress, replays_all: false }
     }
 
     /// What a rank sends. The first sum of each slot is nothing but zeros, whose CRC is 0, as that of a new slot.
@@ -172,8 +172,8 @@ impl Model {
             let mut next = Vec::new();
             for rank in 0..self.ring.ranks {
                 // Everything that it may have sent so far, again or for the first time.
-                let credit = (state.received[rank as usize] + self.ring.window).min(self.messages);
-                next.extend((0..credit).filter_map(|index| self.arrive(&state, rank, index)));
+                let end = (state.received[rank as usize] + self.ring.credit).min(self.messages);
+                next.extend((0..end).filter_map(|index| self.arrive(&state, rank, index)));
             }
             for receiver in 0..state.received.len() {
                 let mut s = state.clone();
@@ -203,15 +203,15 @@ impl Model {
     }
 }
 
-/// Rings with their ranks, window, order, and how many states they can reach.
+/// Rings with their ranks, credit, order, and how many states they can reach.
 const RINGS: [(u32, u32, bool, usize); 5] =
     [(2, 1, false, 306), (2, 1, true, 306), (3, 1, false, 2998), (2, 2, false, 28402), (2, 2, true, 27827)];
 
 #[test]
 fn a_clone_may_leave_any_time_later_if_egress_looks_at_its_index() {
-    for (ranks, window, relaxed, states) in RINGS {
-        let model = Model::new(ranks, window, relaxed, Egress::Checks);
-        assert_eq!(model.explore(), Ok(states), "{ranks} ranks, window {window}, relaxed {relaxed}");
+    for (ranks, credit, relaxed, states) in RINGS {
+        let model = Model::new(ranks, credit, relaxed, Egress::Checks);
+        assert_eq!(model.explore(), Ok(states), "{ranks} ranks, credit {credit}, relaxed {relaxed}");
         let all = Model { replays_all: true, ..model };
         assert!(all.explore().unwrap() > states, "also if old results are replayed");
     }
@@ -220,9 +220,9 @@ fn a_clone_may_leave_any_time_later_if_egress_looks_at_its_index() {
 #[test]
 fn what_nobody_can_lack_is_not_replayed_and_then_no_clone_outlives_its_slot() {
     // A second line: egress looks all the same.
-    for (ranks, window, relaxed, _) in RINGS {
+    for (ranks, credit, relaxed, _) in RINGS {
         for egress in [Egress::Trusts, Egress::ChecksElsewhere] {
-            Model::new(ranks, window, relaxed, egress).explore().unwrap();
+            Model::new(ranks, credit, relaxed, egress).explore().unwrap();
         }
     }
 }

@@ -104,7 +104,7 @@ impl System {
             flags: ring_flags::ACTIVE | if case.relaxed { ring_flags::RELAXED } else { 0 },
             ranks: case.ranks,
             slots,
-            window: case.window * case.fragments,
+            credit: case.window * case.fragments,
             mtu: 256,
             cpu: 0,
         };
@@ -163,7 +163,7 @@ impl System {
             }
             let lacks_for_ever = |rank: u32| {
                 let lacks = self.index(self.hosts[rank as usize].received);
-                serial::diff(self.state.low, lacks) > self.ring.window as i32
+                serial::diff(self.state.low, lacks) > self.ring.credit as i32
             };
             assert!(
                 !(0..self.case.ranks).any(|rank| self.case.rogue != Some(rank) && lacks_for_ever(rank)),
@@ -238,7 +238,7 @@ impl System {
             let slots = &self.slots;
             slot::advance_low(&self.ring, &mut self.state, |i| Some(slots[i as usize]));
         }
-        let beyond_credit = serial::diff(index, self.state.low) >= self.ring.window as i32;
+        let beyond_credit = serial::diff(index, self.state.low) >= self.ring.credit as i32;
         let fragment = Fragment { rank, index, len: 4, ce: false, bounds: 0 };
         let laps_behind = is_laps_behind(&self.ring, self.state.low, index);
         let verdict = on_fragment(&self.ring, &mut self.state, &mut self.slots[s], fragment);
@@ -424,7 +424,7 @@ fn nothing_is_replayed_or_refused_without_faults() {
 
 #[test]
 fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
-    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 32, window: 16, mtu: 256, cpu: 0 };
+    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 32, credit: 16, mtu: 256, cpu: 0 };
     let mut state = RingState::default();
     let mut slots = vec![Slot::default(); 32];
     let mut output = |rank, index| {
@@ -450,7 +450,7 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
 
 #[test]
 fn what_no_connection_can_lack_is_not_replayed() {
-    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, window: 4, mtu: 256, cpu: 0 };
+    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 4, mtu: 256, cpu: 0 };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |index: u32, rank| {
         let fragment = Fragment { rank, index, len: 4, ce: false, bounds: 0 };
@@ -467,7 +467,7 @@ fn what_no_connection_can_lack_is_not_replayed() {
 
 #[test]
 fn a_sender_whose_stream_has_slipped_stops_the_ring() {
-    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, window: 8, mtu: 256, cpu: 0 };
+    let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 8, mtu: 256, cpu: 0 };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |rank, index: u32, bounds| {
         let fragment = Fragment { rank, index, len: 4, ce: false, bounds };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use arbitrary::{Result, Unstructured};
 use netsum_common::wire::{Aeth, Bth, Opcode, ROCE_PORT, Reth, Syndrome};
 use netsum_worker::rc::packet::{Extended, Verifier, encode};
-use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, QpConfig, QpId};
+use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, QpId, Qpn};
 
 pub fn run(input: &[u8]) {
     let _ = sequence(&mut Unstructured::new(input));
@@ -40,7 +40,7 @@ struct System {
 
 const MTU: usize = 256;
 const LONGEST: usize = 5 * MTU;
-const QPNS: [u32; 2] = [0x11, 0xff_fffe];
+const QPNS: [Qpn; 2] = [Qpn::new(0x11), Qpn::new(0xff_fffe)];
 
 impl System {
     fn new(u: &mut Unstructured) -> Result<Self> {
@@ -51,7 +51,7 @@ impl System {
             }
             false => [IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])],
         };
-        let psns = [u.arbitrary::<u32>()? & 0xff_ffff, 0xff_ffff - u.int_in_range(0..=8u32)?];
+        let psns = [u.arbitrary::<u32>()?, 0xff_ffff - u.int_in_range(0..=8u32)?].map(Psn::new);
         let operation =
             if u.arbitrary()? { Operation::Write { address: 64, rkey: 7 } } else { Operation::Send };
         let max_inflight = u.int_in_range(1..=16)?;
@@ -233,7 +233,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             12 | 13 => s.time(Duration::from_micros(u.arbitrary::<u16>()? as u64)),
             14 if s.forged => {
                 let (mut bth, ext, payload) = forge(u)?;
-                bth.qpn = QPNS[end];
+                bth.qpn = QPNS[end].get();
                 let mut datagram = Vec::new();
                 encode(&mut datagram, s.ends[1 - end].ip, s.ends[end].ip, 0, &bth, &ext, &payload);
                 s.wire.insert(0, (end, datagram));

@@ -58,7 +58,7 @@ impl Naive {
             return only(Counter::RingStopped);
         }
         let ahead = serial::diff(f.index, self.low);
-        if ahead >= self.ring.window as i32 {
+        if ahead >= self.ring.credit as i32 {
             return only(Counter::CreditViolation);
         }
         let neighbour = self.neighbour(f.index);
@@ -85,8 +85,8 @@ impl Naive {
             return only(Counter::LengthMismatch);
         }
         if held.released {
-            // Nobody can lack what is more than a window behind the lowest that has not been released.
-            let far = -ahead > self.ring.window as i32;
+            // Nobody can lack what is more than the credit behind the lowest that has not been released.
+            let far = -ahead > self.ring.credit as i32;
             return only(if far { Counter::Stale } else { Counter::Replays });
         }
         let new = held.ranks.insert(f.rank);
@@ -123,9 +123,9 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     let relaxed = u.arbitrary()?;
     let ranks = *u.choose(&[2, 2, 3, 4, 63, 64])?;
     let slots = 1u32 << u.int_in_range(1..=6)?;
-    let window = u.int_in_range(1..=slots / 2)?;
+    let credit = u.int_in_range(1..=slots / 2)?;
     let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
-    let ring = RingConfig { flags, ranks, slots, window, mtu: 256, cpu: 0 };
+    let ring = RingConfig { flags, ranks, slots, credit, mtu: 256, cpu: 0 };
     let start = *u.choose(&[0, serial::MASK - 3, 0x7f_fff0])?;
     let mut state = RingState { low: start, stopped: 0, expected: [start; MAX_RANKS] };
     let mut array = vec![(Slot::default(), 0u32); slots as usize];
@@ -138,7 +138,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
         let index = match how & 7 {
             0..=2 => state.expected[rank as usize],
             3 => state.low,
-            4 => serial::add(state.low, u.int_in_range(0..=window + 1)?),
+            4 => serial::add(state.low, u.int_in_range(0..=credit + 1)?),
             5 => serial::sub(state.low, u.int_in_range(0..=2 * slots)?),
             6 => serial::sub(state.low, slots),
             _ => u.arbitrary::<u32>()? & serial::MASK,

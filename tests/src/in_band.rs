@@ -10,7 +10,7 @@ use netsum_common::lanes::Finding;
 use netsum_common::serial;
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{InBandToken, JobHeader};
-use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, QpConfig, Stats};
+use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, Qpn, Stats};
 use netsum_worker::udp::UdpDriver;
 
 use crate::cluster::Cluster;
@@ -173,14 +173,16 @@ impl InBandRing {
         let mut driver = hosts.0[me as usize].0.enter(|| UdpDriver::bind(ip(me)))?;
         let mut endpoint = Endpoint::new(ip(me), EndpointConfig::default());
         let mtu = self.mtu as usize;
-        let (own, sends) = (c.receives(me), |rank| c.receives(rank) + 1);
-        let mut out = QpConfig::new(sends(me), ip(next), c.receives(next), c.first_psn(me), 0, mtu);
+        let (receives, sends) = (|rank| Qpn::new(c.receives(rank)), |rank| Qpn::new(c.receives(rank) + 1));
+        let psn = |rank| Psn::new(c.first_psn(rank));
+        let mut out = QpConfig::new(sends(me), ip(next), receives(next), psn(me), Psn::default(), mtu);
         out.retry_limit = None;
         if self.write {
             out.opcode = Operation::Write { address: 0x1000, rkey: 7 };
         }
         let out = endpoint.add_qp(out)?;
-        let into = QpConfig::new(own, ip(previous), sends(previous), 0, c.first_psn(previous), mtu);
+        let into =
+            QpConfig::new(receives(me), ip(previous), sends(previous), Psn::default(), psn(previous), mtu);
         let into = endpoint.add_qp(into)?;
         (0..self.window * 2).for_each(|_| endpoint.post_receive(into, Vec::new()));
         let (mut sent, mut acknowledged, mut got) = (0, 0, Got::default());

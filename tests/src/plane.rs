@@ -75,11 +75,11 @@ impl<'a> Plane<'a> {
                 flows.push(FlowSpec {
                     ring: ring.id,
                     rank,
-                    base_psn: static_connection(rank, Some(ring_of_job)).first_psn,
+                    base_psn: static_connection(rank, Some(ring_of_job)).first_psn.get(),
                     ifindex: ports[rank as usize],
                     src: ip(rank),
                     dst: ip(next),
-                    qpn: static_connection(next, Some(ring_of_job)).receive_qpn,
+                    qpn: static_connection(next, Some(ring_of_job)).receive_qpn.get(),
                     src_mac: None,
                 });
             }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use netsum_common::{abi, serial};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode};
-use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, QpConfig, QpId, Stats};
+use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, QpId, Qpn, Stats};
 use netsum_worker::udp::UdpDriver;
 
 use crate::Lab;
@@ -196,11 +196,13 @@ impl Rank {
     fn new(load: &Load, endpoint: &mut Endpoint, number: u32, ips: &[IpAddr]) -> Result<Self> {
         let (next, previous) = ((number + 1) % load.ranks, (number + load.ranks - 1) % load.ranks);
         let (to, from, mtu) = (ips[next as usize], ips[previous as usize], load.mtu as usize);
-        let mut out = QpConfig::new(send_qpn(number), to, receive_qpn(next), load.psn(number), 0, mtu);
+        let (send, receive) = (|rank| Qpn::new(send_qpn(rank)), |rank| Qpn::new(receive_qpn(rank)));
+        let psn = |rank| Psn::new(load.psn(rank));
+        let mut out = QpConfig::new(send(number), to, receive(next), psn(number), Psn::default(), mtu);
         out.retry_limit = None;
         out.ack_timeout = load.ack_timeout;
         out.opcode = load.operation;
-        let into = QpConfig::new(receive_qpn(number), from, send_qpn(previous), 0, load.psn(previous), mtu);
+        let into = QpConfig::new(receive(number), from, send(previous), Psn::default(), psn(previous), mtu);
         let (out, into) = (endpoint.add_qp(out)?, endpoint.add_qp(into)?);
         (0..load.window * 2).for_each(|_| endpoint.post_receive(into, Vec::new()));
         Ok(Self { number, out, into, sent: 0, received: 0, acknowledged: 0 })

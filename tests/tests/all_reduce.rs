@@ -242,9 +242,9 @@ fn flows_that_were_added_by_hand_are_summed() {
                 "--dst",
                 &to.ip(0).to_string(),
                 "--qpn",
-                &format!("0x{:x}", next.receive_qpn),
+                &format!("0x{:x}", next.receive_qpn.get()),
                 "--psn",
-                &connection.first_psn.to_string(),
+                &connection.first_psn.get().to_string(),
             ])
             .unwrap();
     }

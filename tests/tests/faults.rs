@@ -293,7 +293,7 @@ fn a_packet_is_lost_again_each_time_that_it_is_resent() {
 fn psns_wrap_within_a_message_and_packets_suffer_there() {
     // The n-th packet from 0 has PSN 0, and is in the middle of a message of 16, of which 14 are neither first nor last.
     let wrap = |rank: u32| {
-        let n = (1 << 24) - static_connection(rank, Some(0)).first_psn;
+        let n = (1 << 24) - static_connection(rank, Some(0)).first_psn.get();
         let (message, fragment) = (n / 16, n % 16);
         assert!((4..12).contains(&fragment) && message < Surgery::MESSAGES, "PSN 0 is packet {n}");
         message * 14 + fragment

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
 use netsum_worker::comm::config::static_connection;
-use netsum_worker::rc::{Endpoint, EndpointConfig, Event, QpConfig, QpId};
+use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Psn, QpConfig, QpId};
 use netsum_worker::udp::UdpDriver;
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Layout, Mode};
 
@@ -120,8 +120,8 @@ impl StandIn {
                 };
                 endpoint.add_qp(config).unwrap()
             };
-            let from = add(receiver.receive_qpn, r, sender.send_qpn, 0, sender.first_psn);
-            let to = add(sender.send_qpn, next, receiver.receive_qpn, sender.first_psn, 0);
+            let from = add(receiver.receive_qpn, r, sender.send_qpn, Psn::default(), sender.first_psn);
+            let to = add(sender.send_qpn, next, receiver.receive_qpn, sender.first_psn, Psn::default());
             (0..64).for_each(|_| endpoint.post_receive(from, Vec::new()));
             Connection { from, to, waiting: Default::default() }
         };

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use netsum_worker::rc::{Endpoint, EndpointConfig, Event, QpConfig};
+use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Psn, QpConfig, Qpn};
 use netsum_worker::udp::{BindError, UdpDriver};
 
 /// An address of 127.0.0.0/8 that no other test run uses at the same time.
@@ -17,8 +17,9 @@ fn messages_of_all_sizes_cross_the_kernel_unharmed() {
     let ips = [address(1), address(2)];
     let mut drivers = ips.map(|ip| UdpDriver::bind(ip).unwrap());
     let mut ends = ips.map(|ip| Endpoint::new(ip, EndpointConfig::default()));
+    let (qpns, psn) = ([5, 6].map(Qpn::new), Psn::new(0xff_fff0));
     let qps = [0, 1].map(|i| {
-        let c = QpConfig::new(5 + i as u32, ips[1 - i], 6 - i as u32, 0xff_fff0, 0xff_fff0, 1024);
+        let c = QpConfig::new(qpns[i], ips[1 - i], qpns[1 - i], psn, psn, 1024);
         ends[i].add_qp(c).unwrap()
     });
     let lengths = [4, 8, 252, 1020, 1024, 1028, 4096, 65_536, 300_000];

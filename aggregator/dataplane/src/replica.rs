@@ -244,7 +244,7 @@ fn spec(ring: u32, config: &RingConfig, cpus: &[u32]) -> RingSpec {
         id: ring,
         ranks: config.ranks,
         slots: config.slots,
-        window: config.window,
+        window: config.credit,
         mtu: config.mtu,
         cpu: cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32,
         verify_icrc: !is(ring_flags::ICRC_IGNORE),

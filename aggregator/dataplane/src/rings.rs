@@ -83,7 +83,7 @@ impl BpfDataPlane {
         // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
         self.put_maps(ring, 0, &Sizes { slots: 1, mtu: config.mtu, headers: 1, ports: 1 })?;
         self.rings.remove(&ring);
-        let none = RingConfig { flags: 0, ranks: 0, slots: 0, window: 0, mtu: 0, cpu: 0 };
+        let none = RingConfig { flags: 0, ranks: 0, slots: 0, credit: 0, mtu: 0, cpu: 0 };
         self.array(maps::RINGS)?.set(ring, none, 0)?;
         Ok(())
     }
@@ -148,7 +148,7 @@ impl BpfDataPlane {
                 | flag(ring.in_band, ring_flags::IN_BAND),
             ranks: ring.ranks,
             slots: ring.slots,
-            window: ring.window,
+            credit: ring.window,
             mtu: ring.mtu,
             cpu,
         })

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_worker::rc::{Endpoint, EndpointConfig, Event, QpConfig, QpId};
+use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Psn, QpConfig, QpId, Qpn};
 use netsum_worker::udp::UdpDriver;
 
 /// Address of the memory that WRITEs of the previous rank say they are for. There is none: the endpoint takes them like SENDs.
@@ -114,12 +114,12 @@ fn lane(rank: u32, message: u32, i: u32) -> u32 {
 /// The neighbours' ends, from the line that says where they are.
 struct Neighbours {
     next: IpAddr,
-    next_qpn: u32,
+    next_qpn: Qpn,
     next_rkey: u32,
     next_address: u64,
     last: IpAddr,
-    last_qpn: u32,
-    last_psn: u32,
+    last_qpn: Qpn,
+    last_psn: Psn,
 }
 
 impl Neighbours {
@@ -130,12 +130,12 @@ impl Neighbours {
         };
         Ok(Self {
             next: from_gid(next)?,
-            next_qpn: next_qpn.parse()?,
+            next_qpn: Qpn::new(next_qpn.parse()?),
             next_rkey: rkey.parse()?,
             next_address: address.parse()?,
             last: from_gid(last)?,
-            last_qpn: last_qpn.parse()?,
-            last_psn: last_psn.parse()?,
+            last_qpn: Qpn::new(last_qpn.parse()?),
+            last_psn: Psn::new(last_psn.parse()?),
         })
     }
 }
@@ -321,11 +321,12 @@ fn main() -> Result<()> {
     say(&format!("here {} {receive_qpn} 0 {RKEY} {ADDRESS} {send_qpn} {psn}", gid(options.ip)))?;
     let neighbours = Neighbours::parse(&lines.recv().context("not told where the neighbours are")?)?;
     let mtu = options.mtu as usize;
-    let mut out = QpConfig::new(send_qpn, neighbours.next, neighbours.next_qpn, psn, 0, mtu);
+    let (receives, sends, zero) = (Qpn::new(receive_qpn), Qpn::new(send_qpn), Psn::default());
+    let mut out = QpConfig::new(sends, neighbours.next, neighbours.next_qpn, Psn::new(psn), zero, mtu);
     out.ack_timeout = Duration::from_nanos(4096) * (1 << options.timeout);
     // Seven is for ever, as rdma_rxe has it.
     out.retry_limit = (options.retry < 7).then_some(options.retry);
-    let into = QpConfig::new(receive_qpn, neighbours.last, neighbours.last_qpn, 0, neighbours.last_psn, mtu);
+    let into = QpConfig::new(receives, neighbours.last, neighbours.last_qpn, zero, neighbours.last_psn, mtu);
     let (out, into) = (endpoint.add_qp(out)?, endpoint.add_qp(into)?);
     (0..2 * options.slots()).for_each(|_| endpoint.post_receive(into, Vec::new()));
     say("ready")?;

@@ -93,7 +93,7 @@ impl Model {
                 | flag(spec.in_band, ring_flags::IN_BAND),
             ranks: spec.ranks,
             slots: spec.slots,
-            window: spec.window,
+            credit: spec.window,
             mtu: spec.mtu,
             cpu: spec.cpu,
         };

@@ -3,8 +3,8 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`engine`] | the collective as a state machine |
-//! | [`transport`] | what the engine needs below itself |
-//! | [`links`] | the same by queue pairs of the RC endpoint `netsum-rc` |
+//! | [`channels`] | what the engine needs below itself |
+//! | [`queue_pairs`] | the same by queue pairs of the RC endpoint `netsum-rc` |
 //! | [`frame`] | what the ranks tell each other past the box |
 //! | [`reduction`] | an ordinary ring all-reduce of one message |
 //! | [`buffer`] | memory of a message |
@@ -16,15 +16,15 @@
 //! | `sim` | whole jobs in virtual time; with the feature `simulator` |
 
 pub mod buffer;
+pub mod channels;
 pub mod engine;
 pub mod error;
 pub mod frame;
-pub mod links;
 pub mod numeric;
+pub mod queue_pairs;
 pub mod reduction;
 pub mod report;
 pub mod shape;
 #[cfg(any(test, feature = "simulator"))]
 pub mod sim;
-pub mod transport;
 pub mod way_back;

@@ -4,14 +4,13 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use netsum_common::serial;
 use netsum_common::wire::{Bth, Opcode, Syndrome};
 
 use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
 use super::path::Path;
 use super::requester::{Effect, Requester};
 use super::responder::{Arrival, Responder};
-use super::{EndpointConfig, Event, Operation, QpConfig, QpError, QpId, SetupError, Transmit};
+use super::{EndpointConfig, Event, Operation, Psn, QpConfig, QpError, QpId, Qpn, SetupError, Transmit};
 
 /// Most datagrams in one transmission, where the driver allows as many; the kernel's `UDP_MAX_SEGMENTS` is 64 or more
 /// (include/linux/udp.h).
@@ -63,9 +62,9 @@ pub struct Stats {
 #[derive(Debug)]
 struct Qp {
     id: QpId,
-    local_qpn: u32,
+    local_qpn: Qpn,
     remote: IpAddr,
-    remote_qpn: u32,
+    remote_qpn: Qpn,
     requester: Requester,
     responder: Responder,
     max_message: usize,
@@ -85,10 +84,10 @@ pub struct Endpoint {
     cnp_interval: Option<Duration>,
     path: Path,
     qps: Vec<Qp>,
-    by_qpn: HashMap<u32, usize>,
+    by_qpn: HashMap<Qpn, usize>,
     next_id: u32,
     events: VecDeque<Event>,
-    turn: usize,
+    cursor: usize,
     max_segments: usize,
     stats: Stats,
 }
@@ -105,7 +104,7 @@ impl Endpoint {
             by_qpn: HashMap::new(),
             next_id: 0,
             events: VecDeque::new(),
-            turn: 0,
+            cursor: 0,
             max_segments: MAX_SEGMENTS,
             stats: Stats::default(),
         }
@@ -118,11 +117,6 @@ impl Endpoint {
 
     /// Makes a queue pair that may send and receive at once.
     pub fn add_qp(&mut self, c: QpConfig) -> Result<QpId, SetupError> {
-        for qpn in [c.local_qpn, c.remote_qpn] {
-            if qpn > serial::MASK {
-                return Err(SetupError::QpnRange(qpn));
-            }
-        }
         if !c.mtu.is_power_of_two() || !(256..=4096).contains(&c.mtu) {
             return Err(SetupError::Mtu(c.mtu));
         }
@@ -239,7 +233,7 @@ impl Endpoint {
                 return;
             }
         };
-        let qp = self.by_qpn.get(&packet.bth.qpn).and_then(|i| self.qps.get_mut(*i));
+        let qp = self.by_qpn.get(&Qpn::new(packet.bth.qpn)).and_then(|i| self.qps.get_mut(*i));
         let Some(qp) = qp.filter(|q| q.remote == from.ip() && !q.failed) else {
             self.stats.discarded += 1;
             return;
@@ -247,7 +241,7 @@ impl Endpoint {
         if let Some(aeth) = packet.aeth {
             let (id, events) = (qp.id, &mut self.events);
             let done = |message, data| events.push_back(Event::Sent { qp: id, id: message, data });
-            let psn = packet.bth.psn;
+            let psn = Psn::new(packet.bth.psn);
             let effect = match aeth.syndrome {
                 Syndrome::Ack(_) => {
                     qp.requester.on_ack(now, &mut self.path, psn, done);
@@ -302,7 +296,7 @@ impl Endpoint {
             }
         } else if packet.bth.opcode.is_rc_request() {
             self.stats.unsupported += 1;
-            qp.responder.refuse(packet.bth.psn);
+            qp.responder.refuse(Psn::new(packet.bth.psn));
         } else if packet.bth.opcode == Opcode::CNP {
             self.stats.cnp_received += 1;
         } else {
@@ -324,19 +318,19 @@ impl Endpoint {
             }
             if let Some((psn, aeth)) = qp.responder.poll() {
                 let ext = Extended { aeth: Some(aeth), ..Extended::default() };
-                let bth = Bth::new(Opcode::ACK, qp.remote_qpn, psn);
+                let bth = Bth::new(Opcode::ACK, qp.remote_qpn.get(), psn.get());
                 packet::encode(buf, self.local, qp.remote, 0, &bth, &ext, &[]);
                 self.stats.sent_bytes += buf.len() as u64;
                 return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
             }
         }
         for i in 0..self.qps.len() {
-            let at = (self.turn + i) % self.qps.len();
+            let at = (self.cursor + i) % self.qps.len();
             let qp = &mut self.qps[at];
             if qp.failed || !qp.requester.ready(now) {
                 continue;
             }
-            self.turn = at + 1;
+            self.cursor = at + 1;
             let mut segment = 0;
             let mut count = 0;
             while count < self.max_segments && buf.len() + segment.max(OVERHEAD) <= MAX_BATCH {

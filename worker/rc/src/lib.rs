@@ -21,6 +21,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 pub use endpoint::{Endpoint, Stats};
+pub use netsum_common::serial::{Psn, Qpn};
 
 /// Which operation carries messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,16 +40,16 @@ pub enum Operation {
 /// A queue pair to be made.
 #[derive(Clone, Debug)]
 pub struct QpConfig {
-    /// Its own number, 24 bits.
-    pub local_qpn: u32,
+    /// Its own number.
+    pub local_qpn: Qpn,
     /// The other side's address.
     pub remote: IpAddr,
     /// The other side's queue pair number.
-    pub remote_qpn: u32,
+    pub remote_qpn: Qpn,
     /// First PSN that it sends.
-    pub send_psn: u32,
+    pub send_psn: Psn,
     /// First PSN that it expects.
-    pub recv_psn: u32,
+    pub recv_psn: Psn,
     /// Path MTU in bytes.
     pub mtu: usize,
     /// SEND or WRITE.
@@ -74,13 +75,13 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// A queue pair with rdma_rxe's window of 128 packets, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
+    /// A queue pair with 128 unacknowledged packets at the most, as rdma_rxe has it, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
-        local_qpn: u32,
+        local_qpn: Qpn,
         remote: IpAddr,
-        remote_qpn: u32,
-        send_psn: u32,
-        recv_psn: u32,
+        remote_qpn: Qpn,
+        send_psn: Psn,
+        recv_psn: Psn,
         mtu: usize,
     ) -> Self {
         Self {
@@ -170,11 +171,8 @@ pub enum QpError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {
     /// The number is taken.
-    #[error("queue pair {0:#x} exists already")]
-    Exists(u32),
-    /// More than 24 bits.
-    #[error("queue pair number {0:#x} has more than 24 bits")]
-    QpnRange(u32),
+    #[error("queue pair {:#x} exists already", .0.get())]
+    Exists(Qpn),
     /// Not between 256 and 4096, or no power of two.
     #[error("path MTU {0}: 256, 512, 1024, 2048 or 4096 is possible")]
     Mtu(usize),

@@ -12,6 +12,8 @@ use netsum_common::wire::{
     ROCE_PORT, Reth, UdpHdr,
 };
 
+use super::Qpn;
+
 /// Length of a BTH and an ICRC around a payload.
 pub const OVERHEAD: usize = BTH_LEN + ICRC_LEN;
 
@@ -111,9 +113,9 @@ pub fn encode(
 }
 
 /// Appends a congestion notification packet for a queue pair (IBTA A17.9.3).
-pub fn encode_cnp(buf: &mut Vec<u8>, src: IpAddr, dst: IpAddr, qpn: u32) {
+pub fn encode_cnp(buf: &mut Vec<u8>, src: IpAddr, dst: IpAddr, qpn: Qpn) {
     const BECN: u8 = 0x40;
-    let bth = Bth { ecn: BECN, ..Bth::new(Opcode::CNP, qpn, 0) };
+    let bth = Bth { ecn: BECN, ..Bth::new(Opcode::CNP, qpn.get(), 0) };
     encode(buf, src, dst, 0, &bth, &Extended::default(), &[0; 16]);
 }
 
@@ -373,7 +375,7 @@ mod tests {
     fn a_congestion_notification_is_what_the_standard_says() {
         let (src, dst): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let mut buf = Vec::new();
-        encode_cnp(&mut buf, src, dst, 0x1_2345);
+        encode_cnp(&mut buf, src, dst, Qpn::new(0x1_2345));
         assert_eq!(buf[..28], [&[0x81, 0, 0xff, 0xff, 0x40, 1, 0x23, 0x45][..], &[0; 20]].concat());
         assert!(Verifier::new(dst, false).decode(SocketAddr::new(src, ROCE_PORT), &buf).is_ok());
     }

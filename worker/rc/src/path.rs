@@ -68,18 +68,18 @@ pub(super) struct Path {
     /// Packets of sums that have arrived, and when the last one did.
     sums: (u64, Option<Instant>),
     /// Most packets that may be sent without their sums.
-    window: u64,
+    credit: u64,
 }
 
 impl Path {
     pub fn new() -> Self {
         let least = Least { before: FIRST_ROUND_TRIP, current: Duration::MAX, samples: 0 };
-        Self { load: 0, measured: 0, mean: None, least, loaded: least, sums: (0, None), window: 0 }
+        Self { load: 0, measured: 0, mean: None, least, loaded: least, sums: (0, None), credit: 0 }
     }
 
     /// As many packets more may be sent without their sums.
     pub fn widen(&mut self, packets: u32) {
-        self.window += u64::from(packets);
+        self.credit += u64::from(packets);
     }
 
     /// A packet of a sum has arrived: the links are at work.
@@ -93,10 +93,10 @@ impl Path {
     }
 
     /// Since when a time-out runs that was started when as many packets of sums had arrived: since the last one of them, for what
-    /// is waited for may be behind others in the same queues. But these hold no more than two windows, here and on the other side.
+    /// is waited for may be behind others in the same queues. But these hold no more than twice the credit, here and on the other side.
     pub fn since(&self, (start, sums): (Instant, u64)) -> Instant {
         match self.sums.1 {
-            Some(last) if self.sums.0 - sums <= 2 * self.window => start.max(last),
+            Some(last) if self.sums.0 - sums <= 2 * self.credit => start.max(last),
             _ => start,
         }
     }

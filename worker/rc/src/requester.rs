@@ -5,12 +5,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use netsum_common::serial;
 use netsum_common::wire::{Bth, Opcode, Reth};
 
 use super::packet::{Extended, OVERHEAD};
 use super::path::{AROUND, Path};
-use super::{Operation, QpConfig, QpError};
+use super::{Operation, Psn, QpConfig, QpError, Qpn};
 
 /// An acknowledgement is asked for at least this often.
 const ACK_EVERY: u64 = 32;
@@ -48,8 +47,8 @@ struct Sample {
 /// State of the sending half.
 #[derive(Debug)]
 pub struct Requester {
-    qpn: u32,
-    first_psn: u32,
+    qpn: Qpn,
+    first_psn: Psn,
     mtu: usize,
     operation: Operation,
     max_inflight: u64,
@@ -139,7 +138,7 @@ impl Requester {
     pub fn new(c: &QpConfig) -> Self {
         Self {
             qpn: c.remote_qpn,
-            first_psn: c.send_psn & serial::MASK,
+            first_psn: c.send_psn,
             mtu: c.mtu,
             operation: c.opcode,
             max_inflight: c.max_inflight.max(1) as u64,
@@ -191,19 +190,19 @@ impl Requester {
         }
     }
 
-    fn psn(&self, packet: u64) -> u32 {
-        serial::add(self.first_psn, packet as u32 & serial::MASK)
+    fn psn(&self, packet: u64) -> Psn {
+        self.first_psn.plus(packet as u32)
     }
 
     /// The packet that a PSN from the other side means, near the oldest unacknowledged one.
-    fn packet(&self, psn: u32) -> Option<u64> {
-        self.acked.checked_add_signed(serial::diff(psn, self.psn(self.acked)) as i64)
+    fn packet(&self, psn: Psn) -> Option<u64> {
+        self.acked.checked_add_signed(psn.ahead_of(self.psn(self.acked)) as i64)
     }
 
     /// Whether there is something to send now.
     pub fn ready(&self, now: Instant) -> bool {
-        let window = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
-        self.next < self.posted && self.next < self.acked + window && self.not_before.is_none_or(|t| now >= t)
+        let most = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
+        self.next < self.posted && self.next < self.acked + most && self.not_before.is_none_or(|t| now >= t)
     }
 
     /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.
@@ -232,7 +231,8 @@ impl Requester {
         let at = (n - m.first) as usize * self.mtu;
         let payload = &m.data[at..m.data.len().min(at + self.mtu)];
         let write = matches!(m.operation, Operation::Write { .. });
-        let mut bth = Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn, psn);
+        let mut bth =
+            Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn.get(), psn.get());
         bth.pad = (payload.len().wrapping_neg() & 3) as u8;
         bth.ack_request = last || window_end || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
         let reth = match m.operation {
@@ -400,7 +400,7 @@ impl Requester {
         &mut self,
         now: Instant,
         path: &mut Path,
-        psn: u32,
+        psn: Psn,
         mut done: impl FnMut(u64, Vec<u8>),
     ) {
         // A PSN that was never sent is a ghost's.
@@ -414,7 +414,7 @@ impl Requester {
         &mut self,
         now: Instant,
         path: &mut Path,
-        psn: u32,
+        psn: Psn,
         mut done: impl FnMut(u64, Vec<u8>),
     ) -> Effect {
         let Some(packet) = self.packet(psn).filter(|p| *p < self.sent && *p >= self.acked) else {
@@ -439,7 +439,7 @@ impl Requester {
         &mut self,
         now: Instant,
         path: &mut Path,
-        psn: u32,
+        psn: Psn,
         delay: Duration,
         mut done: impl FnMut(u64, Vec<u8>),
     ) -> Effect {

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use netsum_common::serial;
 use netsum_common::wire::{Aeth, Nak, Syndrome};
 
+use super::Psn;
 use super::packet::Packet;
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
@@ -13,7 +14,7 @@ const RNR_TIMER: u8 = 12;
 /// State of the receiving half.
 #[derive(Debug)]
 pub struct Responder {
-    expected: u32,
+    expected: Psn,
     msn: u32,
     /// The message that is arriving.
     partial: Option<Vec<u8>>,
@@ -21,7 +22,7 @@ pub struct Responder {
     mtu: usize,
     max_message: usize,
     /// PSN of the packet past the gap that was answered with a NAK, until the missing one arrives.
-    nak_sent_for: Option<u32>,
+    nak_sent_for: Option<Psn>,
     /// An acknowledgement that is due.
     pending: Option<Pending>,
     /// The NAK that is due answers a packet from far ahead.
@@ -56,9 +57,9 @@ pub enum Arrival {
 
 impl Responder {
     /// Nothing received yet; messages are of so many bytes at the most.
-    pub fn new(first_psn: u32, mtu: usize, max_message: usize) -> Self {
+    pub fn new(first_psn: Psn, mtu: usize, max_message: usize) -> Self {
         Self {
-            expected: first_psn & serial::MASK,
+            expected: first_psn,
             msn: 0,
             partial: None,
             buffers: VecDeque::new(),
@@ -78,7 +79,8 @@ impl Responder {
 
     /// Takes a data packet in.
     pub fn on_data(&mut self, p: &Packet<'_>) -> Arrival {
-        let ahead = serial::diff(p.bth.psn, self.expected);
+        let psn = Psn::new(p.bth.psn);
+        let ahead = psn.ahead_of(self.expected);
         if ahead < 0 {
             // Its acknowledgement may have been lost.
             self.acknowledge();
@@ -88,10 +90,10 @@ impl Responder {
             // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
             // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
             let far = ahead >= netsum_common::slot::GAP_PSN_AHEAD as i32;
-            let nak = far || self.nak_sent_for.is_none_or(|psn| serial::diff(p.bth.psn, psn) <= 0);
+            let nak = far || self.nak_sent_for.is_none_or(|answered| psn.ahead_of(answered) <= 0);
             if nak {
                 self.from_far |= far;
-                self.nak_sent_for = Some(p.bth.psn);
+                self.nak_sent_for = Some(psn);
                 self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::SequenceError)));
             }
             return Arrival::OutOfSequence { nak };
@@ -118,7 +120,7 @@ impl Responder {
                 }
             }
         }
-        self.expected = serial::add(self.expected, 1);
+        self.expected = self.expected.plus(1);
         self.nak_sent_for = None;
         if let Some(partial) = &mut self.partial {
             partial.extend_from_slice(p.payload);
@@ -139,10 +141,10 @@ impl Responder {
     }
 
     /// Refuses a request that is none of data, when its turn comes: the sender is told, and not left to try for ever.
-    pub fn refuse(&mut self, psn: u32) {
+    pub fn refuse(&mut self, psn: Psn) {
         if psn == self.expected {
             self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
-        } else if serial::diff(psn, self.expected) > 0 && self.nak_sent_for.is_none() {
+        } else if psn.ahead_of(self.expected) > 0 && self.nak_sent_for.is_none() {
             self.nak_sent_for = Some(psn);
             self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::SequenceError)));
         }
@@ -161,11 +163,11 @@ impl Responder {
     }
 
     /// The acknowledgement that is due: its PSN and AETH.
-    pub fn poll(&mut self) -> Option<(u32, Aeth)> {
+    pub fn poll(&mut self) -> Option<(Psn, Aeth)> {
         let pending = self.pending.take()?;
         self.from_far = false;
         let (psn, syndrome) = match pending {
-            Pending::Ack => (serial::sub(self.expected, 1), Syndrome::Ack(0x1f)),
+            Pending::Ack => (self.expected.minus(1), Syndrome::Ack(0x1f)),
             Pending::Nak(syndrome) => (self.expected, syndrome),
         };
         Some((psn, Aeth { syndrome, msn: self.msn }))
@@ -181,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::packet::{Extended, Verifier, encode};
-    use crate::{Endpoint, EndpointConfig, Event, QpConfig, QpError};
+    use crate::{Endpoint, EndpointConfig, Event, QpConfig, QpError, Qpn};
 
     const MTU: usize = 256;
 
@@ -191,7 +193,7 @@ mod tests {
         let packets = 5;
         for last in [packets - 1, u32::MAX] {
             let mut endpoint = Endpoint::new(own, EndpointConfig::default());
-            let config = QpConfig::new(1, peer, 2, 0, 0, MTU);
+            let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
             let qp = endpoint.add_qp(QpConfig { max_message: packets as usize * MTU, ..config }).unwrap();
             endpoint.post_receive(qp, Vec::new());
             for psn in 0..packets.max(last.min(1000)) {

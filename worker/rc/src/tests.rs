@@ -36,6 +36,9 @@ struct Faults {
     corrupt: u64,
 }
 
+/// The ends' queue pairs.
+const QPNS: [Qpn; 2] = [Qpn::new(10), Qpn::new(11)];
+
 /// Arrival time, tie breaker, receiver and datagram.
 type Flying = (Instant, u64, usize, Vec<u8>);
 
@@ -55,11 +58,10 @@ impl Pair {
     fn new(seed: u64, faults: Faults, change: impl Fn(&mut QpConfig)) -> Self {
         let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
         let mut rng = Rng(seed);
-        let psn: [u32; 2] =
-            [0xff_fff0 + rng.below(32) as u32, rng.below(1 << 24) as u32].map(|p| p & 0xff_ffff);
+        let psn = [0xff_fff0 + rng.below(32) as u32, rng.below(1 << 24) as u32].map(Psn::new);
         let mut ends = [0, 1].map(|i| Endpoint::new(ips[i], EndpointConfig::default()));
         let qps = [0, 1].map(|i| {
-            let mut c = QpConfig::new(10 + i as u32, ips[1 - i], 11 - i as u32, psn[i], psn[1 - i], 256);
+            let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psn[i], psn[1 - i], 256);
             c.retry_limit = None;
             change(&mut c);
             ends[i].add_qp(c).unwrap()
@@ -248,7 +250,7 @@ fn acknowledge_with(pair: &mut Pair, psn: u32, syndrome: Syndrome) {
 
 #[test]
 fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
-    let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = 100);
+    let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 10);
     let expire = |pair: &mut Pair, after: Duration| {
@@ -275,7 +277,7 @@ fn after_a_time_out_the_oldest_packet_asks_before_the_rest_goes_again() {
 
 #[test]
 fn what_arrives_without_being_sent_again_shows_that_a_time_out_came_too_soon() {
-    let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = 100);
+    let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 10);
     let expire = |pair: &mut Pair| {
@@ -298,7 +300,7 @@ fn what_arrives_without_being_sent_again_shows_that_a_time_out_came_too_soon() {
 #[test]
 fn who_looks_at_the_clock_late_waits_as_long_again_once() {
     let ms = Duration::from_millis;
-    let mut pair = Pair::new(8, Faults::default(), |c| c.send_psn = 100);
+    let mut pair = Pair::new(8, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 512], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 2);
     let due = pair.ends[0].next_timeout().unwrap();
@@ -320,7 +322,7 @@ fn who_looks_at_the_clock_late_waits_as_long_again_once() {
 #[test]
 fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
     let mut pair = Pair::new(9, Faults::default(), |c| {
-        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+        (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });
     for n in 0..4 {
         pair.ends[0].post_send(pair.qps[0], n, vec![1; 256 * 8], None);
@@ -347,7 +349,7 @@ fn a_round_trip_is_measured_also_where_each_flight_loses_a_packet() {
 fn a_clock_that_is_looked_at_late_is_no_part_of_a_round_trip() {
     let (late, rtt) = (Duration::from_millis(100), Duration::from_micros(30));
     let mut pair = Pair::new(11, Faults::default(), |c| {
-        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+        (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });
     let mut waits = Vec::new();
     for psn in 100..110 {
@@ -367,7 +369,7 @@ fn a_clock_that_is_looked_at_late_is_no_part_of_a_round_trip() {
 #[test]
 fn a_link_that_proves_slower_than_was_known_has_its_time() {
     let mut pair = Pair::new(10, Faults::default(), |c| {
-        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+        (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });
     let mut again = Vec::new();
     let mut last = 99;
@@ -399,7 +401,7 @@ fn a_link_that_proves_slower_than_was_known_has_its_time() {
 fn a_time_out_that_was_too_short_is_longer_the_next_times() {
     let ms = Duration::from_millis;
     let mut pair = Pair::new(6, Faults::default(), |c| {
-        c.send_psn = 100;
+        c.send_psn = Psn::new(100);
         (c.min_ack_timeout, c.waits_for_others) = (Some(ms(8)), true);
     });
     let mut psn = 99;
@@ -437,7 +439,7 @@ fn a_time_out_that_was_too_short_is_longer_the_next_times() {
 fn a_time_out_is_short_only_where_an_acknowledgement_is_expected() {
     let (long, short) = (Duration::from_micros(67_109), Duration::from_millis(4));
     let mut pair = Pair::new(6, Faults::default(), |c| {
-        c.send_psn = 100;
+        c.send_psn = Psn::new(100);
         (c.min_ack_timeout, c.waits_for_others) = (Some(short), true);
     });
     pair.ends[0].post_send(pair.qps[0], 7, vec![1; 256], None);
@@ -462,7 +464,8 @@ fn a_time_out_is_short_only_where_an_acknowledgement_is_expected() {
 fn a_packet_from_far_ahead_is_answered_with_a_nak_each_time() {
     use netsum_common::slot::GAP_PSN_AHEAD;
     use netsum_common::wire::{Bth, Opcode};
-    let mut pair = Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (100, 100));
+    let mut pair =
+        Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100)));
     pair.ends[1].post_receive(pair.qps[1], Vec::new());
     for ahead in [1, 2, 4, 8] {
         let bth = Bth::new(Opcode::SEND_MIDDLE, 11, 100 + ahead + GAP_PSN_AHEAD);
@@ -482,7 +485,8 @@ fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
     use netsum_common::slot::GAP_PSN_AHEAD;
     use netsum_common::wire::{Bth, Opcode};
     // The box forwards past a gap at PSN 102 before it has the sums of 100 and 101; all three are read in one go.
-    let mut pair = Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (100, 100));
+    let mut pair =
+        Pair::new(3, Faults::default(), |c| (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100)));
     (0..2).for_each(|_| pair.ends[1].post_receive(pair.qps[1], Vec::new()));
     for (opcode, psn) in
         [(Opcode::SEND_MIDDLE, 103 + GAP_PSN_AHEAD), (Opcode::SEND_ONLY, 100), (Opcode::SEND_ONLY, 101)]
@@ -502,7 +506,7 @@ fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
 #[test]
 fn a_link_that_is_slower_than_its_first_packets_gets_its_time_after_several_probes() {
     let mut pair = Pair::new(5, Faults::default(), |c| {
-        (c.send_psn, c.min_ack_timeout) = (100, Some(Duration::from_millis(1)));
+        (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });
     // A token bucket takes these at once.
     for psn in 100..108 {
@@ -528,7 +532,7 @@ fn a_link_that_is_slower_than_its_first_packets_gets_its_time_after_several_prob
 
 #[test]
 fn a_packet_that_never_arrives_is_not_sent_again_at_every_nak() {
-    let mut pair = Pair::new(3, Faults::default(), |c| c.send_psn = 100);
+    let mut pair = Pair::new(3, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 7, vec![1; 1024], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 4);
     let mut again = 0;
@@ -566,7 +570,7 @@ fn every_segment_is_a_packet_also_where_the_last_one_is_the_longest() {
     let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
     for operation in [Operation::Send, Operation::Write { address: 0, rkey: 1 }] {
         let mut end = Endpoint::new(ips[0], EndpointConfig::default());
-        let mut c = QpConfig::new(1, ips[1], 2, 0, 0, 256);
+        let mut c = QpConfig::new(QPNS[0], ips[1], QPNS[1], Psn::new(0), Psn::new(0), 256);
         c.opcode = operation;
         let qp = end.add_qp(c).unwrap();
         // A whole last packet, with four bytes of immediate data on top.
@@ -589,8 +593,11 @@ fn senders_are_notified_of_congestion_but_not_too_often() {
     let interval = Duration::from_micros(50);
     let config = EndpointConfig { cnp_interval: Some(interval), ..EndpointConfig::default() };
     let mut ends = [0, 1].map(|i| Endpoint::new(ips[i], config.clone()));
-    let qps = [0, 1]
-        .map(|i| ends[i].add_qp(QpConfig::new(10 + i as u32, ips[1 - i], 11 - i as u32, 0, 0, 256)).unwrap());
+    let qps = [0, 1].map(|i| {
+        ends[i]
+            .add_qp(QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], Psn::new(0), Psn::new(0), 256))
+            .unwrap()
+    });
     ends[0].post_send(qps[0], 0, vec![1; 256 * 40], None);
     ends[1].post_receive(qps[1], Vec::new());
     let (mut now, mut buf, mut data) = (Instant::now(), Vec::new(), Vec::new());

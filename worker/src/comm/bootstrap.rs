@@ -11,9 +11,10 @@ use crate::control::Control;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::interface::{self, Interface};
 use netsum_collective::error::Error;
-use netsum_collective::links::{Numbers, RankNumbers};
 use netsum_collective::numeric::layout::Layout;
+use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::shape::JobShape;
+use netsum_rc::{Psn, Qpn};
 
 /// A job that this rank is a member of.
 pub(crate) struct Membership {
@@ -123,9 +124,9 @@ fn join(
     };
     let (rings, plain) = network.numbers(&shape)?;
     let message = |n: &Numbers| v1::Connection {
-        receive_qpn: n.receive_qpn,
-        send_qpn: n.send_qpn,
-        first_psn: n.first_psn,
+        receive_qpn: n.receive_qpn.get(),
+        send_qpn: n.send_qpn.get(),
+        first_psn: n.first_psn.get(),
     };
     let own = v1::RankAddress {
         rank: config.rank,
@@ -150,17 +151,19 @@ fn join(
 
 fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> {
     let ip: IpAddr = r.ip.parse().map_err(|_| format!("rank {} has the address {:?}", r.rank, r.ip))?;
-    let numbers = |c: &v1::Connection| Numbers {
-        receive_qpn: c.receive_qpn,
-        send_qpn: c.send_qpn,
-        first_psn: c.first_psn,
+    let qpn = |n| {
+        Qpn::checked(n).ok_or_else(|| format!("rank {} has queue pair {n:#x}: more than 24 bits", r.rank))
+    };
+    let numbers = |c: &v1::Connection| -> Result<Numbers, String> {
+        let first_psn = Psn::new(c.first_psn);
+        Ok(Numbers { receive_qpn: qpn(c.receive_qpn)?, send_qpn: qpn(c.send_qpn)?, first_psn })
     };
     let plain = r.plain.as_ref().ok_or_else(|| format!("rank {} has no plain connection", r.rank))?;
     if r.rings.len() != rings as usize {
         return Err(format!("rank {} has {} rings of {rings}", r.rank, r.rings.len()));
     }
-    let rings = r.rings.iter().map(numbers).collect();
-    Ok(RankNumbers { ip, rings, plain: numbers(plain), any_ip_id: r.any_ip_id })
+    let rings = r.rings.iter().map(numbers).collect::<Result<_, _>>()?;
+    Ok(RankNumbers { ip, rings, plain: numbers(plain)?, any_ip_id: r.any_ip_id })
 }
 
 #[cfg(test)]
@@ -207,6 +210,17 @@ mod tests {
         };
         assert!(e.contains("127.0.0.2 for rank 1"), "{e}");
     }
+
+    #[test]
+    fn a_queue_pair_number_has_24_bits() {
+        let plain = |send_qpn| Some(v1::Connection { receive_qpn: 2, send_qpn, first_psn: 0 });
+        let told =
+            |send_qpn| v1::RankAddress { ip: "::1".into(), plain: plain(send_qpn), ..Default::default() };
+        assert!(rank_numbers(&told(0xff_fffe), 0).is_ok());
+        let e = rank_numbers(&told(0x100_0003), 0).unwrap_err();
+        assert_eq!(e, "rank 0 has queue pair 0x1000003: more than 24 bits");
+    }
+
     #[test]
     fn an_interface_must_hold_the_path_mtu_and_its_headers() {
         let interface = |mtu| Interface { name: "eth0".into(), mac: None, mtu };

@@ -37,19 +37,19 @@ pub struct Communicator {
     shape: JobShape,
     title: Arc<str>,
     /// `None` for a single rank, which needs no network.
-    links: Option<Links>,
+    kept: Option<KeptSession>,
     /// What a single rank has done.
     alone: Statistics,
 }
 
 /// The session, and the thread that keeps it between calls.
-struct Links {
+struct KeptSession {
     shared: Arc<Turns<Session>>,
     keeper: JoinHandle<()>,
     alarm: UnixStream,
 }
 
-impl Links {
+impl KeptSession {
     /// Has the keeper look, wherever it waits.
     fn wake(&self) {
         // Full means that it has been woken already.
@@ -94,8 +94,8 @@ impl Communicator {
             .name("netsum-keeper".to_owned())
             .spawn(move || keep(&theirs, ring))
             .map_err(no_thread)?;
-        let links = Some(Links { shared, keeper, alarm });
-        Ok(Self { config, shape, title, links, alone: Statistics::default() })
+        let kept = Some(KeptSession { shared, keeper, alarm });
+        Ok(Self { config, shape, title, kept, alone: Statistics::default() })
     }
 
     fn alone(config: CommConfig) -> Result<Self, Error> {
@@ -108,7 +108,7 @@ impl Communicator {
         let shape = JobShape { ranks: 1, mtu: 1024, layout };
         shape.check().map_err(Error::Config)?;
         let (title, alone) = ("nothing".into(), Statistics::default());
-        Ok(Self { config, shape, title, links: None, alone })
+        Ok(Self { config, shape, title, kept: None, alone })
     }
 
     /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32, `f32` as
@@ -175,28 +175,28 @@ impl Communicator {
     /// See [`Error`]: what ends the communicator, or an element type that messages have no room for. Other errors come from
     /// [`Pending::wait`].
     pub fn all_reduce_async<T: Element>(&mut self, data: Vec<T>) -> Result<Pending<T>, Error> {
-        let Some(links) = &self.links else {
+        let Some(kept) = &self.kept else {
             let mut data = data;
             let outcome = self.all_reduce_alone(&mut Slice(&mut data), Instant::now());
             return Ok(Pending::done(outcome.map(|report| (data, report))));
         };
         let pending = {
-            let mut session = links.shared.take();
+            let mut session = kept.shared.take();
             let core = session.ready()?;
-            let (pending, promise) = Pending::new(Arc::clone(&links.shared), core.retransmissions());
+            let (pending, promise) = Pending::new(Arc::clone(&kept.shared), core.retransmissions());
             core.start(T::own(data), promise)?;
             (self.shape, self.title) = (session.shape, session.title.clone());
             pending
         };
         // It may be waiting for longer than it should now.
-        links.wake();
+        kept.wake();
         Ok(pending)
     }
 
     fn reduce(&mut self, data: &mut dyn Data) -> Result<Report, Error> {
         let called = Instant::now();
-        let Some(links) = &self.links else { return self.all_reduce_alone(data, called) };
-        let mut session = links.shared.take();
+        let Some(kept) = &self.kept else { return self.all_reduce_alone(data, called) };
+        let mut session = kept.shared.take();
         let report = session.all_reduce(data, called);
         (self.shape, self.title) = (session.shape, session.title.clone());
         report
@@ -254,12 +254,12 @@ impl Communicator {
 
     /// Who sums: the box, until the ranks find that none does.
     pub fn mode(&self) -> Mode {
-        self.links.as_ref().map_or(Mode::Ring, |l| l.shared.core().mode())
+        self.kept.as_ref().map_or(Mode::Ring, |kept| kept.shared.core().mode())
     }
 
     /// What this rank has done since it was connected.
     pub fn statistics(&self) -> Statistics {
-        self.links.as_ref().map_or(self.alone, |l| l.shared.core().statistics())
+        self.kept.as_ref().map_or(self.alone, |kept| kept.shared.core().statistics())
     }
 }
 
@@ -274,13 +274,13 @@ impl std::fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if let Some(links) = self.links.take() {
-            let mut session = links.shared.end();
-            links.wake();
+        if let Some(kept) = self.kept.take() {
+            let mut session = kept.shared.end();
+            kept.wake();
             session.close();
             drop(session);
             // A panic there has been told on standard error.
-            let _ = links.keeper.join();
+            let _ = kept.keeper.join();
         }
     }
 }

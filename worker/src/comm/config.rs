@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use netsum_rc::{Psn, Qpn};
+
 /// How a communicator finds its job.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
@@ -147,11 +149,11 @@ impl fmt::Debug for Bootstrap {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StaticConnection {
     /// Queue pair that receives from the previous rank: what a flow of the previous rank is registered with.
-    pub receive_qpn: u32,
+    pub receive_qpn: Qpn,
     /// Queue pair that sends to the next rank.
-    pub send_qpn: u32,
+    pub send_qpn: Qpn,
     /// First PSN that it sends.
-    pub first_psn: u32,
+    pub first_psn: Psn,
 }
 
 /// Queue pair numbers and first PSN of `rank` in `ring` under [`Bootstrap::Static`]; `None` stands for the plain
@@ -161,8 +163,8 @@ pub struct StaticConnection {
 pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
     let connection = rank * 1024 + ring.map_or(0, |r| (r + 1) * 2);
     StaticConnection {
-        receive_qpn: 0x10_0000 + connection,
-        send_qpn: 0x10_0001 + connection,
-        first_psn: 0xff_ffd8 - 64 * ring.map_or(0, |r| r + 1) - rank,
+        receive_qpn: Qpn::new(0x10_0000 + connection),
+        send_qpn: Qpn::new(0x10_0001 + connection),
+        first_psn: Psn::new(0xff_ffd8 - 64 * ring.map_or(0, |r| r + 1) - rank),
     }
 }

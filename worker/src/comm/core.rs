@@ -1,4 +1,4 @@
-//! What moves connections on: the engine, the transport and the word of the daemon, in one place for whoever drives.
+//! What moves connections on: the engine, the connections and the word of the daemon, in one place for whoever drives.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::network::Connections;
-use super::pending::Promise;
+use super::promise::Promise;
 use crate::control::heartbeat::Heartbeat;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
 use netsum_collective::error::Error;

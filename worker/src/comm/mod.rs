@@ -3,14 +3,14 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`config`] | configuration |
-//! | [`network`] | what the connections run over |
-//! | [`udp`] | sockets, of UDP and AF_XDP, and [`numbers`] for their queue pairs |
+//! | [`network`] | what the connections run over, and [`transport`], which opens what the configuration asks for |
+//! | [`sockets`] | sockets, of UDP and AF_XDP, and [`numbers`] for their queue pairs |
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
 //! | [`turns`] | who drives, the caller or the keeper thread |
 //! | [`core`] | engine, connections and the daemon's word, for whoever drives |
 //! | [`session`] | a [`core`] after the other, as the ranks connect anew; the keeper thread |
-//! | [`pending`] | an all-reduce in flight |
+//! | [`pending`] | an all-reduce in flight; [`promise`], its outcome |
 //! | [`communicator`] | all of it, for the application |
 
 mod bootstrap;
@@ -20,9 +20,11 @@ mod core;
 mod network;
 mod numbers;
 pub mod pending;
+mod promise;
 mod session;
+mod sockets;
+mod transport;
 pub(crate) mod turns;
-mod udp;
 #[cfg(feature = "verbs")]
 mod verbs;
 

@@ -3,19 +3,14 @@
 //! Queue pair numbers go to the other ranks before there are connections. An adapter chooses them itself. So a network is
 //! opened, tells its numbers, and is connected once those of all ranks are known.
 
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::time::Instant;
 
-use super::config::{Bootstrap, CommConfig, Transport as Choice};
-use super::udp::Driven;
-use crate::verbs::gid;
+use netsum_collective::channels::Channels;
 use netsum_collective::error::Error;
-use netsum_collective::links::{Numbers, RankNumbers};
+use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
-use netsum_collective::transport::Transport;
 
 /// A network without connections.
 pub(crate) trait Network: Send {
@@ -33,7 +28,7 @@ pub(crate) trait Network: Send {
 }
 
 /// Connections that somebody has to drive.
-pub(crate) trait Connections: Transport + Send {
+pub(crate) trait Connections: Channels + Send {
     /// Opens them, once buffers are there to receive into. Before that nothing is sent.
     fn start(&mut self) -> Result<(), Error>;
     /// Receives what has arrived and sends what may be sent. Where that was nothing, waits for something to do, at most until
@@ -58,106 +53,4 @@ pub(crate) enum Bind {
     Now,
     /// When the network is connected: other connections have the address still.
     Later,
-}
-
-/// Opens what the configuration asks for.
-pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, Error> {
-    let ip = config.ip;
-    let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
-    let place = match config.transport {
-        Choice::Udp => None,
-        Choice::Xdp => return open_xdp(ip, when),
-        Choice::Auto if listed => None,
-        Choice::Auto => gid::find(Path::new(gid::SYSFS), ip),
-        Choice::Verbs if listed => {
-            let text = "transport verbs: an adapter chooses its queue pair numbers itself, so that ranks need a daemon to tell \
-                        them to each other, and not a list of addresses";
-            return Err(Error::Config(text.to_owned()));
-        }
-        Choice::Verbs => match gid::find(Path::new(gid::SYSFS), ip) {
-            Some(place) => Some(place),
-            None => {
-                let text = format!(
-                    "transport verbs: no RDMA adapter has {ip} as a GID for RoCE v2; see `rdma link`"
-                );
-                return Err(Error::Config(text));
-            }
-        },
-    };
-    match place {
-        None => open_udp(ip, when),
-        Some(place) => match (open_verbs(config, place), config.transport) {
-            (Err(e), Choice::Auto) => {
-                log::warn!("rank {}: {e}; trying over UDP", config.rank);
-                open_udp(ip, when)
-            }
-            (opened, _) => opened,
-        },
-    }
-}
-
-fn open_udp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(Driven::udp(ip, when)?))
-}
-
-#[cfg(feature = "xdp")]
-fn open_xdp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
-    Ok(Box::new(Driven::xdp(ip, when)?))
-}
-
-#[cfg(not(feature = "xdp"))]
-fn open_xdp(_: IpAddr, _: Bind) -> Result<Box<dyn Network>, Error> {
-    Err(Error::Config("transport xdp: this program was built without the feature `xdp`".to_owned()))
-}
-
-#[cfg(feature = "verbs")]
-fn open_verbs(config: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
-    super::verbs::open(config, place)
-}
-
-#[cfg(not(feature = "verbs"))]
-fn open_verbs(_: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
-    let reason = "this program was built without the feature `verbs`".to_owned();
-    Err(Error::Adapter { device: place.device, reason })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(transport: Choice, bootstrap: Bootstrap) -> Option<String> {
-        let config = CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
-        open(&config, Bind::Now).err().map(|e| e.to_string())
-    }
-
-    #[test]
-    fn an_adapter_that_is_not_there_is_an_error_where_it_is_asked_for() {
-        let peers = vec![[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
-        let listed = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
-        let text = refused(Choice::Verbs, listed).unwrap();
-        assert!(text.contains("need a daemon"), "{text}");
-        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let text = refused(Choice::Verbs, daemon).unwrap();
-        assert!(text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"), "{text}");
-    }
-
-    #[cfg(not(feature = "xdp"))]
-    #[test]
-    fn af_xdp_is_refused_where_it_is_not_built_in() {
-        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let text = refused(Choice::Xdp, daemon).unwrap();
-        assert!(text.contains("transport xdp") && text.contains("feature `xdp`"), "{text}");
-    }
-
-    #[cfg(feature = "verbs")]
-    #[test]
-    fn an_adapter_that_libibverbs_cannot_open_is_named() {
-        let place = gid::Place { device: "nothing0".into(), port: 1, gid_index: 0 };
-        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
-        let text = open_verbs(&config, place).err().unwrap().to_string();
-        // The library and the kernel's part of it may be there or not.
-        let reasons = ["libibverbs", "ib_uverbs"];
-        assert!(text.starts_with("adapter nothing0: ") && reasons.iter().any(|r| text.contains(r)), "{text}");
-    }
 }

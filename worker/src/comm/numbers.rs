@@ -2,12 +2,13 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use netsum_collective::links::Numbers;
+use netsum_collective::queue_pairs::Numbers;
+use netsum_rc::{Psn, Qpn};
 
 /// Chooses numbers.
 pub(crate) struct Fresh {
     state: u64,
-    used: Vec<u32>,
+    used: Vec<Qpn>,
 }
 
 /// A random number: what tells this run's sums from all others.
@@ -24,19 +25,19 @@ impl Fresh {
     }
 
     /// Any PSN.
-    pub fn psn(&mut self) -> u32 {
+    pub fn psn(&mut self) -> Psn {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) as u32 & 0xff_ffff
+        Psn::new((z ^ z >> 31) as u32)
     }
 
     /// Not 0 or 1, which are special, nor all ones, which means multicast.
-    fn qpn(&mut self) -> u32 {
+    fn qpn(&mut self) -> Qpn {
         loop {
-            let n = self.psn();
-            if n > 1 && n < 0xff_ffff && !self.used.contains(&n) {
+            let n = Qpn::new(self.psn().get());
+            if n.get() > 1 && n.get() < 0xff_ffff && !self.used.contains(&n) {
                 self.used.push(n);
                 return n;
             }
@@ -58,11 +59,10 @@ mod tests {
         let mut fresh = Fresh::new();
         for _ in 0..500 {
             let c = fresh.connection();
-            assert!(c.receive_qpn > 1 && c.send_qpn > 1 && c.receive_qpn < 0xff_ffff);
-            assert!(c.first_psn < 1 << 24);
+            assert!([c.receive_qpn, c.send_qpn].iter().all(|qpn| (2..0xff_ffff).contains(&qpn.get())));
         }
         let mut used = fresh.used.clone();
-        used.sort_unstable();
+        used.sort_unstable_by_key(|qpn| qpn.get());
         used.dedup();
         assert_eq!(used.len(), 1000);
     }

@@ -2,14 +2,13 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::promise::{Promise, Ticket};
 use super::session::Session;
-use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use super::turns::Turns;
-use netsum_collective::engine::Finished;
 use netsum_collective::error::Error;
-use netsum_collective::numeric::element::{Element, Owned};
+use netsum_collective::numeric::element::Element;
 use netsum_collective::report::Report;
 
 /// How long one who waits drives without looking whether another thread wants to.
@@ -29,8 +28,7 @@ pub struct Pending<T> {
 impl<T: Element> Pending<T> {
     /// An all-reduce and who keeps the promise.
     pub(super) fn new(turns: Arc<Turns<Session>>, retransmissions: Option<u64>) -> (Self, Promise) {
-        let ticket = Ticket::new(retransmissions);
-        let promise = Promise(Some(Arc::clone(&ticket)));
+        let (ticket, promise) = Promise::new(retransmissions);
         (Self { ticket, turns: Some(turns), element: PhantomData }, promise)
     }
 
@@ -72,60 +70,5 @@ impl<T: Element> Pending<T> {
 impl<T> std::fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pending").field("done", &self.ticket.lock().is_some()).finish_non_exhaustive()
-    }
-}
-
-type Settled = Result<(Owned, Report), Error>;
-
-/// Where the outcome is put.
-struct Ticket {
-    settled: Mutex<Option<Settled>>,
-    changed: Condvar,
-    called: Instant,
-    /// How many there were before.
-    retransmissions: Option<u64>,
-}
-
-impl Ticket {
-    fn new(retransmissions: Option<u64>) -> Arc<Self> {
-        let (settled, changed, called) = (Mutex::new(None), Condvar::new(), Instant::now());
-        Arc::new(Self { settled, changed, called, retransmissions })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Settled>> {
-        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn settle(&self, outcome: Settled) {
-        *self.lock() = Some(outcome);
-        self.changed.notify_all();
-    }
-
-    fn wait(&self, most: Duration) {
-        let settled = self.lock();
-        if settled.is_none() {
-            drop(self.changed.wait_timeout(settled, most));
-        }
-    }
-}
-
-/// The other end of a [`Pending`]. Dropped, it is broken: nobody waits for ever.
-pub(super) struct Promise(Option<Arc<Ticket>>);
-
-impl Promise {
-    /// The all-reduce has come to its end; `retransmissions` are counted as before.
-    pub fn settle(mut self, result: Result<Finished, Error>, data: Owned, retransmissions: Option<u64>) {
-        let Some(ticket) = self.0.take() else { return };
-        let again = retransmissions.zip(ticket.retransmissions).map(|(after, before)| after - before);
-        let report = result.and_then(|finished| finished.report(ticket.called.elapsed(), again));
-        ticket.settle(report.map(|report| (data, report)));
-    }
-}
-
-impl Drop for Promise {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.0.take() {
-            ticket.settle(Err(Error::Closed));
-        }
     }
 }

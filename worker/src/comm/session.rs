@@ -12,8 +12,9 @@ use nix::poll::{PollFd, PollFlags};
 use super::bootstrap::{Membership, Patience, bootstrap, control};
 use super::config::CommConfig;
 use super::core::{Core, LOOK_UP};
-use super::network::{self, Bind, Network};
+use super::network::{Bind, Network};
 use super::numbers::nonce;
+use super::transport;
 use super::turns::Turns;
 use netsum_collective::engine::{Engine, Settings};
 use netsum_collective::error::Error;
@@ -212,7 +213,7 @@ type Joined = (Box<dyn Network>, Membership);
 
 /// Finds the job and the other ranks.
 fn join(config: &CommConfig, when: Bind, patience: Patience) -> Result<Joined, Error> {
-    let mut network = network::open(config, when)?;
+    let mut network = transport::open(config, when)?;
     let membership = bootstrap(config, &mut *network, patience)?;
     Ok((network, membership))
 }

@@ -17,12 +17,13 @@ use crate::verbs::gid::Place;
 use crate::verbs::memory::{Arena, Block};
 use crate::verbs::send_queue::{Outcome, SendQueue, Ticket};
 use netsum_collective::buffer::{Buffer, Registered as _};
+use netsum_collective::channels::{Channel, ChannelEvent, Channels};
 use netsum_collective::error::Error;
 use netsum_collective::frame::{plain_buffers, plain_room};
-use netsum_collective::links::{Numbers, RankNumbers};
+use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
-use netsum_collective::transport::{Channel, Transport, TransportEvent};
+use netsum_rc::Psn;
 
 /// Frames on the plain connection that are given to the adapter at a time; the others wait here.
 const PLAIN_SENDS: usize = 64;
@@ -41,7 +42,7 @@ struct Opened {
 struct Pair {
     out: Channel,
     into: Channel,
-    first_psn: u32,
+    first_psn: Psn,
     depths: Depths,
 }
 
@@ -167,7 +168,7 @@ struct Queue {
 
 enum Side {
     Send(SendQueue<Buffer>),
-    Receive { first_psn: u32, next: u32, posted: VecDeque<(u32, Block)> },
+    Receive { first_psn: Psn, next: u32, posted: VecDeque<(u32, Block)> },
     Closed,
 }
 
@@ -178,7 +179,7 @@ struct Verbs<A> {
     arena: Arena,
     queues: Vec<Queue>,
     by_channel: HashMap<Channel, usize>,
-    events: VecDeque<TransportEvent>,
+    events: VecDeque<ChannelEvent>,
     completions: Vec<Completion>,
     started: bool,
     armed: bool,
@@ -222,7 +223,7 @@ impl<A: Adapter> Verbs<A> {
         let q = &mut self.queues[queue];
         if !q.failed {
             q.failed = true;
-            self.events.push_back(TransportEvent::Failed { channel: q.channel, reason });
+            self.events.push_back(ChannelEvent::Failed { channel: q.channel, reason });
         }
     }
 
@@ -287,7 +288,7 @@ impl<A: Adapter> Verbs<A> {
             (Side::Closed, _) => {}
             (Side::Send(messages), Ok(_)) => {
                 if let Outcome::Sent(sent) = messages.on_success(ticket) {
-                    self.events.extend(sent.into_iter().map(|(id, data)| TransportEvent::Sent {
+                    self.events.extend(sent.into_iter().map(|(id, data)| ChannelEvent::Sent {
                         channel,
                         id,
                         data,
@@ -307,7 +308,7 @@ impl<A: Adapter> Verbs<A> {
                     return self.fail(queue, "receives were completed out of order".to_owned());
                 };
                 block.set_len(len.min(block.room()));
-                self.events.push_back(TransportEvent::Received { channel, data: Buffer::registered(block) });
+                self.events.push_back(ChannelEvent::Received { channel, data: Buffer::registered(block) });
             }
             (_, Err(trouble)) => {
                 let reason = match trouble {
@@ -372,7 +373,7 @@ fn registered(arena: &mut Arena, message: Buffer, problem: &mut Option<String>) 
     }
 }
 
-impl<A: Adapter> Transport for Verbs<A> {
+impl<A: Adapter> Channels for Verbs<A> {
     fn buffer(&mut self, room: usize) -> Buffer {
         match self.arena.block(room) {
             Ok(block) => Buffer::registered(block),
@@ -414,7 +415,7 @@ impl<A: Adapter> Transport for Verbs<A> {
         }
     }
 
-    fn poll(&mut self) -> Option<TransportEvent> {
+    fn poll(&mut self) -> Option<ChannelEvent> {
         self.events.pop_front()
     }
 

@@ -12,6 +12,7 @@ use super::gid::{self, Place};
 use super::library::library;
 use super::memory::{Block, Register};
 use netsum_collective::buffer::Registered as _;
+use netsum_rc::{Psn, Qpn};
 
 /// How long a sender waits that was told that no receive is posted: 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
@@ -34,15 +35,15 @@ pub(crate) struct Retry {
 /// One direction of a connection: a queue pair that only sends, with its time-out doubled so often, or only receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flow {
-    Send { first_psn: u32, doublings: u8 },
-    Receive { first_psn: u32 },
+    Send { first_psn: Psn, doublings: u8 },
+    Receive { first_psn: Psn },
 }
 
 /// The other end of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Remote {
     pub ip: IpAddr,
-    pub qpn: u32,
+    pub qpn: Qpn,
 }
 
 /// Something that was posted is done.
@@ -322,7 +323,7 @@ impl Device {
     }
 
     /// Makes `pairs` queue pairs, ready to be connected with path MTU `mtu`; their numbers.
-    pub fn make_queue_pairs(&mut self, pairs: &[Depths], mtu: u32) -> io::Result<Vec<u32>> {
+    pub fn make_queue_pairs(&mut self, pairs: &[Depths], mtu: u32) -> io::Result<Vec<Qpn>> {
         self.check_mtu(mtu)?;
         self.mtu = mtu;
         let most = |what: &str, wanted: usize, limit: i32| {
@@ -345,7 +346,8 @@ impl Device {
         for depths in pairs {
             let pair = QueuePair::new(&self.domain, queue.cq, *depths)?;
             // SAFETY: the queue pair is there.
-            numbers.push(unsafe { pair.qp.as_ref().qp_num });
+            let number = Qpn::checked(unsafe { pair.qp.as_ref().qp_num });
+            numbers.push(number.ok_or_else(|| io::Error::other("a queue pair number of more than 24 bits"))?);
             pair.initialise(self.place.port)?;
             self.pairs.push(Some(pair));
         }
@@ -474,10 +476,10 @@ impl Adapter for Device {
         let mut a = attributes(ibv::IBV_QPS_RTR);
         // 256 is 1, 512 is 2, and so on (IBTA 11.2.5.2, "path MTU").
         a.path_mtu = self.mtu.ilog2() - 7;
-        a.dest_qp_num = remote.qpn;
+        a.dest_qp_num = remote.qpn.get();
         a.rq_psn = match flow {
             Flow::Send { .. } => 0,
-            Flow::Receive { first_psn } => first_psn,
+            Flow::Receive { first_psn } => first_psn.get(),
         };
         a.max_dest_rd_atomic = 1;
         a.min_rnr_timer = RNR_TIMER;
@@ -495,7 +497,7 @@ impl Adapter for Device {
         pair.modify(&format!("cannot connect to {}", remote.ip), a, mask)?;
         let Flow::Send { first_psn, doublings } = flow else { return Ok(()) };
         let mut a = attributes(ibv::IBV_QPS_RTS);
-        a.sq_psn = first_psn;
+        a.sq_psn = first_psn.get();
         // Five bits.
         a.timeout = (self.retry.timeout + doublings).min(31);
         a.retry_cnt = self.retry.count;

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use netsum_common::serial;
+use netsum_rc::Psn;
 
 /// Doublings of the time-out at the most.
 const MOST_DOUBLINGS: u8 = 4;
@@ -21,7 +21,7 @@ const MOST_DOUBLINGS: u8 = 4;
 struct Posted<B> {
     sequence: u32,
     id: u64,
-    psn: u32,
+    psn: Psn,
     message: B,
 }
 
@@ -30,7 +30,7 @@ struct Posted<B> {
 pub(crate) struct SendQueue<B> {
     mtu: usize,
     depth: usize,
-    next_psn: u32,
+    next_psn: Psn,
     next_sequence: u32,
     /// Of the queue pair's lives; completions of an earlier one mean nothing.
     generation: u16,
@@ -62,7 +62,7 @@ pub(crate) enum Outcome<B> {
 
 impl<B: AsRef<[u8]>> SendQueue<B> {
     /// An empty queue that takes `depth` messages at a time.
-    pub fn new(first_psn: u32, mtu: usize, depth: usize) -> Self {
+    pub fn new(first_psn: Psn, mtu: usize, depth: usize) -> Self {
         Self {
             mtu,
             depth,
@@ -97,7 +97,7 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         let packets = message.as_ref().len().div_ceil(self.mtu).max(1);
         let (sequence, psn) = (self.next_sequence, self.next_psn);
         self.next_sequence = sequence.wrapping_add(1);
-        self.next_psn = serial::add(psn, packets as u32);
+        self.next_psn = psn.plus(packets as u32);
         self.posted.push_back(Posted { sequence, id, psn, message });
         let message = &self.posted.back()?.message;
         Some((Ticket { generation: self.generation, sequence }, message))
@@ -128,7 +128,7 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
     }
 
     /// Begins a new life, with everything that has not been acknowledged still to be posted. The first PSN of it.
-    pub fn restart(&mut self) -> u32 {
+    pub fn restart(&mut self) -> Psn {
         self.generation = self.generation.wrapping_add(1);
         self.stopped = false;
         if let Some(oldest) = self.posted.front() {
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_waits_and_order_is_kept() {
-        let mut q = Queue::new(0xff_fffe, 1024, 2);
+        let mut q = Queue::new(Psn::new(0xff_fffe), 1024, 2);
         (0..4).for_each(|id| q.push(id, vec![0; 1500]));
         let first = post(&mut q).unwrap().0;
         let second = post(&mut q).unwrap().0;
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_new_life_begins_with_the_oldest_message_not_acknowledged() {
-        let mut q = Queue::new(0xff_fffe, 1024, 8);
+        let mut q = Queue::new(Psn::new(0xff_fffe), 1024, 8);
         // 3 packets, none, 1, 2.
         for (id, len) in [(0, 2049), (1, 0), (2, 1024), (3, 1025)] {
             q.push(id, vec![0; len]);
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(post(&mut q), None, "nothing is posted to a queue pair that has stopped");
         assert_eq!(q.on_stop(tickets[3]), Outcome::Stopped);
         // 0xff_fffe + 3 + 1: an empty message takes a packet.
-        assert_eq!(q.restart(), 2);
+        assert_eq!(q.restart(), Psn::new(2));
         assert!(q.is_idle());
         assert_eq!(q.doublings(), 1);
         assert_eq!(q.on_success(tickets[2]), Outcome::Nothing, "of an earlier life");
@@ -212,23 +212,23 @@ mod tests {
         assert_eq!(ids(q.on_success(again[2].0)), [2, 3, 4]);
         assert_eq!(q.doublings(), 0);
         // 2 + 1 + 2 + 1
-        assert_eq!(q.restart(), 6);
+        assert_eq!(q.restart(), Psn::new(6));
     }
 
     #[test]
     fn lives_in_vain_become_longer_up_to_a_bound() {
-        let mut q = Queue::new(0, 1024, 1);
+        let mut q = Queue::new(Psn::new(0), 1024, 1);
         q.push(0, vec![0]);
         for doublings in [1, 2, 3, 4, 4] {
             let ticket = post(&mut q).unwrap().0;
             assert_eq!(q.on_stop(ticket), Outcome::Stopped);
-            assert_eq!((q.restart(), q.doublings()), (0, doublings));
+            assert_eq!((q.restart(), q.doublings()), (Psn::new(0), doublings));
         }
     }
 
     #[test]
     fn a_message_that_is_not_ready_keeps_its_place() {
-        let mut q = Queue::new(0, 256, 8);
+        let mut q = Queue::new(Psn::new(0), 256, 8);
         q.push(0, vec![1]);
         q.push(1, vec![2]);
         assert_eq!(q.post(Err).map(|p| p.0), None);

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, MAX_OPEN, Settings, Work};
 use crate::buffer::Buffer;
+use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::error::Error;
 use crate::frame::{DataHeader, Descriptor, Frame, Progress, Reason, VERSION};
 use crate::numeric::element::{Dtype, Slice};
 use crate::numeric::layout::Layout;
 use crate::shape::JobShape;
-use crate::transport::{Channel, Transport, TransportEvent};
 
 const SHAPE: JobShape =
     JobShape { ranks: 3, mtu: 1024, layout: Layout { message_size: 1024, window: 2, rings: 1 } };
@@ -17,11 +17,11 @@ const SHAPE: JobShape =
 /// Connections on which a test says what arrives. What is sent comes back at once.
 #[derive(Default)]
 struct Told {
-    arrived: Vec<TransportEvent>,
+    arrived: Vec<ChannelEvent>,
     kept: Vec<(u64, Buffer)>,
 }
 
-impl Transport for Told {
+impl Channels for Told {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         if channel == Channel::RingOut(0) {
             self.kept.push((id, data));
@@ -29,7 +29,7 @@ impl Transport for Told {
     }
     fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
     fn receive_into(&mut self, _: Channel, _: Buffer) {}
-    fn poll(&mut self) -> Option<TransportEvent> {
+    fn poll(&mut self) -> Option<ChannelEvent> {
         self.arrived.pop()
     }
     fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
@@ -71,7 +71,7 @@ impl Rank {
         let mut data = Buffer::default();
         frame.encode_to(&mut data);
         data.extend_from_slice(lanes);
-        self.told.arrived.push(TransportEvent::Received { channel: Channel::PlainIn, data });
+        self.told.arrived.push(ChannelEvent::Received { channel: Channel::PlainIn, data });
         self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data));
     }
 

@@ -9,64 +9,69 @@
 use std::time::Instant;
 
 use super::{Engine, Path};
+use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{Frame, Reason};
 use crate::numeric::element::Data;
-use crate::transport::{Channel, Transport};
 
 impl Engine {
     /// Gives the box up, because `origin` found a reason.
-    pub(super) fn fall_back(&mut self, t: &mut dyn Transport, reason: Reason, origin: u32) {
+    pub(super) fn fall_back(&mut self, channels: &mut dyn Channels, reason: Reason, origin: u32) {
         if self.path != Path::Box || self.failure.is_some() {
             return;
         }
         if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
-            self.fail(t, Error::RankLeft { rank });
+            self.fail(channels, Error::RankLeft { rank });
             return;
         }
         log::debug!("rank {}: rank {origin} gives the box up: {}", self.place.rank, reason.text());
         // Perhaps the ranks have called for different things.
-        self.announce(t);
+        self.announce(channels);
         self.reason = Some((origin, reason));
         self.wrong |= reason == Reason::Wrong;
         self.path = Path::Agreeing;
         self.statistics.fall_backs += 1;
         for ring in 0..self.rings.len() as u32 {
-            for (number, payload) in t.close(Channel::RingOut(ring)) {
+            for (number, payload) in channels.close(Channel::RingOut(ring)) {
                 self.give_back(ring, number, payload);
             }
-            t.close(Channel::RingIn(ring));
+            channels.close(Channel::RingIn(ring));
         }
         let unverified: Vec<u64> = self.rings.iter().map(|r| r.verified).collect();
         self.unverified[self.place.rank as usize] = Some(unverified.clone());
-        self.tell(t, &Frame::FallBack { origin: self.place.rank, reason, unverified });
+        self.tell(channels, &Frame::FallBack { origin: self.place.rank, reason, unverified });
     }
 
     pub(super) fn on_fall_back(
         &mut self,
-        t: &mut dyn Transport,
+        channels: &mut dyn Channels,
         origin: u32,
         reason: Reason,
         unverified: Vec<u64>,
     ) {
         if origin >= self.place.ranks || unverified.len() != self.rings.len() {
-            self.fail(t, Error::Protocol("a rank gives up a box of another job".to_owned()));
+            self.fail(channels, Error::Protocol("a rank gives up a box of another job".to_owned()));
             return;
         }
         self.wrong |= reason == Reason::Wrong;
-        self.fall_back(t, reason, origin);
+        self.fall_back(channels, reason, origin);
         let known = &mut self.unverified[origin as usize];
         if known.is_some() {
             return;
         }
         *known = Some(unverified.clone());
         if self.next() != origin {
-            self.tell(t, &Frame::FallBack { origin, reason, unverified });
+            self.tell(channels, &Frame::FallBack { origin, reason, unverified });
         }
     }
 
     /// Once every rank has told where it stands, the ring takes over.
-    pub(super) fn switch_when_agreed(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data) {
+    pub(super) fn switch_when_agreed(
+        &mut self,
+        now: Instant,
+        channels: &mut dyn Channels,
+        data: &mut dyn Data,
+    ) {
         if self.path != Path::Agreeing || self.failure.is_some() {
             return;
         }
@@ -90,16 +95,16 @@ impl Engine {
             let first = kept.front().map_or(self.rings[ring].next, |k| k.number);
             if from < first {
                 let text = format!("message {from} of ring {ring} is needed again, but only {first} is kept");
-                self.fail(t, Error::Protocol(text));
+                self.fail(channels, Error::Protocol(text));
                 return;
             }
             for message in kept {
                 match message.payload {
                     Some(payload) if message.number >= from => {
-                        self.contribute(now, t, data, ring as u32, message.number, payload);
+                        self.contribute(now, channels, data, ring as u32, message.number, payload);
                     }
                     None if message.number >= from => {
-                        self.fail(t, Error::Protocol(format!("message {} is lost", message.number)));
+                        self.fail(channels, Error::Protocol(format!("message {} is lost", message.number)));
                         return;
                     }
                     payload => payload.into_iter().for_each(|p| self.messages.give(p)),

@@ -7,59 +7,59 @@ use std::time::Instant;
 
 use super::operation::Operation;
 use super::{Engine, Path};
+use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Frame, Progress, Reason, VERSION};
 use crate::shape::JobShape;
-use crate::transport::Transport;
 
 impl Engine {
-    pub(super) fn on_hello(&mut self, t: &mut dyn Transport, shape: JobShape, rank: u32) {
+    pub(super) fn on_hello(&mut self, channels: &mut dyn Channels, shape: JobShape, rank: u32) {
         self.greeted = true;
         if rank != self.previous() {
             let text = format!("rank {rank} speaks where rank {} should", self.previous());
-            self.fail(t, Error::Protocol(text));
+            self.fail(channels, Error::Protocol(text));
         } else if shape != self.settings.shape {
             let own = self.settings.shape;
             let text = format!("rank {rank} takes the job to be {shape:?}, rank {} {own:?}", self.place.rank);
-            self.fail(t, Error::Mismatch(text));
+            self.fail(channels, Error::Mismatch(text));
         }
     }
 
-    pub(super) fn on_other_version(&mut self, t: &mut dyn Transport, version: u32) {
+    pub(super) fn on_other_version(&mut self, channels: &mut dyn Channels, version: u32) {
         self.greeted = true;
         let text = format!(
             "rank {} has version {version} of what ranks tell each other, rank {} version {VERSION}: all must run the same netsum",
             self.previous(),
             self.place.rank
         );
-        self.fail(t, Error::Mismatch(text));
+        self.fail(channels, Error::Mismatch(text));
     }
 
     /// The run's number, on its way around.
-    pub(super) fn on_run(&mut self, t: &mut dyn Transport, run: u64) {
+    pub(super) fn on_run(&mut self, channels: &mut dyn Channels, run: u64) {
         match self.run {
             None => {
                 self.run = Some(run);
-                self.tell(t, &Frame::Run(run));
+                self.tell(channels, &Frame::Run(run));
                 // What comes right behind it shows if it was lost.
                 let open: Vec<_> = self.operations.iter().map(|o| o.descriptor).collect();
-                open.into_iter().for_each(|d| self.tell(t, &Frame::Operation(d)));
+                open.into_iter().for_each(|d| self.tell(channels, &Frame::Operation(d)));
             }
             // It is back.
             Some(own) if self.place.rank == 0 && own == run => {}
             Some(_) => {
                 let text =
                     format!("rank {} is in another run than rank {}", self.previous(), self.place.rank);
-                self.fail(t, Error::Protocol(text));
+                self.fail(channels, Error::Protocol(text));
             }
         }
     }
 
-    pub(super) fn on_status(&mut self, t: &mut dyn Transport, theirs: &[Progress]) {
+    pub(super) fn on_status(&mut self, channels: &mut dyn Channels, theirs: &[Progress]) {
         if let Some(rank) = theirs.iter().position(|p| !self.can_be_at(*p)) {
             let text =
                 format!("rank {rank} cannot be where rank {} says: {:?}", self.previous(), theirs[rank]);
-            self.fail(t, Error::Protocol(text));
+            self.fail(channels, Error::Protocol(text));
             return;
         }
         let mut news = false;
@@ -72,36 +72,36 @@ impl Engine {
             known.completed = known.completed.max(told.completed);
         }
         if news {
-            self.tell_status(t);
+            self.tell_status(channels);
         }
     }
 
-    pub(super) fn tell_status(&mut self, t: &mut dyn Transport) {
+    pub(super) fn tell_status(&mut self, channels: &mut dyn Channels) {
         let frame = Frame::Status { ranks: self.progress.clone() };
-        self.tell(t, &frame);
+        self.tell(channels, &frame);
     }
 
-    pub(super) fn on_goodbye(&mut self, t: &mut dyn Transport, origin: u32, completed: u64) {
+    pub(super) fn on_goodbye(&mut self, channels: &mut dyn Channels, origin: u32, completed: u64) {
         if origin >= self.place.ranks || origin == self.place.rank || self.has_left(origin) {
             return;
         }
         if !self.can_be_at(Progress { started: completed, completed }) {
             let text =
                 format!("rank {origin} leaves after operation {completed}, which it cannot have completed");
-            self.fail(t, Error::Protocol(text));
+            self.fail(channels, Error::Protocol(text));
             return;
         }
         if self.next() != origin {
-            self.tell(t, &Frame::Goodbye { origin, completed });
+            self.tell(channels, &Frame::Goodbye { origin, completed });
         }
         self.left |= 1 << origin;
         let known = &mut self.progress[origin as usize];
         known.completed = known.completed.max(completed);
         known.started = known.started.max(completed);
         // It waits to hear that nobody needs it.
-        self.tell_status(t);
+        self.tell_status(channels);
         if self.path == Path::Agreeing {
-            self.fail(t, Error::RankLeft { rank: origin });
+            self.fail(channels, Error::RankLeft { rank: origin });
         } else {
             // All who need it hear it themselves.
             self.give_up(completed, &Error::RankLeft { rank: origin });
@@ -109,28 +109,28 @@ impl Engine {
     }
 
     /// Ends the communicator, here and at all others.
-    pub fn fail(&mut self, t: &mut dyn Transport, error: Error) {
+    pub fn fail(&mut self, channels: &mut dyn Channels, error: Error) {
         let own = self.place.rank;
         if self.failure.is_none() && self.failures_seen & 1 << own == 0 {
             self.failures_seen |= 1 << own;
-            self.tell(t, &Frame::Failure { origin: own, error: error.clone() });
+            self.tell(channels, &Frame::Failure { origin: own, error: error.clone() });
         }
         self.end(error);
     }
 
     /// The previous rank has never greeted this one: nobody can go on. `why` is what this rank itself tells its caller.
-    pub fn fail_to_meet(&mut self, t: &mut dyn Transport, why: &Error) {
+    pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
         let reason = format!("rank {} could not connect: {why}", self.place.rank);
-        self.fail(t, Error::RankDied { rank: self.previous(), reason });
+        self.fail(channels, Error::RankDied { rank: self.previous(), reason });
     }
 
-    pub(super) fn on_failure(&mut self, t: &mut dyn Transport, origin: u32, error: Error) {
+    pub(super) fn on_failure(&mut self, channels: &mut dyn Channels, origin: u32, error: Error) {
         if origin >= self.place.ranks || self.failures_seen & 1 << origin != 0 {
             return;
         }
         self.failures_seen |= 1 << origin;
         if self.next() != origin {
-            self.tell(t, &Frame::Failure { origin, error: error.clone() });
+            self.tell(channels, &Frame::Failure { origin, error: error.clone() });
         }
         self.end(error);
     }
@@ -149,10 +149,10 @@ impl Engine {
         self.suspicion.get_or_insert((now + self.settings.stall(), error));
     }
 
-    pub(super) fn on_time(&mut self, now: Instant, t: &mut dyn Transport) {
+    pub(super) fn on_time(&mut self, now: Instant, channels: &mut dyn Channels) {
         if now >= self.next_keep_alive {
             self.next_keep_alive = now + self.settings.keep_alive();
-            self.tell_status(t);
+            self.tell_status(channels);
         }
         if self.failure.is_some() {
             return;
@@ -169,26 +169,26 @@ impl Engine {
             {
                 reason += &format!(", nor from rank {}: rank {own} itself may be cut off", self.next());
             }
-            self.fail(t, Error::RankDied { rank: self.previous(), reason });
+            self.fail(channels, Error::RankDied { rank: self.previous(), reason });
             return;
         }
         if let Some((_, error)) = self.suspicion.take_if(|(due, _)| now >= *due) {
-            self.fail(t, error);
+            self.fail(channels, error);
             return;
         }
-        self.check_progress(now, t);
+        self.check_progress(now, channels);
     }
 
-    fn check_progress(&mut self, now: Instant, t: &mut dyn Transport) {
+    fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels) {
         let Some(number) = self.operations.front().map(Operation::number) else { return };
         // As long as this rank does not know whether all have called, a time-out tells nothing; so it asks, at first soon.
         if now >= self.next_query {
-            self.announce(t);
+            self.announce(channels);
             self.query_interval = (self.query_interval * 2).min(self.settings.stall() / 4);
             self.next_query = now + self.query_interval;
             let longest = self.settings.stall() / 4;
             if self.all_started.is_none() || now.saturating_duration_since(self.last_progress) >= longest {
-                self.tell_status(t);
+                self.tell_status(channels);
             }
         }
         // A rank that has not called yet is no fault of the box.
@@ -198,19 +198,19 @@ impl Engine {
         let Some(all_started) = self.all_started else { return };
         let idle = now.saturating_duration_since(self.last_progress.max(all_started));
         if self.path == Path::Box && idle >= self.settings.stall() {
-            self.fall_back(t, Reason::Stalled, self.place.rank);
+            self.fall_back(channels, Reason::Stalled, self.place.rank);
         } else if self.left != 0 && idle >= self.settings.timeout {
             let rank = self.left.trailing_zeros();
-            self.fail(t, Error::RankLeft { rank });
+            self.fail(channels, Error::RankLeft { rank });
         }
     }
 
     /// Says goodbye to all.
-    pub fn leave(&mut self, t: &mut dyn Transport) {
+    pub fn leave(&mut self, channels: &mut dyn Channels) {
         if !self.leaving {
             self.leaving = true;
             let completed = self.own().completed;
-            self.tell(t, &Frame::Goodbye { origin: self.place.rank, completed });
+            self.tell(channels, &Frame::Goodbye { origin: self.place.rank, completed });
         }
     }
 

@@ -49,13 +49,13 @@ pub use operation::{Finished, Outcome};
 pub use queue::Work;
 
 use crate::buffer::Buffer;
+use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
 use crate::numeric::element::Data;
 use crate::reduction::{Place, Reductions};
 use crate::report::{Mode, Statistics};
 use crate::shape::JobShape;
-use crate::transport::{Channel, Transport, TransportEvent};
 use crate::way_back::Standing;
 use operation::{Operation, RingPart};
 use pool::Pool;
@@ -184,7 +184,7 @@ pub const MAX_OPEN: usize = 64;
 
 impl Engine {
     /// An engine that has greeted its next rank.
-    pub fn new(now: Instant, settings: Settings, transport: &mut dyn Transport) -> Self {
+    pub fn new(now: Instant, settings: Settings, channels: &mut dyn Channels) -> Self {
         let JobShape { ranks, layout, .. } = settings.shape;
         let mut engine = Self {
             settings,
@@ -225,32 +225,32 @@ impl Engine {
         };
         for ring in 0..layout.rings {
             for _ in 0..layout.window + 2 {
-                let buffer = transport.buffer(layout.message_size as usize);
-                transport.receive_into(Channel::RingIn(ring), buffer);
+                let buffer = channels.buffer(layout.message_size as usize);
+                channels.receive_into(Channel::RingIn(ring), buffer);
             }
         }
         for _ in 0..plain_buffers(&settings.shape) {
-            let buffer = transport.buffer(plain_room(&settings.shape));
-            transport.receive_into(Channel::PlainIn, buffer);
+            let buffer = channels.buffer(plain_room(&settings.shape));
+            channels.receive_into(Channel::PlainIn, buffer);
         }
-        engine.tell(transport, &Frame::Hello { shape: settings.shape, rank: settings.rank });
+        engine.tell(channels, &Frame::Hello { shape: settings.shape, rank: settings.rank });
         if let Some(run) = engine.run {
-            engine.tell(transport, &Frame::Run(run));
+            engine.tell(channels, &Frame::Run(run));
         }
         engine
     }
 
     /// Takes in what has happened, moves on, looks at the clock. `data` is the slice of the operation that was started with
     /// [`Work::Lent`]; an empty one where there is none.
-    pub fn step(&mut self, now: Instant, transport: &mut dyn Transport, data: &mut dyn Data) {
-        while let Some(event) = transport.poll() {
-            self.on_event(now, transport, data, event);
+    pub fn step(&mut self, now: Instant, channels: &mut dyn Channels, data: &mut dyn Data) {
+        while let Some(event) = channels.poll() {
+            self.on_event(now, channels, data, event);
         }
         // Only now: acknowledgements behind the last announcement gave back messages that are needed.
-        self.switch_when_agreed(now, transport, data);
-        self.pump(now, transport, data);
-        self.expect_acknowledgements(now, transport);
-        self.on_time(now, transport);
+        self.switch_when_agreed(now, channels, data);
+        self.pump(now, channels, data);
+        self.expect_acknowledgements(now, channels);
+        self.on_time(now, channels);
     }
 
     /// When [`step`](Self::step) should be called at the latest.
@@ -262,62 +262,68 @@ impl Engine {
         next
     }
 
-    fn on_event(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data, event: TransportEvent) {
+    fn on_event(
+        &mut self,
+        now: Instant,
+        channels: &mut dyn Channels,
+        data: &mut dyn Data,
+        event: ChannelEvent,
+    ) {
         match event {
-            TransportEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
+            ChannelEvent::Sent { channel: Channel::RingOut(ring), id, data } => {
                 self.give_back(ring, id, data);
             }
-            TransportEvent::Sent { data, .. } => {
+            ChannelEvent::Sent { data, .. } => {
                 self.answered = now;
                 self.plain_outstanding -= 1;
                 self.steps.give(data);
             }
-            TransportEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
-                self.on_sum(now, t, data, ring, &sum);
-                t.receive_into(Channel::RingIn(ring), sum);
+            ChannelEvent::Received { channel: Channel::RingIn(ring), data: sum } => {
+                self.on_sum(now, channels, data, ring, &sum);
+                channels.receive_into(Channel::RingIn(ring), sum);
             }
-            TransportEvent::Received { data: frame, .. } => {
+            ChannelEvent::Received { data: frame, .. } => {
                 self.heard = now;
                 match Frame::decode(&frame) {
                     Some(Frame::Data(h)) if h.ring < self.settings.shape.layout.rings => {
-                        self.on_data(now, t, data, h, &frame[DATA_HEADER..]);
+                        self.on_data(now, channels, data, h, &frame[DATA_HEADER..]);
                     }
-                    Some(decoded) => self.on_frame(now, t, decoded),
+                    Some(decoded) => self.on_frame(now, channels, decoded),
                     None => {
                         let text = format!("rank {} sent something unintelligible", self.previous());
-                        self.fail(t, Error::Protocol(text));
+                        self.fail(channels, Error::Protocol(text));
                     }
                 }
-                t.receive_into(Channel::PlainIn, frame);
+                channels.receive_into(Channel::PlainIn, frame);
             }
-            TransportEvent::Failed { channel: Channel::PlainOut, reason } => {
+            ChannelEvent::Failed { channel: Channel::PlainOut, reason } => {
                 if !self.has_left(self.next()) {
-                    self.fail(t, Error::RankDied { rank: self.next(), reason });
+                    self.fail(channels, Error::RankDied { rank: self.next(), reason });
                 }
             }
-            TransportEvent::Failed { channel: Channel::PlainIn, reason } => {
-                self.fail(t, Error::RankDied { rank: self.previous(), reason });
+            ChannelEvent::Failed { channel: Channel::PlainIn, reason } => {
+                self.fail(channels, Error::RankDied { rank: self.previous(), reason });
             }
-            TransportEvent::Failed { reason, .. } => {
+            ChannelEvent::Failed { reason, .. } => {
                 log::debug!("rank {}: connection through the box: {reason}", self.settings.rank);
-                self.fall_back(t, Reason::Broken, self.settings.rank);
+                self.fall_back(channels, Reason::Broken, self.settings.rank);
             }
         }
     }
 
-    fn on_frame(&mut self, now: Instant, t: &mut dyn Transport, frame: Frame) {
+    fn on_frame(&mut self, now: Instant, channels: &mut dyn Channels, frame: Frame) {
         match frame {
-            Frame::Hello { shape, rank } => self.on_hello(t, shape, rank),
-            Frame::OtherVersion(version) => self.on_other_version(t, version),
-            Frame::Run(run) => self.on_run(t, run),
-            Frame::Status { ranks } => self.on_status(t, &ranks),
-            Frame::Operation(d) => self.on_operation(t, d),
+            Frame::Hello { shape, rank } => self.on_hello(channels, shape, rank),
+            Frame::OtherVersion(version) => self.on_other_version(channels, version),
+            Frame::Run(run) => self.on_run(channels, run),
+            Frame::Status { ranks } => self.on_status(channels, &ranks),
+            Frame::Operation(d) => self.on_operation(channels, d),
             Frame::FallBack { origin, reason, unverified } => {
-                self.on_fall_back(t, origin, reason, unverified);
+                self.on_fall_back(channels, origin, reason, unverified);
             }
-            Frame::Failure { origin, error } => self.on_failure(t, origin, error),
-            Frame::Goodbye { origin, completed } => self.on_goodbye(t, origin, completed),
-            Frame::Renew { after, decided } => self.on_renew(t, after, decided),
+            Frame::Failure { origin, error } => self.on_failure(channels, origin, error),
+            Frame::Goodbye { origin, completed } => self.on_goodbye(channels, origin, completed),
+            Frame::Renew { after, decided } => self.on_renew(channels, after, decided),
             Frame::Data(_) => {
                 self.suspect(now, Error::Protocol("a step of a ring that does not exist".to_owned()));
             }
@@ -325,19 +331,19 @@ impl Engine {
     }
 
     /// Sends a frame to the next rank.
-    fn tell(&mut self, t: &mut dyn Transport, frame: &Frame) {
+    fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
         // Where the ranks sum themselves, every operation is announced; otherwise frames are rare and small.
-        let mut bytes = if self.path == Path::Ring { self.steps.take(t) } else { Buffer::heap(64) };
+        let mut bytes = if self.path == Path::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
         bytes.resize(0);
         frame.encode_to(&mut bytes);
-        self.send_plain(t, bytes);
+        self.send_plain(channels, bytes);
     }
 
-    fn send_plain(&mut self, t: &mut dyn Transport, bytes: Buffer) {
+    fn send_plain(&mut self, channels: &mut dyn Channels, bytes: Buffer) {
         // Also to a rank that has left: it stays a while, to hear that nobody needs it.
         self.plain_ids += 1;
         self.plain_outstanding += 1;
-        t.send(Channel::PlainOut, self.plain_ids, bytes);
+        channels.send(Channel::PlainOut, self.plain_ids, bytes);
     }
 
     fn next(&self) -> u32 {

@@ -7,6 +7,7 @@ use netsum_common::lanes::{CHECK_LANES, Check, Finding, MessageId};
 
 use super::{Engine, Kept, Path};
 use crate::buffer::Buffer;
+use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
 use crate::numeric::element::{Data, Owned};
@@ -14,7 +15,6 @@ use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale};
 use crate::reduction::Misfit;
 use crate::report::{Mode, Report};
-use crate::transport::{Channel, Transport};
 
 /// An operation in progress.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Finished {
 
 impl Engine {
     /// Sends what may be sent.
-    pub(super) fn pump(&mut self, now: Instant, t: &mut dyn Transport, data: &mut dyn Data) {
+    pub(super) fn pump(&mut self, now: Instant, channels: &mut dyn Channels, data: &mut dyn Data) {
         let window = self.window();
         let Some(run) = self.run else { return };
         for ring in 0..self.rings.len() as u32 {
@@ -119,7 +119,7 @@ impl Engine {
                 {
                     break;
                 }
-                let mut payload = self.messages.take(t);
+                let mut payload = self.messages.take(channels);
                 self.build(op, &*data, op.id(run, ring, number), &message, &mut payload);
                 let state = &mut self.rings[ring as usize];
                 state.next += 1;
@@ -129,9 +129,9 @@ impl Engine {
                 if self.path == Path::Box {
                     self.statistics.box_bytes += payload.len() as u64;
                     self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
-                    t.send(Channel::RingOut(ring), number, payload);
+                    channels.send(Channel::RingOut(ring), number, payload);
                 } else {
-                    self.contribute(now, t, data, ring, number, payload);
+                    self.contribute(now, channels, data, ring, number, payload);
                 }
             }
         }
@@ -140,7 +140,7 @@ impl Engine {
     /// Tells the connections what must be acknowledged soon. A message whose sum this rank has received has been released
     /// to all; and once every rank has started an operation, each sends its part of every message of it as soon as this rank
     /// does, for its credit comes with the same sums.
-    pub(super) fn expect_acknowledgements(&mut self, now: Instant, t: &mut dyn Transport) {
+    pub(super) fn expect_acknowledgements(&mut self, now: Instant, channels: &mut dyn Channels) {
         if self.path != Path::Box {
             return;
         }
@@ -152,7 +152,7 @@ impl Engine {
             let expected = ring.verified.max(sent);
             if expected > ring.expected {
                 ring.expected = expected;
-                t.expect(now, Channel::RingOut(i as u32), expected - 1);
+                channels.expect(now, Channel::RingOut(i as u32), expected - 1);
             }
         }
     }
@@ -187,7 +187,7 @@ impl Engine {
     pub(super) fn on_sum(
         &mut self,
         now: Instant,
-        t: &mut dyn Transport,
+        channels: &mut dyn Channels,
         data: &mut dyn Data,
         ring: u32,
         sum: &[u8],
@@ -202,15 +202,15 @@ impl Engine {
             Finding::Sum => self.accept(now, data, ring, sum),
             Finding::Unsummed => {
                 self.statistics.unsummed += 1;
-                self.fall_back(t, Reason::Unsummed, self.place.rank);
+                self.fall_back(channels, Reason::Unsummed, self.place.rank);
             }
             Finding::Stray => {
                 self.statistics.wrong += 1;
-                self.fall_back(t, Reason::Stray, self.place.rank);
+                self.fall_back(channels, Reason::Stray, self.place.rank);
             }
             Finding::Wrong => {
                 self.statistics.wrong += 1;
-                self.fall_back(t, Reason::Wrong, self.place.rank);
+                self.fall_back(channels, Reason::Wrong, self.place.rank);
             }
         }
     }
@@ -329,7 +329,7 @@ impl Engine {
     pub(super) fn contribute(
         &mut self,
         now: Instant,
-        t: &mut dyn Transport,
+        channels: &mut dyn Channels,
         data: &mut dyn Data,
         ring: u32,
         number: u64,
@@ -337,16 +337,16 @@ impl Engine {
     ) {
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
         let done = self.reductions.of(ring, number).contribute(self.place, payload, |step, lanes| {
-            out.push(data_frame(steps.take(t), ring, number, step, lanes));
+            out.push(data_frame(steps.take(channels), ring, number, step, lanes));
         });
-        self.after_steps(now, t, data, ring, done);
+        self.after_steps(now, channels, data, ring, done);
     }
 
     /// A step of the ranks' own ring.
     pub(super) fn on_data(
         &mut self,
         now: Instant,
-        t: &mut dyn Transport,
+        channels: &mut dyn Channels,
         data: &mut dyn Data,
         h: DataHeader,
         lanes: &[u8],
@@ -370,15 +370,15 @@ impl Engine {
         }
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
         let done = self.reductions.of(h.ring, h.number).step(self.place, h.step, lanes, |step, lanes| {
-            out.push(data_frame(steps.take(t), h.ring, h.number, step, lanes));
+            out.push(data_frame(steps.take(channels), h.ring, h.number, step, lanes));
         });
-        self.after_steps(now, t, data, h.ring, done);
+        self.after_steps(now, channels, data, h.ring, done);
     }
 
     fn after_steps(
         &mut self,
         now: Instant,
-        t: &mut dyn Transport,
+        channels: &mut dyn Channels,
         data: &mut dyn Data,
         ring: u32,
         done: Result<(), Misfit>,
@@ -386,7 +386,7 @@ impl Engine {
         let mut out = std::mem::take(&mut self.outgoing);
         for frame in out.drain(..) {
             self.statistics.ring_bytes += (frame.len() - DATA_HEADER) as u64;
-            self.send_plain(t, frame);
+            self.send_plain(channels, frame);
         }
         self.outgoing = out;
         if done == Err(Misfit) {

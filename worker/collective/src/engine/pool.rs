@@ -1,7 +1,7 @@
 //! Buffers that are used again: what has been sent once costs no allocation any more.
 
 use crate::buffer::Buffer;
-use crate::transport::Transport;
+use crate::channels::Channels;
 
 /// Buffers of one size that nobody uses at the moment. With those in use they are never more than were in use at once, which the window
 /// limits.
@@ -20,9 +20,9 @@ impl Pool {
     }
 
     /// A buffer with whatever it held last: to clear a message that will be written anew costs a pass over it.
-    pub fn take(&mut self, t: &mut dyn Transport) -> Buffer {
+    pub fn take(&mut self, channels: &mut dyn Channels) -> Buffer {
         self.lent += 1;
-        self.free.pop().unwrap_or_else(|| t.buffer(self.room))
+        self.free.pop().unwrap_or_else(|| channels.buffer(self.room))
     }
 
     /// Takes a buffer back. Those that came from elsewhere are dropped.

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::operation::{Operation, Outcome, RingPart};
 use super::{Engine, MAX_OPEN, Path};
+use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Descriptor, Frame, Progress};
 use crate::numeric::element::{Data, Dtype, Owned};
 use crate::numeric::layout::Plan;
-use crate::transport::Transport;
 
 /// How long after its start a rank asks who else has started, if no sum has told.
 const FIRST_QUERY: Duration = Duration::from_millis(2);
@@ -34,7 +34,7 @@ impl Work<'_> {
 
 impl Engine {
     /// Starts an all-reduce, and gives its number. [`outcome`](Self::outcome) tells when it is done.
-    pub fn start(&mut self, now: Instant, t: &mut dyn Transport, work: Work<'_>) -> Result<u64, Error> {
+    pub fn start(&mut self, now: Instant, channels: &mut dyn Channels, work: Work<'_>) -> Result<u64, Error> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -76,23 +76,23 @@ impl Engine {
             self.look_after_oldest(now);
         }
         if self.run.is_some() {
-            self.announce(t);
+            self.announce(channels);
             self.untold = Some(descriptor);
             let messages: usize = self.operations.back().map_or(0, |o| o.left);
             if self.path != Path::Box || self.operations.len() > 1 || messages > FEW {
-                self.announce(t);
+                self.announce(channels);
             }
         }
-        self.compare(t);
+        self.compare(channels);
         Ok(number)
     }
 
     /// Tells the next rank of an operation that has been started, if it does not know. With few messages that is late: the sums'
     /// sequence lanes say already that all ranks have called for the same, and an announcement and its acknowledgement are two packets
     /// of six. Long ones are announced at once, for what is lost is missed sooner where all are known to have started.
-    pub(super) fn announce(&mut self, t: &mut dyn Transport) {
+    pub(super) fn announce(&mut self, channels: &mut dyn Channels) {
         if let Some(descriptor) = self.untold.take() {
-            self.tell(t, &Frame::Operation(descriptor));
+            self.tell(channels, &Frame::Operation(descriptor));
         }
     }
 
@@ -136,19 +136,19 @@ impl Engine {
     }
 
     /// The previous rank has started an operation.
-    pub(super) fn on_operation(&mut self, t: &mut dyn Transport, d: Descriptor) {
+    pub(super) fn on_operation(&mut self, channels: &mut dyn Channels, d: Descriptor) {
         // It starts no more before this one has started what was before them, and each once.
         let latest = self.announced.back().map_or(0, |d| d.number);
         if d.number <= latest || !self.can_be_at(Progress { started: d.number, completed: 0 }) {
             let text = format!("rank {} cannot have started operation {}", self.previous(), d.number);
-            self.fail(t, Error::Protocol(text));
+            self.fail(channels, Error::Protocol(text));
             return;
         }
         let previous = self.previous() as usize;
         let started = &mut self.progress[previous].started;
         *started = (*started).max(d.number);
         self.announced.push_back(d);
-        self.compare(t);
+        self.compare(channels);
     }
 
     /// Whether a rank can be so far: nothing is complete without this rank's part, and no more are open than may be.
@@ -158,14 +158,14 @@ impl Engine {
     }
 
     /// Compares operations with what the previous rank has announced.
-    fn compare(&mut self, t: &mut dyn Transport) {
+    fn compare(&mut self, channels: &mut dyn Channels) {
         let started = self.own().started;
         while let Some(theirs) = self.announced.pop_front_if(|d| d.number <= started) {
             // Those that are complete were the same.
             let own = self.operations.iter().map(|o| o.descriptor).find(|d| d.number == theirs.number);
             if let Some(own) = own.filter(|own| *own != theirs) {
                 self.fail(
-                    t,
+                    channels,
                     Error::Mismatch(format!(
                         "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks must call for the same",
                         own.number,

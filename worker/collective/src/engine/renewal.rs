@@ -14,9 +14,9 @@
 //! It makes no difference who sums: ranks that have given the box up get to it again.
 
 use super::{Engine, MAX_OPEN};
+use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::Frame;
-use crate::transport::Transport;
 
 /// What this rank knows about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,13 +29,13 @@ pub(super) struct Renewal {
 
 impl Engine {
     /// Asks all ranks to connect anew, after the operation that this one, rank 0, starts next if nobody is further.
-    pub fn ask_to_renew(&mut self, t: &mut dyn Transport) {
+    pub fn ask_to_renew(&mut self, channels: &mut dyn Channels) {
         if self.renewal.is_some() || self.failure.is_some() || self.left != 0 {
             return;
         }
         let after = self.own().started + 1;
         self.renewal = Some(Renewal { after, agreed: false });
-        self.tell(t, &Frame::Renew { after, decided: false });
+        self.tell(channels, &Frame::Renew { after, decided: false });
     }
 
     /// Whether the ranks have still to agree after which operation they connect anew: none may be started. Not for ever: who is silent
@@ -52,7 +52,7 @@ impl Engine {
         self.failure.is_none() && self.left == 0 && (last || self.operations.len() >= MAX_OPEN)
     }
 
-    pub(super) fn on_renew(&mut self, t: &mut dyn Transport, after: u64, decided: bool) {
+    pub(super) fn on_renew(&mut self, channels: &mut dyn Channels, after: u64, decided: bool) {
         let (first, own) = (self.place.rank == 0, *self.own());
         let renewal = match self.renewal {
             // All have told which operation is their latest.
@@ -68,12 +68,12 @@ impl Engine {
             Some(r) if !first && !r.agreed && decided && after >= r.after => Renewal { after, agreed: true },
             _ => {
                 let text = format!("rank {} asks to connect anew after operation {after}", self.previous());
-                self.fail(t, Error::Protocol(text));
+                self.fail(channels, Error::Protocol(text));
                 return;
             }
         };
         self.renewal = Some(renewal);
-        self.tell(t, &Frame::Renew { after: renewal.after, decided: renewal.agreed });
+        self.tell(channels, &Frame::Renew { after: renewal.after, decided: renewal.agreed });
     }
 
     /// Whether this rank has completed the last operation over these connections.

@@ -10,8 +10,8 @@ use netsum_common::slot::{
 };
 use netsum_common::wire::{Bth, ROCE_PORT};
 
-use crate::links::RankNumbers;
 use crate::numeric::reference::add_lanes;
+use crate::queue_pairs::RankNumbers;
 use crate::shape::JobShape;
 use netsum_rc::packet::{Extended, Verifier, encode};
 
@@ -60,7 +60,7 @@ impl Aggregator {
             flags: ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 },
             ranks: shape.ranks,
             slots,
-            window: shape.layout.window * fragments,
+            credit: shape.layout.window * fragments,
             mtu: shape.mtu,
             cpu: 0,
         };
@@ -76,8 +76,8 @@ impl Aggregator {
         let flows = (0..n).flat_map(|rank| {
             let next = &ranks[(rank + 1) % n];
             (0..shape.layout.rings as usize).map(move |ring| {
-                let key = (next.ip, next.rings[ring].receive_qpn);
-                (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn })
+                let key = (next.ip, next.rings[ring].receive_qpn.get());
+                (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn.get() })
             })
         });
         Self {
@@ -97,7 +97,7 @@ impl Aggregator {
     /// From now on no fragment is within its credit.
     pub fn swallow(&mut self) {
         for ring in &mut self.rings {
-            ring.config.window = 0;
+            ring.config.credit = 0;
         }
     }
 

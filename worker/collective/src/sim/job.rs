@@ -14,12 +14,12 @@ use super::stack::Stack;
 use super::vector::Vector;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::error::Error;
-use crate::links::{Links, Numbers, RankNumbers};
 use crate::numeric::element::Slice;
 use crate::numeric::layout::Layout;
+use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use crate::shape::JobShape;
 use crate::way_back::{WayBack, Wish};
-use netsum_rc::{Endpoint, EndpointConfig};
+use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
 
 /// Always there.
 pub(super) const ALWAYS: Range<Duration> = Duration::ZERO..Duration::MAX;
@@ -489,8 +489,8 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumber
     let mut connection = || {
         *qpn += 2;
         // Near the end of the 24 bits, so that some wrap.
-        let first_psn = (0xff_ffe0 + rng.below(64)) as u32 & 0xff_ffff;
-        Numbers { receive_qpn: 0x100 + *qpn, send_qpn: 0x101 + *qpn, first_psn }
+        let first_psn = Psn::new((0xff_ffe0 + rng.below(64)) as u32);
+        Numbers { receive_qpn: Qpn::new(0x100 + *qpn), send_qpn: Qpn::new(0x101 + *qpn), first_psn }
     };
     ips.iter()
         .map(|ip| RankNumbers {
@@ -510,7 +510,7 @@ fn connect(spec: &Spec, now: Instant, rank: u32, all: &[RankNumbers], anew: u64)
         Box::new(Selective::new(&shape, rank, all))
     } else {
         let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
-        Box::new(Links::new(endpoint, &shape, rank, all, 4096).expect("connections"))
+        Box::new(QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections"))
     };
     let run = Rng(spec.seed << 32 ^ (spec.run + anew) << 8 ^ u64::from(rank)).next();
     let settings = Settings { rank, shape, timeout: spec.timeout, run };

@@ -15,11 +15,11 @@ use netsum_common::wire::{Aeth, Bth, Nak, Opcode, ROCE_PORT, Syndrome};
 
 use super::stack::Stack;
 use crate::buffer::Buffer;
-use crate::links::{Numbers, RankNumbers};
+use crate::channels::{Channel, ChannelEvent, Channels};
+use crate::queue_pairs::{Numbers, RankNumbers};
 use crate::shape::JobShape;
-use crate::transport::{Channel, Transport, TransportEvent};
 use netsum_rc::packet::{Extended, Verifier, encode};
-use netsum_rc::{Stats, Transmit};
+use netsum_rc::{Psn, Qpn, Stats, Transmit};
 
 /// As in the other model, where the acknowledgement waits for nobody.
 const PROMPT_ACK_TIMEOUT: Duration = Duration::from_millis(8);
@@ -49,8 +49,8 @@ struct Recovery {
 /// A sender; packets are counted without wrapping.
 #[derive(Debug)]
 struct Sender {
-    qpn: u32,
-    first_psn: u32,
+    qpn: Qpn,
+    first_psn: Psn,
     mtu: usize,
     max_inflight: u64,
     messages: VecDeque<Message>,
@@ -67,12 +67,12 @@ struct Sender {
 }
 
 impl Sender {
-    fn psn(&self, packet: u64) -> u32 {
-        serial::add(self.first_psn, packet as u32 & serial::MASK)
+    fn psn(&self, packet: u64) -> Psn {
+        self.first_psn.plus(packet as u32)
     }
 
-    fn packet(&self, psn: u32) -> Option<u64> {
-        let packet = self.acked.checked_add_signed(i64::from(serial::diff(psn, self.psn(self.acked))));
+    fn packet(&self, psn: Psn) -> Option<u64> {
+        let packet = self.acked.checked_add_signed(i64::from(psn.ahead_of(self.psn(self.acked))));
         packet.filter(|p| *p <= self.sent)
     }
 
@@ -133,7 +133,7 @@ impl Sender {
         let m = &self.messages[self.messages.partition_point(|m| m.first + m.packets <= n)];
         let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
         let at = (n - m.first) as usize * self.mtu;
-        let mut bth = Bth::new(Opcode::data(false, first, last, false), self.qpn, self.psn(n));
+        let mut bth = Bth::new(Opcode::data(false, first, last, false), self.qpn.get(), self.psn(n).get());
         bth.ack_request = true;
         let payload = &m.data[at..m.data.len().min(at + self.mtu)];
         encode(buf, from, to, 0, &bth, &Extended::default(), payload);
@@ -146,20 +146,21 @@ impl Sender {
 /// A receiver.
 #[derive(Debug)]
 struct Receiver {
-    qpn: u32,
-    expected: u32,
+    qpn: Qpn,
+    expected: Psn,
     msn: u32,
     /// By distance from the first PSN ever.
     early: BTreeMap<u64, (Opcode, Vec<u8>)>,
     taken: u64,
     partial: Option<Vec<u8>>,
     buffers: VecDeque<Vec<u8>>,
-    answers: VecDeque<(u32, Aeth)>,
+    answers: VecDeque<(Psn, Aeth)>,
 }
 
 impl Receiver {
     fn on_data(&mut self, bth: &Bth, payload: &[u8], stats: &mut Stats) -> Vec<Vec<u8>> {
-        let ahead = serial::diff(bth.psn, self.expected);
+        let psn = Psn::new(bth.psn);
+        let ahead = psn.ahead_of(self.expected);
         let mut messages = Vec::new();
         if ahead < 0 {
             stats.duplicate_request += 1;
@@ -177,7 +178,7 @@ impl Receiver {
             }
             let Some((opcode, payload)) = self.early.remove(&self.taken) else { break };
             self.taken += 1;
-            self.expected = serial::add(self.expected, 1);
+            self.expected = self.expected.plus(1);
             let partial = self.partial.as_mut().expect("a message begins with its first packet");
             partial.extend_from_slice(&payload);
             if opcode.is_last() {
@@ -185,13 +186,13 @@ impl Receiver {
                 messages.extend(self.partial.take());
             }
         }
-        let answer = if serial::diff(bth.psn, self.expected) < 0 {
-            (serial::sub(self.expected, 1), Aeth { syndrome: Syndrome::Ack(0x1f), msn: self.msn })
+        let answer = if psn.ahead_of(self.expected) < 0 {
+            (self.expected.minus(1), Aeth { syndrome: Syndrome::Ack(0x1f), msn: self.msn })
         } else {
             stats.out_of_sequence += 1;
             stats.naks_sent += 1;
-            let came = if ahead < REACH { bth.psn } else { self.expected };
-            (self.expected, Aeth { syndrome: Syndrome::Nak(Nak::SequenceError), msn: came })
+            let came = if ahead < REACH { psn } else { self.expected };
+            (self.expected, Aeth { syndrome: Syndrome::Nak(Nak::SequenceError), msn: came.get() })
         };
         self.answers.push_back(answer);
         messages
@@ -208,9 +209,9 @@ pub(super) struct Selective {
     senders: Vec<(Channel, Sender)>,
     receivers: Vec<(Channel, Receiver)>,
     /// Which queue pair: in `senders` when true.
-    by_qpn: HashMap<u32, (bool, Channel)>,
-    events: VecDeque<TransportEvent>,
-    turn: usize,
+    by_qpn: HashMap<Qpn, (bool, Channel)>,
+    events: VecDeque<ChannelEvent>,
+    cursor: usize,
     stats: Stats,
 }
 
@@ -227,7 +228,7 @@ impl Selective {
             receivers: Vec::new(),
             by_qpn: HashMap::new(),
             events: VecDeque::new(),
-            turn: 0,
+            cursor: 0,
             stats: Stats::default(),
         };
         let fragments = u64::from(shape.layout.message_size.div_ceil(shape.mtu));
@@ -277,7 +278,7 @@ impl Selective {
     }
 }
 
-impl Transport for Selective {
+impl Channels for Selective {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         let data = data.into_vec();
         if let Some(s) = self.sender(channel) {
@@ -304,7 +305,7 @@ impl Transport for Selective {
         }
     }
 
-    fn poll(&mut self) -> Option<TransportEvent> {
+    fn poll(&mut self) -> Option<ChannelEvent> {
         self.events.pop_front()
     }
 
@@ -323,29 +324,28 @@ impl Stack for Selective {
             self.stats.rx_icrc_encapsulated += 1;
             return;
         };
-        let Some((sends, channel)) = self.by_qpn.get(&packet.bth.qpn).copied() else { return };
+        let Some((sends, channel)) = self.by_qpn.get(&Qpn::new(packet.bth.qpn)).copied() else { return };
         match (sends, packet.aeth) {
             (true, Some(aeth)) if from == self.next => {
                 let Some((_, s)) = self.senders.iter_mut().find(|s| s.0 == channel) else { return };
                 let nak = aeth.syndrome == Syndrome::Nak(Nak::SequenceError);
                 // An ACK names the last that has arrived, a NAK the first that has not.
-                let psn = if nak { packet.bth.psn } else { serial::add(packet.bth.psn, 1) };
+                let psn = Psn::new(packet.bth.psn).plus(u32::from(!nak));
                 let Some(packet) = s.packet(psn) else { return };
                 let done = s.acknowledge(now, packet);
                 if nak {
-                    let came = s.packet(aeth.msn).filter(|p| *p > s.acked && *p < s.sent);
+                    let came = s.packet(Psn::new(aeth.msn)).filter(|p| *p > s.acked && *p < s.sent);
                     s.sacked.extend(came);
                     self.stats.packet_seq_err += 1;
                     s.recover();
                 }
-                let sent =
-                    |(id, data): (u64, Vec<u8>)| TransportEvent::Sent { channel, id, data: data.into() };
+                let sent = |(id, data): (u64, Vec<u8>)| ChannelEvent::Sent { channel, id, data: data.into() };
                 self.events.extend(done.into_iter().map(sent));
             }
             (false, None) if from == self.previous && packet.bth.opcode.is_rc_data() => {
                 let Some((_, r)) = self.receivers.iter_mut().find(|r| r.0 == channel) else { return };
                 let messages = r.on_data(&packet.bth, packet.payload, &mut self.stats);
-                let received = |data: Vec<u8>| TransportEvent::Received { channel, data: data.into() };
+                let received = |data: Vec<u8>| ChannelEvent::Received { channel, data: data.into() };
                 self.events.extend(messages.into_iter().map(received));
             }
             _ => self.stats.discarded += 1,
@@ -357,16 +357,24 @@ impl Stack for Selective {
         for (_, r) in &mut self.receivers {
             if let Some((psn, aeth)) = r.answers.pop_front() {
                 let ext = Extended { aeth: Some(aeth), ..Extended::default() };
-                encode(buf, self.local, self.previous, 0, &Bth::new(Opcode::ACK, r.qpn, psn), &ext, &[]);
+                encode(
+                    buf,
+                    self.local,
+                    self.previous,
+                    0,
+                    &Bth::new(Opcode::ACK, r.qpn.get(), psn.get()),
+                    &ext,
+                    &[],
+                );
                 return Some(Transmit { to: self.previous, segment_size: None, len: buf.len() });
             }
         }
         for i in 0..self.senders.len() {
-            let at = (self.turn + i) % self.senders.len();
+            let at = (self.cursor + i) % self.senders.len();
             let s = &mut self.senders[at].1;
             if let Some((n, again)) = s.choose() {
                 s.encode(now, n, self.local, self.next, buf);
-                self.turn = at + 1;
+                self.cursor = at + 1;
                 self.stats.sent_packets += 1;
                 self.stats.retransmissions += u64::from(again);
                 return Some(Transmit { to: self.next, segment_size: None, len: buf.len() });

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use netsum_common::wire::ROCE_PORT;
 
-use crate::links::Links;
-use crate::transport::Transport;
+use crate::channels::Channels;
+use crate::queue_pairs::QueuePairChannels;
 use netsum_rc::{Stats, Transmit};
 
 /// One host's connections.
-pub(super) trait Stack: Transport {
+pub(super) trait Stack: Channels {
     fn receive(&mut self, now: Instant, from: IpAddr, datagram: &[u8]);
     fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit>;
     fn next_timeout(&self) -> Option<Instant>;
@@ -18,7 +18,7 @@ pub(super) trait Stack: Transport {
     fn stats(&self) -> Stats;
 }
 
-impl Stack for Links {
+impl Stack for QueuePairChannels {
     fn receive(&mut self, now: Instant, from: IpAddr, datagram: &[u8]) {
         self.endpoint.receive(now, (from, ROCE_PORT).into(), false, datagram);
     }

@@ -9,9 +9,9 @@ use super::rng::Rng;
 use super::vector::Vector;
 use super::{describe, simulate};
 use crate::error::Error;
-use crate::links::MIN_ACK_TIMEOUT;
 use crate::numeric::element::Dtype;
 use crate::numeric::layout::Layout;
+use crate::queue_pairs::MIN_ACK_TIMEOUT;
 use crate::report::Mode;
 
 fn ints(rank: u32, length: usize, salt: u64) -> Vector {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::verbs::memory::tests::counting;
+use netsum_rc::Qpn;
 
 /// Notes what it is asked for, and completes what it is told to.
 struct Fake {
@@ -82,10 +83,10 @@ fn verbs(registered: &Arc<AtomicUsize>) -> Verbs<Fake> {
         armed: 0,
         pipe: nix::unistd::pipe().unwrap(),
     };
-    let remote = Remote { ip: [10, 0, 0, 2].into(), qpn: 17 };
-    let side = Side::Send(SendQueue::new(0xff_ffff, 1024, 2));
+    let remote = Remote { ip: [10, 0, 0, 2].into(), qpn: Qpn::new(17) };
+    let side = Side::Send(SendQueue::new(Psn::new(0xff_ffff), 1024, 2));
     let out = Queue { channel: Channel::RingOut(0), remote, side, failed: false };
-    let side = Side::Receive { first_psn: 5, next: 0, posted: VecDeque::new() };
+    let side = Side::Receive { first_psn: Psn::new(5), next: 0, posted: VecDeque::new() };
     let into = Queue { channel: Channel::RingIn(0), remote, side, failed: false };
     let arena = Arena::new(counting(registered));
     Verbs::new(adapter, arena, vec![out, into], "fake".into(), "fake".into())
@@ -105,11 +106,11 @@ fn complete(v: &mut Verbs<Fake>, work: u64, result: Result<usize, Trouble>) -> V
 
 fn drive(v: &mut Verbs<Fake>) -> Vec<String> {
     Connections::drive(v, Instant::now()).unwrap();
-    std::iter::from_fn(|| Transport::poll(v))
+    std::iter::from_fn(|| Channels::poll(v))
         .map(|event| match event {
-            TransportEvent::Sent { channel, id, .. } => format!("{channel:?} sent {id}"),
-            TransportEvent::Received { channel, data } => format!("{channel:?} received {}", data.len()),
-            TransportEvent::Failed { channel, reason } => format!("{channel:?} failed: {reason}"),
+            ChannelEvent::Sent { channel, id, .. } => format!("{channel:?} sent {id}"),
+            ChannelEvent::Received { channel, data } => format!("{channel:?} received {}", data.len()),
+            ChannelEvent::Failed { channel, reason } => format!("{channel:?} failed: {reason}"),
         })
         .collect()
 }
@@ -126,8 +127,10 @@ fn nothing_is_sent_before_buffers_are_there_and_the_queue_is_never_too_full() {
     assert_eq!(v.adapter.sends, []);
     assert_eq!(v.adapter.receives, [(INTO, 1 << 48, 2048)]);
     v.start().unwrap();
-    let flows =
-        [(OUT, Flow::Send { first_psn: 0xff_ffff, doublings: 0 }), (INTO, Flow::Receive { first_psn: 5 })];
+    let flows = [
+        (OUT, Flow::Send { first_psn: Psn::new(0xff_ffff), doublings: 0 }),
+        (INTO, Flow::Receive { first_psn: Psn::new(5) }),
+    ];
     assert_eq!(v.adapter.connected, flows);
     assert_eq!(v.adapter.sends.len(), 2);
     let first = v.adapter.sends[0].1;
@@ -154,7 +157,7 @@ fn a_queue_pair_that_gives_up_is_started_anew_where_it_stood() {
     assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0]);
     assert_eq!(v.adapter.resets, [OUT]);
     // Three packets after 0xff_ffff.
-    assert_eq!(v.adapter.connected.last(), Some(&(OUT, Flow::Send { first_psn: 2, doublings: 1 })));
+    assert_eq!(v.adapter.connected.last(), Some(&(OUT, Flow::Send { first_psn: Psn::new(2), doublings: 1 })));
     let again: Vec<u64> = v.adapter.sends[3..].iter().map(|s| s.1).collect();
     assert_eq!(again.len(), 2);
     assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0], "of its earlier life");
@@ -221,8 +224,8 @@ fn messages_are_sent_and_received_where_they_are_built_and_read() {
     v.receive_into(Channel::RingIn(0), buffer);
     v.adapter.done.push_back(Completion { work: 1 << 48, result: Ok(5) });
     assert!(Connections::drive(&mut v, Instant::now()).unwrap());
-    match Transport::poll(&mut v) {
-        Some(TransportEvent::Received { data, .. }) => assert_eq!((data.as_ptr(), data.len()), (address, 5)),
+    match Channels::poll(&mut v) {
+        Some(ChannelEvent::Received { data, .. }) => assert_eq!((data.as_ptr(), data.len()), (address, 5)),
         other => panic!("{other:?}"),
     }
 }

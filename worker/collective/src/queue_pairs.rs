@@ -1,21 +1,21 @@
-//! The queue pairs of a rank under the engine's channels.
+//! The channels over queue pairs of the RC endpoint `netsum-rc`.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
+use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::frame::plain_room;
 use crate::shape::JobShape;
-use crate::transport::{Channel, Transport, TransportEvent};
-use netsum_rc::{Endpoint, Event, QpConfig, QpId, SetupError};
+use netsum_rc::{Endpoint, Event, Psn, QpConfig, QpId, Qpn, SetupError};
 
 /// Numbers of one connection pair of a rank: from the previous and to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Numbers {
-    pub receive_qpn: u32,
-    pub send_qpn: u32,
-    pub first_psn: u32,
+    pub receive_qpn: Qpn,
+    pub send_qpn: Qpn,
+    pub first_psn: Psn,
 }
 
 /// A rank's address and numbers.
@@ -28,9 +28,9 @@ pub struct RankNumbers {
     pub any_ip_id: bool,
 }
 
-/// An endpoint with the queue pairs to both neighbours.
+/// An endpoint, with a queue pair for each channel.
 #[derive(Debug)]
-pub struct Links {
+pub struct QueuePairChannels {
     pub endpoint: Endpoint,
     qps: HashMap<Channel, QpId>,
     channels: HashMap<QpId, Channel>,
@@ -43,7 +43,7 @@ const ACK_TIMEOUT: Duration = Duration::from_micros(67_109);
 /// in runs without loss (8 ms: in each of four runs of the lab's tests; 16 ms: in none of four).
 pub const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
-impl Links {
+impl QueuePairChannels {
     /// Makes the queue pairs of rank `rank`. `capacity` is how many packets the socket holds for certain.
     pub fn new(
         mut endpoint: Endpoint,
@@ -69,7 +69,7 @@ impl Links {
                             next.ip,
                             next_n.receive_qpn,
                             own.first_psn,
-                            0,
+                            Psn::default(),
                             shape.mtu as usize,
                         ),
                     ),
@@ -79,7 +79,7 @@ impl Links {
                             own.receive_qpn,
                             previous.ip,
                             previous_n.send_qpn,
-                            0,
+                            Psn::default(),
                             previous_n.first_psn,
                             shape.mtu as usize,
                         ),
@@ -112,7 +112,7 @@ impl Links {
     }
 }
 
-impl Transport for Links {
+impl Channels for QueuePairChannels {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         if let Some(qp) = self.qps.get(&channel) {
             self.endpoint.post_send(*qp, id, data.into_vec(), None);
@@ -131,15 +131,15 @@ impl Transport for Links {
         }
     }
 
-    fn poll(&mut self) -> Option<TransportEvent> {
+    fn poll(&mut self) -> Option<ChannelEvent> {
         loop {
             let event = self.endpoint.poll_event()?;
             let (Event::Sent { qp, .. } | Event::Received { qp, .. } | Event::Failed { qp, .. }) = &event;
             let Some(channel) = self.channels.get(qp).copied() else { continue };
             return Some(match event {
-                Event::Sent { id, data, .. } => TransportEvent::Sent { channel, id, data: data.into() },
-                Event::Received { data, .. } => TransportEvent::Received { channel, data: data.into() },
-                Event::Failed { error, .. } => TransportEvent::Failed { channel, reason: error.to_string() },
+                Event::Sent { id, data, .. } => ChannelEvent::Sent { channel, id, data: data.into() },
+                Event::Received { data, .. } => ChannelEvent::Received { channel, data: data.into() },
+                Event::Failed { error, .. } => ChannelEvent::Failed { channel, reason: error.to_string() },
             });
         }
     }

@@ -19,9 +19,9 @@ pub enum Channel {
     PlainIn,
 }
 
-/// What a transport tells.
+/// What has happened on a channel.
 #[derive(Debug)]
-pub enum TransportEvent {
+pub enum ChannelEvent {
     /// A message has been acknowledged; here is its buffer.
     Sent { channel: Channel, id: u64, data: Buffer },
     /// A message has arrived.
@@ -30,8 +30,8 @@ pub enum TransportEvent {
     Failed { channel: Channel, reason: String },
 }
 
-/// Reliable connections to the neighbours.
-pub trait Transport {
+/// A rank's reliable connections to its neighbours.
+pub trait Channels {
     /// An empty buffer with room for so many bytes, which is best to send from and to receive into.
     fn buffer(&mut self, room: usize) -> Buffer {
         Buffer::heap(room)
@@ -44,7 +44,7 @@ pub trait Transport {
     /// Gives a buffer to receive into.
     fn receive_into(&mut self, channel: Channel, buffer: Buffer);
     /// What has happened, oldest first.
-    fn poll(&mut self) -> Option<TransportEvent>;
+    fn poll(&mut self) -> Option<ChannelEvent>;
     /// Closes a connection and gives back what it has not yet delivered, by id.
     fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)>;
 }

@@ -11,11 +11,11 @@ use crate::udp::UdpDriver;
 #[cfg(feature = "xdp")]
 use crate::xdp::XdpDriver;
 use netsum_collective::buffer::Buffer;
+use netsum_collective::channels::{Channel, ChannelEvent, Channels};
 use netsum_collective::error::Error;
-use netsum_collective::links::{Links, Numbers, RankNumbers};
+use netsum_collective::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
-use netsum_collective::transport::{Channel, Transport, TransportEvent};
 use netsum_rc::{Endpoint, EndpointConfig};
 
 /// What moves an endpoint's datagrams.
@@ -65,8 +65,8 @@ impl Driver for XdpDriver {
     }
 }
 
-/// Sockets. As a rule they are open already when the other ranks hear of them, which may send at once.
-pub(crate) struct Driven<D> {
+/// Sockets without connections. As a rule they are open already when the other ranks hear of them, which may send at once.
+pub(crate) struct SocketNetwork<D> {
     ip: IpAddr,
     bind: fn(IpAddr) -> Result<D, Error>,
     driver: Option<D>,
@@ -76,14 +76,14 @@ fn no_socket(ip: IpAddr, e: &impl ToString) -> Error {
     Error::Socket { ip, reason: e.to_string() }
 }
 
-impl<D: Driver> Driven<D> {
+impl<D: Driver> SocketNetwork<D> {
     fn open(ip: IpAddr, bind: fn(IpAddr) -> Result<D, Error>, when: Bind) -> Result<Self, Error> {
         let driver = (when == Bind::Now).then(|| bind(ip)).transpose()?;
         Ok(Self { ip, bind, driver })
     }
 }
 
-impl Driven<UdpDriver> {
+impl SocketNetwork<UdpDriver> {
     /// A UDP socket.
     pub fn udp(ip: IpAddr, when: Bind) -> Result<Self, Error> {
         Self::open(ip, |ip| UdpDriver::bind(ip).map_err(|e| no_socket(ip, &e)), when)
@@ -91,14 +91,14 @@ impl Driven<UdpDriver> {
 }
 
 #[cfg(feature = "xdp")]
-impl Driven<XdpDriver> {
+impl SocketNetwork<XdpDriver> {
     /// AF_XDP sockets.
     pub fn xdp(ip: IpAddr, when: Bind) -> Result<Self, Error> {
         Self::open(ip, |ip| XdpDriver::bind(ip).map_err(|e| no_socket(ip, &e)), when)
     }
 }
 
-impl<D: Driver> Network for Driven<D> {
+impl<D: Driver> Network for SocketNetwork<D> {
     fn numbers(&mut self, shape: &JobShape) -> Result<(Vec<Numbers>, Numbers), Error> {
         let mut fresh = Fresh::new();
         let rings = (0..shape.layout.rings).map(|_| fresh.connection()).collect();
@@ -125,9 +125,9 @@ impl<D: Driver> Network for Driven<D> {
         let ready = driver.prepare(shape.mtu as usize, &peers);
         ready.map_err(|reason| Error::Socket { ip, reason })?;
         let capacity = driver.receive_capacity(shape.mtu as usize);
-        let links = Links::new(endpoint, shape, rank as u32, ranks, capacity)
+        let channels = QueuePairChannels::new(endpoint, shape, rank as u32, ranks, capacity)
             .map_err(|e| Error::Config(format!("connections: {e}")))?;
-        Ok(Box::new(Driving { ip, links, driver }))
+        Ok(Box::new(SocketConnections { ip, channels, driver }))
     }
 
     fn any_ip_id(&self) -> bool {
@@ -135,46 +135,47 @@ impl<D: Driver> Network for Driven<D> {
     }
 }
 
-struct Driving<D> {
+/// A rank's connections, and what moves their datagrams.
+struct SocketConnections<D> {
     ip: IpAddr,
-    links: Links,
+    channels: QueuePairChannels,
     driver: D,
 }
 
-impl<D: Driver> Transport for Driving<D> {
+impl<D: Driver> Channels for SocketConnections<D> {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
-        self.links.send(channel, id, data);
+        self.channels.send(channel, id, data);
     }
 
     fn expect(&mut self, now: Instant, channel: Channel, id: u64) {
-        self.links.expect(now, channel, id);
+        self.channels.expect(now, channel, id);
     }
 
     fn receive_into(&mut self, channel: Channel, buffer: Buffer) {
-        self.links.receive_into(channel, buffer);
+        self.channels.receive_into(channel, buffer);
     }
 
-    fn poll(&mut self) -> Option<TransportEvent> {
-        self.links.poll()
+    fn poll(&mut self) -> Option<ChannelEvent> {
+        self.channels.poll()
     }
 
     fn close(&mut self, channel: Channel) -> Vec<(u64, Buffer)> {
-        self.links.close(channel)
+        self.channels.close(channel)
     }
 }
 
-impl<D: Driver> Connections for Driving<D> {
+impl<D: Driver> Connections for SocketConnections<D> {
     fn start(&mut self) -> Result<(), Error> {
         Ok(())
     }
 
     fn drive(&mut self, until: Instant) -> Result<bool, Error> {
-        let driven = self.driver.drive(&mut self.links.endpoint, until);
+        let driven = self.driver.drive(&mut self.channels.endpoint, until);
         driven.map_err(|e| Error::Socket { ip: self.ip, reason: e.to_string() })
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.links.endpoint.next_timeout()
+        self.channels.endpoint.next_timeout()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -182,7 +183,7 @@ impl<D: Driver> Connections for Driving<D> {
     }
 
     fn traffic(&self) -> Option<Traffic> {
-        let stats = self.links.endpoint.stats();
+        let stats = self.channels.endpoint.stats();
         let mut traffic = Traffic::default();
         traffic.bytes_sent = stats.sent_bytes;
         traffic.bytes_received = stats.received_bytes;

@@ -1,0 +1,72 @@
+//! The outcome of an all-reduce in flight: a *promise* for who drives, a *ticket* for who waits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use netsum_collective::engine::Finished;
+use netsum_collective::error::Error;
+use netsum_collective::numeric::element::Owned;
+use netsum_collective::report::Report;
+
+/// What is put into a ticket.
+type Settled = Result<(Owned, Report), Error>;
+
+/// Where the outcome is put.
+pub(super) struct Ticket {
+    settled: Mutex<Option<Settled>>,
+    changed: Condvar,
+    called: Instant,
+    /// How many there were before.
+    retransmissions: Option<u64>,
+}
+
+impl Ticket {
+    pub fn new(retransmissions: Option<u64>) -> Arc<Self> {
+        let (settled, changed, called) = (Mutex::new(None), Condvar::new(), Instant::now());
+        Arc::new(Self { settled, changed, called, retransmissions })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Option<Settled>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn settle(&self, outcome: Settled) {
+        *self.lock() = Some(outcome);
+        self.changed.notify_all();
+    }
+
+    pub fn wait(&self, most: Duration) {
+        let settled = self.lock();
+        if settled.is_none() {
+            drop(self.changed.wait_timeout(settled, most));
+        }
+    }
+}
+
+/// The other end of a [`Ticket`]. Dropped, it is broken: nobody waits for ever.
+pub(super) struct Promise(Option<Arc<Ticket>>);
+
+impl Promise {
+    /// A promise, and the ticket that it is for.
+    pub fn new(retransmissions: Option<u64>) -> (Arc<Ticket>, Self) {
+        let ticket = Ticket::new(retransmissions);
+        (Arc::clone(&ticket), Self(Some(ticket)))
+    }
+
+    /// The all-reduce has come to its end; `retransmissions` are counted as before.
+    pub fn settle(mut self, result: Result<Finished, Error>, data: Owned, retransmissions: Option<u64>) {
+        let Some(ticket) = self.0.take() else { return };
+        let again = retransmissions.zip(ticket.retransmissions).map(|(after, before)| after - before);
+        let report = result.and_then(|finished| finished.report(ticket.called.elapsed(), again));
+        ticket.settle(report.map(|report| (data, report)));
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.0.take() {
+            ticket.settle(Err(Error::Closed));
+        }
+    }
+}

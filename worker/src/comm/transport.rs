@@ -1,0 +1,112 @@
+//! The transport that the configuration asks for, opened.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::config::{Bootstrap, CommConfig, Transport};
+use super::network::{Bind, Network};
+use super::sockets::SocketNetwork;
+use crate::verbs::gid;
+use netsum_collective::error::Error;
+
+/// Opens what the configuration asks for.
+pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, Error> {
+    let ip = config.ip;
+    let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
+    let place = match config.transport {
+        Transport::Udp => None,
+        Transport::Xdp => return open_xdp(ip, when),
+        Transport::Auto if listed => None,
+        Transport::Auto => gid::find(Path::new(gid::SYSFS), ip),
+        Transport::Verbs if listed => {
+            let text = "transport verbs: an adapter chooses its queue pair numbers itself, so that ranks need a daemon to tell \
+                        them to each other, and not a list of addresses";
+            return Err(Error::Config(text.to_owned()));
+        }
+        Transport::Verbs => match gid::find(Path::new(gid::SYSFS), ip) {
+            Some(place) => Some(place),
+            None => {
+                let text = format!(
+                    "transport verbs: no RDMA adapter has {ip} as a GID for RoCE v2; see `rdma link`"
+                );
+                return Err(Error::Config(text));
+            }
+        },
+    };
+    match place {
+        None => open_udp(ip, when),
+        Some(place) => match (open_verbs(config, place), config.transport) {
+            (Err(e), Transport::Auto) => {
+                log::warn!("rank {}: {e}; trying over UDP", config.rank);
+                open_udp(ip, when)
+            }
+            (opened, _) => opened,
+        },
+    }
+}
+
+fn open_udp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(SocketNetwork::udp(ip, when)?))
+}
+
+#[cfg(feature = "xdp")]
+fn open_xdp(ip: IpAddr, when: Bind) -> Result<Box<dyn Network>, Error> {
+    Ok(Box::new(SocketNetwork::xdp(ip, when)?))
+}
+
+#[cfg(not(feature = "xdp"))]
+fn open_xdp(_: IpAddr, _: Bind) -> Result<Box<dyn Network>, Error> {
+    Err(Error::Config("transport xdp: this program was built without the feature `xdp`".to_owned()))
+}
+
+#[cfg(feature = "verbs")]
+fn open_verbs(config: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
+    super::verbs::open(config, place)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn open_verbs(_: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
+    let reason = "this program was built without the feature `verbs`".to_owned();
+    Err(Error::Adapter { device: place.device, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(transport: Transport, bootstrap: Bootstrap) -> Option<String> {
+        let config = CommConfig { transport, ..CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap) };
+        open(&config, Bind::Now).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn an_adapter_that_is_not_there_is_an_error_where_it_is_asked_for() {
+        let peers = vec![[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
+        let listed = Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+        let text = refused(Transport::Verbs, listed).unwrap();
+        assert!(text.contains("need a daemon"), "{text}");
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let text = refused(Transport::Verbs, daemon).unwrap();
+        assert!(text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"), "{text}");
+    }
+
+    #[cfg(not(feature = "xdp"))]
+    #[test]
+    fn af_xdp_is_refused_where_it_is_not_built_in() {
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let text = refused(Transport::Xdp, daemon).unwrap();
+        assert!(text.contains("transport xdp") && text.contains("feature `xdp`"), "{text}");
+    }
+
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn an_adapter_that_libibverbs_cannot_open_is_named() {
+        let place = gid::Place { device: "nothing0".into(), port: 1, gid_index: 0 };
+        let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
+        let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
+        let text = open_verbs(&config, place).err().unwrap().to_string();
+        // The library and the kernel's part of it may be there or not.
+        let reasons = ["libibverbs", "ib_uverbs"];
+        assert!(text.starts_with("adapter nothing0: ") && reasons.iter().any(|r| text.contains(r)), "{text}");
+    }
+}
