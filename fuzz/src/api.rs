@@ -327,8 +327,8 @@ impl System {
             len: number(u, &[256, spec.mtu])?,
             only: !u.ratio(1u8, 8u8)?,
         };
-        if let Some(answer) = self.controller.first_packet(packet, u.arbitrary()?, self.now) {
-            assert!(answer.outcome != Outcome::Known || answer.actions.is_empty());
+        if let Some(answer) = self.controller.first_packets(*job, &[packet], u.arbitrary()?, self.now) {
+            assert!(answer.outcomes != [Outcome::Known] || answer.actions.is_empty());
             self.carry_out(answer.actions);
         }
         Ok(())

@@ -82,13 +82,13 @@ impl DataPlane for BpfDataPlane {
         self.ended()
     }
 
-    fn pause_ring(&mut self, ring: u32) -> Result<()> {
-        self.set_active(ring, false)?;
+    fn pause_rings(&mut self, rings: &[u32]) -> Result<()> {
+        rings.iter().try_for_each(|ring| self.set_active(*ring, false))?;
         self.wait_for_programs()
     }
 
-    fn resume_ring(&mut self, ring: u32) -> Result<()> {
-        self.set_active(ring, true)
+    fn resume_rings(&mut self, rings: &[u32]) -> Result<()> {
+        rings.iter().try_for_each(|ring| self.set_active(*ring, true))
     }
 
     fn attached(&self) -> Vec<u32> {

@@ -39,10 +39,10 @@ pub trait DataPlane: Send {
     fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
     /// The flows that have ended and whose data is dropped.
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>>;
-    /// Stops a ring for a moment: what comes is dropped. Returns when no packet is under way in it any more.
-    fn pause_ring(&mut self, ring: u32) -> anyhow::Result<()>;
-    /// Goes on with a ring that was stopped.
-    fn resume_ring(&mut self, ring: u32) -> anyhow::Result<()>;
+    /// Stops rings for a moment: what comes is dropped. Returns when no packet is under way in them any more.
+    fn pause_rings(&mut self, rings: &[u32]) -> anyhow::Result<()>;
+    /// Goes on with rings that were stopped.
+    fn resume_rings(&mut self, rings: &[u32]) -> anyhow::Result<()>;
     /// The interfaces that the ingress program is attached to, by this daemon or one before.
     fn attached(&self) -> Vec<u32>;
     /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what was done, in words.
