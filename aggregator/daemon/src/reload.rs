@@ -8,11 +8,12 @@ use anyhow::{Context as _, Result, bail};
 use tokio::signal::unix::Signal;
 
 use super::links::{Link, Netlink};
-use super::state::Shared;
+use super::state::{Inner, Shared, programs_of_now};
 use crate::config::Config;
 
-/// How often ports are looked for.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// How often ports are looked for. Ranks that have given the box up try it again after a second: a port without the program has it
+/// by then.
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Looks after configuration and ports.
 pub struct Reloader {
@@ -94,7 +95,13 @@ impl Reloader {
         }
     }
 
-    /// Attaches to ports that are new, and lets go of those that are not there any more.
+    /// Attaches to a port, also where another interface has the number of one that was a port.
+    fn attach(&self, inner: &mut Inner, ifindex: u32) -> Result<()> {
+        let gone = inner.plane.detach(ifindex);
+        gone.and_then(|()| inner.plane.attach(ifindex, self.config.xdp)).context("cannot attach")
+    }
+
+    /// Attaches to ports that are new or have lost the program, and lets go of those that are not there any more.
     fn take(&mut self, links: &[Link]) {
         let mut inner = self.shared.lock();
         let known = inner.controller.ports().to_vec();
@@ -109,17 +116,23 @@ impl Reloader {
                 // It was a port before, and flows that ended then are still kept out.
                 Some(_) if attached.contains(&link.ifindex) => Ok(()),
                 Some(mode) => Err(anyhow::anyhow!("an XDP program of somebody else is attached ({mode})")),
-                // Also where another interface has the number of one that was a port.
-                None => {
-                    let gone = inner.plane.detach(link.ifindex);
-                    gone.and_then(|()| inner.plane.attach(link.ifindex, self.config.xdp))
-                        .context("cannot attach")
-                }
+                None => self.attach(&mut inner, link.ifindex),
             };
             match attached {
                 Ok(()) => {
                     log::info!("port {} has come", link.name);
                     ports.push(link.port());
+                }
+                Err(e) if self.refused.insert(link.ifindex) => log::error!("port {}: {e:#}", link.name),
+                Err(_) => {}
+            }
+        }
+        for link in links.iter().filter(|l| is_known(l) && l.xdp.is_none()) {
+            match self.attach(&mut inner, link.ifindex) {
+                Ok(()) => {
+                    log::warn!("port {}: somebody has detached the program; it is attached again", link.name);
+                    self.refused.remove(&link.ifindex);
+                    inner.programs = programs_of_now();
                 }
                 Err(e) if self.refused.insert(link.ifindex) => log::error!("port {}: {e:#}", link.name),
                 Err(_) => {}

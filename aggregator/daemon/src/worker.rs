@@ -206,17 +206,16 @@ impl Worker for WorkerService {
     async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let renew = {
+        let (renew, programs) = {
             let mut inner = self.shared.lock();
             let job = inner
                 .controller
                 .heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())
                 .map_err(refused)?;
-            job.epoch.as_ref().is_some_and(|epoch| epoch.renew)
+            (job.epoch.as_ref().is_some_and(|epoch| epoch.renew), inner.programs)
         };
         let job = self.job(&r.job, &r.token)?;
         let api::Job { state, error, epoch, .. } = job;
-        let programs = self.shared.programs;
         Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew, programs }))
     }
 
