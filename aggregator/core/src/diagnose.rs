@@ -356,8 +356,8 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
         &Case {
             port: &rank.port.name,
             src: flow.src,
-            mtu: ring.spec.mtu,
-            window: ring.spec.window,
+            mtu: ring.spec.config.mtu,
+            window: ring.spec.config.window,
             base_psn: flow.base_psn,
             psn: seen.last_psn,
             low: ring.view.state.low,
@@ -482,6 +482,7 @@ pub fn seconds(t: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use netsum_common::abi::RingConfig;
     use netsum_common::slot::RingState;
 
     use super::*;
@@ -490,14 +491,8 @@ mod tests {
     fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
         let spec = RingSpec {
             id: 1,
-            ranks: 2,
-            slots: 16,
-            window: 8,
-            mtu: 1024,
             cpu: 0,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig { ranks: 2, slots: 16, window: 8, mtu: 1024, ..RingConfig::default() },
         };
         let seen = last.map(|(last_psn, outcome)| FlowSeen {
             packets: 9,

@@ -14,11 +14,11 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, InBandJob, ring_flags};
 use netsum_common::wire::in_band::dtype_code;
 
-use super::{Action, Controller, Job, State};
-use crate::plane::{FirstPacket, FlowSpec, InBandSpec};
+use super::{Action, Controller, Job, JobSpec, State};
+use crate::plane::{FirstPacket, FlowSpec};
 
 /// A claim whose packet has not come again for so long is of a connection that has gone.
 pub const CLAIM_LIFE: Duration = Duration::from_secs(60);
@@ -215,15 +215,12 @@ impl FirstPacket {
 
 impl Job {
     /// What the data plane has to know where the job is set up in band.
-    pub(super) fn in_band_spec(&self) -> Option<InBandSpec> {
+    pub(super) fn listen_in_band(&self) -> Option<Action> {
         let first = self.rings.first().filter(|_| self.spec.in_band)?;
-        Some(InBandSpec {
-            token: self.spec.token.in_band(),
-            job: first.id,
-            ranks: self.spec.ranks,
-            rings: self.spec.rings,
-            verify_icrc: self.spec.verify_icrc,
-        })
+        let JobSpec { ranks, rings, .. } = self.spec;
+        let flags = self.spec.flags() & ring_flags::ICRC_IGNORE;
+        let job = InBandJob { job: first.id, ranks, rings, flags };
+        Some(Action::ListenInBand(self.spec.token.in_band(), job))
     }
 
     /// Whether a first packet is of the present epoch or the one before.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
-use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS};
+use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS, RingConfig, ring_flags};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +59,20 @@ impl JobSpec {
     /// Slots of a ring, had the job this window. `None` where that are too many.
     pub fn slots_for(&self, window: u32) -> Option<u32> {
         abi::ring_slots(window, self.fragments())
+    }
+
+    /// What the data plane is to know of each of its rings.
+    pub(super) fn ring_config(&self, slots: u32) -> RingConfig {
+        let window = self.window * self.fragments();
+        RingConfig { flags: self.flags(), ranks: self.ranks, slots, window, mtu: self.mtu, cpu: 0 }
+    }
+
+    /// Bits of [`ring_flags`].
+    pub(super) fn flags(&self) -> u32 {
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE)
+            | flag(!self.in_order, ring_flags::RELAXED)
+            | flag(self.in_band, ring_flags::IN_BAND)
     }
 
     /// Checks every property; the slots of a ring.

@@ -38,12 +38,12 @@ pub mod watch;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, InBandJob};
 use netsum_common::serial;
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
-use crate::plane::{FlowSpec, InBandSpec, RingSpec};
+use crate::plane::{FlowSpec, RingSpec};
 pub use job::{Job, JobSpec, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
@@ -86,7 +86,7 @@ pub enum Action {
     /// Register a flow.
     AddFlow(FlowSpec),
     /// Note and drop first packets with a job's token.
-    ListenInBand(InBandSpec),
+    ListenInBand(InBandToken, InBandJob),
     /// Do so no longer.
     IgnoreInBand(InBandToken),
     /// Start a ring; the interface of each rank.
@@ -249,7 +249,7 @@ impl Controller {
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
         let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
         let job = Job::new(spec, slots, rings);
-        actions.extend(job.in_band_spec().map(Action::ListenInBand));
+        actions.extend(job.listen_in_band());
         *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
         self.jobs.insert(job.spec.name.clone(), job);
         Ok(actions)
@@ -285,7 +285,7 @@ impl Controller {
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
         let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
-        actions.extend(job.in_band_spec().map(|spec| Action::IgnoreInBand(spec.token)));
+        actions.extend(job.spec.in_band.then(|| Action::IgnoreInBand(job.spec.token.in_band())));
         actions.extend(job.teardown());
         self.pool.give_back(&job.spec, job.slots, &job.rings);
         Ok(actions)

@@ -82,7 +82,7 @@ fn a_job_is_active_once_all_its_flows_are_there() {
     let mut c = controller();
     let actions = c.create_job(spec("a", 2)).unwrap();
     let [Action::ResetCounters(1), Action::CreateRing(r)] = &actions[..] else { panic!("{actions:?}") };
-    assert_eq!((r.slots, r.window, r.id), (256, 128, 1));
+    assert_eq!((r.config.slots, r.config.window, r.id), (256, 128, 1));
     assert_eq!(c.add_flow("a", 0, flow(0, 2)).unwrap().len(), 1);
     assert_eq!(c.job("a").unwrap().state, State::Waiting);
     let actions = c.add_flow("a", 0, flow(1, 2)).unwrap();
@@ -384,6 +384,15 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
+#[test]
+fn the_state_file_has_of_rings_what_daemons_before_this_one_read() {
+    let mut c = controller();
+    c.create_job(JobSpec { verify_icrc: false, in_order: false, ..spec("a", 2) }).unwrap();
+    let ring = r#"{"id":1,"ranks":2,"slots":256,"window":128,"mtu":1024,"cpu":0,"verify_icrc":false,"in_order":false,"in_band":false}"#;
+    let saved = serde_json::to_string(&c.save()).unwrap();
+    assert!(saved.contains(&format!("\"slots\":256,\"rings\":[{ring}],\"flows\":[]")), "{saved}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
@@ -425,11 +434,11 @@ proptest! {
                     Action::AddFlow(f) => prop_assert!(flows.insert(f.key()), "flow twice"),
                     Action::ActivateRing(r, ports) => {
                         prop_assert!(rings.contains(&r.id));
-                        prop_assert_eq!(ports.len(), r.ranks as usize);
+                        prop_assert_eq!(ports.len(), r.config.ranks as usize);
                     }
                     Action::ForgetEnded(gone) => prop_assert!(gone.iter().all(|key| !flows.contains(key))),
                     Action::Reply { .. } | Action::ResetCounters(_) => {}
-                    Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
+                    Action::ListenInBand(..) | Action::IgnoreInBand(_) => {}
                 }
             }
             let used: u64 = c.jobs().map(|j| pool::job_memory(&j.spec, j.slots)).sum();
@@ -525,7 +534,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
                 Action::ForgetEnded(gone) => assert!(gone.iter().all(|key| !flows.contains(key))),
-                Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
+                Action::ListenInBand(..) | Action::IgnoreInBand(_) => {}
             }
         }
         (rings.len(), flows.len())

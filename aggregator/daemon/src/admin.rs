@@ -218,13 +218,13 @@ impl Admin for AdminService {
             reply.rings.push(api::RingState {
                 ring: index as u32,
                 cpu: inner.plane.cpu_number(spec.cpu),
-                slots: spec.slots,
+                slots: spec.config.slots,
                 low: state.low,
-                expected: state.expected[..spec.ranks as usize].to_vec(),
+                expected: state.expected[..spec.config.ranks as usize].to_vec(),
             });
             for (i, slot) in inner.plane.slots(spec.id).map_err(internal)?.iter().enumerate() {
                 if slot.is(Slot::USED) {
-                    reply.slots.push(slot_message(index as u32, i as u32, slot, spec.ranks));
+                    reply.slots.push(slot_message(index as u32, i as u32, slot, spec.config.ranks));
                 }
             }
         }
@@ -305,9 +305,9 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
     for ring in &job.rings {
         timings.add(inner, ring.id)?;
         let load = ring_load(inner, job, ring)?;
-        stats.slots += ring.slots;
+        stats.slots += ring.config.slots;
         stats.slots_used += load.slots_used;
-        stats.credit += ring.window;
+        stats.credit += ring.config.window;
         of_rank.iter_mut().zip(load.credit_used).for_each(|(sum, used)| *sum += used);
     }
     stats.credit_used = of_rank.into_iter().max().unwrap_or(0);
@@ -325,13 +325,13 @@ fn ring_message(inner: &Inner, job: &Job, number: u32, ring: &RingSpec) -> anyho
         id: ring.id,
         cpu: inner.plane.cpu_number(ring.cpu),
         active: job.state == State::Active,
-        ranks: ring.ranks,
-        mtu: ring.mtu,
-        memory: abi::ring_memory(ring.slots, ring.mtu, ring.ranks),
-        slots: ring.slots,
+        ranks: ring.config.ranks,
+        mtu: ring.config.mtu,
+        memory: abi::ring_memory(ring.config.slots, ring.config.mtu, ring.config.ranks),
+        slots: ring.config.slots,
         slots_used: load.slots_used,
         low: load.low,
-        credit: ring.window,
+        credit: ring.config.window,
         credit_used: load.credit_used,
         waits_ms: load.waits.map(|t| t.as_millis() as u64),
     })

@@ -204,7 +204,7 @@ fn ring_evidence(
         }
     });
     let ranks = ranks.collect();
-    let waits = inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.window));
+    let waits = inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.config.window));
     Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
 }
 
@@ -236,7 +236,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
             port_up: r.port.up,
             expected,
             expected_psn: serial::add(r.flow.base_psn, expected),
-            credit_used: ring.view.credit_used(rank as usize, ring.spec.window),
+            credit_used: ring.view.credit_used(rank as usize, ring.spec.config.window),
             packets: r.seen.packets,
             refused: r.seen.refused,
             last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),
@@ -250,7 +250,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         ring: ring.ring,
         low,
         waits_ms: ring.waits.map(|t| t.as_millis() as u64),
-        credit: ring.spec.window,
+        credit: ring.spec.config.window,
         ranks: ranks.collect(),
         missing,
     }

@@ -132,20 +132,20 @@ pub fn begin(
     let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
     let taken = plane.take_over_links()?;
     attach(&mut plane, config, links, &taken, &[])?;
-    let rings: Vec<u32> = saved.jobs.iter().flat_map(|j| &j.rings).map(|r| r.id).collect();
+    let rings: Vec<u32> = saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
     plane.forget_others(&rings, &flows)?;
     let mut broken = Vec::new();
     for job in &saved.jobs {
-        for ring in &job.rings {
-            if !plane.is_whole(ring, job.is_active(), &job.flows)? {
+        for ring in job.rings() {
+            if !plane.is_whole(&ring, job.is_active(), &job.flows)? {
                 broken.push(ring.id);
             }
         }
     }
     let jobs = saved.jobs.len();
     let why = |job: &SavedJob| {
-        let half = job.rings.iter().any(|r| broken.contains(&r.id));
+        let half = job.rings().any(|r| broken.contains(&r.id));
         half.then(|| "the one before was killed while it changed the job".to_owned())
     };
     let actions = controller.restore(saved, Instant::now(), why).map_err(|e| {

@@ -178,7 +178,7 @@ impl Inner {
             Action::CreateRing(ring) => self.plane.create_ring(&ring),
             Action::ResetCounters(ring) => self.plane.reset_counters(ring),
             Action::AddFlow(flow) => self.plane.add_flow(&flow),
-            Action::ListenInBand(job) => self.plane.listen_in_band(&job),
+            Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
             Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),

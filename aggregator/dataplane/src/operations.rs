@@ -4,12 +4,12 @@ use anyhow::{Context as _, Result};
 use aya::maps::{Array, PerCpuArray, PerCpuValues};
 use aya::programs::links::FdLink;
 use aya::programs::xdp::XdpMode as AyaMode;
-use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter, maps, programs};
+use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceFilter, maps, programs};
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
 use super::bpf::{Attachment, BpfDataPlane, program};
 use super::plane::{DataPlane, ProgramFacts, Traced, XdpMode};
@@ -145,8 +145,8 @@ impl DataPlane for BpfDataPlane {
         self.noted_strangers()
     }
 
-    fn listen_in_band(&mut self, job: &InBandSpec) -> Result<()> {
-        self.listen(job)
+    fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
+        self.listen(token, job)
     }
 
     fn ignore_in_band(&mut self, token: InBandToken) -> Result<()> {

@@ -2,12 +2,12 @@
 
 use std::time::SystemTime;
 
-use netsum_common::abi::{FlowKey, StrangerKey, TraceEvent, TraceFilter};
+use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceEvent, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
 /// How XDP programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub trait DataPlane: Send {
     /// Connections noted since the watch began, and how many data packets came on each.
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
     /// Begins to note and drop first packets with a job's token; again and with other properties, if it does already.
-    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()>;
+    fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> anyhow::Result<()>;
     /// Passes first packets with this token on, as others. What is missing already is no error.
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
     /// Takes out what has been noted of first packets since the last time.

@@ -11,12 +11,12 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
-use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter};
+use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 use netsum_core::watch::Patience;
 use netsum_core::{Controller, PortInfo};
 use netsum_daemon::doorman::Limits;
@@ -146,8 +146,8 @@ impl DataPlane for Remembers {
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
         Ok(Vec::new())
     }
-    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()> {
-        self.0.lock().unwrap().listening.insert(job.token);
+    fn listen_in_band(&mut self, token: InBandToken, _: InBandJob) -> anyhow::Result<()> {
+        self.0.lock().unwrap().listening.insert(token);
         Ok(())
     }
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()> {

@@ -72,6 +72,7 @@ fn names(ranks: &[u32]) -> String {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
+    use netsum_common::abi::RingConfig;
     use netsum_common::slot::{RingState, Slot};
 
     use super::*;
@@ -85,14 +86,14 @@ mod tests {
     fn ring(ranks: &[Option<(u32, bool, u32)>]) -> RingEvidence {
         let spec = RingSpec {
             id: 1,
-            ranks: ranks.len() as u32,
-            slots: 16,
-            window: 8,
-            mtu: 1024,
             cpu: 0,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig {
+                ranks: ranks.len() as u32,
+                slots: 16,
+                window: 8,
+                mtu: 1024,
+                ..RingConfig::default()
+            },
         };
         let mut slot = Slot { index: LOW, flags: Slot::USED, ..Slot::default() };
         let evidence = |(rank, what): (usize, &Option<(u32, bool, u32)>)| {

@@ -23,8 +23,8 @@ fn controller() -> Controller {
 fn with_job() -> Controller {
     let mut c = controller();
     let actions = c.create_job(spec("a")).unwrap();
-    let Action::ListenInBand(listen) = &actions[2] else { panic!("{actions:?}") };
-    assert_eq!((listen.job, listen.ranks, listen.rings, listen.verify_icrc), (1, RANKS, 1, true));
+    let listen = InBandJob { job: 1, ranks: RANKS, rings: 1, flags: 0 };
+    assert_eq!(actions[2], Action::ListenInBand(spec("a").token.in_band(), listen));
     c
 }
 
@@ -98,7 +98,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
     assert_eq!(began, Outcome::Began(1));
     // Nothing has been in its rings yet.
     let [flows @ .., Action::ActivateRing(ring, ports)] = &actions[..] else { panic!("{actions:?}") };
-    assert!(ring.in_band && ports == &[10, 11, 12]);
+    assert!(ring.config.flags == ring_flags::IN_BAND && ports == &[10, 11, 12]);
     for (rank, flow) in flows.iter().enumerate() {
         let Action::AddFlow(flow) = flow else { panic!("{flow:?}") };
         let p = packet(rank as u32, 1);
@@ -400,7 +400,7 @@ fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_goes_on() {
     let saved = serde_json::from_str(&serde_json::to_string(&c.save()).unwrap()).unwrap();
     let mut next = controller();
     let actions = next.restore(saved, Instant::now(), |_| None).unwrap();
-    assert!(matches!(&actions[..], [Action::ListenInBand(listen)] if listen.job == 1), "{actions:?}");
+    assert!(matches!(&actions[..], [Action::ListenInBand(_, listen)] if listen.job == 1), "{actions:?}");
     assert_eq!(outcome(&mut next, packet(2, 1)), Outcome::Known);
     begin(&mut next, 2);
 }

@@ -254,7 +254,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_slots",
             None,
             "slots of a ring",
-            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.slots.into()))).collect(),
+            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.config.slots.into()))).collect(),
         ),
         gauge(
             "ring_slots_used",
@@ -266,7 +266,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_credit_fragments",
             None,
             "fragments that a rank may send beyond what has been released",
-            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.window.into()))).collect(),
+            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.config.window.into()))).collect(),
         ),
         gauge(
             "rank_credit_used_fragments",
@@ -320,6 +320,7 @@ mod tests {
     use super::*;
     use crate::links::Link;
     use crate::load::{RingLoad, Timings};
+    use netsum_common::abi::RingConfig;
     use netsum_core::plane::RingSpec;
     use netsum_core::tenant::TenantView;
     use netsum_core::tenant::{Amount, Limits};
@@ -327,14 +328,8 @@ mod tests {
     fn snapshot() -> Snapshot {
         let ring = RingSpec {
             id: 3,
-            ranks: 2,
-            slots: 256,
-            window: 128,
-            mtu: 1024,
             cpu: 5,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig { ranks: 2, slots: 256, window: 128, mtu: 1024, ..RingConfig::default() },
         };
         let load = RingLoad {
             low: 7,

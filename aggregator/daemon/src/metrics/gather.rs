@@ -95,7 +95,7 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
             found.counters.iter_mut().zip(of_ring).for_each(|(sum, value)| *sum += value);
             found.timings.add(&inner, ring.id)?;
             let mut load = ring_load(&inner, job, &ring)?;
-            load.credit_used.truncate(ring.ranks as usize);
+            load.credit_used.truncate(ring.config.ranks as usize);
             let cpu = inner.plane.cpu_number(ring.cpu);
             found.rings.push((RingSpec { cpu, ..ring }, load));
         }
