@@ -183,7 +183,7 @@ impl Controller {
         let refusal = self.jobs[name]
             .disagreement(&all)
             .or_else(|| self.contradiction(name, &flows).map(|r| r.to_string()))
-            .or_else(|| self.check_claims(name, &flows).err().map(|r| r.to_string()));
+            .or_else(|| self.check_owners(name, &flows).err().map(|r| r.to_string()));
         if refusal.is_none() {
             self.take_over(&flows);
         }

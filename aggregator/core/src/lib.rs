@@ -3,7 +3,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `claims` | who may claim which address |
+//! | `owners` | who owns which address |
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
@@ -18,12 +18,12 @@
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
-mod claims;
 pub mod diagnose;
 pub mod ended;
 pub mod in_band;
 pub mod job;
 pub mod membership;
+mod owners;
 pub mod plane;
 pub mod pool;
 pub mod saved;
@@ -365,7 +365,7 @@ impl Controller {
         self.check_key(&flow)?;
         let mut all = self.job(name)?.flows.clone();
         all.push(flow.clone());
-        self.check_claims(name, &all)?;
+        self.check_owners(name, &all)?;
         self.take_over(std::slice::from_ref(&flow));
         let job = self.job_mut(name)?;
         job.flows.push(flow.clone());

@@ -561,7 +561,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
 }
 
 #[test]
-fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
+fn nobody_can_take_an_address_that_belongs_behind_another_port() {
     let now = Instant::now();
     let mut c = controller();
     c.create_job(spec("a", 2)).unwrap();
@@ -569,7 +569,7 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
         c.join(join("a", rank, 0, rank.into(), now), now).unwrap();
     }
     // Ranks of another job, on ports of their own, but with an address of the first job.
-    let claim = |c: &mut Controller, change: &dyn Fn(&mut Join)| {
+    let join_b = |c: &mut Controller, change: &dyn Fn(&mut Join)| {
         for rank in 0..2 {
             let mut j = join("b", rank, 0, 10 + u64::from(rank), now);
             j.address.ip = IpAddr::from([10, 9, 0, rank as u8 + 1]);
@@ -589,7 +589,7 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
     for change in [(|j: &mut Join| j.address.ip = IpAddr::from([10, 0, 0, 1])) as fn(&mut Join), |j| {
         j.mac = [2, 0, 0, 0, 0, 0]
     }] {
-        let actions = claim(&mut c, &change);
+        let actions = join_b(&mut c, &change);
         assert!(
             actions.iter().all(|a| matches!(a, Action::Reply { result: Err(Refusal::Exists(why)), .. }
             if why.contains("belongs to a rank behind another port"))),
@@ -598,7 +598,7 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
         assert_eq!(c.job("b").unwrap().state, State::Waiting);
     }
     // The same port is no other one: several ranks live there. And its own addresses are fine.
-    assert!(replies(&claim(&mut c, &|_| ())).iter().all(|(_, good)| *good));
+    assert!(replies(&join_b(&mut c, &|_| ())).iter().all(|(_, good)| *good));
     // By hand the same holds.
     c.create_job(spec("c", 2)).unwrap();
     let stolen = FlowSpec { qpn: 7, ifindex: 13, ..flow(0, 2) };

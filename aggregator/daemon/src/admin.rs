@@ -16,9 +16,9 @@ use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
-use super::links::Netlink;
 use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
 use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, state_message};
+use super::netlink::Netlink;
 use super::state::{Inner, Shared};
 use super::trace;
 
@@ -41,8 +41,8 @@ impl AdminService {
     /// Takes note of the MTUs that the ports have by now.
     async fn look_at_ports(&self) -> Result<(), Status> {
         if let Some(netlink) = &self.netlink {
-            let links = netlink.links().await.map_err(|e| Status::internal(format!("{e:#}")))?;
-            self.shared.lock().controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+            let interfaces = netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?;
+            self.shared.lock().controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         }
         Ok(())
     }
@@ -175,8 +175,8 @@ impl Admin for AdminService {
     }
 
     async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
-        let links = match &self.netlink {
-            Some(netlink) => netlink.links().await.map_err(|e| Status::internal(format!("{e:#}")))?,
+        let interfaces = match &self.netlink {
+            Some(netlink) => netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?,
             None => Vec::new(),
         };
         let inner = self.shared.lock();
@@ -191,11 +191,11 @@ impl Admin for AdminService {
                 flows,
                 ..api::Port::default()
             };
-            if let Some(link) = links.iter().find(|l| l.ifindex == p.ifindex) {
-                port.mac.clone_from(&link.mac);
-                (port.mtu, port.up) = (link.mtu, link.up);
-                port.xdp = link.xdp.unwrap_or_default().into();
-                [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = link.counters;
+            if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
+                port.mac.clone_from(&interface.mac);
+                (port.mtu, port.up) = (interface.mtu, interface.up);
+                port.xdp = interface.xdp.unwrap_or_default().into();
+                [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
             }
             port
         });

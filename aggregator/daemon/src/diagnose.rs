@@ -13,9 +13,9 @@ use netsum_core::{Job, State};
 use netsum_dataplane::count;
 use tonic::Status;
 
-use super::links::{Link, Netlink};
 use super::load::{counter_messages, counters, flows_of, view};
 use super::message::{refused, state_message};
+use super::netlink::{Interface, Netlink};
 use super::state::{Inner, Shared};
 
 /// How often rings that are active are looked at.
@@ -114,13 +114,13 @@ pub async fn answer(
         let message = format!("--watch {}: at most {} s", request.watch_ms, MAX_WATCH.as_secs());
         return Err(Status::invalid_argument(message));
     }
-    let links = |netlink: Option<Netlink>| async move {
+    let interfaces = |netlink: Option<Netlink>| async move {
         match netlink {
-            Some(netlink) => netlink.links().await.map_err(internal),
+            Some(netlink) => netlink.interfaces().await.map_err(internal),
             None => Ok(Vec::new()),
         }
     };
-    let before = links(netlink.cloned()).await?;
+    let before = interfaces(netlink.cloned()).await?;
     let mut packets: HashMap<(u32, u32), u32> = HashMap::new();
     let tokens_before;
     let watching = {
@@ -137,7 +137,7 @@ pub async fn answer(
         Watching(shared.clone())
     };
     tokio::time::sleep(watch).await;
-    let after = links(netlink.cloned()).await?;
+    let after = interfaces(netlink.cloned()).await?;
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
@@ -178,15 +178,16 @@ fn ring_evidence(
     number: u32,
     ring: &RingSpec,
     packets: &HashMap<(u32, u32), u32>,
-    [before, after]: [&Vec<Link>; 2],
+    [before, after]: [&Vec<Interface>; 2],
 ) -> anyhow::Result<RingEvidence> {
     let now = Instant::now();
     let flows = flows_of(job, ring.id);
     let view = view(inner, ring, &flows)?;
     let ago = |t: Instant| now.saturating_duration_since(t);
     let ranks = flows.into_iter().zip(&view.ranks).map(|(flow, &seen)| {
-        let link = |links: &[Link]| links.iter().find(|l| l.ifindex == flow.ifindex).cloned();
-        let (old, new) = (link(before), link(after));
+        let interface =
+            |interfaces: &[Interface]| interfaces.iter().find(|l| l.ifindex == flow.ifindex).cloned();
+        let (old, new) = (interface(before), interface(after));
         let port = PortEvidence {
             name: inner.controller.port_name(flow.ifindex),
             // Without netlink nothing speaks against the port.

@@ -9,8 +9,8 @@ use netsum_core::{Action, Connection, Controller, Job, RankAddress};
 use tonic::{Request, Response, Status};
 
 use super::doorman::Peer;
-use super::links::{Found, Netlink};
 use super::message::{job_message, mac_from_text, mac_text, refused};
+use super::netlink::{Found, Netlink};
 use super::state::Shared;
 
 /// Longest time that a rank may wait for others.
@@ -72,7 +72,7 @@ impl WorkerService {
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
         let found = netlink.place_of(address.mac, address.ip).await.map_err(internal)?;
-        let links = netlink.links().await.map_err(internal)?;
+        let interfaces = netlink.interfaces().await.map_err(internal)?;
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
         let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
         let (ifindex, mac) = match found {
@@ -89,7 +89,7 @@ impl WorkerService {
             }
         };
         let mut inner = self.shared.lock();
-        inner.controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+        inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
             Ok((ifindex, mac))
         } else {

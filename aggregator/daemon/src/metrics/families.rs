@@ -295,7 +295,7 @@ fn of_ports(s: &Snapshot) -> Vec<Family> {
         labels
     });
     let counted = |i: usize| s.ports.iter().map(|p| (port(&p.name), Value::Count(p.counters[i]))).collect();
-    let is = |value: fn(&crate::links::Link) -> u64| {
+    let is = |value: fn(&crate::netlink::Interface) -> u64| {
         s.ports.iter().map(|p| (port(&p.name), Value::Gauge(value(p)))).collect()
     };
     vec![
@@ -318,8 +318,8 @@ mod tests {
     use openmetrics_parser::openmetrics::parse_openmetrics;
 
     use super::*;
-    use crate::links::Link;
     use crate::load::{RingLoad, Timings};
+    use crate::netlink::Interface;
     use netsum_common::abi::RingConfig;
     use netsum_core::plane::RingSpec;
     use netsum_core::tenant::TenantView;
@@ -354,7 +354,7 @@ mod tests {
             timings,
             heard: vec![(0, Duration::from_millis(250))],
         };
-        let port = Link {
+        let port = Interface {
             ifindex: 3,
             name: "odd\"\\name".into(),
             mac: "02:00:00:00:00:01".into(),
