@@ -13,7 +13,7 @@ use netsum_core::in_band::Outcome;
 use netsum_core::membership::Join;
 use netsum_core::plane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_core::pool::job_memory;
-use netsum_core::{Action, Connection, Controller, PortInfo, RankAddress, State};
+use netsum_core::{Action, Connection, Controller, JobRing, PortInfo, RankAddress, State};
 use netsum_daemon::message::{job_spec, mac_from_text};
 use prost::Message;
 
@@ -227,7 +227,7 @@ impl System {
         let src_mac = mac_from_text(&f.src_mac);
         let (rank, base_psn, qpn) = (f.rank, f.psn, f.qpn);
         let flow = FlowSpec { ring: 0, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac };
-        let answer = self.controller.add_flow(&r.job, f.ring, flow);
+        let answer = self.controller.add_flow(&r.job, JobRing(f.ring), flow);
         self.answered(answer);
         Ok(())
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use netsum_common::abi::{FlowKey, InBandJob, ring_flags};
 use netsum_common::wire::in_band::dtype_code;
 
-use super::{Action, Controller, Job, JobSpec, State};
+use super::{Action, Controller, Job, JobRing, JobSpec, State};
 use crate::plane::{FirstPacket, FlowSpec};
 
 /// A claim whose packet has not come again for so long is of a connection that has gone.
@@ -39,7 +39,7 @@ pub struct InBand {
 }
 
 /// Connections by ring and rank.
-type Claims = BTreeMap<(u32, u32), Claimed>;
+type Claims = BTreeMap<(JobRing, u32), Claimed>;
 
 #[derive(Clone, Debug)]
 struct Claimed {
@@ -148,7 +148,7 @@ impl Controller {
             // It was on its way, or noted, when its epoch began.
             return Err(Outcome::Known);
         }
-        let (ring, rank) = (packet.header.ring, packet.header.rank);
+        let (ring, rank) = (JobRing(packet.header.ring), packet.header.rank);
         let here = format!("rank {rank} of ring {ring}, {where_from}");
         if (packet.header.message, packet.header.index) != (0, 0) {
             // The first message's first packet was lost, or comes behind this one.
@@ -241,11 +241,12 @@ impl Job {
     }
 
     /// Connections, by ring and rank, that have not shown up while others have, or while the job waits for all.
-    pub fn unclaimed(&self) -> Vec<(u32, u32)> {
+    pub fn unclaimed(&self) -> Vec<(JobRing, u32)> {
         if !self.spec.in_band || self.in_band.claims.is_empty() && !self.flows.is_empty() {
             return Vec::new();
         }
-        let all = (0..self.spec.rings).flat_map(|ring| (0..self.spec.ranks).map(move |rank| (ring, rank)));
+        let all =
+            self.numbered_rings().flat_map(|(ring, _)| (0..self.spec.ranks).map(move |rank| (ring, rank)));
         all.filter(|place| !self.in_band.claims.contains_key(place)).collect()
     }
 
@@ -321,20 +322,21 @@ impl Job {
     /// Whether the rank is known to be at another place.
     fn is_elsewhere(&self, packet: &FirstPacket) -> Option<String> {
         let h = &packet.header;
-        let ring = self.rings.get(h.ring as usize)?.id;
+        let job_ring = JobRing(h.ring);
+        let ring = self.ring(job_ring).ok()?.id;
         let at_work = self.flows.iter().find(|f| f.ring == ring && f.rank == h.rank);
         if let Some(f) = at_work.filter(|f| (f.src, f.ifindex) != (packet.src, packet.ifindex)) {
             return Some(format!("the rank is at work from {}", f.src));
         }
-        let claimed = self.in_band.claims.get(&(h.ring, h.rank)).map(|c| &c.packet);
+        let claimed = self.in_band.claims.get(&(job_ring, h.rank)).map(|c| &c.packet);
         let other = claimed.filter(|c| (c.src, c.ifindex) != (packet.src, packet.ifindex))?;
         Some(format!("{} waits as this rank already", other.src))
     }
 
     fn claimed_flows(&self, claims: &Claims) -> Vec<FlowSpec> {
-        let flow = |(&(ring, rank), claimed): (&(u32, u32), &Claimed)| {
+        let flow = |(&(ring, rank), claimed): (&(JobRing, u32), &Claimed)| {
             let FirstPacket { ifindex, src, src_mac, dst, qpn, psn, .. } = claimed.packet;
-            let ring = self.rings[ring as usize].id;
+            let ring = self.rings[ring.0 as usize].id;
             FlowSpec { ring, rank, base_psn: psn, ifindex, src, dst, qpn, src_mac: Some(src_mac) }
         };
         claims.iter().map(flow).collect()

@@ -44,7 +44,7 @@ use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
 use crate::plane::{FlowSpec, RingSpec};
-pub use job::{Job, JobSpec, State};
+pub use job::{Job, JobRing, JobSpec, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
@@ -321,7 +321,12 @@ impl Controller {
     }
 
     /// Registers a flow by hand.
-    pub fn add_flow(&mut self, name: &str, ring: u32, mut flow: FlowSpec) -> Result<Vec<Action>, Refusal> {
+    pub fn add_flow(
+        &mut self,
+        name: &str,
+        ring: JobRing,
+        mut flow: FlowSpec,
+    ) -> Result<Vec<Action>, Refusal> {
         let job = self.job(name)?;
         if job.spec.in_band {
             let message = format!("job `{name}`: its connections show up by themselves, in band");
@@ -332,13 +337,7 @@ impl Controller {
                 "job `{name}`: its ranks join by themselves, flows cannot be added"
             )));
         }
-        let Some(spec) = job.rings.get(ring as usize) else {
-            return Err(Refusal::Invalid(format!(
-                "--ring {ring}: the job has rings 0 to {}",
-                job.rings.len() - 1
-            )));
-        };
-        flow.ring = spec.id;
+        flow.ring = job.ring(ring)?.id;
         if flow.rank >= job.spec.ranks {
             return Err(Refusal::Invalid(format!(
                 "--rank {}: the job has ranks 0 to {}",

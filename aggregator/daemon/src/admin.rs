@@ -11,7 +11,7 @@ use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::tenant::{Limits, TenantView};
-use netsum_core::{Action, Job, State};
+use netsum_core::{Action, Job, JobRing, State};
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
@@ -169,7 +169,7 @@ impl Admin for AdminService {
             qpn: f.qpn,
             src_mac,
         };
-        let actions = inner.controller.add_flow(&r.job, f.ring, flow).map_err(refused)?;
+        let actions = inner.controller.add_flow(&r.job, JobRing(f.ring), flow).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
     }
@@ -206,17 +206,13 @@ impl Admin for AdminService {
         let r = request.into_inner();
         let inner = self.shared.lock();
         let job = inner.controller.job(&r.job).map_err(refused)?;
-        if let Some(ring) = r.ring.filter(|&ring| ring as usize >= job.rings.len()) {
-            let message = format!("--ring {ring}: the job has rings 0 to {}", job.rings.len() - 1);
-            return Err(Status::invalid_argument(message));
-        }
+        let wanted = r.ring.map(JobRing);
+        wanted.map_or(Ok(()), |ring| job.ring(ring).map(drop)).map_err(refused)?;
         let mut reply = api::ShowSlotsReply::default();
-        for (index, spec) in
-            job.rings.iter().enumerate().filter(|(i, _)| r.ring.is_none_or(|r| r as usize == *i))
-        {
+        for (ring, spec) in job.numbered_rings().filter(|(ring, _)| wanted.is_none_or(|w| w == *ring)) {
             let state = inner.plane.ring_state(spec.id).map_err(internal)?;
             reply.rings.push(api::RingState {
-                ring: index as u32,
+                ring: ring.0,
                 cpu: inner.plane.cpu_number(spec.cpu),
                 slots: spec.config.slots,
                 low: state.low,
@@ -224,7 +220,7 @@ impl Admin for AdminService {
             });
             for (i, slot) in inner.plane.slots(spec.id).map_err(internal)?.iter().enumerate() {
                 if slot.is(Slot::USED) {
-                    reply.slots.push(slot_message(index as u32, i as u32, slot, spec.config.ranks));
+                    reply.slots.push(slot_message(ring, i as u32, slot, spec.config.ranks));
                 }
             }
         }
@@ -262,8 +258,8 @@ impl Admin for AdminService {
         };
         let mut rings = Vec::new();
         for job in jobs {
-            for (number, ring) in job.rings.iter().enumerate() {
-                rings.push(ring_message(&inner, job, number as u32, ring).map_err(internal)?);
+            for (job_ring, ring) in job.numbered_rings() {
+                rings.push(ring_message(&inner, job, job_ring, ring).map_err(internal)?);
             }
         }
         Ok(Response::new(api::ListRingsReply { rings }))
@@ -317,11 +313,11 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
     Ok(stats)
 }
 
-fn ring_message(inner: &Inner, job: &Job, number: u32, ring: &RingSpec) -> anyhow::Result<api::Ring> {
+fn ring_message(inner: &Inner, job: &Job, job_ring: JobRing, ring: &RingSpec) -> anyhow::Result<api::Ring> {
     let load = ring_load(inner, job, ring)?;
     Ok(api::Ring {
         job: job.spec.name.clone(),
-        ring: number,
+        ring: job_ring.0,
         id: ring.id,
         cpu: inner.plane.cpu_number(ring.cpu),
         active: job.state == State::Active,
@@ -378,10 +374,10 @@ fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
     }
 }
 
-fn slot_message(ring: u32, number: u32, slot: &Slot, ranks: u32) -> api::Slot {
+fn slot_message(ring: JobRing, number: u32, slot: &Slot, ranks: u32) -> api::Slot {
     let has = |rank: &u32| slot.contributors & 1 << rank != 0;
     api::Slot {
-        ring,
+        ring: ring.0,
         slot: number,
         index: slot.index,
         len: slot.len,

@@ -9,7 +9,7 @@ use netsum_common::serial;
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use netsum_core::plane::{RingSpec, unmapped};
 use netsum_core::watch::Finding;
-use netsum_core::{Job, State};
+use netsum_core::{Job, JobRing, State};
 use netsum_dataplane::count;
 use tonic::Status;
 
@@ -35,7 +35,7 @@ pub async fn keep_watch(shared: Shared) {
 
 /// One look at all active rings.
 fn look(inner: &mut Inner, now: Instant) {
-    let active: Vec<(String, u32, RingSpec)> = active_rings(inner).collect();
+    let active: Vec<(String, JobRing, RingSpec)> = active_rings(inner).collect();
     inner.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
     for (job, number, ring) in active {
         let Ok(found) = inner.controller.job(&job) else { continue };
@@ -81,10 +81,12 @@ fn look(inner: &mut Inner, now: Instant) {
     }
 }
 
-fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, u32, RingSpec)> {
-    inner.controller.jobs().filter(|j| j.state == State::Active).flat_map(|j| {
-        j.rings.iter().enumerate().map(|(i, ring)| (j.spec.name.clone(), i as u32, ring.clone()))
-    })
+fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, JobRing, RingSpec)> {
+    inner
+        .controller
+        .jobs()
+        .filter(|j| j.state == State::Active)
+        .flat_map(|j| j.numbered_rings().map(|(number, ring)| (j.spec.name.clone(), number, ring.clone())))
 }
 
 /// Removes the note-taking when whoever asked for it goes away.
@@ -142,10 +144,10 @@ pub async fn answer(
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
     let rings = if job.state == State::Active {
-        let evidence = |(number, ring): (usize, &RingSpec)| {
-            ring_evidence(&inner, job, number as u32, ring, &packets, [&before, &after])
+        let evidence = |(number, ring): (JobRing, &RingSpec)| {
+            ring_evidence(&inner, job, number, ring, &packets, [&before, &after])
         };
-        job.rings.iter().enumerate().map(evidence).collect::<Result<Vec<_>, _>>().map_err(internal)?
+        job.numbered_rings().map(evidence).collect::<Result<Vec<_>, _>>().map_err(internal)?
     } else {
         Vec::new()
     };
@@ -158,7 +160,12 @@ pub async fn answer(
         ranks: job.spec.ranks,
         rings: rings.iter().map(ring_message).collect(),
         findings: findings
-            .map(|f| api::Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next })
+            .map(|f| api::Finding {
+                ring: f.ring.map(|ring| ring.0),
+                rank: f.rank,
+                what: f.what,
+                next: f.next,
+            })
             .collect(),
         drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),
     };
@@ -175,7 +182,7 @@ fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
 fn ring_evidence(
     inner: &Inner,
     job: &Job,
-    number: u32,
+    number: JobRing,
     ring: &RingSpec,
     packets: &HashMap<(u32, u32), u32>,
     [before, after]: [&Vec<Interface>; 2],
@@ -248,7 +255,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         }
     });
     api::RingDiagnosis {
-        ring: ring.ring,
+        ring: ring.ring.0,
         low,
         waits_ms: ring.waits.map(|t| t.as_millis() as u64),
         credit: ring.spec.config.window,

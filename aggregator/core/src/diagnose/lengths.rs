@@ -76,6 +76,7 @@ mod tests {
     use netsum_common::slot::{RingState, Slot};
 
     use super::*;
+    use crate::JobRing;
     use crate::diagnose::PortEvidence;
     use crate::plane::{FlowSeen, FlowSpec, RingSpec};
     use crate::watch::RingView;
@@ -124,7 +125,7 @@ mod tests {
             ranks: ranks.iter().map(|r| r.seen).collect(),
             base_psns: ranks.iter().map(|r| r.flow.base_psn).collect(),
         };
-        RingEvidence { ring: 0, spec, view, waits: None, ranks }
+        RingEvidence { ring: JobRing(0), spec, view, waits: None, ranks }
     }
 
     fn taken(len: u32) -> Option<(u32, bool, u32)> {
@@ -144,7 +145,7 @@ mod tests {
             let (findings, known) = compare(&ring(&case));
             assert_eq!(known.len(), 3);
             assert_eq!(findings.len(), 1, "{findings:?}");
-            assert_eq!((findings[0].ring, findings[0].rank), (Some(0), Some(odd)));
+            assert_eq!((findings[0].ring, findings[0].rank), (Some(JobRing(0)), Some(odd)));
             assert!(findings[0].what.starts_with("sends 64 bytes at index 7, where ranks "), "{findings:?}");
             assert!(findings[0].what.ends_with(" send 1024"), "{findings:?}");
         }

@@ -92,7 +92,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
         let first = outcome(&mut c, packet(1, 1));
         assert!(matches!(first, Outcome::Waits | Outcome::Known), "{first:?}");
     }
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(0, 0), (0, 2)]);
+    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), 0), (JobRing(0), 2)]);
     assert_eq!(outcome(&mut c, packet(2, 1)), Outcome::Waits);
     let (began, actions) = told(&mut c, packet(0, 1), true);
     assert_eq!(began, Outcome::Began(1));
@@ -135,7 +135,7 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
     // One has lost its connection: the others' epoch goes on meanwhile.
     assert_eq!(outcome(&mut c, packet(1, 2)), Outcome::Waits);
     assert_eq!((&c.job("a").unwrap().state, c.job("a").unwrap().last_epoch), (&State::Active, 1));
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(0, 0), (0, 2)]);
+    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), 0), (JobRing(0), 2)]);
     // It has lost that, too.
     assert_eq!(outcome(&mut c, packet(1, 3)), Outcome::Waits);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);
@@ -248,7 +248,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
         qpn: 100 + rank,
         src_mac: None,
     };
-    c.add_flow("b", 0, flow(0)).unwrap();
+    c.add_flow("b", JobRing(0), flow(0)).unwrap();
     assert_eq!(outcome(&mut c, packet(0, 1)), Outcome::Waits);
     assert_eq!(outcome(&mut c, packet(1, 1)), Outcome::Waits);
     let answer = outcome(&mut c, packet(2, 1));
@@ -265,7 +265,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
         qpn: packet(1, 1).qpn,
         ..flow(0)
     };
-    c.add_flow("b", 0, same).unwrap();
+    c.add_flow("b", JobRing(0), same).unwrap();
     let answer = outcome(&mut c, packet(2, 1));
     assert!(
         matches!(&answer, Outcome::Failed(why) if why.contains("a flow of another job goes there")),
@@ -353,7 +353,11 @@ fn claims_of_connections_that_have_gone_are_forgotten() {
     assert_eq!(at_time(&mut c, packet(1, 1), 0), Outcome::Waits);
     assert_eq!(at_time(&mut c, packet(1, 1), 40), Outcome::Known);
     c.tick(at(70));
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(0, 0), (0, 2)], "rank 1 has come again, rank 0 has not");
+    assert_eq!(
+        c.job("a").unwrap().unclaimed(),
+        [(JobRing(0), 0), (JobRing(0), 2)],
+        "rank 1 has come again, rank 0 has not"
+    );
     // The rank's place is free for another host.
     assert_eq!(
         at_time(&mut c, FirstPacket { src: IpAddr::from([10, 0, 0, 77]), ..packet(0, 2) }, 70),
@@ -382,7 +386,7 @@ fn jobs_in_band_are_told_from_others() {
         qpn: 1,
         src_mac: None,
     };
-    assert!(c.add_flow("a", 0, flow).unwrap_err().to_string().contains("in band"));
+    assert!(c.add_flow("a", JobRing(0), flow).unwrap_err().to_string().contains("in band"));
     // A packet that was noted before its job was deleted, and one of a job that is none.
     let actions = c.delete_job("a").unwrap();
     assert!(matches!(actions[0], Action::IgnoreInBand(_)), "{actions:?}");
