@@ -15,6 +15,7 @@ use netsum_common::abi::{self, Flow, TraceEvent};
 use netsum_common::counters::{Counter, Kind as CounterKind, of_bits};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{self, Frame};
+use netsum_core::JobRing;
 use netsum_core::diagnose::{Case, explain};
 use netsum_core::plane::unmapped;
 use netsum_core::trace::program_name;
@@ -71,7 +72,7 @@ impl Box_ {
     fn place(&self, ring: u32) -> Option<Place> {
         self.jobs.iter().find_map(|job| {
             let number = job.ring_ids.iter().position(|&id| id == ring)?;
-            Some(Place { job: job.name.clone(), ring: number as u32, ranks: job.ranks })
+            Some(Place { job: job.name.clone(), ring: JobRing(number as u32), ranks: job.ranks })
         })
     }
 }

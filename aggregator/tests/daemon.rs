@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::Parser as _;
-use common::{Daemon, join};
+use common::{Daemon, Told, join};
 use netsum_aggregator::execute;
 use netsum_api::v1 as api;
 use netsum_cli::Cli;
@@ -171,6 +171,43 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     d.netsum("job delete train").await.unwrap();
     let told = d.told.lock().unwrap();
     assert!(told.listening.is_empty() && told.flows.is_empty());
+}
+
+#[tokio::test]
+async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_made_once() {
+    const RINGS: u32 = 16;
+    let d = Daemon::start().await;
+    let job = format!(
+        "job create train --ranks 2 --mtu 1024 --rings {RINGS} --message-size 4K --in-band --token sesame"
+    );
+    d.netsum(&job).await.unwrap();
+    // All that the data plane has noted since the last look.
+    let connect = async |base_qpn: u32| {
+        let places = (0..RINGS).flat_map(|ring| (0..2).map(move |rank| (ring, rank)));
+        let packet = |(ring, rank)| {
+            let mut packet = first_packet(rank, |p| (p.len, p.only, p.header.fragments) = (1024, false, 4));
+            (packet.header.ring, packet.qpn) = (ring, base_qpn + 2 * ring + rank);
+            packet
+        };
+        d.told.lock().unwrap().first_packets = places.map(packet).collect();
+        for _ in 0..500 {
+            let is_new = |told: &Told| told.flows.iter().all(|flow| flow.qpn >= base_qpn);
+            let is_done = |told: &Told| is_new(told) && told.active.len() == RINGS as usize;
+            if is_done(&d.told.lock().unwrap()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{}", d.netsum("-p job show train").await.unwrap());
+    };
+    let made_and_paused = || {
+        let told = d.told.lock().unwrap();
+        (told.made, told.pauses)
+    };
+    connect(0x100).await;
+    assert_eq!(made_and_paused(), (RINGS, 0));
+    connect(0x200).await;
+    assert_eq!(made_and_paused(), (2 * RINGS, 1));
 }
 
 #[tokio::test]

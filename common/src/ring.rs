@@ -13,7 +13,7 @@ pub mod ring_flags {
 }
 
 /// What user space decides about a ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct RingConfig {
     /// Bits of [`ring_flags`].

@@ -8,7 +8,7 @@
 //! ## Why the box can check the credit
 //! Let `low` be the lowest index that has not been released. A rank that sends in message m+W holds the sums of all
 //! messages up to m, so all of their indices are below `low`, and its own index is below `low + W F`. The box refuses
-//! what lies beyond: a host that ignores its credit cannot claim a slot that it has no right to.
+//! what lies beyond: a host that ignores its credit cannot take a slot that it has no right to.
 //!
 //! ## Which results a connection can still ask for
 //! While some rank lacks the sum of a fragment k of message m, it has sent nothing of message m+W. So no index from
@@ -206,7 +206,7 @@ impl Verdict {
 }
 
 /// Most released slots that [`advance_low`] steps over in one call. Where more wait behind one that was late, a packet or
-/// two may be refused until `low` has caught up; a larger credit in exchange would let a host that ignores its own claim
+/// two may be refused until `low` has caught up; a larger credit in exchange would let a host that ignores its own take
 /// slots whose results others still miss.
 const LOW_STEPS: u32 = 1024;
 

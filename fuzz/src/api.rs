@@ -13,7 +13,7 @@ use netsum_core::in_band::Outcome;
 use netsum_core::membership::Join;
 use netsum_core::plane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_core::pool::job_memory;
-use netsum_core::{Action, Connection, Controller, PortInfo, RankAddress, State};
+use netsum_core::{Action, Connection, Controller, JobRing, PortInfo, RankAddress, State};
 use netsum_daemon::message::{job_spec, mac_from_text};
 use prost::Message;
 
@@ -100,13 +100,17 @@ impl System {
                 Action::ResetCounters(ring) => assert!(ring > 0 && ring < MAX_RINGS),
                 Action::CreateRing(ring) => {
                     assert!(ring.id > 0 && ring.id < MAX_RINGS && ring.cpu < 2);
-                    assert!(ring.slots.is_power_of_two() && ring.slots / 2 >= ring.window && ring.window > 0);
+                    assert!(
+                        ring.config.slots.is_power_of_two()
+                            && ring.config.slots / 2 >= ring.config.credit
+                            && ring.config.credit > 0
+                    );
                     let before = told.rings.insert(ring.id, ring);
                     assert!(before.is_none(), "the ring is there already: {before:?}");
                 }
                 Action::AddFlow(flow) => {
                     let ring = &told.rings[&flow.ring];
-                    assert!(flow.rank < ring.ranks, "{flow:?}");
+                    assert!(flow.rank < ring.config.ranks, "{flow:?}");
                     assert_eq!(flow.src.is_ipv4(), flow.dst.is_ipv4(), "{flow:?}");
                     assert!(flow.qpn < 1 << 24 && flow.base_psn < 1 << 24);
                     let taken = told.flows.iter().any(|(key, _)| *key == flow.key());
@@ -115,9 +119,9 @@ impl System {
                 }
                 Action::ActivateRing(ring, ports) => {
                     assert_eq!(told.rings.get(&ring.id), Some(&ring));
-                    assert_eq!(ports.len(), ring.ranks as usize);
+                    assert_eq!(ports.len(), ring.config.ranks as usize);
                     let flows = told.flows.iter().filter(|(_, r)| *r == ring.id).count();
-                    assert_eq!(flows, ring.ranks as usize, "active without all flows");
+                    assert_eq!(flows, ring.config.ranks as usize, "active without all flows");
                     told.active.insert(ring.id);
                 }
                 Action::DeleteRing { ring, flows, .. } => {
@@ -130,9 +134,9 @@ impl System {
                     let at_work = |key| told.flows.iter().any(|(k, _)| k == key);
                     assert!(!gone.iter().any(at_work), "a flow at work is forgotten");
                 }
-                Action::ListenInBand(job) => {
+                Action::ListenInBand(token, job) => {
                     assert!(told.rings.contains_key(&job.job), "no ring of the job is there yet");
-                    let before = told.listening.insert(job.token, job.job);
+                    let before = told.listening.insert(token, job.job);
                     assert!(before.is_none(), "two jobs with one token");
                 }
                 Action::IgnoreInBand(token) => assert!(told.listening.remove(&token).is_some()),
@@ -223,7 +227,7 @@ impl System {
         let src_mac = mac_from_text(&f.src_mac);
         let (rank, base_psn, qpn) = (f.rank, f.psn, f.qpn);
         let flow = FlowSpec { ring: 0, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac };
-        let answer = self.controller.add_flow(&r.job, f.ring, flow);
+        let answer = self.controller.add_flow(&r.job, JobRing(f.ring), flow);
         self.answered(answer);
         Ok(())
     }
@@ -327,8 +331,8 @@ impl System {
             len: number(u, &[256, spec.mtu])?,
             only: !u.ratio(1u8, 8u8)?,
         };
-        if let Some(answer) = self.controller.first_packet(packet, u.arbitrary()?, self.now) {
-            assert!(answer.outcome != Outcome::Known || answer.actions.is_empty());
+        if let Some(answer) = self.controller.first_packets(*job, &[packet], u.arbitrary()?, self.now) {
+            assert!(answer.outcomes != [Outcome::Known] || answer.actions.is_empty());
             self.carry_out(answer.actions);
         }
         Ok(())

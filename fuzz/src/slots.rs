@@ -14,7 +14,7 @@ pub fn run(input: &[u8]) {
     let _ = sequence(&mut Unstructured::new(input));
 }
 
-/// What is known of an index that has been claimed and not given up again.
+/// What is known of an index whose slot has been taken and not given up again.
 #[derive(Default)]
 struct Index {
     len: u32,

@@ -3,7 +3,7 @@
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
 use anyhow::{Context, Result};
-use netsum_common::abi;
+use netsum_common::abi::{self, RingConfig};
 use netsum_common::counters::Counter;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
@@ -53,17 +53,14 @@ impl<'a> Plane<'a> {
         let fragments = job.message_size.div_ceil(job.mtu);
         for ring_of_job in 0..job.rings {
             self.rings += 1;
-            let ring = RingSpec {
-                id: self.rings,
+            let config = RingConfig {
                 ranks: job.ranks,
                 slots: abi::ring_slots(job.window, fragments).context("too many slots")?,
-                window: job.window * fragments,
+                credit: job.window * fragments,
                 mtu: job.mtu,
-                cpu: self.rings % 2,
-                verify_icrc: true,
-                in_order: true,
-                in_band: false,
+                ..RingConfig::default()
             };
+            let ring = RingSpec { id: self.rings, cpu: self.rings % 2, config };
             let ports = places.iter().map(|place| self.port(place.0)).collect::<Result<Vec<_>>>()?;
             let ip = |rank: u32| {
                 let (host, k) = places[rank as usize];

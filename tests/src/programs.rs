@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
-use netsum_common::abi::{self, FlowKey, programs};
+use netsum_common::abi::{self, FlowKey, RingConfig, programs};
 use netsum_common::counters::Counter;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, OBJECT, count};
@@ -53,17 +53,8 @@ pub struct Bench {
 
 /// A ring of `ranks` with `slots` slots, number 1.
 pub fn ring(ranks: u32, mtu: u32, slots: u32) -> RingSpec {
-    RingSpec {
-        id: 1,
-        ranks,
-        slots,
-        window: slots / 2,
-        mtu,
-        cpu: 0,
-        verify_icrc: true,
-        in_order: true,
-        in_band: false,
-    }
+    let config = RingConfig { ranks, slots, credit: slots / 2, mtu, ..RingConfig::default() };
+    RingSpec { id: 1, cpu: 0, config }
 }
 
 /// Address of a rank, as the last byte of its IP and MAC.
@@ -95,7 +86,7 @@ pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         base_psn: BASE_PSN,
         ifindex: LOOPBACK,
         src: ip(rank),
-        dst: ip((rank + 1) % ring.ranks),
+        dst: ip((rank + 1) % ring.config.ranks),
         qpn: qpn(rank),
         src_mac: None,
     }
@@ -104,7 +95,7 @@ pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
 impl Bench {
     /// Loads the programs and starts a ring with a flow for each rank.
     pub fn new(ring: RingSpec, v6: bool) -> Result<Self> {
-        let flows = (0..ring.ranks).map(|rank| flow(&ring, rank, v6)).collect();
+        let flows = (0..ring.config.ranks).map(|rank| flow(&ring, rank, v6)).collect();
         Self::with_flows(ring, flows)
     }
 
@@ -133,7 +124,7 @@ impl Bench {
             plane.add_flow(&flow)?;
             keys.push(flow.key());
         }
-        plane.activate_ring(&ring, &vec![LOOPBACK; ring.ranks as usize])?;
+        plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
         Ok(Self { plane, ring, keys })
     }
 
@@ -207,7 +198,7 @@ impl Bench {
     /// Starts the ring anew with its maps, which takes much less time than [`Bench::restart`]: ranks, slots and path MTU stay.
     pub fn reset(&mut self, ring: RingSpec) -> Result<()> {
         self.plane.empty_ring(&ring, 0)?;
-        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.ranks as usize])?;
+        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
         self.ring = ring;
         Ok(())
     }
@@ -221,7 +212,7 @@ impl Bench {
             self.plane.add_flow(flow)?;
             self.keys.push(flow.key());
         }
-        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.ranks as usize])?;
+        self.plane.activate_ring(&ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
         self.ring = ring;
         Ok(())
     }

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_common::{abi, serial};
+use netsum_common::abi::{self, RingConfig};
+use netsum_common::serial;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode};
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, QpId, Qpn, Stats};
@@ -70,14 +71,14 @@ impl Load {
         let fragments = self.message_size.div_ceil(self.mtu);
         Ok(RingSpec {
             id,
-            ranks: self.ranks,
-            slots: abi::ring_slots(self.window, fragments).context("too many slots")?,
-            window: self.window * fragments,
-            mtu: self.mtu,
             cpu: 0,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig {
+                ranks: self.ranks,
+                slots: abi::ring_slots(self.window, fragments).context("too many slots")?,
+                credit: self.window * fragments,
+                mtu: self.mtu,
+                ..RingConfig::default()
+            },
         })
     }
 

@@ -61,7 +61,7 @@ impl Bridge {
 
     /// What rank sends as fragment `index`.
     fn fragment(&self, rank: u32, index: u32, lane_count: usize) -> FrameSpec {
-        let ranks = self.ring.ranks;
+        let ranks = self.ring.config.ranks;
         let psn = (BASE_PSN + index) & 0xff_ffff;
         let payload = lanes(rank * 1000 + index, lane_count);
         let spec = FrameSpec::send(host(rank), host((rank + 1) % ranks), qpn(rank), psn, payload);

@@ -1,11 +1,11 @@
 //! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are noted, and that messages of
 //! registered connections begin as they must.
 
-use netsum_common::abi::SavedHeader;
+use netsum_common::abi::{InBandJob, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{Bth, InBandToken, JobHeader, Opcode};
-use netsum_core::plane::{FirstPacket, InBandSpec, RingSpec};
+use netsum_core::plane::{FirstPacket, RingSpec};
 use netsum_dataplane::{DataPlane, held};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, LOOPBACK, flow, host, qpn, ring};
@@ -17,16 +17,19 @@ const RANKS: u32 = 3;
 const LEN: usize = 1024;
 
 fn in_band_ring() -> RingSpec {
-    RingSpec { in_band: true, ..ring(RANKS, LEN as u32, 64) }
+    let mut ring = ring(RANKS, LEN as u32, 64);
+    ring.config.flags = ring_flags::IN_BAND;
+    ring
 }
 
-fn job() -> InBandSpec {
-    let token = InBandToken(*b"sixteen bytes of");
-    InBandSpec { token, job: 1, ranks: RANKS, rings: 1, verify_icrc: true }
+const TOKEN: InBandToken = InBandToken(*b"sixteen bytes of");
+
+fn job() -> InBandJob {
+    InBandJob { job: 1, ranks: RANKS, rings: 1, flags: 0 }
 }
 
 fn header(rank: u32, message: u32, index: u32) -> JobHeader {
-    JobHeader { dtype: 1, token: job().token, ring: 0, rank, ranks: RANKS, message, fragments: 2, index }
+    JobHeader { dtype: 1, token: TOKEN, ring: 0, rank, ranks: RANKS, message, fragments: 2, index }
 }
 
 /// A first packet of a connection to `qpn`.
@@ -51,14 +54,14 @@ fn ended() -> Bench {
     let mut bench = Bench::new(in_band_ring(), false).unwrap();
     bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
     bench.plane.create_ring(&in_band_ring()).unwrap();
-    bench.plane.listen_in_band(&job()).unwrap();
+    bench.plane.listen_in_band(TOKEN, job()).unwrap();
     bench
 }
 
 /// A job that is at work.
 fn at_work() -> Bench {
     let mut bench = Bench::new(in_band_ring(), false).unwrap();
-    bench.plane.listen_in_band(&job()).unwrap();
+    bench.plane.listen_in_band(TOKEN, job()).unwrap();
     bench
 }
 
@@ -78,7 +81,7 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
     for v6 in [false, true] {
         for opcode in [0x00, 0x04, 0x05, 0x06, 0x0a, 0x0b].map(Opcode) {
             for vlan in [None, Some(7)] {
-                bench.plane.listen_in_band(&job()).unwrap();
+                bench.plane.listen_in_band(TOKEN, job()).unwrap();
                 let before = [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
                 let mut spec = first(header(1, 0, 0), 0x4711, 0x12_3456);
                 (spec.bth.opcode, spec.vlan) = (opcode, vlan);
@@ -123,9 +126,9 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                     assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
                 }
                 // Until the job has gone, and the connection.
-                let another = InBandSpec { token: InBandToken([1; 16]), job: 2, ..job() };
-                bench.plane.listen_in_band(&another).unwrap();
-                bench.plane.ignore_in_band(job().token).unwrap();
+                let another = InBandJob { job: 2, ..job() };
+                bench.plane.listen_in_band(InBandToken([1; 16]), another).unwrap();
+                bench.plane.ignore_in_band(TOKEN).unwrap();
                 assert_eq!(bench.run("ingress", &middle.build()).unwrap().action, DROP, "its receiver waits");
                 let ended: Vec<_> = bench.plane.ended_flows().unwrap().iter().map(|f| f.key).collect();
                 assert_eq!(ended.len(), 1);
@@ -174,8 +177,8 @@ fn what_is_not_a_jobs_first_packet_passes() {
     }
     assert_eq!(bench.plane.first_packets().unwrap(), []);
     // Nor is one where there is no such job.
-    bench.plane.ignore_in_band(job().token).unwrap();
-    bench.plane.ignore_in_band(job().token).unwrap();
+    bench.plane.ignore_in_band(TOKEN).unwrap();
+    bench.plane.ignore_in_band(TOKEN).unwrap();
     assert_eq!(both(&mut bench, &spec.build()), [PASS, DROP]);
     let before = counted(&bench, Counter::InBandToken);
     assert_eq!(both(&mut bench, &change(|s| s.payload[8] ^= 1)), [PASS, DROP]);
@@ -224,7 +227,7 @@ fn a_first_packet_that_is_not_whole_claims_nothing() {
     assert_eq!(both(&mut bench, &long.build()), [REDIRECT, DROP]);
     assert_eq!(counted(&bench, Counter::Oversized), 1);
     // Where the job says so, the ICRC is not looked at.
-    bench.plane.listen_in_band(&InBandSpec { verify_icrc: false, ..job() }).unwrap();
+    bench.plane.listen_in_band(TOKEN, InBandJob { flags: ring_flags::ICRC_IGNORE, ..job() }).unwrap();
     let mut frame = right.build();
     *frame.last_mut().unwrap() ^= 1;
     assert_eq!(both(&mut bench, &frame), [REDIRECT, DROP]);
@@ -264,7 +267,7 @@ fn a_flood_of_first_packets_ends_no_more_connections_than_its_job_could_have() {
         spec.payload.truncate(64);
         assert_eq!(bench.run("ingress", &spec.build()).unwrap().action, REDIRECT);
     }
-    let ended = bench.plane.ignore_in_band(job().token);
+    let ended = bench.plane.ignore_in_band(TOKEN);
     let places = bench.plane.ended_flows().unwrap().len();
     let spec = in_band_ring();
     let others =
@@ -390,7 +393,7 @@ fn a_first_packet_with_another_ranks_address_is_spoofed_on_any_other_port() {
         })
         .collect();
     let mut bench = Bench::with_flows(ring, flows).unwrap();
-    bench.plane.listen_in_band(&job()).unwrap();
+    bench.plane.listen_in_band(TOKEN, job()).unwrap();
     let claim = first(header(1, 0, 0), 0x4711, 5);
     for (ip, mac) in [(true, true), (true, false), (false, true)] {
         let mut spec = claim.clone();

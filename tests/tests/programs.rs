@@ -1,6 +1,6 @@
 //! The XDP programs with BPF_PROG_TEST_RUN: packet in, verdict, packet out, counters.
 
-use netsum_common::abi::ReleaseTag;
+use netsum_common::abi::{ReleaseTag, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{self, Opcode};
@@ -284,7 +284,7 @@ fn a_replay_that_waits_while_its_slot_is_taken_does_not_leave_as_a_later_fragmen
 #[ignore = "needs root and BPF"]
 fn relaxed_rings_release_as_they_complete() {
     let mut ring = ring(2, 256, 16);
-    ring.in_order = false;
+    ring.config.flags = ring_flags::RELAXED;
     let mut bench = Bench::new(ring, false).unwrap();
     bench
         .sequence(&[
@@ -305,7 +305,7 @@ fn relaxed_rings_release_as_they_complete() {
 #[ignore = "needs root and BPF"]
 fn icrc_is_not_verified_where_the_job_says_so() {
     let mut ring = ring(2, 256, 16);
-    ring.verify_icrc = false;
+    ring.config.flags = ring_flags::ICRC_IGNORE;
     let mut bench = Bench::new(ring, false).unwrap();
     let mut bad = fragment(0, 2, 0, lanes(0, 64)).build();
     let n = bad.len();

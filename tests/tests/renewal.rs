@@ -1,5 +1,7 @@
 //! Ranks that connect anew while their job is at work, and so come back to a box that they have given up: every sum stays right.
 
+use std::ffi::CString;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use netsum_lab::cluster::{
@@ -252,6 +254,58 @@ fn detach(cluster: &Cluster) {
     while links().contains("prog/xdp") {
         assert!(begun.elapsed() < PATIENCE, "{}", links());
     }
+}
+
+/// `bpf(2)`, with the attributes' first words.
+fn bpf(command: libc::c_int, attributes: [u64; 2]) -> Result<i32, std::io::Error> {
+    // SAFETY: the kernel reads no further than the size that it is given, and both commands write nothing.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(&attributes)) };
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result as i32) }
+}
+
+/// What `bpftool link detach` does: the program is off the port, and its link is still held by the daemon.
+fn force_off(cluster: &Cluster, port: &str) {
+    const OBJ_GET: libc::c_int = 7;
+    const LINK_DETACH: libc::c_int = 34;
+    let shown = netns::output(cluster.lab().box_().command("ip").args(["-o", "link", "show", port])).unwrap();
+    let version = std::fs::read_dir(cluster.pins()).unwrap().next().unwrap().unwrap();
+    let pin = version.path().join("links").join(shown.split(':').next().unwrap());
+    let path = CString::new(pin.into_os_string().into_encoded_bytes()).unwrap();
+    let link = bpf(OBJ_GET, [path.as_ptr() as u64, 0]).unwrap();
+    // SAFETY: nobody else has this descriptor.
+    let link = unsafe { OwnedFd::from_raw_fd(link) };
+    bpf(LINK_DETACH, [link.as_raw_fd() as u64, 0]).unwrap();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_program_that_somebody_detaches_is_attached_again_and_the_ranks_are_back_on_the_box() {
+    const LEN: usize = 1_000_000;
+    let (cluster, mut group) = start(5 * SECOND);
+    let port = cluster.lab().box_().port(1);
+    let attached = || {
+        let links = netns::output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
+        links.matches("prog/xdp").count()
+    };
+    assert_eq!(attached(), RANKS as usize);
+    let released = || cluster.counter(Some(JOB), "released").unwrap();
+    let begun = released() + 500;
+    let files = group.order_all_reduce("i32", LEN, 2).unwrap();
+    while released() < begun {}
+    force_off(&cluster, &port);
+    let off = Instant::now();
+    assert_eq!(attached(), RANKS as usize - 1);
+    while attached() < RANKS as usize {
+        assert!(off.elapsed() < 2 * SECOND, "{}", cluster.daemon_log());
+    }
+    println!("attached again after {:.2?}", off.elapsed());
+    assert!(all_by("ring", &group.check_all_reduce("i32", LEN, 2, &files).unwrap()));
+    println!("summed without the box after {:.2?}", off.elapsed());
+    back_on_the_box(&cluster, &mut group, 1, off);
+    let log = cluster.daemon_log();
+    assert_eq!(log.matches(&format!("port {port}: somebody has detached the program")).count(), 1, "{log}");
+    assert_eq!(epoch(&cluster), 2);
 }
 
 /// One all-reduce after the other, all right, until `enough` says so to what the ranks say.

@@ -10,7 +10,7 @@ use netsum_common::serial;
 use netsum_common::slot::Slot;
 
 use super::watch::RingView;
-use super::{Job, State};
+use super::{Job, JobRing, State};
 use crate::plane::{FlowSeen, FlowSpec, RingSpec};
 
 /// A port, as it is while the job stands still.
@@ -41,8 +41,7 @@ pub struct RankEvidence {
 /// What is known of a ring.
 #[derive(Clone, Debug)]
 pub struct RingEvidence {
-    /// Its number in the job.
-    pub ring: u32,
+    pub ring: JobRing,
     /// What it was made with.
     pub spec: RingSpec,
     /// What the maps say.
@@ -70,7 +69,7 @@ pub struct Stranger {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The ring, where it is about one.
-    pub ring: Option<u32>,
+    pub ring: Option<JobRing>,
     /// The rank, where it is about one.
     pub rank: Option<u32>,
     pub what: String,
@@ -105,7 +104,7 @@ pub fn diagnose(
     let mut findings: Vec<Finding> = rings.iter().flat_map(|r| of_ring(r, strangers)).collect();
     if let Some((claim, _)) = job.claims().next() {
         findings.push(Finding {
-            ring: Some(claim.header.ring),
+            ring: Some(JobRing(claim.header.ring)),
             rank: Some(claim.header.rank),
             what: format!(
                 "has connected again (queue pair {:#x} of {}) and waits for all others to do so",
@@ -146,14 +145,14 @@ fn waiting(job: &Job) -> Vec<Finding> {
             .collect();
     }
     let mut findings = Vec::new();
-    for (index, ring) in job.rings.iter().enumerate() {
+    for (job_ring, ring) in job.numbered_rings() {
         for rank in 0..job.spec.ranks {
             if !job.flows.iter().any(|f| f.ring == ring.id && f.rank == rank) {
                 findings.push(Finding {
-                    ring: Some(index as u32),
+                    ring: Some(job_ring),
                     rank: Some(rank),
                     what: "has no flow".into(),
-                    next: format!("netsum flow add {} --ring {index} --rank {rank} ...", job.spec.name),
+                    next: format!("netsum flow add {} --ring {job_ring} --rank {rank} ...", job.spec.name),
                 });
             }
         }
@@ -356,8 +355,8 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
         &Case {
             port: &rank.port.name,
             src: flow.src,
-            mtu: ring.spec.mtu,
-            window: ring.spec.window,
+            mtu: ring.spec.config.mtu,
+            window: ring.spec.config.credit,
             base_psn: flow.base_psn,
             psn: seen.last_psn,
             low: ring.view.state.low,
@@ -482,6 +481,7 @@ pub fn seconds(t: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use netsum_common::abi::RingConfig;
     use netsum_common::slot::RingState;
 
     use super::*;
@@ -490,14 +490,8 @@ mod tests {
     fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
         let spec = RingSpec {
             id: 1,
-            ranks: 2,
-            slots: 16,
-            window: 8,
-            mtu: 1024,
             cpu: 0,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig { ranks: 2, slots: 16, credit: 8, mtu: 1024, ..RingConfig::default() },
         };
         let seen = last.map(|(last_psn, outcome)| FlowSeen {
             packets: 9,
@@ -525,7 +519,7 @@ mod tests {
         let mut state = RingState { low: 8, ..RingState::default() };
         state.expected[..2].fill(8);
         RingEvidence {
-            ring: 0,
+            ring: JobRing(0),
             view: RingView { state, slot: Slot::default(), ranks: seen.to_vec(), base_psns: vec![0; 2] },
             waits: Some(Duration::from_secs(3)),
             ranks: ranks.collect(),

@@ -14,11 +14,11 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, InBandJob, ring_flags};
 use netsum_common::wire::in_band::dtype_code;
 
-use super::{Action, Controller, Job, State};
-use crate::plane::{FirstPacket, FlowSpec, InBandSpec};
+use super::{Action, Controller, Job, JobRing, JobSpec, State};
+use crate::plane::{FirstPacket, FlowSpec};
 
 /// A claim whose packet has not come again for so long is of a connection that has gone.
 pub const CLAIM_LIFE: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ pub struct InBand {
 }
 
 /// Connections by ring and rank.
-type Claims = BTreeMap<(u32, u32), Claimed>;
+type Claims = BTreeMap<(JobRing, u32), Claimed>;
 
 #[derive(Clone, Debug)]
 struct Claimed {
@@ -62,12 +62,12 @@ pub enum Outcome {
     Began(u32),
 }
 
-/// The answer to a first packet.
+/// The answer to first packets of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub job: String,
-    /// What came of it.
-    pub outcome: Outcome,
+    /// What came of each, in their order.
+    pub outcomes: Vec<Outcome>,
     /// What the edge is to do.
     pub actions: Vec<Action>,
 }
@@ -108,71 +108,88 @@ impl Controller {
         })
     }
 
-    /// The data plane has noted a first packet. `None` where its job has gone. `released`: the job's rings have released
-    /// sums since they were made.
-    pub fn first_packet(&mut self, packet: FirstPacket, released: bool, now: Instant) -> Option<Answer> {
-        let name = self.job_in_band(packet.job)?.spec.name.clone();
-        let where_from = format!("{} behind {}", packet.src, self.port_name(packet.ifindex));
-        let mtu = self.check_mtu(&where_from, self.jobs[&name].spec.mtu, packet.ifindex);
-        let job = self.jobs.get_mut(&name)?;
-        let known = |actions| Some(Answer { job: name.clone(), outcome: Outcome::Known, actions });
-        if job.knows(&packet) {
-            // It was on its way, or noted, when its epoch began.
-            return known(Vec::new());
+    /// The data plane has noted first packets of a job. `None` where it has gone. `released`: the job's rings have released
+    /// sums since they were made. However many connections show up at once, the rings are made once: that takes long.
+    pub fn first_packets(
+        &mut self,
+        number: u32,
+        packets: &[FirstPacket],
+        released: bool,
+        now: Instant,
+    ) -> Option<Answer> {
+        let job = self.job_in_band(number)?.spec.name.clone();
+        let mut last_claim = None;
+        let mut one = |(i, packet)| match self.claim(&job, packet, now) {
+            Ok(again) => {
+                last_claim = Some(i);
+                if again { Outcome::Known } else { Outcome::Waits }
+            }
+            Err(outcome) => outcome,
+        };
+        let mut outcomes: Vec<Outcome> = packets.iter().enumerate().map(&mut one).collect();
+        let mut actions = Vec::new();
+        if let Some(last) = last_claim
+            && let Some(all) = self.jobs[&job].all_claims(released)
+        {
+            match self.begin_in_band(&job, all) {
+                Ok(begin) => (outcomes[last], actions) = (Outcome::Began(self.jobs[&job].last_epoch), begin),
+                Err(outcome) => outcomes[last] = outcome,
+            }
         }
-        let (ring, rank) = (packet.header.ring, packet.header.rank);
+        Some(Answer { job, outcomes, actions })
+    }
+
+    /// A connection claims its rank: whether it has done so before. Or what else came of its packet.
+    fn claim(&mut self, name: &str, packet: &FirstPacket, now: Instant) -> Result<bool, Outcome> {
+        let where_from = format!("{} behind {}", packet.src, self.port_name(packet.ifindex));
+        let mtu = self.check_mtu(&where_from, self.jobs[name].spec.mtu, packet.ifindex);
+        let job = self.jobs.get_mut(name).expect("the job has just been found");
+        if job.knows(packet) {
+            // It was on its way, or noted, when its epoch began.
+            return Err(Outcome::Known);
+        }
+        let (ring, rank) = (JobRing(packet.header.ring), packet.header.rank);
         let here = format!("rank {rank} of ring {ring}, {where_from}");
         if (packet.header.message, packet.header.index) != (0, 0) {
             // The first message's first packet was lost, or comes behind this one.
             if packet.header.message < job.spec.window {
-                return known(Vec::new());
+                return Err(Outcome::Known);
             }
             let why = format!(
                 "{here}: is at message {} already, and its first was never seen: it must connect again",
                 packet.header.message
             );
-            return Some(job.refused(&name, why));
+            return Err(job.refused(why));
         }
-        if let Err(why) = job.fits(&packet).and(mtu.map_err(|r| r.to_string())) {
-            return Some(job.contradicted(&name, format!("{here}: {why}")));
+        if let Err(why) = job.fits(packet).and(mtu.map_err(|r| r.to_string())) {
+            return Err(job.contradicted(format!("{here}: {why}")));
         }
-        if let Some(why) = job.is_elsewhere(&packet) {
-            let why = format!("{here}: {why}");
-            return Some(job.refused(&name, why));
+        if let Some(why) = job.is_elsewhere(packet) {
+            return Err(job.refused(format!("{here}: {why}")));
         }
         let claimed = Claimed { packet: packet.clone(), seen: now };
         let before = job.in_band.claims.insert((ring, rank), claimed);
-        let again = before.is_some_and(|before| before.packet == packet);
+        let again = before.is_some_and(|before| before.packet == *packet);
         if !again && matches!(job.state, State::Failed(_)) {
             // Somebody has mended something.
             job.state = State::Waiting;
         }
-        let mut all = job.in_band.claims.clone();
-        if job.state == State::Active && !released {
-            for (place, claimed) in &job.in_band.present {
-                all.entry(*place).or_insert_with(|| claimed.clone());
-            }
-        }
-        if all.len() < job.rings.len() * job.spec.ranks as usize {
-            let outcome = if again { Outcome::Known } else { Outcome::Waits };
-            return Some(Answer { job: name, outcome, actions: Vec::new() });
-        }
-        Some(self.begin_in_band(&name, all))
+        Ok(again)
     }
 
     /// All connections have shown up.
-    fn begin_in_band(&mut self, name: &str, all: Claims) -> Answer {
+    fn begin_in_band(&mut self, name: &str, all: Claims) -> Result<Vec<Action>, Outcome> {
         let flows = self.jobs[name].claimed_flows(&all);
         let refusal = self.jobs[name]
             .disagreement(&all)
             .or_else(|| self.contradiction(name, &flows).map(|r| r.to_string()))
-            .or_else(|| self.check_claims(name, &flows).err().map(|r| r.to_string()));
+            .or_else(|| self.check_owners(name, &flows).err().map(|r| r.to_string()));
         if refusal.is_none() {
             self.take_over(&flows);
         }
         let job = self.jobs.get_mut(name).expect("the job has just been looked at");
         if let Some(why) = refusal {
-            return job.contradicted(name, why);
+            return Err(job.contradicted(why));
         }
         let ended = job.flows.iter().filter(|old| !flows.contains(old));
         job.in_band.ended = ended.map(|f| (f.key(), f.base_psn)).collect();
@@ -186,7 +203,7 @@ impl Controller {
         job.flows = flows.clone();
         actions.extend(flows.into_iter().map(Action::AddFlow));
         actions.extend(job.activate_if_complete());
-        Answer { job: name.to_owned(), outcome: Outcome::Began(job.last_epoch), actions }
+        Ok(actions)
     }
 }
 
@@ -198,15 +215,12 @@ impl FirstPacket {
 
 impl Job {
     /// What the data plane has to know where the job is set up in band.
-    pub(super) fn in_band_spec(&self) -> Option<InBandSpec> {
+    pub(super) fn listen_in_band(&self) -> Option<Action> {
         let first = self.rings.first().filter(|_| self.spec.in_band)?;
-        Some(InBandSpec {
-            token: self.spec.token.in_band(),
-            job: first.id,
-            ranks: self.spec.ranks,
-            rings: self.spec.rings,
-            verify_icrc: self.spec.verify_icrc,
-        })
+        let JobSpec { ranks, rings, .. } = self.spec;
+        let flags = self.spec.flags() & ring_flags::ICRC_IGNORE;
+        let job = InBandJob { job: first.id, ranks, rings, flags };
+        Some(Action::ListenInBand(self.spec.token.in_band(), job))
     }
 
     /// Whether a first packet is of the present epoch or the one before.
@@ -227,11 +241,12 @@ impl Job {
     }
 
     /// Connections, by ring and rank, that have not shown up while others have, or while the job waits for all.
-    pub fn unclaimed(&self) -> Vec<(u32, u32)> {
+    pub fn unclaimed(&self) -> Vec<(JobRing, u32)> {
         if !self.spec.in_band || self.in_band.claims.is_empty() && !self.flows.is_empty() {
             return Vec::new();
         }
-        let all = (0..self.spec.rings).flat_map(|ring| (0..self.spec.ranks).map(move |rank| (ring, rank)));
+        let all =
+            self.numbered_rings().flat_map(|(ring, _)| (0..self.spec.ranks).map(move |rank| (ring, rank)));
         all.filter(|place| !self.in_band.claims.contains_key(place)).collect()
     }
 
@@ -240,20 +255,29 @@ impl Job {
         self.in_band.claims.retain(|_, c| now.saturating_duration_since(c.seen) < CLAIM_LIFE);
     }
 
-    fn refused(&mut self, name: &str, why: String) -> Answer {
-        let outcome = if self.in_band.refuse(&why) { Outcome::Refused(why) } else { Outcome::Known };
-        Answer { job: name.to_owned(), outcome, actions: Vec::new() }
+    fn refused(&mut self, why: String) -> Outcome {
+        if self.in_band.refuse(&why) { Outcome::Refused(why) } else { Outcome::Known }
     }
 
     /// Ranks contradict the job or each other. That ends a job that has not begun; an epoch that is at work goes on.
-    fn contradicted(&mut self, name: &str, why: String) -> Answer {
+    fn contradicted(&mut self, why: String) -> Outcome {
         if self.state == State::Active {
-            return self.refused(name, why);
+            return self.refused(why);
         }
         let new = self.in_band.refuse(&why);
         self.state = State::Failed(why.clone());
-        let outcome = if new { Outcome::Failed(why) } else { Outcome::Known };
-        Answer { job: name.to_owned(), outcome, actions: Vec::new() }
+        if new { Outcome::Failed(why) } else { Outcome::Known }
+    }
+
+    /// A connection for every place, if there are. Before the first sum that may be one of the present epoch.
+    fn all_claims(&self, released: bool) -> Option<Claims> {
+        let mut all = self.in_band.claims.clone();
+        if self.state == State::Active && !released {
+            for (place, claimed) in &self.in_band.present {
+                all.entry(*place).or_insert_with(|| claimed.clone());
+            }
+        }
+        (all.len() == self.rings.len() * self.spec.ranks as usize).then_some(all)
     }
 
     /// Whether what a first packet says of the job is so.
@@ -298,20 +322,21 @@ impl Job {
     /// Whether the rank is known to be at another place.
     fn is_elsewhere(&self, packet: &FirstPacket) -> Option<String> {
         let h = &packet.header;
-        let ring = self.rings.get(h.ring as usize)?.id;
+        let job_ring = JobRing(h.ring);
+        let ring = self.ring(job_ring).ok()?.id;
         let at_work = self.flows.iter().find(|f| f.ring == ring && f.rank == h.rank);
         if let Some(f) = at_work.filter(|f| (f.src, f.ifindex) != (packet.src, packet.ifindex)) {
             return Some(format!("the rank is at work from {}", f.src));
         }
-        let claimed = self.in_band.claims.get(&(h.ring, h.rank)).map(|c| &c.packet);
+        let claimed = self.in_band.claims.get(&(job_ring, h.rank)).map(|c| &c.packet);
         let other = claimed.filter(|c| (c.src, c.ifindex) != (packet.src, packet.ifindex))?;
         Some(format!("{} waits as this rank already", other.src))
     }
 
     fn claimed_flows(&self, claims: &Claims) -> Vec<FlowSpec> {
-        let flow = |(&(ring, rank), claimed): (&(u32, u32), &Claimed)| {
+        let flow = |(&(ring, rank), claimed): (&(JobRing, u32), &Claimed)| {
             let FirstPacket { ifindex, src, src_mac, dst, qpn, psn, .. } = claimed.packet;
-            let ring = self.rings[ring as usize].id;
+            let ring = self.rings[ring.0 as usize].id;
             FlowSpec { ring, rank, base_psn: psn, ifindex, src, dst, qpn, src_mac: Some(src_mac) }
         };
         claims.iter().map(flow).collect()

@@ -1,9 +1,10 @@
 //! A job: what it was created with, what it has, and how it stands.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
-use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS};
+use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS, RingConfig, ring_flags};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,20 @@ impl JobSpec {
     /// Slots of a ring, had the job this window. `None` where that are too many.
     pub fn slots_for(&self, window: u32) -> Option<u32> {
         abi::ring_slots(window, self.fragments())
+    }
+
+    /// What the data plane is to know of each of its rings.
+    pub(super) fn ring_config(&self, slots: u32) -> RingConfig {
+        let credit = self.window * self.fragments();
+        RingConfig { flags: self.flags(), ranks: self.ranks, slots, credit, mtu: self.mtu, cpu: 0 }
+    }
+
+    /// Bits of [`ring_flags`].
+    pub(super) fn flags(&self) -> u32 {
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE)
+            | flag(!self.in_order, ring_flags::RELAXED)
+            | flag(self.in_band, ring_flags::IN_BAND)
     }
 
     /// Checks every property; the slots of a ring.
@@ -118,6 +133,16 @@ impl JobSpec {
     }
 }
 
+/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a [`RingSpec::id`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JobRing(pub u32);
+
+impl fmt::Display for JobRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// How a job stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
@@ -163,9 +188,21 @@ impl Job {
         Self { spec, slots, rings, flows, state, epoch, last_epoch, forming, in_band, ended }
     }
 
-    /// A ring's position in the job.
-    pub fn ring_index(&self, id: u32) -> usize {
-        self.rings.iter().position(|r| r.id == id).unwrap_or(0)
+    /// Its rings, as it counts them.
+    pub fn numbered_rings(&self) -> impl Iterator<Item = (JobRing, &RingSpec)> {
+        (0..).map(JobRing).zip(&self.rings)
+    }
+
+    /// One of them.
+    pub fn ring(&self, ring: JobRing) -> Result<&RingSpec, Refusal> {
+        let last = self.rings.len() - 1;
+        let why = || Refusal::Invalid(format!("--ring {ring}: the job has rings 0 to {last}"));
+        self.rings.get(ring.0 as usize).ok_or_else(why)
+    }
+
+    /// Which of them has this number on the box.
+    pub fn job_ring(&self, id: u32) -> Option<JobRing> {
+        self.numbered_rings().find(|(_, ring)| ring.id == id).map(|(ring, _)| ring)
     }
 
     /// Interface of each rank in a ring whose flows are all there.

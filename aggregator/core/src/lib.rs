@@ -3,7 +3,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `claims` | who may claim which address |
+//! | `owners` | who owns which address |
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
@@ -18,12 +18,12 @@
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
-mod claims;
 pub mod diagnose;
 pub mod ended;
 pub mod in_band;
 pub mod job;
 pub mod membership;
+mod owners;
 pub mod plane;
 pub mod pool;
 pub mod saved;
@@ -38,13 +38,13 @@ pub mod watch;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, InBandJob};
 use netsum_common::serial;
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
-use crate::plane::{FlowSpec, InBandSpec, RingSpec};
-pub use job::{Job, JobSpec, State};
+use crate::plane::{FlowSpec, RingSpec};
+pub use job::{Job, JobRing, JobSpec, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
@@ -86,7 +86,7 @@ pub enum Action {
     /// Register a flow.
     AddFlow(FlowSpec),
     /// Note and drop first packets with a job's token.
-    ListenInBand(InBandSpec),
+    ListenInBand(InBandToken, InBandJob),
     /// Do so no longer.
     IgnoreInBand(InBandToken),
     /// Start a ring; the interface of each rank.
@@ -249,7 +249,7 @@ impl Controller {
         let reset = rings.iter().map(|r| Action::ResetCounters(r.id));
         let mut actions: Vec<_> = reset.chain(rings.iter().cloned().map(Action::CreateRing)).collect();
         let job = Job::new(spec, slots, rings);
-        actions.extend(job.in_band_spec().map(Action::ListenInBand));
+        actions.extend(job.listen_in_band());
         *self.admitted.entry(job.spec.tenant.clone()).or_default() += 1;
         self.jobs.insert(job.spec.name.clone(), job);
         Ok(actions)
@@ -285,7 +285,7 @@ impl Controller {
     pub fn delete_job(&mut self, name: &str) -> Result<Vec<Action>, Refusal> {
         let mut job = self.jobs.remove(name).ok_or_else(|| no_job(name))?;
         let mut actions = job.dismiss_waiters(&Refusal::NotFound(format!("job `{name}` was deleted")));
-        actions.extend(job.in_band_spec().map(|spec| Action::IgnoreInBand(spec.token)));
+        actions.extend(job.spec.in_band.then(|| Action::IgnoreInBand(job.spec.token.in_band())));
         actions.extend(job.teardown());
         self.pool.give_back(&job.spec, job.slots, &job.rings);
         Ok(actions)
@@ -321,7 +321,12 @@ impl Controller {
     }
 
     /// Registers a flow by hand.
-    pub fn add_flow(&mut self, name: &str, ring: u32, mut flow: FlowSpec) -> Result<Vec<Action>, Refusal> {
+    pub fn add_flow(
+        &mut self,
+        name: &str,
+        ring: JobRing,
+        mut flow: FlowSpec,
+    ) -> Result<Vec<Action>, Refusal> {
         let job = self.job(name)?;
         if job.spec.in_band {
             let message = format!("job `{name}`: its connections show up by themselves, in band");
@@ -332,13 +337,7 @@ impl Controller {
                 "job `{name}`: its ranks join by themselves, flows cannot be added"
             )));
         }
-        let Some(spec) = job.rings.get(ring as usize) else {
-            return Err(Refusal::Invalid(format!(
-                "--ring {ring}: the job has rings 0 to {}",
-                job.rings.len() - 1
-            )));
-        };
-        flow.ring = spec.id;
+        flow.ring = job.ring(ring)?.id;
         if flow.rank >= job.spec.ranks {
             return Err(Refusal::Invalid(format!(
                 "--rank {}: the job has ranks 0 to {}",
@@ -365,7 +364,7 @@ impl Controller {
         self.check_key(&flow)?;
         let mut all = self.job(name)?.flows.clone();
         all.push(flow.clone());
-        self.check_claims(name, &all)?;
+        self.check_owners(name, &all)?;
         self.take_over(std::slice::from_ref(&flow));
         let job = self.job_mut(name)?;
         job.flows.push(flow.clone());

@@ -194,7 +194,7 @@ impl Controller {
                 });
             }
         }
-        let refusal = self.contradiction(name, &flows).or_else(|| self.check_claims(name, &flows).err());
+        let refusal = self.contradiction(name, &flows).or_else(|| self.check_owners(name, &flows).err());
         if refusal.is_none() {
             self.take_over(&flows);
         }

@@ -2,32 +2,20 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, RingConfig};
 use netsum_common::counters::Counter;
-use netsum_common::wire::{InBandToken, JobHeader};
+use netsum_common::wire::JobHeader;
 use serde::{Deserialize, Serialize};
 
-/// A ring as the controller wants it; see `netsum_common::abi::RingConfig` for the terms.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A ring as the controller wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSpec {
     /// Ring number in the data plane, 1 to `MAX_RINGS - 1`.
     pub id: u32,
-    /// Ranks, 2 to 64.
-    pub ranks: u32,
-    /// Slots, a power of two.
-    pub slots: u32,
-    /// Credit in fragments.
-    pub window: u32,
-    /// Path MTU in bytes.
-    pub mtu: u32,
     /// Index into the configured list of CPUs.
     pub cpu: u32,
-    /// Verify the ICRC of contributions.
-    pub verify_icrc: bool,
-    /// Release in order.
-    pub in_order: bool,
-    /// Messages begin with a header, by which connections join.
-    pub in_band: bool,
+    /// What its map is to hold; the data plane adds the CPU, and that it is active.
+    pub config: RingConfig,
 }
 
 /// A flow as the controller wants it: rank `rank`'s connection to the next rank.
@@ -56,19 +44,6 @@ impl FlowSpec {
     pub fn key(&self) -> FlowKey {
         FlowKey { dst_ip: mapped(self.dst), qpn: self.qpn }
     }
-}
-
-/// A job that is set up in band, for the data plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InBandSpec {
-    /// What first packets show.
-    pub token: InBandToken,
-    /// Number of its first ring in the data plane, which stands for the job.
-    pub job: u32,
-    pub ranks: u32,
-    pub rings: u32,
-    /// Verify the ICRC of first packets.
-    pub verify_icrc: bool,
 }
 
 /// A first packet of a connection that is not registered, with the token of a job that is set up in band.

@@ -95,17 +95,7 @@ impl Pool {
             self.rings[id as usize] = true;
             let cpu = (0..self.load.len()).min_by_key(|&c| self.load[c]).unwrap_or(0);
             self.load[cpu] += 1;
-            RingSpec {
-                id,
-                ranks: spec.ranks,
-                slots,
-                window: spec.window * spec.fragments(),
-                mtu: spec.mtu,
-                cpu: cpu as u32,
-                verify_icrc: spec.verify_icrc,
-                in_order: spec.in_order,
-                in_band: spec.in_band,
-            }
+            RingSpec { id, cpu: cpu as u32, config: spec.ring_config(slots) }
         });
         Ok(rings.collect())
     }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use netsum_common::abi::FlowKey;
+use netsum_common::abi::{FlowKey, RingConfig};
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobSpec, State};
@@ -24,8 +24,7 @@ pub struct Saved {
 pub struct SavedJob {
     spec: JobSpec,
     slots: u32,
-    /// Its rings in the data plane.
-    pub rings: Vec<RingSpec>,
+    rings: Vec<SavedRing>,
     /// Its flows in the data plane.
     pub flows: Vec<FlowSpec>,
     state: State,
@@ -34,6 +33,20 @@ pub struct SavedJob {
     /// Where flows that it had go.
     #[serde(default)]
     ended: Vec<(IpAddr, u32)>,
+}
+
+/// A ring. All but its number and its CPU follows from the job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedRing {
+    id: u32,
+    ranks: u32,
+    slots: u32,
+    window: u32,
+    mtu: u32,
+    cpu: u32,
+    verify_icrc: bool,
+    in_order: bool,
+    in_band: bool,
 }
 
 /// Ranks that are at work.
@@ -46,7 +59,21 @@ struct SavedEpoch {
     renew: bool,
 }
 
+impl SavedRing {
+    fn new(spec: &JobSpec, ring: &RingSpec) -> Self {
+        let RingSpec { id, cpu, config: RingConfig { ranks, slots, credit: window, mtu, .. } } = *ring;
+        let JobSpec { verify_icrc, in_order, in_band, .. } = *spec;
+        Self { id, ranks, slots, window, mtu, cpu, verify_icrc, in_order, in_band }
+    }
+}
+
 impl SavedJob {
+    /// Its rings in the data plane.
+    pub fn rings(&self) -> impl Iterator<Item = RingSpec> {
+        let config = self.spec.ring_config(self.slots);
+        self.rings.iter().map(move |ring| RingSpec { id: ring.id, cpu: ring.cpu, config })
+    }
+
     /// Whether its rings sum.
     pub fn is_active(&self) -> bool {
         self.state == State::Active
@@ -59,7 +86,7 @@ impl Controller {
         let job = |job: &Job| SavedJob {
             spec: job.spec.clone(),
             slots: job.slots,
-            rings: job.rings.clone(),
+            rings: job.rings.iter().map(|ring| SavedRing::new(&job.spec, ring)).collect(),
             flows: job.flows.clone(),
             state: job.state.clone(),
             last_epoch: job.last_epoch,
@@ -87,23 +114,21 @@ impl Controller {
         broken: impl Fn(&SavedJob) -> Option<String>,
     ) -> Result<Vec<Action>, String> {
         let mut actions = Vec::new();
-        for mut saved in saved.jobs {
+        for saved in saved.jobs {
             let name = saved.spec.name.clone();
-            let why = broken(&saved);
+            let (why, mut rings) = (broken(&saved), saved.rings().collect::<Vec<_>>());
             let slots = saved.spec.check().map_err(|e| format!("job `{name}`: {e}"))?;
-            self.pool
-                .take_again(&saved.spec, slots, &mut saved.rings)
-                .map_err(|e| format!("job `{name}`: {e}"))?;
+            self.pool.take_again(&saved.spec, slots, &mut rings).map_err(|e| format!("job `{name}`: {e}"))?;
             let gone = saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));
             let why = why.or_else(|| {
                 gone.map(|f| format!("rank {}: its port (interface {}) is gone", f.rank, f.ifindex))
             });
-            let mut job = Job::new(saved.spec, slots, saved.rings);
+            let mut job = Job::new(saved.spec, slots, rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
             job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.renew, &e.left, now));
             job.ended =
                 saved.ended.into_iter().map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn }).collect();
-            actions.extend(job.in_band_spec().map(Action::ListenInBand));
+            actions.extend(job.listen_in_band());
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));
             }

@@ -82,10 +82,10 @@ fn a_job_is_active_once_all_its_flows_are_there() {
     let mut c = controller();
     let actions = c.create_job(spec("a", 2)).unwrap();
     let [Action::ResetCounters(1), Action::CreateRing(r)] = &actions[..] else { panic!("{actions:?}") };
-    assert_eq!((r.slots, r.window, r.id), (256, 128, 1));
-    assert_eq!(c.add_flow("a", 0, flow(0, 2)).unwrap().len(), 1);
+    assert_eq!((r.config.slots, r.config.credit, r.id), (256, 128, 1));
+    assert_eq!(c.add_flow("a", JobRing(0), flow(0, 2)).unwrap().len(), 1);
     assert_eq!(c.job("a").unwrap().state, State::Waiting);
-    let actions = c.add_flow("a", 0, flow(1, 2)).unwrap();
+    let actions = c.add_flow("a", JobRing(0), flow(1, 2)).unwrap();
     assert!(matches!(&actions[1], Action::ActivateRing(_, ports) if ports == &[10, 11]));
     assert_eq!(c.job("a").unwrap().state, State::Active);
     let actions = c.delete_job("a").unwrap();
@@ -136,9 +136,9 @@ fn refusals_name_the_argument_and_what_would_be_right() {
     push(|f| f.src = "fd00::1".parse().unwrap(), "--dst 10.0.0.1: not of the same family as --src fd00::1");
     push(|f| f.rank = 0, "--rank 0: has its flow in ring 0 already");
     push(|f| (f.dst, f.qpn) = (flow(0, 2).dst, 100), "a flow of job `taken` goes there already");
-    c.add_flow("taken", 0, flow(0, 2)).unwrap();
+    c.add_flow("taken", JobRing(0), flow(0, 2)).unwrap();
     for (ring, flow, expected) in flows {
-        let error = c.add_flow("taken", ring, flow).unwrap_err().to_string();
+        let error = c.add_flow("taken", JobRing(ring), flow).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     assert_eq!(c.job("nobody").unwrap_err().to_string(), "NAME `nobody`: no such job");
@@ -249,7 +249,7 @@ fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
 fn an_application_that_connects_anew_finds_empty_rings() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("hand", 2)).unwrap();
-    (0..2).for_each(|rank| drop(c.add_flow("hand", 0, flow(rank, 2)).unwrap()));
+    (0..2).for_each(|rank| drop(c.add_flow("hand", JobRing(0), flow(rank, 2)).unwrap()));
     let actions = c.restart_job("hand").unwrap();
     assert!(
         matches!(&actions[..], [Action::DeleteRing { flows, .. }, Action::CreateRing(_)] if flows.len() == 2),
@@ -258,7 +258,7 @@ fn an_application_that_connects_anew_finds_empty_rings() {
     assert_eq!(c.job("hand").unwrap().state, State::Waiting);
     // The same queue pairs with other PSNs.
     for rank in 0..2 {
-        c.add_flow("hand", 0, FlowSpec { base_psn: 0x80_0000, ..flow(rank, 2) }).unwrap();
+        c.add_flow("hand", JobRing(0), FlowSpec { base_psn: 0x80_0000, ..flow(rank, 2) }).unwrap();
     }
     assert_eq!(c.job("hand").unwrap().state, State::Active);
     // Not where ranks join; and not a job that there is not.
@@ -306,12 +306,12 @@ fn a_port_whose_mtu_has_become_too_small_is_refused_by_name() {
         assert!(why.contains("at least 1108 is needed"), "{why}");
     };
     refused(c.create_job(spec("c", 2)), "--mtu 1024: ");
-    refused(c.add_flow("a", 0, flow(1, 2)), "--rank 1: ");
+    refused(c.add_flow("a", JobRing(0), flow(1, 2)), "--rank 1: ");
     refused(c.join(join("b", 1, 0, 1, now), now), "rank 1: ");
     // On other ports life goes on.
-    c.add_flow("a", 0, flow(0, 2)).unwrap();
+    c.add_flow("a", JobRing(0), flow(0, 2)).unwrap();
     c.set_mtus([(11, 1024 + HEADROOM)].into_iter());
-    c.add_flow("a", 0, flow(1, 2)).unwrap();
+    c.add_flow("a", JobRing(0), flow(1, 2)).unwrap();
 }
 
 #[test]
@@ -384,6 +384,15 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
+#[test]
+fn the_state_file_has_of_rings_what_daemons_before_this_one_read() {
+    let mut c = controller();
+    c.create_job(JobSpec { verify_icrc: false, in_order: false, ..spec("a", 2) }).unwrap();
+    let ring = r#"{"id":1,"ranks":2,"slots":256,"window":128,"mtu":1024,"cpu":0,"verify_icrc":false,"in_order":false,"in_band":false}"#;
+    let saved = serde_json::to_string(&c.save()).unwrap();
+    assert!(saved.contains(&format!("\"slots\":256,\"rings\":[{ring}],\"flows\":[]")), "{saved}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
@@ -404,7 +413,7 @@ proptest! {
                     c.create_job(s)
                 }
                 Event::Delete(j) => c.delete_job(&name(j)),
-                Event::Flow(j, r, k) => c.add_flow(&name(j), r, FlowSpec { qpn: 50 * r + k + 1000 * j as u32, ..flow(k, 4) }),
+                Event::Flow(j, r, k) => c.add_flow(&name(j), JobRing(r), FlowSpec { qpn: 50 * r + k + 1000 * j as u32, ..flow(k, 4) }),
                 Event::Join(j, k, e) => {
                     waiter += 1;
                     let mut join = join(&name(j), k, e, waiter, now);
@@ -425,11 +434,11 @@ proptest! {
                     Action::AddFlow(f) => prop_assert!(flows.insert(f.key()), "flow twice"),
                     Action::ActivateRing(r, ports) => {
                         prop_assert!(rings.contains(&r.id));
-                        prop_assert_eq!(ports.len(), r.ranks as usize);
+                        prop_assert_eq!(ports.len(), r.config.ranks as usize);
                     }
                     Action::ForgetEnded(gone) => prop_assert!(gone.iter().all(|key| !flows.contains(key))),
                     Action::Reply { .. } | Action::ResetCounters(_) => {}
-                    Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
+                    Action::ListenInBand(..) | Action::IgnoreInBand(_) => {}
                 }
             }
             let used: u64 = c.jobs().map(|j| pool::job_memory(&j.spec, j.slots)).sum();
@@ -457,7 +466,7 @@ fn after_restart(c: &Controller) -> Controller {
 fn what_is_saved_works_on_after_a_restart() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("hand", 2)).unwrap();
-    c.add_flow("hand", 0, flow(0, 2)).unwrap();
+    c.add_flow("hand", JobRing(0), flow(0, 2)).unwrap();
     c.create_job(spec("train", 2)).unwrap();
     c.join(join("train", 0, 0, 1, now), now).unwrap();
     c.join(join("train", 1, 0, 2, now), now).unwrap();
@@ -467,7 +476,7 @@ fn what_is_saved_works_on_after_a_restart() {
     let mut c = after_restart(&c);
     assert_eq!(c.jobs().map(|j| j.spec.name.as_str()).collect::<Vec<_>>(), ["hand", "train"]);
     // The flow that was missing is added, and the job begins; ring numbers are not given twice.
-    let actions = c.add_flow("hand", 0, flow(1, 2)).unwrap();
+    let actions = c.add_flow("hand", JobRing(0), flow(1, 2)).unwrap();
     assert!(
         matches!(&actions[..], [Action::AddFlow(_), Action::ActivateRing(r, _)] if r.id == 1),
         "{actions:?}"
@@ -497,7 +506,7 @@ fn what_is_saved_works_on_after_a_restart() {
 fn what_does_not_fit_any_more_is_refused_and_lost_ports_end_their_jobs() {
     let mut c = controller();
     c.create_job(spec("a", 2)).unwrap();
-    (0..2).for_each(|rank| drop(c.add_flow("a", 0, flow(rank, 2)).unwrap()));
+    (0..2).for_each(|rank| drop(c.add_flow("a", JobRing(0), flow(rank, 2)).unwrap()));
     let mut small = Controller::new(1 << 10, 2, Duration::from_secs(1));
     let error = small.restore(c.save(), Instant::now(), |_| None).unwrap_err();
     assert!(error.contains("job `a`") && error.contains("pool.memory = 1.0 KiB"), "{error}");
@@ -525,7 +534,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
                 }
                 Action::ResetCounters(_) | Action::ActivateRing(..) | Action::Reply { .. } => {}
                 Action::ForgetEnded(gone) => assert!(gone.iter().all(|key| !flows.contains(key))),
-                Action::ListenInBand(_) | Action::IgnoreInBand(_) => {}
+                Action::ListenInBand(..) | Action::IgnoreInBand(_) => {}
             }
         }
         (rings.len(), flows.len())
@@ -552,7 +561,7 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
 }
 
 #[test]
-fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
+fn nobody_can_take_an_address_that_belongs_behind_another_port() {
     let now = Instant::now();
     let mut c = controller();
     c.create_job(spec("a", 2)).unwrap();
@@ -560,7 +569,7 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
         c.join(join("a", rank, 0, rank.into(), now), now).unwrap();
     }
     // Ranks of another job, on ports of their own, but with an address of the first job.
-    let claim = |c: &mut Controller, change: &dyn Fn(&mut Join)| {
+    let join_b = |c: &mut Controller, change: &dyn Fn(&mut Join)| {
         for rank in 0..2 {
             let mut j = join("b", rank, 0, 10 + u64::from(rank), now);
             j.address.ip = IpAddr::from([10, 9, 0, rank as u8 + 1]);
@@ -580,7 +589,7 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
     for change in [(|j: &mut Join| j.address.ip = IpAddr::from([10, 0, 0, 1])) as fn(&mut Join), |j| {
         j.mac = [2, 0, 0, 0, 0, 0]
     }] {
-        let actions = claim(&mut c, &change);
+        let actions = join_b(&mut c, &change);
         assert!(
             actions.iter().all(|a| matches!(a, Action::Reply { result: Err(Refusal::Exists(why)), .. }
             if why.contains("belongs to a rank behind another port"))),
@@ -589,11 +598,11 @@ fn nobody_can_claim_an_address_that_belongs_behind_another_port() {
         assert_eq!(c.job("b").unwrap().state, State::Waiting);
     }
     // The same port is no other one: several ranks live there. And its own addresses are fine.
-    assert!(replies(&claim(&mut c, &|_| ())).iter().all(|(_, good)| *good));
+    assert!(replies(&join_b(&mut c, &|_| ())).iter().all(|(_, good)| *good));
     // By hand the same holds.
     c.create_job(spec("c", 2)).unwrap();
     let stolen = FlowSpec { qpn: 7, ifindex: 13, ..flow(0, 2) };
-    assert!(matches!(c.add_flow("c", 0, stolen), Err(Refusal::Exists(_))));
+    assert!(matches!(c.add_flow("c", JobRing(0), stolen), Err(Refusal::Exists(_))));
 }
 
 #[test]
@@ -608,7 +617,7 @@ fn a_port_that_goes_ends_the_jobs_that_have_flows_there_and_no_other() {
                 dst: IpAddr::from([10, 0, first as u8, 1 - rank as u8]),
                 ..flow(rank, 2)
             };
-            c.add_flow(name, 0, f).unwrap();
+            c.add_flow(name, JobRing(0), f).unwrap();
         }
     }
     let actions = c.ports_gone(&[11]);
@@ -760,11 +769,11 @@ fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
     for name in ["a", "b"] {
         c.create_job(spec(name, 2)).unwrap();
     }
-    c.add_flow("a", 0, flow(0, 2)).unwrap();
+    c.add_flow("a", JobRing(0), flow(0, 2)).unwrap();
     c.restart_job("a").unwrap();
     assert_eq!(c.job("a").unwrap().ever_had(), [flow(0, 2).key()]);
     // Its senders may be at work when `a` is known to be gone.
-    c.add_flow("b", 0, flow(0, 2)).unwrap();
+    c.add_flow("b", JobRing(0), flow(0, 2)).unwrap();
     c.delete_job("b").unwrap();
     assert_eq!(c.job("a").unwrap().ever_had(), []);
 }

@@ -3,7 +3,7 @@
 use netsum_common::abi::{MAX_CAPTURE, MAX_RINGS, MIN_CAPTURE, TraceEvent, TraceFilter, programs, traced_by};
 use netsum_common::counters::{Counter, Kind};
 
-use super::{Job, Refusal};
+use super::{Job, JobRing, Refusal};
 
 /// What one client asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,18 +23,12 @@ impl Wanted {
     ///
     /// # Errors
     /// If the job has no such ring.
-    pub fn new(job: Option<&Job>, ring: Option<u32>) -> Result<Self, Refusal> {
+    pub fn new(job: Option<&Job>, ring: Option<JobRing>) -> Result<Self, Refusal> {
         let rings = match (job, ring) {
             (None, None) => None,
             (None, Some(_)) => return Err(Refusal::Invalid("--ring: a ring of which --job?".into())),
             (Some(job), None) => Some(job.rings.iter().map(|r| r.id).collect()),
-            (Some(job), Some(ring)) => match job.rings.get(ring as usize) {
-                Some(found) => Some(vec![found.id]),
-                None => {
-                    let last = job.rings.len() - 1;
-                    return Err(Refusal::Invalid(format!("--ring {ring}: the job has rings 0 to {last}")));
-                }
-            },
+            (Some(job), Some(ring)) => Some(vec![job.ring(ring)?.id]),
         };
         Ok(Self { rings, counters: u64::MAX, capture: MIN_CAPTURE, ..Self::default() })
     }
@@ -195,6 +189,6 @@ mod tests {
         assert!(wanted.has(&event(1, 2, 1)) && !wanted.has(&event(1, 1, 1)));
         assert!(!wanted.has(&TraceEvent { program: traced_by::EGRESS, ..event(1, 2, 1) }));
         assert!(Wanted::default().met_by("agg").is_err());
-        assert!(Wanted::new(None, Some(0)).is_err());
+        assert!(Wanted::new(None, Some(JobRing(0))).is_err());
     }
 }

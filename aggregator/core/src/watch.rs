@@ -147,7 +147,7 @@ impl Watch {
             }
         }
         let mut findings = Vec::new();
-        let pending = view.is_pending(ring.window);
+        let pending = view.is_pending(ring.config.credit);
         if track.low != view.state.low || !pending {
             if track.reported {
                 let after = track.pending.map_or(Duration::ZERO, |t| now - t);
@@ -161,7 +161,7 @@ impl Watch {
         let held = view.front().is_some_and(|s| s.is(Slot::COMPLETE));
         if held && waited >= self.patience.hold && track.sent.is_none_or(|t| now - t >= self.patience.hold) {
             track.sent = Some(now);
-            findings.push(Finding::Held { slot: view.state.low & (ring.slots - 1) });
+            findings.push(Finding::Held { slot: view.state.low & (ring.config.slots - 1) });
         }
         if !track.reported && waited >= self.patience.stall {
             track.reported = true;
@@ -183,6 +183,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use netsum_common::abi::RingConfig;
     use netsum_common::counters::Counter;
 
     use super::*;
@@ -192,14 +193,8 @@ mod tests {
     fn ring() -> RingSpec {
         RingSpec {
             id: 3,
-            ranks: 2,
-            slots: 16,
-            window: 8,
-            mtu: 1024,
             cpu: 0,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig { ranks: 2, slots: 16, credit: 8, mtu: 1024, ..RingConfig::default() },
         }
     }
 

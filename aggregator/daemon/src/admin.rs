@@ -11,14 +11,14 @@ use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::tenant::{Limits, TenantView};
-use netsum_core::{Action, Job, State};
+use netsum_core::{Action, Job, JobRing, State};
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
 use super::diagnose;
-use super::links::Netlink;
 use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
 use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, state_message};
+use super::netlink::Netlink;
 use super::state::{Inner, Shared};
 use super::trace;
 
@@ -41,8 +41,8 @@ impl AdminService {
     /// Takes note of the MTUs that the ports have by now.
     async fn look_at_ports(&self) -> Result<(), Status> {
         if let Some(netlink) = &self.netlink {
-            let links = netlink.links().await.map_err(|e| Status::internal(format!("{e:#}")))?;
-            self.shared.lock().controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+            let interfaces = netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?;
+            self.shared.lock().controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         }
         Ok(())
     }
@@ -169,14 +169,14 @@ impl Admin for AdminService {
             qpn: f.qpn,
             src_mac,
         };
-        let actions = inner.controller.add_flow(&r.job, f.ring, flow).map_err(refused)?;
+        let actions = inner.controller.add_flow(&r.job, JobRing(f.ring), flow).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
     }
 
     async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
-        let links = match &self.netlink {
-            Some(netlink) => netlink.links().await.map_err(|e| Status::internal(format!("{e:#}")))?,
+        let interfaces = match &self.netlink {
+            Some(netlink) => netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?,
             None => Vec::new(),
         };
         let inner = self.shared.lock();
@@ -191,11 +191,11 @@ impl Admin for AdminService {
                 flows,
                 ..api::Port::default()
             };
-            if let Some(link) = links.iter().find(|l| l.ifindex == p.ifindex) {
-                port.mac.clone_from(&link.mac);
-                (port.mtu, port.up) = (link.mtu, link.up);
-                port.xdp = link.xdp.unwrap_or_default().into();
-                [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = link.counters;
+            if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
+                port.mac.clone_from(&interface.mac);
+                (port.mtu, port.up) = (interface.mtu, interface.up);
+                port.xdp = interface.xdp.unwrap_or_default().into();
+                [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
             }
             port
         });
@@ -206,25 +206,21 @@ impl Admin for AdminService {
         let r = request.into_inner();
         let inner = self.shared.lock();
         let job = inner.controller.job(&r.job).map_err(refused)?;
-        if let Some(ring) = r.ring.filter(|&ring| ring as usize >= job.rings.len()) {
-            let message = format!("--ring {ring}: the job has rings 0 to {}", job.rings.len() - 1);
-            return Err(Status::invalid_argument(message));
-        }
+        let wanted = r.ring.map(JobRing);
+        wanted.map_or(Ok(()), |ring| job.ring(ring).map(drop)).map_err(refused)?;
         let mut reply = api::ShowSlotsReply::default();
-        for (index, spec) in
-            job.rings.iter().enumerate().filter(|(i, _)| r.ring.is_none_or(|r| r as usize == *i))
-        {
+        for (ring, spec) in job.numbered_rings().filter(|(ring, _)| wanted.is_none_or(|w| w == *ring)) {
             let state = inner.plane.ring_state(spec.id).map_err(internal)?;
             reply.rings.push(api::RingState {
-                ring: index as u32,
+                ring: ring.0,
                 cpu: inner.plane.cpu_number(spec.cpu),
-                slots: spec.slots,
+                slots: spec.config.slots,
                 low: state.low,
-                expected: state.expected[..spec.ranks as usize].to_vec(),
+                expected: state.expected[..spec.config.ranks as usize].to_vec(),
             });
             for (i, slot) in inner.plane.slots(spec.id).map_err(internal)?.iter().enumerate() {
                 if slot.is(Slot::USED) {
-                    reply.slots.push(slot_message(index as u32, i as u32, slot, spec.ranks));
+                    reply.slots.push(slot_message(ring, i as u32, slot, spec.config.ranks));
                 }
             }
         }
@@ -262,8 +258,8 @@ impl Admin for AdminService {
         };
         let mut rings = Vec::new();
         for job in jobs {
-            for (number, ring) in job.rings.iter().enumerate() {
-                rings.push(ring_message(&inner, job, number as u32, ring).map_err(internal)?);
+            for (job_ring, ring) in job.numbered_rings() {
+                rings.push(ring_message(&inner, job, job_ring, ring).map_err(internal)?);
             }
         }
         Ok(Response::new(api::ListRingsReply { rings }))
@@ -305,9 +301,9 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
     for ring in &job.rings {
         timings.add(inner, ring.id)?;
         let load = ring_load(inner, job, ring)?;
-        stats.slots += ring.slots;
+        stats.slots += ring.config.slots;
         stats.slots_used += load.slots_used;
-        stats.credit += ring.window;
+        stats.credit += ring.config.credit;
         of_rank.iter_mut().zip(load.credit_used).for_each(|(sum, used)| *sum += used);
     }
     stats.credit_used = of_rank.into_iter().max().unwrap_or(0);
@@ -317,21 +313,21 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
     Ok(stats)
 }
 
-fn ring_message(inner: &Inner, job: &Job, number: u32, ring: &RingSpec) -> anyhow::Result<api::Ring> {
+fn ring_message(inner: &Inner, job: &Job, job_ring: JobRing, ring: &RingSpec) -> anyhow::Result<api::Ring> {
     let load = ring_load(inner, job, ring)?;
     Ok(api::Ring {
         job: job.spec.name.clone(),
-        ring: number,
+        ring: job_ring.0,
         id: ring.id,
         cpu: inner.plane.cpu_number(ring.cpu),
         active: job.state == State::Active,
-        ranks: ring.ranks,
-        mtu: ring.mtu,
-        memory: abi::ring_memory(ring.slots, ring.mtu, ring.ranks),
-        slots: ring.slots,
+        ranks: ring.config.ranks,
+        mtu: ring.config.mtu,
+        memory: abi::ring_memory(ring.config.slots, ring.config.mtu, ring.config.ranks),
+        slots: ring.config.slots,
         slots_used: load.slots_used,
         low: load.low,
-        credit: ring.window,
+        credit: ring.config.credit,
         credit_used: load.credit_used,
         waits_ms: load.waits.map(|t| t.as_millis() as u64),
     })
@@ -378,10 +374,10 @@ fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
     }
 }
 
-fn slot_message(ring: u32, number: u32, slot: &Slot, ranks: u32) -> api::Slot {
+fn slot_message(ring: JobRing, number: u32, slot: &Slot, ranks: u32) -> api::Slot {
     let has = |rank: &u32| slot.contributors & 1 << rank != 0;
     api::Slot {
-        ring,
+        ring: ring.0,
         slot: number,
         index: slot.index,
         len: slot.len,

@@ -9,13 +9,13 @@ use netsum_common::serial;
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use netsum_core::plane::{RingSpec, unmapped};
 use netsum_core::watch::Finding;
-use netsum_core::{Job, State};
+use netsum_core::{Job, JobRing, State};
 use netsum_dataplane::count;
 use tonic::Status;
 
-use super::links::{Link, Netlink};
 use super::load::{counter_messages, counters, flows_of, view};
 use super::message::{refused, state_message};
+use super::netlink::{Interface, Netlink};
 use super::state::{Inner, Shared};
 
 /// How often rings that are active are looked at.
@@ -35,7 +35,7 @@ pub async fn keep_watch(shared: Shared) {
 
 /// One look at all active rings.
 fn look(inner: &mut Inner, now: Instant) {
-    let active: Vec<(String, u32, RingSpec)> = active_rings(inner).collect();
+    let active: Vec<(String, JobRing, RingSpec)> = active_rings(inner).collect();
     inner.watch.retain(|id| active.iter().any(|(_, _, ring)| ring.id == id));
     for (job, number, ring) in active {
         let Ok(found) = inner.controller.job(&job) else { continue };
@@ -81,10 +81,12 @@ fn look(inner: &mut Inner, now: Instant) {
     }
 }
 
-fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, u32, RingSpec)> {
-    inner.controller.jobs().filter(|j| j.state == State::Active).flat_map(|j| {
-        j.rings.iter().enumerate().map(|(i, ring)| (j.spec.name.clone(), i as u32, ring.clone()))
-    })
+fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, JobRing, RingSpec)> {
+    inner
+        .controller
+        .jobs()
+        .filter(|j| j.state == State::Active)
+        .flat_map(|j| j.numbered_rings().map(|(number, ring)| (j.spec.name.clone(), number, ring.clone())))
 }
 
 /// Removes the note-taking when whoever asked for it goes away.
@@ -114,13 +116,13 @@ pub async fn answer(
         let message = format!("--watch {}: at most {} s", request.watch_ms, MAX_WATCH.as_secs());
         return Err(Status::invalid_argument(message));
     }
-    let links = |netlink: Option<Netlink>| async move {
+    let interfaces = |netlink: Option<Netlink>| async move {
         match netlink {
-            Some(netlink) => netlink.links().await.map_err(internal),
+            Some(netlink) => netlink.interfaces().await.map_err(internal),
             None => Ok(Vec::new()),
         }
     };
-    let before = links(netlink.cloned()).await?;
+    let before = interfaces(netlink.cloned()).await?;
     let mut packets: HashMap<(u32, u32), u32> = HashMap::new();
     let tokens_before;
     let watching = {
@@ -137,15 +139,15 @@ pub async fn answer(
         Watching(shared.clone())
     };
     tokio::time::sleep(watch).await;
-    let after = links(netlink.cloned()).await?;
+    let after = interfaces(netlink.cloned()).await?;
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
     let rings = if job.state == State::Active {
-        let evidence = |(number, ring): (usize, &RingSpec)| {
-            ring_evidence(&inner, job, number as u32, ring, &packets, [&before, &after])
+        let evidence = |(number, ring): (JobRing, &RingSpec)| {
+            ring_evidence(&inner, job, number, ring, &packets, [&before, &after])
         };
-        job.rings.iter().enumerate().map(evidence).collect::<Result<Vec<_>, _>>().map_err(internal)?
+        job.numbered_rings().map(evidence).collect::<Result<Vec<_>, _>>().map_err(internal)?
     } else {
         Vec::new()
     };
@@ -158,7 +160,12 @@ pub async fn answer(
         ranks: job.spec.ranks,
         rings: rings.iter().map(ring_message).collect(),
         findings: findings
-            .map(|f| api::Finding { ring: f.ring, rank: f.rank, what: f.what, next: f.next })
+            .map(|f| api::Finding {
+                ring: f.ring.map(|ring| ring.0),
+                rank: f.rank,
+                what: f.what,
+                next: f.next,
+            })
             .collect(),
         drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),
     };
@@ -175,18 +182,19 @@ fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
 fn ring_evidence(
     inner: &Inner,
     job: &Job,
-    number: u32,
+    number: JobRing,
     ring: &RingSpec,
     packets: &HashMap<(u32, u32), u32>,
-    [before, after]: [&Vec<Link>; 2],
+    [before, after]: [&Vec<Interface>; 2],
 ) -> anyhow::Result<RingEvidence> {
     let now = Instant::now();
     let flows = flows_of(job, ring.id);
     let view = view(inner, ring, &flows)?;
     let ago = |t: Instant| now.saturating_duration_since(t);
     let ranks = flows.into_iter().zip(&view.ranks).map(|(flow, &seen)| {
-        let link = |links: &[Link]| links.iter().find(|l| l.ifindex == flow.ifindex).cloned();
-        let (old, new) = (link(before), link(after));
+        let interface =
+            |interfaces: &[Interface]| interfaces.iter().find(|l| l.ifindex == flow.ifindex).cloned();
+        let (old, new) = (interface(before), interface(after));
         let port = PortEvidence {
             name: inner.controller.port_name(flow.ifindex),
             // Without netlink nothing speaks against the port.
@@ -204,7 +212,7 @@ fn ring_evidence(
         }
     });
     let ranks = ranks.collect();
-    let waits = inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.window));
+    let waits = inner.watch.waiting_since(ring.id).map(ago).filter(|_| view.is_pending(ring.config.credit));
     Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
 }
 
@@ -236,7 +244,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
             port_up: r.port.up,
             expected,
             expected_psn: serial::add(r.flow.base_psn, expected),
-            credit_used: ring.view.credit_used(rank as usize, ring.spec.window),
+            credit_used: ring.view.credit_used(rank as usize, ring.spec.config.credit),
             packets: r.seen.packets,
             refused: r.seen.refused,
             last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),
@@ -247,10 +255,10 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         }
     });
     api::RingDiagnosis {
-        ring: ring.ring,
+        ring: ring.ring.0,
         low,
         waits_ms: ring.waits.map(|t| t.as_millis() as u64),
-        credit: ring.spec.window,
+        credit: ring.spec.config.credit,
         ranks: ranks.collect(),
         missing,
     }

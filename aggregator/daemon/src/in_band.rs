@@ -1,5 +1,6 @@
 //! Takes what the data plane has noted of first packets to the controller.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use netsum_common::slot::Slot;
@@ -71,7 +72,22 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
         Ok(packets) => packets,
         Err(e) => return log::error!("first packets cannot be read: {e:#}"),
     };
+    let mut by_job: BTreeMap<u32, Vec<FirstPacket>> = BTreeMap::new();
     for packet in packets {
+        by_job.entry(packet.job).or_default().push(packet);
+    }
+    for (number, packets) in by_job {
+        take(inner, number, &packets, lines, now);
+    }
+}
+
+/// First packets of one job.
+fn take(inner: &mut Inner, number: u32, packets: &[FirstPacket], lines: &mut Lines, now: Instant) {
+    let (paused, released) = stop_if_it_may_begin_anew(inner, number, packets);
+    let Some(answer) = inner.controller.first_packets(number, packets, released, now) else { return };
+    let job = &answer.job;
+    let mut began = false;
+    for (packet, outcome) in packets.iter().zip(answer.outcomes) {
         let what = format!(
             "rank {} of ring {} has shown up: {} behind {} to queue pair {:#x} of {}",
             packet.header.rank,
@@ -81,57 +97,43 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
             packet.qpn,
             packet.dst
         );
-        let (paused, released) = stop_if_it_may_begin_anew(inner, &packet);
-        let Some(answer) = inner.controller.first_packet(packet, released, now) else { continue };
-        let job = &answer.job;
-        let (level, line) = match &answer.outcome {
-            Outcome::Known => (None, String::new()),
-            Outcome::Waits => (Some(log::Level::Info), what),
-            Outcome::Refused(why) => (Some(log::Level::Warn), format!("refused in band: {why}")),
-            Outcome::Failed(why) => (Some(log::Level::Warn), format!("cannot be set up in band: {why}")),
+        let (level, line) = match outcome {
+            Outcome::Known => continue,
+            Outcome::Waits => (log::Level::Info, what),
+            Outcome::Refused(why) => (log::Level::Warn, format!("refused in band: {why}")),
+            Outcome::Failed(why) => (log::Level::Warn, format!("cannot be set up in band: {why}")),
             Outcome::Began(epoch) => {
-                (Some(log::Level::Info), format!("{what}; all are there, epoch {epoch} begins"))
+                began = true;
+                (log::Level::Info, format!("{what}; all are there, epoch {epoch} begins"))
             }
         };
-        if let Some(level) = level {
-            log::log!(lines.level(level, now), "job {job}: {line}");
-        }
-        if !answer.actions.is_empty()
-            && let Err(e) = inner.carry_out(Some(job), answer.actions)
-        {
-            log::error!("job {job}: {}", e.message());
-        }
-        if !matches!(answer.outcome, Outcome::Began(_)) {
-            resume(inner, &paused);
-        }
+        log::log!(lines.level(level, now), "job {job}: {line}");
+    }
+    if !answer.actions.is_empty()
+        && let Err(e) = inner.carry_out(Some(job), answer.actions)
+    {
+        log::error!("job {job}: {}", e.message());
+    }
+    if !began && let Err(e) = inner.plane.resume_rings(&paused) {
+        log::error!("job {job}: its rings cannot go on: {e:#}");
     }
 }
 
-/// Stops the rings of a job that is at work where a first packet may make it begin anew, as it may until it has released a sum.
+/// Stops the rings of a job that is at work where first packets may make it begin anew, as they may until it has released a sum.
 /// Otherwise one could be released between the question and the end of the rings: some ranks would have it and not send for it
 /// again, others would wait for it. The rings that were stopped, and whether a sum has been released.
-fn stop_if_it_may_begin_anew(inner: &mut Inner, packet: &FirstPacket) -> (Vec<u32>, bool) {
+fn stop_if_it_may_begin_anew(inner: &mut Inner, number: u32, packets: &[FirstPacket]) -> (Vec<u32>, bool) {
     let has_released =
-        |inner: &Inner| inner.controller.job_in_band(packet.job).is_some_and(|job| has_released(inner, job));
-    if has_released(inner) || !inner.controller.may_begin_anew(packet) {
+        |inner: &Inner| inner.controller.job_in_band(number).is_some_and(|job| has_released(inner, job));
+    if has_released(inner) || !packets.iter().any(|packet| inner.controller.may_begin_anew(packet)) {
         return (Vec::new(), has_released(inner));
     }
-    let rings = inner.controller.job_in_band(packet.job).map_or(&[][..], |job| &job.rings);
+    let rings = inner.controller.job_in_band(number).map_or(&[][..], |job| &job.rings);
     let rings: Vec<u32> = rings.iter().map(|ring| ring.id).collect();
-    for ring in &rings {
-        if let Err(e) = inner.plane.pause_ring(*ring) {
-            log::error!("ring {ring} cannot be stopped: {e:#}");
-        }
+    if let Err(e) = inner.plane.pause_rings(&rings) {
+        log::error!("rings {rings:?} cannot be stopped: {e:#}");
     }
     (rings, has_released(inner))
-}
-
-fn resume(inner: &mut Inner, rings: &[u32]) {
-    for ring in rings {
-        if let Err(e) = inner.plane.resume_ring(*ring) {
-            log::error!("ring {ring} cannot go on: {e:#}");
-        }
-    }
 }
 
 #[cfg(test)]

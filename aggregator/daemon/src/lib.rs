@@ -16,7 +16,7 @@
 //! | [`privileges`] | the capabilities that the daemon keeps |
 //! | [`load`] | how full rings are, and what their jobs have counted |
 //! | [`metrics`] | the same for Prometheus, over HTTP |
-//! | [`links`] | netlink: interfaces, bridge ports, forwarding table |
+//! | [`netlink`] | interfaces, bridge ports, forwarding table |
 //! | [`clock`] | clocks that processes agree on |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
 //! | [`reload`] | SIGHUP, and ports that come and go |
@@ -28,10 +28,10 @@ pub mod config;
 pub mod diagnose;
 pub mod doorman;
 pub mod in_band;
-pub mod links;
 pub mod load;
 pub mod message;
 pub mod metrics;
+pub mod netlink;
 pub mod persist;
 pub mod privileges;
 pub mod reload;

@@ -35,7 +35,7 @@ pub(super) fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
 pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow::Result<RingView> {
     let state = inner.plane.ring_state(ring.id)?;
     Ok(RingView {
-        slot: inner.plane.slot(ring.id, state.low & (ring.slots - 1))?,
+        slot: inner.plane.slot(ring.id, state.low & (ring.config.slots - 1))?,
         state,
         ranks: flows.iter().map(|f| inner.plane.flow_seen(f.key())).collect::<Result<_, _>>()?,
         base_psns: flows.iter().map(|f| f.base_psn).collect(),
@@ -45,15 +45,15 @@ pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow
 /// Looks at a ring of a job. One that is not active is empty.
 pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<RingLoad> {
     if job.state != State::Active {
-        return Ok(RingLoad { credit_used: vec![0; ring.ranks as usize], ..RingLoad::default() });
+        return Ok(RingLoad { credit_used: vec![0; ring.config.ranks as usize], ..RingLoad::default() });
     }
     let view = view(inner, ring, &flows_of(job, ring.id))?;
-    let pending = view.is_pending(ring.window);
+    let pending = view.is_pending(ring.config.credit);
     let waits = inner.watch.waiting_since(ring.id).filter(|_| pending);
     Ok(RingLoad {
         low: view.state.low,
         slots_used: view.slots_used(),
-        credit_used: (0..view.ranks.len()).map(|rank| view.credit_used(rank, ring.window)).collect(),
+        credit_used: (0..view.ranks.len()).map(|rank| view.credit_used(rank, ring.config.credit)).collect(),
         waits: waits.map(|since| Instant::now().saturating_duration_since(since)),
     })
 }

@@ -7,7 +7,7 @@ use netsum_common::serial;
 use netsum_common::slot::Slot;
 use netsum_core::plane::{FirstPacket, FlowSpec};
 use netsum_core::trace::program_name;
-use netsum_core::{Job, JobSpec, Refusal, State, epoch_number, pool, tenant};
+use netsum_core::{Job, JobRing, JobSpec, Refusal, State, epoch_number, pool, tenant};
 use netsum_dataplane::Traced;
 use tonic::Status;
 
@@ -67,7 +67,7 @@ pub(crate) fn job_message(
         State::Waiting | State::Active => String::new(),
     };
     let flow = |f: &FlowSpec| api::Flow {
-        ring: job.ring_index(f.ring) as u32,
+        ring: job.job_ring(f.ring).map_or(0, |ring| ring.0),
         rank: f.rank,
         port: port_name(f.ifindex),
         src: f.src.to_string(),
@@ -101,7 +101,11 @@ pub(crate) fn job_message(
         ring_ids: job.rings.iter().map(|r| r.id).collect(),
         in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
         claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
-        unclaimed: job.unclaimed().into_iter().map(|(ring, rank)| api::Place { ring, rank }).collect(),
+        unclaimed: job
+            .unclaimed()
+            .into_iter()
+            .map(|(ring, rank)| api::Place { ring: ring.0, rank })
+            .collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
         name: spec.name.clone(),
         ranks: spec.ranks,
@@ -122,8 +126,7 @@ pub(crate) fn job_message(
 #[derive(Clone, Debug)]
 pub struct Place {
     pub job: String,
-    /// Its number in the job.
-    pub ring: u32,
+    pub ring: JobRing,
     /// The job's ranks.
     pub ranks: u32,
 }
@@ -147,7 +150,7 @@ pub fn packet_message(
         verdict: of_bits(event.counters).map(|c| c.name().into()).collect(),
         len: event.len,
         frame: frame[..frame.len().min(capture as usize)].to_vec(),
-        ring: place.as_ref().map(|p| p.ring),
+        ring: place.as_ref().map(|p| p.ring.0),
         job: place.map(|p| p.job).unwrap_or_default(),
         slot: (event.rank != TraceEvent::NONE).then(|| slot_message(event, ranks)),
     }

@@ -12,7 +12,7 @@ use netsum_core::{Action, Controller};
 use netsum_dataplane::pins::{Found, Pins};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode};
 
-use super::links::Link;
+use super::netlink::Interface;
 use crate::config::Config;
 
 /// The state file. It holds the jobs' tokens and is readable by its owner alone.
@@ -82,7 +82,7 @@ pub struct Begun {
 pub fn begin(
     config: &Config,
     cpus: &[u32],
-    links: &[Link],
+    interfaces: &[Interface],
     reset: bool,
     mut controller: Controller,
 ) -> Result<Begun> {
@@ -92,9 +92,9 @@ pub fn begin(
         None => None,
     };
     let Some(pins) = pins else {
-        refuse_strangers(links, &[])?;
+        refuse_strangers(interfaces, &[])?;
         let mut plane = BpfDataPlane::load(&options)?;
-        attach(&mut plane, config, links, &[], &[])?;
+        attach(&mut plane, config, interfaces, &[], &[])?;
         return Ok(Begun { plane, controller, actions: Vec::new(), store: None });
     };
     let store = Store::new(config.state.clone());
@@ -118,34 +118,34 @@ pub fn begin(
     let Some(saved) = saved else {
         old.extend(pins.clear()?);
         store.remove()?;
-        refuse_strangers(links, &old)?;
+        refuse_strangers(interfaces, &old)?;
         let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
-        if let Err(e) = attach(&mut plane, config, links, &[], &old) {
-            links.iter().for_each(|l| drop(plane.detach(l.ifindex)));
+        if let Err(e) = attach(&mut plane, config, interfaces, &[], &old) {
+            interfaces.iter().for_each(|l| drop(plane.detach(l.ifindex)));
             plane.unpin()?;
             return Err(e);
         }
         return Ok(Begun { plane, controller, actions: Vec::new(), store: Some(store) });
     };
 
-    refuse_strangers(links, &pins.links())?;
+    refuse_strangers(interfaces, &pins.links())?;
     let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
     let taken = plane.take_over_links()?;
-    attach(&mut plane, config, links, &taken, &[])?;
-    let rings: Vec<u32> = saved.jobs.iter().flat_map(|j| &j.rings).map(|r| r.id).collect();
+    attach(&mut plane, config, interfaces, &taken, &[])?;
+    let rings: Vec<u32> = saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
     plane.forget_others(&rings, &flows)?;
     let mut broken = Vec::new();
     for job in &saved.jobs {
-        for ring in &job.rings {
-            if !plane.is_whole(ring, job.is_active(), &job.flows)? {
+        for ring in job.rings() {
+            if !plane.is_whole(&ring, job.is_active(), &job.flows)? {
                 broken.push(ring.id);
             }
         }
     }
     let jobs = saved.jobs.len();
     let why = |job: &SavedJob| {
-        let half = job.rings.iter().any(|r| broken.contains(&r.id));
+        let half = job.rings().any(|r| broken.contains(&r.id));
         half.then(|| "the one before was killed while it changed the job".to_owned())
     };
     let actions = controller.restore(saved, Instant::now(), why).map_err(|e| {
@@ -160,12 +160,12 @@ pub fn begin(
 }
 
 /// That no port has an XDP program of somebody else.
-fn refuse_strangers(links: &[Link], pinned: &[u32]) -> Result<()> {
-    for link in links.iter().filter(|l| !pinned.contains(&l.ifindex)) {
-        if let Some(mode) = link.xdp {
+fn refuse_strangers(interfaces: &[Interface], pinned: &[u32]) -> Result<()> {
+    for interface in interfaces.iter().filter(|l| !pinned.contains(&l.ifindex)) {
+        if let Some(mode) = interface.xdp {
             bail!(
                 "port {}: an XDP program of somebody else is attached already ({mode}); detach it first",
-                link.name
+                interface.name
             );
         }
     }
@@ -181,30 +181,32 @@ const ONE_PAGE_MTU: u32 = 3400;
 fn attach(
     plane: &mut BpfDataPlane,
     config: &Config,
-    links: &[Link],
+    interfaces: &[Interface],
     done: &[u32],
     busy: &[u32],
 ) -> Result<()> {
     let start = Instant::now();
-    for link in links.iter().filter(|l| !done.contains(&l.ifindex)) {
+    for interface in interfaces.iter().filter(|l| !done.contains(&l.ifindex)) {
         let wait = |e: &anyhow::Error| {
             let is_busy = e.chain().any(|c| {
                 c.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::ResourceBusy)
             });
-            is_busy && busy.contains(&link.ifindex) && start.elapsed() < Duration::from_secs(1)
+            is_busy && busy.contains(&interface.ifindex) && start.elapsed() < Duration::from_secs(1)
         };
         let mut hint = String::from("; xdp = \"skb\" works with every driver, slowly");
-        if config.xdp == XdpMode::Native && link.mtu > ONE_PAGE_MTU {
+        if config.xdp == XdpMode::Native && interface.mtu > ONE_PAGE_MTU {
             hint += &format!(
                 "; in native mode a packet has to fit a page, and the port has an MTU of {}: {ONE_PAGE_MTU} always fits",
-                link.mtu
+                interface.mtu
             );
         }
         loop {
-            match plane.attach(link.ifindex, config.xdp) {
+            match plane.attach(interface.ifindex, config.xdp) {
                 Ok(()) => break,
                 Err(e) if wait(&e) => std::thread::sleep(Duration::from_millis(10)),
-                Err(e) => return Err(e).with_context(|| format!("port {}: cannot attach{hint}", link.name)),
+                Err(e) => {
+                    return Err(e).with_context(|| format!("port {}: cannot attach{hint}", interface.name));
+                }
             }
         }
     }

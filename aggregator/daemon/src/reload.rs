@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use tokio::signal::unix::Signal;
 
-use super::links::{Link, Netlink};
-use super::state::Shared;
+use super::netlink::{Interface, Netlink};
+use super::state::{Inner, Shared, programs_of_now};
 use crate::config::Config;
 
-/// How often ports are looked for.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// How often ports are looked for. Ranks that have given the box up try it again after a second: a port without the program has it
+/// by then.
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Looks after configuration and ports.
 pub struct Reloader {
@@ -42,7 +43,7 @@ impl Reloader {
                 },
                 _ = tick.tick() => {
                     match self.netlink.present(&self.config.ports).await {
-                        Ok(links) => self.take(&links),
+                        Ok(interfaces) => self.take(&interfaces),
                         Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
                     }
                     self.tidy();
@@ -54,11 +55,13 @@ impl Reloader {
     /// Reads the configuration again: all of it, or nothing.
     async fn reload(&mut self) -> Result<()> {
         let new = Config::read(&self.path)?;
-        let links = self.netlink.resolve(&new.ports).await?;
+        let interfaces = self.netlink.resolve(&new.ports).await?;
         {
             let mut inner = self.shared.lock();
             for job in inner.controller.jobs() {
-                if let Some(flow) = job.flows.iter().find(|f| links.iter().all(|l| l.ifindex != f.ifindex)) {
+                if let Some(flow) =
+                    job.flows.iter().find(|f| interfaces.iter().all(|l| l.ifindex != f.ifindex))
+                {
                     let port = inner.controller.port_name(flow.ifindex);
                     bail!(
                         "job {} has flows on port {port}, which is to go: delete the job first",
@@ -78,7 +81,7 @@ impl Reloader {
         let Config { ports, memory, heartbeat_timeout, patience, tenants, .. } = new;
         self.config = Config { ports, memory, heartbeat_timeout, patience, tenants, ..self.config.clone() };
         self.refused.clear();
-        self.take(&links);
+        self.take(&interfaces);
         Ok(())
     }
 
@@ -94,34 +97,54 @@ impl Reloader {
         }
     }
 
-    /// Attaches to ports that are new, and lets go of those that are not there any more.
-    fn take(&mut self, links: &[Link]) {
+    /// Attaches to a port, also where another interface has the number of one that was a port.
+    fn attach(&self, inner: &mut Inner, ifindex: u32) -> Result<()> {
+        let gone = inner.plane.detach(ifindex);
+        gone.and_then(|()| inner.plane.attach(ifindex, self.config.xdp)).context("cannot attach")
+    }
+
+    /// Attaches to ports that are new or have lost the program, and lets go of those that are not there any more.
+    fn take(&mut self, interfaces: &[Interface]) {
         let mut inner = self.shared.lock();
         let known = inner.controller.ports().to_vec();
-        let is_known = |l: &Link| known.iter().any(|p| p.ifindex == l.ifindex);
-        let mut ports: Vec<_> = links.iter().filter(|l| is_known(l)).map(Link::port).collect();
+        let is_known = |l: &Interface| known.iter().any(|p| p.ifindex == l.ifindex);
+        let mut ports: Vec<_> = interfaces.iter().filter(|l| is_known(l)).map(Interface::port).collect();
         let gone: Vec<u32> =
-            known.iter().map(|p| p.ifindex).filter(|i| links.iter().all(|l| l.ifindex != *i)).collect();
-        self.refused.retain(|i| links.iter().any(|l| l.ifindex == *i));
+            known.iter().map(|p| p.ifindex).filter(|i| interfaces.iter().all(|l| l.ifindex != *i)).collect();
+        self.refused.retain(|i| interfaces.iter().any(|l| l.ifindex == *i));
         let attached = inner.plane.attached();
-        for link in links.iter().filter(|l| !is_known(l)) {
-            let attached = match link.xdp {
+        for interface in interfaces.iter().filter(|l| !is_known(l)) {
+            let attached = match interface.xdp {
                 // It was a port before, and flows that ended then are still kept out.
-                Some(_) if attached.contains(&link.ifindex) => Ok(()),
+                Some(_) if attached.contains(&interface.ifindex) => Ok(()),
                 Some(mode) => Err(anyhow::anyhow!("an XDP program of somebody else is attached ({mode})")),
-                // Also where another interface has the number of one that was a port.
-                None => {
-                    let gone = inner.plane.detach(link.ifindex);
-                    gone.and_then(|()| inner.plane.attach(link.ifindex, self.config.xdp))
-                        .context("cannot attach")
-                }
+                None => self.attach(&mut inner, interface.ifindex),
             };
             match attached {
                 Ok(()) => {
-                    log::info!("port {} has come", link.name);
-                    ports.push(link.port());
+                    log::info!("port {} has come", interface.name);
+                    ports.push(interface.port());
                 }
-                Err(e) if self.refused.insert(link.ifindex) => log::error!("port {}: {e:#}", link.name),
+                Err(e) if self.refused.insert(interface.ifindex) => {
+                    log::error!("port {}: {e:#}", interface.name)
+                }
+                Err(_) => {}
+            }
+        }
+        for interface in interfaces.iter().filter(|l| is_known(l) && l.xdp.is_none()) {
+            // Without a moment in which contributions could pass.
+            match inner.plane.attach(interface.ifindex, self.config.xdp) {
+                Ok(()) => {
+                    log::warn!(
+                        "port {}: somebody has detached the program; it is attached again",
+                        interface.name
+                    );
+                    self.refused.remove(&interface.ifindex);
+                    inner.programs = programs_of_now();
+                }
+                Err(e) if self.refused.insert(interface.ifindex) => {
+                    log::error!("port {}: {e:#}", interface.name)
+                }
                 Err(_) => {}
             }
         }

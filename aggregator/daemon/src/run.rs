@@ -19,7 +19,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
 use super::doorman::{Doorman, Limits};
-use super::links::{Link, Netlink};
+use super::netlink::{Interface, Netlink};
 use super::persist::{Begun, begin};
 use super::reload::Reloader;
 use super::socket::{self, SocketFile};
@@ -43,7 +43,7 @@ pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Resul
 
 /// A daemon that has all it needs, but does not serve yet.
 struct Ready {
-    links: Vec<Link>,
+    interfaces: Vec<Interface>,
     begun: Begun,
     cpus: usize,
     admin: std::os::unix::net::UnixListener,
@@ -54,7 +54,7 @@ struct Ready {
 
 impl Ready {
     async fn new(config: &Config, reset: bool) -> Result<Self> {
-        let links = Netlink::open()?.resolve(&config.ports).await?;
+        let interfaces = Netlink::open()?.resolve(&config.ports).await?;
         let tls = config.tls.as_ref().map(tls::server_config).transpose()?;
         let admin = socket::listen(&config.admin, &config.admin_access)?;
         let _file = SocketFile(config.admin.clone());
@@ -68,14 +68,14 @@ impl Ready {
         };
         let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
         let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
-        controller.set_ports(links.iter().map(Link::port).collect());
+        controller.set_ports(interfaces.iter().map(Interface::port).collect());
         controller.set_tenants(config.tenants.clone());
-        let begun = begin(config, &cpus, &links, reset, controller)?;
-        Ok(Self { links, begun, cpus: cpus.len(), admin, _file, workers, metrics })
+        let begun = begin(config, &cpus, &interfaces, reset, controller)?;
+        Ok(Self { interfaces, begun, cpus: cpus.len(), admin, _file, workers, metrics })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { links, begun, cpus, admin, _file, workers, metrics } = self;
+        let Self { interfaces, begun, cpus, admin, _file, workers, metrics } = self;
         let Begun { mut plane, controller, actions, store } = begun;
         let netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -87,7 +87,7 @@ impl Ready {
             inner.store = store;
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
         }
-        let names: Vec<&str> = links.iter().map(|l| l.name.as_str()).collect();
+        let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
         log::info!("ports {}; {cpus} CPUs for rings", names.join(", "));
         log::info!("administration on {}", config.admin.display());
         let workers = match workers {

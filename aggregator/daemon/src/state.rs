@@ -24,14 +24,14 @@ pub struct Shared {
     inner: Arc<Mutex<Inner>>,
     /// How often ranks are to say that they are alive.
     pub heartbeat: Duration,
-    /// Tells the programs on the ports from those of other daemons, before and after: when this one began.
-    pub programs: u64,
 }
 
 /// What is behind the lock.
 pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
+    /// Tells the programs on the ports from those that were there before, of this daemon or another: when they were attached.
+    pub programs: u64,
     /// Active rings over time.
     pub watch: Watch,
     /// How many look for unknown connections at the moment.
@@ -46,6 +46,11 @@ pub struct Inner {
     next_waiter: u64,
 }
 
+/// A number for programs that have just been attached. Never 0.
+pub fn programs_of_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64 | 1
+}
+
 impl Shared {
     /// A daemon's state.
     pub fn new(
@@ -58,6 +63,7 @@ impl Shared {
         let inner = Inner {
             controller,
             plane,
+            programs: programs_of_now(),
             watch,
             watchers: 0,
             ended: Ended::default(),
@@ -66,10 +72,7 @@ impl Shared {
             waiters: HashMap::new(),
             next_waiter: 0,
         };
-        let began = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // Never 0.
-        let programs = began.as_nanos() as u64 | 1;
-        Self { inner: Arc::new(Mutex::new(inner)), heartbeat, programs }
+        Self { inner: Arc::new(Mutex::new(inner)), heartbeat }
     }
 
     /// Everything, for one request. Nothing that is done under the lock waits for anybody.
@@ -175,7 +178,7 @@ impl Inner {
             Action::CreateRing(ring) => self.plane.create_ring(&ring),
             Action::ResetCounters(ring) => self.plane.reset_counters(ring),
             Action::AddFlow(flow) => self.plane.add_flow(&flow),
-            Action::ListenInBand(job) => self.plane.listen_in_band(&job),
+            Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
             Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use netsum_api::v1 as api;
+use netsum_core::JobRing;
 use netsum_core::trace::Wanted;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -53,7 +54,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
         "" => None,
         name => Some(inner.controller.job(name).map_err(refused)?),
     };
-    let wanted = Wanted::new(job, request.ring)
+    let wanted = Wanted::new(job, request.ring.map(JobRing))
         .map_err(refused)?
         .of_rank(request.rank)
         .met_by(&request.program)

@@ -100,8 +100,8 @@ impl Tracers {
         let lost_now = lost.wrapping_sub(std::mem::replace(&mut self.lost, lost));
         let place = |ring: u32| {
             controller.jobs().find_map(|job| {
-                let number = job.rings.iter().position(|r| r.id == ring)?;
-                Some(Place { job: job.spec.name.clone(), ring: number as u32, ranks: job.spec.ranks })
+                let ring = job.job_ring(ring)?;
+                Some(Place { job: job.spec.name.clone(), ring, ranks: job.spec.ranks })
             })
         };
         for client in &mut self.clients {

@@ -9,8 +9,8 @@ use netsum_core::{Action, Connection, Controller, Job, RankAddress};
 use tonic::{Request, Response, Status};
 
 use super::doorman::Peer;
-use super::links::{Found, Netlink};
 use super::message::{job_message, mac_from_text, mac_text, refused};
+use super::netlink::{Found, Netlink};
 use super::state::Shared;
 
 /// Longest time that a rank may wait for others.
@@ -72,7 +72,7 @@ impl WorkerService {
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
         let found = netlink.place_of(address.mac, address.ip).await.map_err(internal)?;
-        let links = netlink.links().await.map_err(internal)?;
+        let interfaces = netlink.interfaces().await.map_err(internal)?;
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
         let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
         let (ifindex, mac) = match found {
@@ -89,7 +89,7 @@ impl WorkerService {
             }
         };
         let mut inner = self.shared.lock();
-        inner.controller.set_mtus(links.iter().map(|l| (l.ifindex, l.mtu)));
+        inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
             Ok((ifindex, mac))
         } else {
@@ -206,17 +206,16 @@ impl Worker for WorkerService {
     async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let renew = {
+        let (renew, programs) = {
             let mut inner = self.shared.lock();
             let job = inner
                 .controller
                 .heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())
                 .map_err(refused)?;
-            job.epoch.as_ref().is_some_and(|epoch| epoch.renew)
+            (job.epoch.as_ref().is_some_and(|epoch| epoch.renew), inner.programs)
         };
         let job = self.job(&r.job, &r.token)?;
         let api::Job { state, error, epoch, .. } = job;
-        let programs = self.shared.programs;
         Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew, programs }))
     }
 

@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result};
 use aya::programs::{TestRun as _, TestRunAttrs, TestRunOptions};
-use netsum_common::abi::{MAX_MTU, SavedHeader, programs};
+use netsum_common::abi::{MAX_MTU, SavedHeader, programs, ring_flags};
 use netsum_common::icrc;
 use netsum_common::wire::{ICRC_LEN, JobHeader, L3, Opcode, UdpHdr};
 use netsum_core::plane::{FlowSpec, RingSpec};
@@ -45,7 +45,7 @@ impl BpfDataPlane {
         let read = || -> Result<(SavedHeader, u32, u32)> {
             let held = self.maps_of(ring.id)?.slots.get(&slot, 0)?;
             Ok((
-                self.maps_of(ring.id)?.headers.get(&(slot * ring.ranks + flow.rank), 0)?,
+                self.maps_of(ring.id)?.headers.get(&(slot * ring.config.ranks + flow.rank), 0)?,
                 held.index,
                 held.len,
             ))
@@ -55,7 +55,7 @@ impl BpfDataPlane {
         if read()? != (saved, index, len) {
             return Ok(());
         }
-        let index = ring.in_band.then_some(index);
+        let index = (ring.config.flags & ring_flags::IN_BAND != 0).then_some(index);
         let frame = duplicate(&saved, (len as usize).min(MAX_MTU), index).context("no headers are saved")?;
         let context = context(frame.len(), flow.ifindex);
         // A live frame: what the program decides is carried out, and the ring's CPU gets it like any other.

@@ -1,23 +1,15 @@
 //! First packets of jobs that are set up in band.
 
 use anyhow::Result;
-use netsum_common::abi::{
-    Claim, ClaimKey, InBandJob, MAX_ENDED, StrangerKey, Token, maps, ring_flags, watch,
-};
+use netsum_common::abi::{Claim, ClaimKey, InBandJob, MAX_ENDED, StrangerKey, Token, maps, watch};
 use netsum_common::wire::{InBandToken, JobHeader};
-use netsum_core::plane::{FirstPacket, InBandSpec, unmapped};
+use netsum_core::plane::{FirstPacket, unmapped};
 
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 
 impl BpfDataPlane {
-    pub(super) fn listen(&mut self, job: &InBandSpec) -> Result<()> {
-        let value = InBandJob {
-            job: job.job,
-            ranks: job.ranks,
-            rings: job.rings,
-            flags: if job.verify_icrc { 0 } else { ring_flags::ICRC_IGNORE },
-        };
-        self.hash(maps::TOKENS)?.insert(Token::new(job.token), value, 0)?;
+    pub(super) fn listen(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
+        self.hash(maps::TOKENS)?.insert(Token::new(token), job, 0)?;
         self.watch(watch::FIRST_PACKETS, true)
     }
 

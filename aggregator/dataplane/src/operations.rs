@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use aya::maps::{Array, PerCpuArray, PerCpuValues};
-use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter, maps};
+use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceFilter, maps};
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
 use super::plane::{DataPlane, ProgramFacts, Traced, XdpMode};
@@ -56,13 +56,13 @@ impl DataPlane for BpfDataPlane {
         self.ended()
     }
 
-    fn pause_ring(&mut self, ring: u32) -> Result<()> {
-        self.set_active(ring, false)?;
+    fn pause_rings(&mut self, rings: &[u32]) -> Result<()> {
+        rings.iter().try_for_each(|ring| self.set_active(*ring, false))?;
         self.wait_for_programs()
     }
 
-    fn resume_ring(&mut self, ring: u32) -> Result<()> {
-        self.set_active(ring, true)
+    fn resume_rings(&mut self, rings: &[u32]) -> Result<()> {
+        rings.iter().try_for_each(|ring| self.set_active(*ring, true))
     }
 
     fn attached(&self) -> Vec<u32> {
@@ -119,8 +119,8 @@ impl DataPlane for BpfDataPlane {
         self.noted_strangers()
     }
 
-    fn listen_in_band(&mut self, job: &InBandSpec) -> Result<()> {
-        self.listen(job)
+    fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
+        self.listen(token, job)
     }
 
     fn ignore_in_band(&mut self, token: InBandToken) -> Result<()> {

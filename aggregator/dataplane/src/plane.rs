@@ -2,12 +2,12 @@
 
 use std::time::SystemTime;
 
-use netsum_common::abi::{FlowKey, StrangerKey, TraceEvent, TraceFilter};
+use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceEvent, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
 /// How XDP programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum XdpMode {
 
 /// What the controller asks of the data plane.
 pub trait DataPlane: Send {
-    /// Attaches the ingress program to an interface.
+    /// Attaches the programs of a port to an interface; again, where somebody has detached the ingress program.
     fn attach(&mut self, ifindex: u32, mode: XdpMode) -> anyhow::Result<()>;
     /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if netsum were not there.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
@@ -39,10 +39,10 @@ pub trait DataPlane: Send {
     fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
     /// The flows that have ended and whose data is dropped.
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>>;
-    /// Stops a ring for a moment: what comes is dropped. Returns when no packet is under way in it any more.
-    fn pause_ring(&mut self, ring: u32) -> anyhow::Result<()>;
-    /// Goes on with a ring that was stopped.
-    fn resume_ring(&mut self, ring: u32) -> anyhow::Result<()>;
+    /// Stops rings for a moment: what comes is dropped. Returns when no packet is under way in them any more.
+    fn pause_rings(&mut self, rings: &[u32]) -> anyhow::Result<()>;
+    /// Goes on with rings that were stopped.
+    fn resume_rings(&mut self, rings: &[u32]) -> anyhow::Result<()>;
     /// The interfaces that the ingress program is attached to, by this daemon or one before.
     fn attached(&self) -> Vec<u32>;
     /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what was done, in words.
@@ -64,7 +64,7 @@ pub trait DataPlane: Send {
     /// Connections noted since the watch began, and how many data packets came on each.
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>>;
     /// Begins to note and drop first packets with a job's token; again and with other properties, if it does already.
-    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()>;
+    fn listen_in_band(&mut self, token: InBandToken, job: InBandJob) -> anyhow::Result<()>;
     /// Passes first packets with this token on, as others. What is missing already is no error.
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()>;
     /// Takes out what has been noted of first packets since the last time.

@@ -22,13 +22,17 @@ pub(super) enum Attachment<Id> {
 
 /// A port's programs.
 pub(super) struct Port {
-    ingress: Attachment<XdpLinkId>,
+    /// Missing where it could not be attached again.
+    ingress: Option<Attachment<XdpLinkId>>,
     /// Linux has its kind of attachment since 6.6.
     guard: Option<Attachment<SchedClassifierLinkId>>,
 }
 
 impl BpfDataPlane {
+    /// Anew, where `ingress` was attached and no longer is. `guard` stays meanwhile.
     pub(super) fn attach_port(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
+        let gone = self.ports.get_mut(&ifindex).and_then(|port| port.ingress.take());
+        self.detach_ingress(gone)?;
         let mode = match mode {
             XdpMode::Native => AyaMode::Driver,
             XdpMode::Skb => AyaMode::Skb,
@@ -44,8 +48,8 @@ impl BpfDataPlane {
             }
             None => Attachment::Owned(id),
         };
-        let guard = self.guard(ifindex);
-        self.ports.insert(ifindex, Port { ingress, guard });
+        let guard = self.ports.remove(&ifindex).and_then(|port| port.guard).or_else(|| self.guard(ifindex));
+        self.ports.insert(ifindex, Port { ingress: Some(ingress), guard });
         Ok(())
     }
 
@@ -77,13 +81,19 @@ impl BpfDataPlane {
 
     pub(super) fn detach_port(&mut self, ifindex: u32) -> Result<()> {
         let Some(port) = self.ports.remove(&ifindex) else { return Ok(()) };
-        match port.ingress {
-            Attachment::Owned(link) => program(&mut self.ebpf, programs::INGRESS)?.detach(link)?,
-            // Without its file the link ends when its last descriptor is closed, which is now.
-            Attachment::Pinned(link) => drop(link.unpin()?),
-        }
+        self.detach_ingress(port.ingress)?;
         match port.guard {
             Some(Attachment::Owned(link)) => guard(&mut self.ebpf)?.detach(link)?,
+            Some(Attachment::Pinned(link)) => drop(link.unpin()?),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn detach_ingress(&mut self, attachment: Option<Attachment<XdpLinkId>>) -> Result<()> {
+        match attachment {
+            Some(Attachment::Owned(link)) => program(&mut self.ebpf, programs::INGRESS)?.detach(link)?,
+            // Without its file the link ends when its last descriptor is closed, which is now.
             Some(Attachment::Pinned(link)) => drop(link.unpin()?),
             None => {}
         }
@@ -102,7 +112,8 @@ impl BpfDataPlane {
             let updated = taken_over(&link, |old| {
                 let id = ingress.attach_to_link(XdpLink::try_from(old)?)?;
                 // The file holds the link, too: to be unpinned when the port is detached.
-                Ok(drop(ingress.take_link(id)?))
+                ingress.take_link(id)?;
+                Ok(())
             });
             let Some(attachment) = unless_gone(ifindex, &link, updated)? else {
                 if guarded.exists() {
@@ -113,13 +124,14 @@ impl BpfDataPlane {
             let guard = guard(&mut self.ebpf)?;
             let updated = taken_over(&guarded, |old| {
                 let id = guard.attach_to_link(SchedClassifierLink::try_from(old)?)?;
-                Ok(drop(guard.take_link(id)?))
+                guard.take_link(id)?;
+                Ok(())
             });
             let guard = match updated {
                 Ok(link) => Some(Attachment::Pinned(link)),
                 Err(_) => self.guard(ifindex),
             };
-            self.ports.insert(ifindex, Port { ingress: Attachment::Pinned(attachment), guard });
+            self.ports.insert(ifindex, Port { ingress: Some(Attachment::Pinned(attachment)), guard });
             taken.push(ifindex);
         }
         Ok(taken)

@@ -239,18 +239,8 @@ const PROBE_AGGREGATE: &str = "probe_aggregate";
 const PROBE_EGRESS: &str = "probe_egress";
 
 fn spec(ring: u32, config: &RingConfig, cpus: &[u32]) -> RingSpec {
-    let is = |flag: u32| config.flags & flag != 0;
-    RingSpec {
-        id: ring,
-        ranks: config.ranks,
-        slots: config.slots,
-        window: config.credit,
-        mtu: config.mtu,
-        cpu: cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32,
-        verify_icrc: !is(ring_flags::ICRC_IGNORE),
-        in_order: !is(ring_flags::RELAXED),
-        in_band: is(ring_flags::IN_BAND),
-    }
+    let cpu = cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32;
+    RingSpec { id: ring, cpu, config: RingConfig { flags: config.flags & !ring_flags::ACTIVE, ..*config } }
 }
 
 /// Copies a map; how many entries it has.

@@ -28,12 +28,9 @@ struct Sizes {
 impl BpfDataPlane {
     pub(super) fn make_ring(&mut self, ring: &RingSpec) -> Result<()> {
         check(ring)?;
-        let config = self.config(ring, false)?;
-        self.put_maps(
-            ring.id,
-            ring.cpu,
-            &Sizes { slots: ring.slots, mtu: ring.mtu, headers: ring.slots * ring.ranks, ports: ring.ranks },
-        )?;
+        let config = self.config(ring)?;
+        let RingConfig { slots, mtu, ranks, .. } = config;
+        self.put_maps(ring.id, ring.cpu, &Sizes { slots, mtu, headers: slots * ranks, ports: ranks })?;
         self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
         self.array(maps::RINGS)?.set(ring.id, config, 0)?;
         Ok(())
@@ -41,8 +38,8 @@ impl BpfDataPlane {
 
     pub(super) fn start_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
         check(ring)?;
-        if ports.len() != ring.ranks as usize {
-            bail!("{} ports for {} ranks", ports.len(), ring.ranks);
+        if ports.len() != ring.config.ranks as usize {
+            bail!("{} ports for {} ranks", ports.len(), ring.config.ranks);
         }
         let egress = self.egress.try_clone()?;
         let devices = &mut self.rings.get_mut(&ring.id).context("the ring has not been created")?.ports;
@@ -59,7 +56,8 @@ impl BpfDataPlane {
         for (ifindex, port) in behind {
             self.hash(maps::EGRESS)?.insert(EgressKey { ring: ring.id, ifindex }, port, 0)?;
         }
-        let config = self.config(ring, true)?;
+        let mut config = self.config(ring)?;
+        config.flags |= ring_flags::ACTIVE;
         Ok(self.array(maps::RINGS)?.set(ring.id, config, 0)?)
     }
 
@@ -83,8 +81,7 @@ impl BpfDataPlane {
         // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
         self.put_maps(ring, 0, &Sizes { slots: 1, mtu: config.mtu, headers: 1, ports: 1 })?;
         self.rings.remove(&ring);
-        let none = RingConfig { flags: 0, ranks: 0, slots: 0, credit: 0, mtu: 0, cpu: 0 };
-        self.array(maps::RINGS)?.set(ring, none, 0)?;
+        self.array(maps::RINGS)?.set(ring, RingConfig::default(), 0)?;
         Ok(())
     }
 
@@ -104,10 +101,10 @@ impl BpfDataPlane {
     /// Empties a ring, keeping its maps: faster than making it anew, which waits for all CPUs. It begins with index
     /// `start` and is not active. For tests.
     pub fn empty_ring(&mut self, ring: &RingSpec, start: u32) -> Result<()> {
-        let config = self.config(ring, false)?;
+        let config = self.config(ring)?;
         self.array(maps::RINGS)?.set(ring.id, config, 0)?;
         let mut slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring.id)?;
-        (0..ring.slots).try_for_each(|slot| slots.set(slot, Slot::default(), 0))?;
+        (0..ring.config.slots).try_for_each(|slot| slots.set(slot, Slot::default(), 0))?;
         self.array(maps::TIMINGS)?.set(ring.id, Timing::EMPTY, 0)?;
         let state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
         Ok(self.array(maps::STATES)?.set(ring.id, state, 0)?)
@@ -138,35 +135,25 @@ impl BpfDataPlane {
         self.put(maps::SUMS[index], ring, &sums)
     }
 
-    fn config(&self, ring: &RingSpec, active: bool) -> Result<RingConfig> {
+    /// What a ring's map holds while it is not active.
+    fn config(&self, ring: &RingSpec) -> Result<RingConfig> {
         let cpu = *self.cpus.get(ring.cpu as usize).with_context(|| format!("no CPU number {}", ring.cpu))?;
-        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
-        Ok(RingConfig {
-            flags: flag(active, ring_flags::ACTIVE)
-                | flag(!ring.verify_icrc, ring_flags::ICRC_IGNORE)
-                | flag(!ring.in_order, ring_flags::RELAXED)
-                | flag(ring.in_band, ring_flags::IN_BAND),
-            ranks: ring.ranks,
-            slots: ring.slots,
-            credit: ring.window,
-            mtu: ring.mtu,
-            cpu,
-        })
+        Ok(RingConfig { cpu, ..ring.config })
     }
 }
 
-fn check(ring: &RingSpec) -> Result<()> {
-    if ring.id == 0 || ring.id >= MAX_RINGS {
-        bail!("ring number {} is out of range: 1 to {}", ring.id, MAX_RINGS - 1);
+fn check(&RingSpec { id, config: ring, .. }: &RingSpec) -> Result<()> {
+    if id == 0 || id >= MAX_RINGS {
+        bail!("ring number {id} is out of range: 1 to {}", MAX_RINGS - 1);
     }
     if !(2..=MAX_RANKS as u32).contains(&ring.ranks) {
         bail!("{} ranks: 2 to {MAX_RANKS} are possible", ring.ranks);
     }
     if !ring.slots.is_power_of_two()
         || ring.slots > abi::MAX_SLOTS
-        || ring.slots < ring.window.saturating_mul(2)
+        || ring.slots < ring.credit.saturating_mul(2)
     {
-        bail!("{} slots: a power of two, at least twice the window of {}", ring.slots, ring.window);
+        bail!("{} slots: a power of two, at least twice the credit of {}", ring.slots, ring.credit);
     }
     if !abi::MTUS.contains(&ring.mtu) {
         bail!("path MTU {}: one of {:?}, at most {MAX_MTU}", ring.mtu, abi::MTUS);

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use futures::TryStreamExt as _;
 use netsum_daemon::config::{Config, Ports};
-use netsum_daemon::links::{Link, Netlink};
+use netsum_daemon::netlink::{Interface, Netlink};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use rtnetlink::packet_route::link::{BridgeStpState, InfoBridge, InfoData, LinkAttribute, LinkInfo};
@@ -89,8 +89,8 @@ fn is_bpffs(path: &Path) -> bool {
 
 async fn interfaces(wanted: &Ports, skb: bool, facts: &mut Facts) -> Result<()> {
     let netlink = Netlink::open()?;
-    let links = match netlink.resolve(wanted).await {
-        Ok(links) => links,
+    let interfaces = match netlink.resolve(wanted).await {
+        Ok(interfaces) => interfaces,
         Err(e) => {
             facts.ports = Some(Err(format!("{e:#}")));
             return Ok(());
@@ -99,15 +99,15 @@ async fn interfaces(wanted: &Ports, skb: bool, facts: &mut Facts) -> Result<()> 
     let name = match wanted {
         Ports::Bridge(name) => Some(name.clone()),
         Ports::List(_) => {
-            let index = links.iter().find_map(|l| l.bridge);
-            let all = netlink.links().await?;
+            let index = interfaces.iter().find_map(|l| l.bridge);
+            let all = netlink.interfaces().await?;
             all.into_iter().find(|l| Some(l.ifindex) == index).map(|l| l.name)
         }
     };
     if let Some(name) = name {
         facts.bridge = Some(bridge(&name).await?);
     }
-    facts.ports = Some(Ok(links.iter().map(|l| port(l, skb)).collect::<Result<_>>()?));
+    facts.ports = Some(Ok(interfaces.iter().map(|l| port(l, skb)).collect::<Result<_>>()?));
     Ok(())
 }
 
@@ -138,20 +138,20 @@ async fn bridge(name: &str) -> Result<BridgeFacts> {
     Ok(facts)
 }
 
-fn port(link: &Link, skb: bool) -> Result<PortFacts> {
-    let said = device::ethtool(&link.name)?;
+fn port(interface: &Interface, skb: bool) -> Result<PortFacts> {
+    let said = device::ethtool(&interface.name)?;
     Ok(PortFacts {
-        name: link.name.clone(),
+        name: interface.name.clone(),
         driver: said.driver.clone(),
-        up: link.up,
-        mtu: link.mtu,
-        xdp: link.xdp.is_some(),
-        features: device::xdp_features(link.ifindex)?,
+        up: interface.up,
+        mtu: interface.mtu,
+        xdp: interface.xdp.is_some(),
+        features: device::xdp_features(interface.ifindex)?,
         lro: said.lro,
         // Whether frames have their tags is decided at a veth's other end.
         rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
         queues: said.queues,
-        interrupts: interrupts(&link.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
+        interrupts: interrupts(&interface.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
         skb,
     })
 }

@@ -11,12 +11,12 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
-use netsum_common::abi::{FlowKey, StrangerKey, TraceFilter};
+use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
 use netsum_common::wire::InBandToken;
-use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec};
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 use netsum_core::watch::Patience;
 use netsum_core::{Controller, PortInfo};
 use netsum_daemon::doorman::Limits;
@@ -33,6 +33,9 @@ use tonic::transport::{Channel, ServerTlsConfig};
 #[derive(Default)]
 pub struct Told {
     pub rings: HashMap<u32, RingSpec>,
+    /// How many rings were made, and how often rings were paused.
+    pub made: u32,
+    pub pauses: u32,
     pub flows: HashSet<FlowKey>,
     pub active: HashSet<u32>,
     pub watching: bool,
@@ -53,7 +56,9 @@ impl DataPlane for Remembers {
         Ok(())
     }
     fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()> {
-        self.0.lock().unwrap().rings.insert(ring.id, ring.clone());
+        let mut told = self.0.lock().unwrap();
+        told.rings.insert(ring.id, ring.clone());
+        told.made += 1;
         Ok(())
     }
     fn reset_counters(&mut self, _: u32) -> anyhow::Result<()> {
@@ -83,12 +88,14 @@ impl DataPlane for Remembers {
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>> {
         Ok(Vec::new())
     }
-    fn pause_ring(&mut self, ring: u32) -> anyhow::Result<()> {
-        self.0.lock().unwrap().active.remove(&ring);
+    fn pause_rings(&mut self, rings: &[u32]) -> anyhow::Result<()> {
+        let mut told = self.0.lock().unwrap();
+        told.active.retain(|ring| !rings.contains(ring));
+        told.pauses += 1;
         Ok(())
     }
-    fn resume_ring(&mut self, ring: u32) -> anyhow::Result<()> {
-        self.0.lock().unwrap().active.insert(ring);
+    fn resume_rings(&mut self, rings: &[u32]) -> anyhow::Result<()> {
+        self.0.lock().unwrap().active.extend(rings);
         Ok(())
     }
     fn attached(&self) -> Vec<u32> {
@@ -139,8 +146,8 @@ impl DataPlane for Remembers {
     fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
         Ok(Vec::new())
     }
-    fn listen_in_band(&mut self, job: &InBandSpec) -> anyhow::Result<()> {
-        self.0.lock().unwrap().listening.insert(job.token);
+    fn listen_in_band(&mut self, token: InBandToken, _: InBandJob) -> anyhow::Result<()> {
+        self.0.lock().unwrap().listening.insert(token);
         Ok(())
     }
     fn ignore_in_band(&mut self, token: InBandToken) -> anyhow::Result<()> {

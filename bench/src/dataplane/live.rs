@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::maps::{Array, CpuMap, DevMap, Map};
 use aya::programs::xdp::XdpMode as AyaMode;
 use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions};
-use netsum_common::abi::{FlowKey, maps, programs};
+use netsum_common::abi::{FlowKey, maps, programs, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::live::{self, LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
 use netsum_core::plane::{FlowSpec, RingSpec};
@@ -282,7 +282,8 @@ impl Live {
         })?;
         ensure!(kept.return_value == netsum_lab::programs::DROP, "the payload was not taken");
 
-        let spec = RingSpec { window: WINDOW, ..ring(ranks, mtu, SLOTS) };
+        let mut spec = ring(ranks, mtu, SLOTS);
+        spec.config.credit = WINDOW;
         self.plane.create_ring(&spec)?;
         let mut keys = Vec::new();
         for rank in 0..ranks {
@@ -314,8 +315,8 @@ impl Live {
 
     /// Sends frames for a while.
     fn round(&mut self, way: Way, seconds: f64) -> Result<Round> {
-        let (spec, _) = self.ring.clone().context("there is no ring")?;
-        let spec = RingSpec { verify_icrc: way.is_verified(), ..spec };
+        let (mut spec, _) = self.ring.clone().context("there is no ring")?;
+        spec.config.flags = if way.is_verified() { 0 } else { ring_flags::ICRC_IGNORE };
         let (sender, server) = match way {
             Way::IngressDrop => ("live_ingress_drop", programs::AGGREGATE),
             Way::SteerDrop => ("live_ingress", "live_drop"),
@@ -325,10 +326,10 @@ impl Live {
         };
         self.serve(server)?;
         self.plane.empty_ring(&spec, 0)?;
-        let ports = self.ports[..spec.ranks as usize].to_vec();
+        let ports = self.ports[..spec.config.ranks as usize].to_vec();
         let plane = &mut self.plane;
         self.lab.box_().enter(|| plane.activate_ring(&spec, &ports))?;
-        let credit = (IN_FLIGHT / spec.ranks).min(WINDOW);
+        let credit = (IN_FLIGHT / spec.config.ranks).min(WINDOW);
         Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?.set(
             0,
             LiveSender { credit, ..LiveSender::default() },
@@ -337,7 +338,7 @@ impl Live {
         Array::try_from(self.plane.map_mut(live::maps::RECEIVER)?)?.set(0, LiveReceiver::default(), 0)?;
         self.plane.reset_counters(spec.id)?;
 
-        let len = template_len(spec.mtu);
+        let len = template_len(spec.config.mtu);
         let (port, plane) = (self.ports[0], &mut self.plane);
         let threads = cpu::of_ring(RING_CPU, self.cpus)?;
         let busy = || threads.iter().map(|pid| cpu::of_thread(pid)).sum::<Result<Duration>>();
@@ -366,7 +367,7 @@ impl Live {
         let sender: Array<_, LiveSender> = Array::try_from(self.plane.map_mut(live::maps::SENDER)?)?;
         let sent = sender.get(&0, 0)?.sent;
         // The last fragment may not have been sent by all.
-        let whole = sent / u64::from(spec.ranks);
+        let whole = sent / u64::from(spec.config.ranks);
         let deadline = Instant::now() + DRAIN;
         loop {
             let elapsed = start.elapsed();
@@ -377,7 +378,7 @@ impl Live {
             let done = match way {
                 way if way.is_summed() => {
                     // What is sent on to every rank has been through egress, too.
-                    (of(Counter::Results) / u64::from(spec.ranks)).min(of(Counter::Completed))
+                    (of(Counter::Results) / u64::from(spec.config.ranks)).min(of(Counter::Completed))
                 }
                 _ => receiver.get(&0, 0)?.completed,
             };

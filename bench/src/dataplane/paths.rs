@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, TraceFilter};
+use netsum_common::abi::{EVENTS_BYTES, MAX_CAPTURE, TraceFilter, ring_flags};
 use netsum_dataplane::DataPlane as _;
 use serde::Serialize;
 
@@ -166,13 +166,13 @@ pub(super) struct Point {
 
 /// Mean ns of one run of a way.
 pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f64> {
-    let spec = netsum_core::plane::RingSpec {
-        verify_icrc: !path.ends_with("/ignore"),
-        ..ring(at.ranks, at.mtu, 16)
-    };
+    let mut spec = ring(at.ranks, at.mtu, 16);
+    if path.ends_with("/ignore") {
+        spec.config.flags = ring_flags::ICRC_IGNORE;
+    }
     let timed = path == "timed/verify";
     // Other maps wait for all CPUs, tens of milliseconds each; other flags do not.
-    if (spec.ranks, spec.mtu) == (bench.ring.ranks, bench.ring.mtu) {
+    if (spec.config.ranks, spec.config.mtu) == (bench.ring.config.ranks, bench.ring.config.mtu) {
         if spec != bench.ring || timed {
             bench.reset(spec)?;
         }

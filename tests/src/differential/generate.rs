@@ -6,9 +6,11 @@
 use std::net::IpAddr;
 
 use arbitrary::{Result, Unstructured};
+use netsum_common::abi::ring_flags::{ICRC_IGNORE, IN_BAND, RELAXED};
+use netsum_common::abi::{InBandJob, RingConfig};
 use netsum_common::serial;
 use netsum_common::wire::{self, InBandToken, JobHeader, Opcode};
-use netsum_core::plane::{FlowSpec, InBandSpec, RingSpec};
+use netsum_core::plane::{FlowSpec, RingSpec};
 
 use crate::frames::{FrameSpec, ipv4_checksum, lanes};
 use crate::programs::{LOOPBACK, host};
@@ -23,10 +25,10 @@ pub struct Setting {
 
 impl Setting {
     /// What is to be listened for, where the ring's job is set up in band.
-    pub fn in_band(&self) -> Option<InBandSpec> {
-        let RingSpec { id, ranks, verify_icrc, .. } = self.ring;
-        let token = InBandToken([id as u8; 16]);
-        self.ring.in_band.then_some(InBandSpec { token, job: id, ranks, rings: 1, verify_icrc })
+    pub fn in_band(&self) -> Option<(InBandToken, InBandJob)> {
+        let RingSpec { id, config: RingConfig { ranks, flags, .. }, .. } = self.ring;
+        let job = InBandJob { job: id, ranks, rings: 1, flags: flags & ICRC_IGNORE };
+        (flags & IN_BAND != 0).then_some((InBandToken([id as u8; 16]), job))
     }
 }
 
@@ -37,34 +39,31 @@ pub const STARTS: [u32; 3] = [0, serial::MASK - 5, 0x7f_fffa];
 pub fn settings() -> Vec<Setting> {
     let ring = |id, ranks, mtu, slots, window| RingSpec {
         id,
-        ranks,
-        slots,
-        window,
-        mtu,
         cpu: 0,
-        verify_icrc: true,
-        in_order: true,
-        in_band: false,
+        config: RingConfig { ranks, slots, credit: window, mtu, ..RingConfig::default() },
     };
+    let with =
+        |flags, RingSpec { id, cpu, config }| RingSpec { id, cpu, config: RingConfig { flags, ..config } };
     /// Whether a rank's connection is over IPv6.
     type OverV6 = fn(u32) -> bool;
     let all: [(RingSpec, OverV6); 12] = [
         (ring(1, 2, 256, 4, 2), |_| false),
         (ring(2, 3, 1024, 16, 8), |_| false),
-        (RingSpec { in_order: false, ..ring(3, 2, 512, 16, 7) }, |_| true),
+        (with(RELAXED, ring(3, 2, 512, 16, 7)), |_| true),
         (ring(4, 5, 2048, 8, 4), |_| true),
-        (RingSpec { verify_icrc: false, ..ring(5, 3, 256, 8, 4) }, |_| false),
-        (RingSpec { verify_icrc: false, in_order: false, ..ring(6, 2, 2048, 64, 32) }, |_| true),
+        (with(ICRC_IGNORE, ring(5, 3, 256, 8, 4)), |_| false),
+        (with(ICRC_IGNORE | RELAXED, ring(6, 2, 2048, 64, 32)), |_| true),
         (ring(7, 64, 256, 2, 1), |_| false),
         (ring(8, 2, 256, 4, 2), |_| false),
         (ring(9, 2, 256, 16, 8), |_| false),
         (ring(10, 4, 512, 8, 3), |rank| rank % 2 == 1),
-        (RingSpec { in_band: true, ..ring(11, 2, 256, 16, 8) }, |_| false),
-        (RingSpec { in_band: true, verify_icrc: false, ..ring(12, 3, 512, 8, 4) }, |rank| rank == 1),
+        (with(IN_BAND, ring(11, 2, 256, 16, 8)), |_| false),
+        (with(IN_BAND | ICRC_IGNORE, ring(12, 3, 512, 8, 4)), |rank| rank == 1),
     ];
     all.into_iter()
         .map(|(ring, v6)| {
-            let mut flows: Vec<FlowSpec> = (0..ring.ranks).map(|rank| flow(&ring, rank, v6(rank))).collect();
+            let mut flows: Vec<FlowSpec> =
+                (0..ring.config.ranks).map(|rank| flow(&ring, rank, v6(rank))).collect();
             match ring.id {
                 // Behind another port, and its addresses with it.
                 9 => {
@@ -91,7 +90,7 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         base_psn: serial::sub(0, 16 * rank + ring.id),
         ifindex: LOOPBACK,
         src: ip(rank),
-        dst: ip((rank + 1) % ring.ranks),
+        dst: ip((rank + 1) % ring.config.ranks),
         qpn: ring.id << 8 | rank,
         src_mac: None,
     }
@@ -132,7 +131,7 @@ pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(u32) -> Hi
         return Ok(Step::Packet { frame, last_of_batch });
     }
     let setting = u.choose(settings)?;
-    let rank = u.int_in_range(0..=setting.ring.ranks - 1)?;
+    let rank = u.int_in_range(0..=setting.ring.config.ranks - 1)?;
     let spec = contribution(u, setting, rank, &hint(setting.ring.id))?;
     let mut frame = spec.build();
     if kind <= 4 {
@@ -143,7 +142,7 @@ pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(u32) -> Hi
 
 /// A fragment that its rank could have sent.
 fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint) -> Result<FrameSpec> {
-    let RingSpec { id, ranks, mtu, slots, window, .. } = setting.ring;
+    let RingSpec { id, config: RingConfig { ranks, mtu, slots, credit: window, .. }, .. } = setting.ring;
     let flow = &setting.flows[rank as usize];
     let expected = hint.expected[rank as usize];
     let index = match u.int_in_range(0..=15u8)? {
@@ -202,8 +201,8 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
         spec.bth.solicited = more & 32 != 0;
         spec.bth.ecn = more;
     }
-    if let Some(job) = setting.in_band() {
-        begin_in_band(u, &mut spec, &job, rank, index)?;
+    if let Some((token, job)) = setting.in_band() {
+        begin_in_band(u, &mut spec, token, &job, rank, index)?;
     }
     Ok(spec)
 }
@@ -213,7 +212,8 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
 fn begin_in_band(
     u: &mut Unstructured,
     spec: &mut FrameSpec,
-    job: &InBandSpec,
+    token: InBandToken,
+    job: &InBandJob,
     rank: u32,
     index: u32,
 ) -> Result<()> {
@@ -228,7 +228,7 @@ fn begin_in_band(
     }
     let header = JobHeader {
         dtype: 1,
-        token: job.token,
+        token,
         ring: if right { 0 } else { u.int_in_range(0..=2)? },
         rank: if right { rank } else { u.int_in_range(0..=job.ranks + 1)? },
         ranks: job.ranks,

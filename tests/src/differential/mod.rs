@@ -189,7 +189,7 @@ impl Differential {
                 self.model.add_flow(flow);
             }
             if *active {
-                plane.activate_ring(ring, &vec![LOOPBACK; ring.ranks as usize])?;
+                plane.activate_ring(ring, &vec![LOOPBACK; ring.config.ranks as usize])?;
             }
         }
         // Flows of rings that this sequence does not have are no flows.
@@ -197,16 +197,16 @@ impl Differential {
             if settings.iter().all(|s| s.ring.id != setting.ring.id) {
                 setting.flows.iter().try_for_each(|flow| plane.forget_flow(flow.key()))?;
             }
-            if let Some(job) = setting.in_band() {
-                plane.ignore_in_band(job.token)?;
+            if let Some((token, _)) = setting.in_band() {
+                plane.ignore_in_band(token)?;
             }
         }
         // Nor are connections that waited in the last sequence.
         let ended: Vec<_> = plane.ended_flows()?.iter().map(|flow| flow.key).collect();
         plane.forget_ended(&ended)?;
-        for job in settings.iter().filter_map(Setting::in_band) {
-            plane.listen_in_band(&job)?;
-            self.model.listen(&job);
+        for (token, job) in settings.iter().filter_map(Setting::in_band) {
+            plane.listen_in_band(token, job)?;
+            self.model.listen(token, job);
         }
         plane.first_packets()?;
         self.before =
@@ -241,7 +241,7 @@ impl Differential {
         let tag = tag(packet);
         let clones = if tag.rank == ReleaseTag::ALL {
             let setting = self.settings.iter().find(|s| s.ring.id == tag.ring);
-            setting.with_context(|| format!("a tag with ring {}", tag.ring))?.ring.ranks
+            setting.with_context(|| format!("a tag with ring {}", tag.ring))?.ring.config.ranks
         } else {
             1
         };
@@ -305,8 +305,8 @@ impl Differential {
     fn compare(&mut self, settings: &[Setting]) -> Result<()> {
         let noted = self.bench.plane.first_packets()?.into_iter();
         let place = |p: &FirstPacket| {
-            let job = settings.iter().filter_map(Setting::in_band).find(|job| job.job == p.job);
-            let job = job.with_context(|| format!("no job {}", p.job))?;
+            let job = settings.iter().filter_map(Setting::in_band).find(|(_, job)| job.job == p.job);
+            let (_, job) = job.with_context(|| format!("no job {}", p.job))?;
             anyhow::Ok((p.job, p.header.ring.min(job.rings), p.header.rank.min(job.ranks)))
         };
         let noted = noted.map(|p| anyhow::Ok((place(&p)?, p))).collect::<Result<BTreeMap<_, _>>>()?;
@@ -329,7 +329,7 @@ impl Differential {
             // How long things took is no two times the same; how often, is.
             let timing = self.bench.plane.timing(ring.id)?;
             let of_rank = |r: &RankTiming| (r.late.count(), r.last);
-            let timed: Vec<_> = timing.ranks[..ring.ranks as usize].iter().map(of_rank).collect();
+            let timed: Vec<_> = timing.ranks[..ring.config.ranks as usize].iter().map(of_rank).collect();
             ensure!(
                 timed == expected.timed,
                 "ring {}: timed {timed:?}, should be {:?}",

@@ -3,15 +3,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use netsum_common::abi::{FlowKey, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
+use netsum_common::abi::{FlowKey, InBandJob, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{
     self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
 };
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
-use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, JobHeader, L3, Reject, UdpHdr};
+use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, InBandToken, JobHeader, L3, Reject, UdpHdr};
 use netsum_common::{icrc, serial, timing};
-use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, InBandSpec, RingSpec, mapped};
+use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, RingSpec, mapped};
 
 use super::Verdict;
 use crate::programs::LOOPBACK;
@@ -54,7 +54,7 @@ pub struct Model {
     rings: BTreeMap<u32, Ring>,
     flows: Vec<(FlowKey, Flow)>,
     /// Jobs that are set up in band.
-    listening: Vec<InBandSpec>,
+    listening: Vec<(InBandToken, InBandJob)>,
     /// First packets that the box should have noted, by job, ring and rank: all packets come in by one port.
     pub claims: BTreeMap<(u32, u32, u32), FirstPacket>,
     /// Connections that wait, by source, destination and queue pair, and the job.
@@ -74,39 +74,31 @@ enum Class {
 enum Look {
     /// Of no use.
     Count(Counter),
-    Job(InBandSpec, Frame, usize),
+    Job(InBandJob, Frame, usize),
 }
 
 impl Model {
     /// Looks for first packets of a job from now on.
-    pub fn listen(&mut self, job: &InBandSpec) {
-        self.listening.push(*job);
+    pub fn listen(&mut self, token: InBandToken, job: InBandJob) {
+        self.listening.push((token, job));
     }
 
     /// Makes a ring, or makes it anew; `start` is the index that it begins with.
     pub fn add_ring(&mut self, spec: &RingSpec, active: bool, start: u32) {
-        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
-        let config = RingConfig {
-            flags: flag(active, ring_flags::ACTIVE)
-                | flag(!spec.verify_icrc, ring_flags::ICRC_IGNORE)
-                | flag(!spec.in_order, ring_flags::RELAXED)
-                | flag(spec.in_band, ring_flags::IN_BAND),
-            ranks: spec.ranks,
-            slots: spec.slots,
-            credit: spec.window,
-            mtu: spec.mtu,
-            cpu: spec.cpu,
-        };
-        let slots = spec.slots as usize;
+        let mut config = RingConfig { cpu: spec.cpu, ..spec.config };
+        if active {
+            config.flags |= ring_flags::ACTIVE;
+        }
+        let slots = config.slots as usize;
         let mut state = RingState { low: start, ..RingState::default() };
         state.expected.fill(start);
         let ring = Ring {
             config,
             state,
             slots: vec![Slot::default(); slots],
-            timed: vec![(0, 0); spec.ranks as usize],
+            timed: vec![(0, 0); config.ranks as usize],
             sums: vec![Vec::new(); slots],
-            saved: vec![Saved::default(); slots * spec.ranks as usize],
+            saved: vec![Saved::default(); slots * config.ranks as usize],
             cursor: 0,
         };
         self.rings.insert(spec.id, ring);
@@ -270,12 +262,12 @@ impl Model {
         self.waiting.get(&connection).copied().filter(|_| stranger && !self.listening.is_empty())
     }
 
-    fn job_of(&self, header: &[u8; JOB_HEADER_LEN]) -> Option<InBandSpec> {
+    fn job_of(&self, header: &[u8; JOB_HEADER_LEN]) -> Option<InBandJob> {
         let token = JobHeader::decode(header)?.token;
-        self.listening.iter().find(|job| job.token == token).copied()
+        self.listening.iter().find(|(of, _)| *of == token).map(|(_, job)| *job)
     }
 
-    fn note(&mut self, job: &InBandSpec, packet: &[u8], frame: &Frame, len: usize) {
+    fn note(&mut self, job: &InBandJob, packet: &[u8], frame: &Frame, len: usize) {
         let header =
             packet[frame.payload()..].first_chunk().and_then(JobHeader::decode).expect("it was looked at");
         let ip = |ip: [u8; 16]| std::net::IpAddr::from(std::net::Ipv6Addr::from(ip)).to_canonical();
@@ -390,7 +382,7 @@ impl Model {
         if let Some(Look::Job(job, frame, len)) = self.look(packet) {
             let counter = if len > MAX_MTU {
                 Counter::Oversized
-            } else if job.verify_icrc && !is_intact(packet, &frame, len) {
+            } else if job.flags & ring_flags::ICRC_IGNORE == 0 && !is_intact(packet, &frame, len) {
                 self.waiting.remove(&(frame.src_ip, frame.dst_ip, frame.bth.qpn));
                 Counter::BadIcrc
             } else {

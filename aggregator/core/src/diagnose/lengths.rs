@@ -72,9 +72,11 @@ fn names(ranks: &[u32]) -> String {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
+    use netsum_common::abi::RingConfig;
     use netsum_common::slot::{RingState, Slot};
 
     use super::*;
+    use crate::JobRing;
     use crate::diagnose::PortEvidence;
     use crate::plane::{FlowSeen, FlowSpec, RingSpec};
     use crate::watch::RingView;
@@ -85,14 +87,14 @@ mod tests {
     fn ring(ranks: &[Option<(u32, bool, u32)>]) -> RingEvidence {
         let spec = RingSpec {
             id: 1,
-            ranks: ranks.len() as u32,
-            slots: 16,
-            window: 8,
-            mtu: 1024,
             cpu: 0,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig {
+                ranks: ranks.len() as u32,
+                slots: 16,
+                credit: 8,
+                mtu: 1024,
+                ..RingConfig::default()
+            },
         };
         let mut slot = Slot { index: LOW, flags: Slot::USED, ..Slot::default() };
         let evidence = |(rank, what): (usize, &Option<(u32, bool, u32)>)| {
@@ -123,7 +125,7 @@ mod tests {
             ranks: ranks.iter().map(|r| r.seen).collect(),
             base_psns: ranks.iter().map(|r| r.flow.base_psn).collect(),
         };
-        RingEvidence { ring: 0, spec, view, waits: None, ranks }
+        RingEvidence { ring: JobRing(0), spec, view, waits: None, ranks }
     }
 
     fn taken(len: u32) -> Option<(u32, bool, u32)> {
@@ -143,7 +145,7 @@ mod tests {
             let (findings, known) = compare(&ring(&case));
             assert_eq!(known.len(), 3);
             assert_eq!(findings.len(), 1, "{findings:?}");
-            assert_eq!((findings[0].ring, findings[0].rank), (Some(0), Some(odd)));
+            assert_eq!((findings[0].ring, findings[0].rank), (Some(JobRing(0)), Some(odd)));
             assert!(findings[0].what.starts_with("sends 64 bytes at index 7, where ranks "), "{findings:?}");
             assert!(findings[0].what.ends_with(" send 1024"), "{findings:?}");
         }

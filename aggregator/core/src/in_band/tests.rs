@@ -23,8 +23,8 @@ fn controller() -> Controller {
 fn with_job() -> Controller {
     let mut c = controller();
     let actions = c.create_job(spec("a")).unwrap();
-    let Action::ListenInBand(listen) = &actions[2] else { panic!("{actions:?}") };
-    assert_eq!((listen.job, listen.ranks, listen.rings, listen.verify_icrc), (1, RANKS, 1, true));
+    let listen = InBandJob { job: 1, ranks: RANKS, rings: 1, flags: 0 };
+    assert_eq!(actions[2], Action::ListenInBand(spec("a").token.in_band(), listen));
     c
 }
 
@@ -55,11 +55,18 @@ fn packet(rank: u32, n: u32) -> FirstPacket {
     }
 }
 
+/// What comes of one packet, and what is to be done.
+fn told(c: &mut Controller, packet: FirstPacket, released: bool) -> (Outcome, Vec<Action>) {
+    let mut answer = c.first_packets(1, &[packet], released, Instant::now()).unwrap();
+    assert_eq!(answer.outcomes.len(), 1);
+    let outcome = answer.outcomes.remove(0);
+    let began = matches!(outcome, Outcome::Began(_));
+    assert_eq!(began, !answer.actions.is_empty(), "{outcome:?}: {:?}", answer.actions);
+    (outcome, answer.actions)
+}
+
 fn outcome(c: &mut Controller, packet: FirstPacket) -> Outcome {
-    let answer = c.first_packet(packet, true, Instant::now()).unwrap();
-    let began = matches!(answer.outcome, Outcome::Began(_));
-    assert_eq!(began, !answer.actions.is_empty(), "{answer:?}");
-    answer.outcome
+    told(c, packet, true).0
 }
 
 fn refused(c: &mut Controller, packet: FirstPacket, words: &str) {
@@ -72,9 +79,9 @@ fn refused(c: &mut Controller, packet: FirstPacket, words: &str) {
 /// All ranks' `n`-th connections.
 fn begin(c: &mut Controller, n: u32) -> Vec<Action> {
     (0..RANKS - 1).for_each(|rank| assert_eq!(outcome(c, packet(rank, n)), Outcome::Waits));
-    let answer = c.first_packet(packet(RANKS - 1, n), true, Instant::now()).unwrap();
-    assert_eq!(answer.outcome, Outcome::Began(n));
-    answer.actions
+    let (outcome, actions) = told(c, packet(RANKS - 1, n), true);
+    assert_eq!(outcome, Outcome::Began(n));
+    actions
 }
 
 #[test]
@@ -85,15 +92,13 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
         let first = outcome(&mut c, packet(1, 1));
         assert!(matches!(first, Outcome::Waits | Outcome::Known), "{first:?}");
     }
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(0, 0), (0, 2)]);
+    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), 0), (JobRing(0), 2)]);
     assert_eq!(outcome(&mut c, packet(2, 1)), Outcome::Waits);
-    let answer = c.first_packet(packet(0, 1), true, Instant::now()).unwrap();
-    assert_eq!(answer.outcome, Outcome::Began(1));
+    let (began, actions) = told(&mut c, packet(0, 1), true);
+    assert_eq!(began, Outcome::Began(1));
     // Nothing has been in its rings yet.
-    let [flows @ .., Action::ActivateRing(ring, ports)] = &answer.actions[..] else {
-        panic!("{:?}", answer.actions)
-    };
-    assert!(ring.in_band && ports == &[10, 11, 12]);
+    let [flows @ .., Action::ActivateRing(ring, ports)] = &actions[..] else { panic!("{actions:?}") };
+    assert!(ring.config.flags == ring_flags::IN_BAND && ports == &[10, 11, 12]);
     for (rank, flow) in flows.iter().enumerate() {
         let Action::AddFlow(flow) = flow else { panic!("{flow:?}") };
         let p = packet(rank as u32, 1);
@@ -130,14 +135,14 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
     // One has lost its connection: the others' epoch goes on meanwhile.
     assert_eq!(outcome(&mut c, packet(1, 2)), Outcome::Waits);
     assert_eq!((&c.job("a").unwrap().state, c.job("a").unwrap().last_epoch), (&State::Active, 1));
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(0, 0), (0, 2)]);
+    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), 0), (JobRing(0), 2)]);
     // It has lost that, too.
     assert_eq!(outcome(&mut c, packet(1, 3)), Outcome::Waits);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);
-    let answer = c.first_packet(packet(2, 2), true, Instant::now()).unwrap();
-    assert_eq!(answer.outcome, Outcome::Began(2));
-    let [Action::DeleteRing { flows, .. }, Action::CreateRing(_), ..] = &answer.actions[..] else {
-        panic!("{:?}", answer.actions)
+    let (began, actions) = told(&mut c, packet(2, 2), true);
+    assert_eq!(began, Outcome::Began(2));
+    let [Action::DeleteRing { flows, .. }, Action::CreateRing(_), ..] = &actions[..] else {
+        panic!("{actions:?}")
     };
     let old: Vec<FlowKey> = (0..RANKS).map(|rank| packet(rank, 1).key()).collect();
     assert_eq!(*flows, old, "nothing of the old epoch stays");
@@ -155,21 +160,49 @@ fn before_the_first_sum_a_connection_that_was_made_again_takes_the_place_of_the_
     let mut c = with_job();
     // Rank 2 waited for long, gave its connection up, and the others came before its next one did.
     begin(&mut c, 1);
-    let answer = c.first_packet(packet(2, 2), false, Instant::now()).unwrap();
-    assert_eq!(answer.outcome, Outcome::Began(2));
+    assert_eq!(told(&mut c, packet(2, 2), false).0, Outcome::Began(2));
     let qpns: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn).collect();
     assert_eq!(qpns, [0x100, 0x101, 0x202]);
     // A late duplicate of what it gave up.
-    let late = c.first_packet(packet(2, 1), false, Instant::now()).unwrap();
-    assert_eq!(late.outcome, Outcome::Known);
+    assert_eq!(told(&mut c, packet(2, 1), false).0, Outcome::Known);
     // They must still agree.
     let mut wrong = packet(1, 3);
     wrong.header.fragments = 3;
-    let answer = c.first_packet(wrong, false, Instant::now()).unwrap();
-    assert!(matches!(&answer.outcome, Outcome::Refused(why) if why.contains("3 packets")), "{answer:?}");
+    let (refused, _) = told(&mut c, wrong, false);
+    assert!(matches!(&refused, Outcome::Refused(why) if why.contains("3 packets")), "{refused:?}");
     assert_eq!(c.job("a").unwrap().state, State::Active);
     // After the first sum all have to connect again.
     assert_eq!(outcome(&mut c, packet(1, 4)), Outcome::Waits);
+}
+
+#[test]
+fn however_many_connections_are_made_again_at_once_the_rings_are_made_once() {
+    const RINGS: u32 = 5;
+    let mut c = controller();
+    c.create_job(JobSpec { rings: RINGS, message_size: 4096, ..spec("a") }).unwrap();
+    let mut all_at_once = |n| {
+        let places = (0..RINGS).flat_map(|ring| (0..RANKS).map(move |rank| (ring, rank)));
+        let mut packets: Vec<FirstPacket> = places
+            .map(|(ring, rank)| {
+                let mut p = FirstPacket { qpn: 0x1000 * n + 0x10 * ring + rank, ..packet(rank, n) };
+                (p.header.ring, p.header.fragments) = (ring, 4);
+                p
+            })
+            .collect();
+        // One is refused, and does not keep the others from it.
+        packets.push(FirstPacket { ifindex: 14, ..packets[0].clone() });
+        let answer = c.first_packets(1, &packets, false, Instant::now()).unwrap();
+        let [before @ .., last, thief] = &answer.outcomes[..] else { panic!("{answer:?}") };
+        assert!(before.iter().all(|o| *o == Outcome::Waits), "{before:?}");
+        assert_eq!(*last, Outcome::Began(n));
+        assert!(matches!(thief, Outcome::Refused(_)), "{thief:?}");
+        let count = |is: fn(&Action) -> bool| answer.actions.iter().filter(|a| is(a)).count() as u32;
+        assert_eq!(count(|a| matches!(a, Action::AddFlow(_))), RINGS * RANKS);
+        assert_eq!(count(|a| matches!(a, Action::ActivateRing(..))), RINGS);
+        count(|a| matches!(a, Action::CreateRing(_)))
+    };
+    assert_eq!(all_at_once(1), 0, "they were made with the job");
+    assert_eq!(all_at_once(2), RINGS);
 }
 
 #[test]
@@ -215,7 +248,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
         qpn: 100 + rank,
         src_mac: None,
     };
-    c.add_flow("b", 0, flow(0)).unwrap();
+    c.add_flow("b", JobRing(0), flow(0)).unwrap();
     assert_eq!(outcome(&mut c, packet(0, 1)), Outcome::Waits);
     assert_eq!(outcome(&mut c, packet(1, 1)), Outcome::Waits);
     let answer = outcome(&mut c, packet(2, 1));
@@ -232,7 +265,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
         qpn: packet(1, 1).qpn,
         ..flow(0)
     };
-    c.add_flow("b", 0, same).unwrap();
+    c.add_flow("b", JobRing(0), same).unwrap();
     let answer = outcome(&mut c, packet(2, 1));
     assert!(
         matches!(&answer, Outcome::Failed(why) if why.contains("a flow of another job goes there")),
@@ -314,12 +347,17 @@ fn a_port_whose_mtu_has_become_too_small_is_named() {
 fn claims_of_connections_that_have_gone_are_forgotten() {
     let (mut c, start) = (with_job(), Instant::now());
     let at = |s| start + Duration::from_secs(s);
-    let at_time = |c: &mut Controller, p, s| c.first_packet(p, true, at(s)).unwrap().outcome;
+    let at_time =
+        |c: &mut Controller, p, s| c.first_packets(1, &[p], true, at(s)).unwrap().outcomes.remove(0);
     assert_eq!(at_time(&mut c, packet(0, 1), 0), Outcome::Waits);
     assert_eq!(at_time(&mut c, packet(1, 1), 0), Outcome::Waits);
     assert_eq!(at_time(&mut c, packet(1, 1), 40), Outcome::Known);
     c.tick(at(70));
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(0, 0), (0, 2)], "rank 1 has come again, rank 0 has not");
+    assert_eq!(
+        c.job("a").unwrap().unclaimed(),
+        [(JobRing(0), 0), (JobRing(0), 2)],
+        "rank 1 has come again, rank 0 has not"
+    );
     // The rank's place is free for another host.
     assert_eq!(
         at_time(&mut c, FirstPacket { src: IpAddr::from([10, 0, 0, 77]), ..packet(0, 2) }, 70),
@@ -348,14 +386,13 @@ fn jobs_in_band_are_told_from_others() {
         qpn: 1,
         src_mac: None,
     };
-    assert!(c.add_flow("a", 0, flow).unwrap_err().to_string().contains("in band"));
+    assert!(c.add_flow("a", JobRing(0), flow).unwrap_err().to_string().contains("in band"));
     // A packet that was noted before its job was deleted, and one of a job that is none.
     let actions = c.delete_job("a").unwrap();
     assert!(matches!(actions[0], Action::IgnoreInBand(_)), "{actions:?}");
-    assert_eq!(c.first_packet(packet(0, 1), true, Instant::now()), None);
-    let mut of_b = packet(0, 1);
-    of_b.job = 2;
-    assert_eq!(c.first_packet(of_b, true, Instant::now()), None);
+    assert_eq!(c.first_packets(1, &[packet(0, 1)], true, Instant::now()), None);
+    let of_b = FirstPacket { job: 2, ..packet(0, 1) };
+    assert_eq!(c.first_packets(2, &[of_b], true, Instant::now()), None);
     assert!(!c.listens_in_band());
 }
 
@@ -367,7 +404,7 @@ fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_goes_on() {
     let saved = serde_json::from_str(&serde_json::to_string(&c.save()).unwrap()).unwrap();
     let mut next = controller();
     let actions = next.restore(saved, Instant::now(), |_| None).unwrap();
-    assert!(matches!(&actions[..], [Action::ListenInBand(listen)] if listen.job == 1), "{actions:?}");
+    assert!(matches!(&actions[..], [Action::ListenInBand(_, listen)] if listen.job == 1), "{actions:?}");
     assert_eq!(outcome(&mut next, packet(2, 1)), Outcome::Known);
     begin(&mut next, 2);
 }
@@ -391,12 +428,12 @@ proptest! {
         for (rank, n, sums) in before.into_iter().chain(last) {
             let active = c.job("a").unwrap().state == State::Active;
             released = active && (released || sums);
-            let answer = c.first_packet(packet(rank, n), released, Instant::now()).unwrap();
-            if let Outcome::Began(_) = answer.outcome {
+            let (outcome, actions) = told(&mut c, packet(rank, n), released);
+            if let Outcome::Began(_) = outcome {
                 released = false;
-                let adds = answer.actions.iter().filter(|a| matches!(a, Action::AddFlow(_))).count();
+                let adds = actions.iter().filter(|a| matches!(a, Action::AddFlow(_))).count();
                 prop_assert_eq!(adds, RANKS as usize);
-                let last = answer.actions.last().unwrap();
+                let last = actions.last().unwrap();
                 prop_assert!(matches!(last, Action::ActivateRing(..)), "{:?}", last);
             }
         }

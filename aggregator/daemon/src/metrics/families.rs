@@ -254,7 +254,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_slots",
             None,
             "slots of a ring",
-            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.slots.into()))).collect(),
+            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.config.slots.into()))).collect(),
         ),
         gauge(
             "ring_slots_used",
@@ -266,7 +266,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_credit_fragments",
             None,
             "fragments that a rank may send beyond what has been released",
-            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.window.into()))).collect(),
+            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.config.credit.into()))).collect(),
         ),
         gauge(
             "rank_credit_used_fragments",
@@ -295,7 +295,7 @@ fn of_ports(s: &Snapshot) -> Vec<Family> {
         labels
     });
     let counted = |i: usize| s.ports.iter().map(|p| (port(&p.name), Value::Count(p.counters[i]))).collect();
-    let is = |value: fn(&crate::links::Link) -> u64| {
+    let is = |value: fn(&crate::netlink::Interface) -> u64| {
         s.ports.iter().map(|p| (port(&p.name), Value::Gauge(value(p)))).collect()
     };
     vec![
@@ -318,8 +318,9 @@ mod tests {
     use openmetrics_parser::openmetrics::parse_openmetrics;
 
     use super::*;
-    use crate::links::Link;
     use crate::load::{RingLoad, Timings};
+    use crate::netlink::Interface;
+    use netsum_common::abi::RingConfig;
     use netsum_core::plane::RingSpec;
     use netsum_core::tenant::TenantView;
     use netsum_core::tenant::{Amount, Limits};
@@ -327,14 +328,8 @@ mod tests {
     fn snapshot() -> Snapshot {
         let ring = RingSpec {
             id: 3,
-            ranks: 2,
-            slots: 256,
-            window: 128,
-            mtu: 1024,
             cpu: 5,
-            verify_icrc: true,
-            in_order: true,
-            in_band: false,
+            config: RingConfig { ranks: 2, slots: 256, credit: 128, mtu: 1024, ..RingConfig::default() },
         };
         let load = RingLoad {
             low: 7,
@@ -359,7 +354,7 @@ mod tests {
             timings,
             heard: vec![(0, Duration::from_millis(250))],
         };
-        let port = Link {
+        let port = Interface {
             ifindex: 3,
             name: "odd\"\\name".into(),
             mac: "02:00:00:00:00:01".into(),

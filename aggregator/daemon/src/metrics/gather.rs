@@ -8,8 +8,8 @@ use netsum_core::plane::RingSpec;
 use netsum_core::tenant::TenantView;
 use netsum_core::{Job, State, pool};
 
-use crate::links::{Link, Netlink};
 use crate::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
+use crate::netlink::{Interface, Netlink};
 use crate::state::Shared;
 
 /// The box at one moment, or nearly so.
@@ -21,7 +21,7 @@ pub struct Snapshot {
     pub no_job: Vec<u64>,
     pub tenants: Vec<TenantView>,
     pub jobs: Vec<JobSnapshot>,
-    pub ports: Vec<Link>,
+    pub ports: Vec<Interface>,
 }
 
 #[derive(Clone, Debug)]
@@ -54,8 +54,8 @@ pub struct JobSnapshot {
 /// # Errors
 /// If netlink or the data plane does not answer.
 pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapshot> {
-    let links = match netlink {
-        Some(netlink) => netlink.links().await?,
+    let interfaces = match netlink {
+        Some(netlink) => netlink.interfaces().await?,
         None => Vec::new(),
     };
     let (mut snapshot, names) = {
@@ -66,7 +66,7 @@ pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapsh
             no_job: counters(&inner, [0])?,
             tenants: inner.controller.tenants(),
             jobs: Vec::new(),
-            ports: links.into_iter().filter(|l| ports.contains(&l.ifindex)).collect(),
+            ports: interfaces.into_iter().filter(|l| ports.contains(&l.ifindex)).collect(),
         };
         let names: Vec<String> = inner.controller.jobs().map(|j| j.spec.name.clone()).collect();
         (snapshot, names)
@@ -95,7 +95,7 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
             found.counters.iter_mut().zip(of_ring).for_each(|(sum, value)| *sum += value);
             found.timings.add(&inner, ring.id)?;
             let mut load = ring_load(&inner, job, &ring)?;
-            load.credit_used.truncate(ring.ranks as usize);
+            load.credit_used.truncate(ring.config.ranks as usize);
             let cpu = inner.plane.cpu_number(ring.cpu);
             found.rings.push((RingSpec { cpu, ..ring }, load));
         }

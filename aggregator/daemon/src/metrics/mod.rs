@@ -24,7 +24,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::links::Netlink;
+use super::netlink::Netlink;
 use super::state::Shared;
 
 /// Connections at a time. Whoever comes when all are taken is hung up on.

@@ -1,11 +1,11 @@
-//! Who may claim which address: what belongs to a rank on one port, no other may claim for another port.
+//! Who owns which address: what belongs to a rank on one port, no other may have on another port.
 
 use super::{Controller, Refusal};
 use crate::plane::FlowSpec;
 
 impl Controller {
     /// That the senders of these flows of a job have their addresses to themselves.
-    pub(super) fn check_claims(&self, job: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
+    pub(super) fn check_owners(&self, job: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
         let of_others = self.jobs.values().filter(|j| j.spec.name != job).flat_map(|j| &j.flows);
         let known: Vec<&FlowSpec> = of_others.chain(flows).collect();
         for flow in flows {

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct Interface {
     pub ifindex: u32,
     pub name: String,
     pub mac: String,
@@ -33,7 +33,7 @@ pub struct Link {
     pub counters: [u64; 4],
 }
 
-impl Link {
+impl Interface {
     /// The port, as the controller knows it.
     pub fn port(&self) -> PortInfo {
         PortInfo { name: self.name.clone(), ifindex: self.ifindex, mtu: self.mtu }
@@ -58,23 +58,23 @@ impl Netlink {
     }
 
     /// All interfaces.
-    pub async fn links(&self) -> Result<Vec<Link>> {
+    pub async fn interfaces(&self) -> Result<Vec<Interface>> {
         let _one_list = self.one_list.lock().await;
         let messages: Vec<LinkMessage> = self.handle.link().get().execute().try_collect().await?;
-        Ok(messages.iter().map(link).collect())
+        Ok(messages.iter().map(interface).collect())
     }
 
     /// The interface numbers of a bridge's ports, or of interfaces by name, in order.
-    pub async fn resolve(&self, ports: &crate::config::Ports) -> Result<Vec<Link>> {
-        let links = self.links().await?;
-        let by_name = |name: &str| links.iter().find(|l| l.name == name);
+    pub async fn resolve(&self, ports: &crate::config::Ports) -> Result<Vec<Interface>> {
+        let interfaces = self.interfaces().await?;
+        let by_name = |name: &str| interfaces.iter().find(|l| l.name == name);
         match ports {
             crate::config::Ports::Bridge(name) => {
                 let Some(bridge) = by_name(name) else {
                     bail!("bridge = {name:?}: there is no such interface")
                 };
-                let ports: Vec<Link> =
-                    links.iter().filter(|l| l.bridge == Some(bridge.ifindex)).cloned().collect();
+                let ports: Vec<Interface> =
+                    interfaces.iter().filter(|l| l.bridge == Some(bridge.ifindex)).cloned().collect();
                 if ports.is_empty() {
                     bail!("bridge = {name:?}: the bridge has no ports, or {name} is no bridge");
                 }
@@ -88,17 +88,19 @@ impl Netlink {
     }
 
     /// Those of a bridge's ports, or of interfaces by name, that there are at the moment.
-    pub async fn present(&self, ports: &crate::config::Ports) -> Result<Vec<Link>> {
-        let links = self.links().await?;
+    pub async fn present(&self, ports: &crate::config::Ports) -> Result<Vec<Interface>> {
+        let interfaces = self.interfaces().await?;
         let bridge = match ports {
-            crate::config::Ports::Bridge(name) => links.iter().find(|l| l.name == *name).map(|l| l.ifindex),
+            crate::config::Ports::Bridge(name) => {
+                interfaces.iter().find(|l| l.name == *name).map(|l| l.ifindex)
+            }
             crate::config::Ports::List(_) => None,
         };
-        let wanted = |l: &Link| match ports {
+        let wanted = |l: &Interface| match ports {
             crate::config::Ports::Bridge(_) => bridge.is_some() && l.bridge == bridge,
             crate::config::Ports::List(names) => names.contains(&l.name),
         };
-        Ok(links.into_iter().filter(wanted).collect())
+        Ok(interfaces.into_iter().filter(wanted).collect())
     }
 
     /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it has not, that of the router
@@ -204,8 +206,8 @@ fn mac_of(entry: &NeighbourMessage) -> Option<[u8; 6]> {
     })
 }
 
-fn link(message: &LinkMessage) -> Link {
-    let mut link = Link {
+fn interface(message: &LinkMessage) -> Interface {
+    let mut interface = Interface {
         ifindex: message.header.index,
         name: String::new(),
         mac: String::new(),
@@ -218,22 +220,22 @@ fn link(message: &LinkMessage) -> Link {
     let mut bridge_port = false;
     for attribute in &message.attributes {
         match attribute {
-            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::IfName(name) => interface.name.clone_from(name),
             LinkAttribute::Address(mac) => {
-                link.mac = mac.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(":");
+                interface.mac = mac.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(":");
             }
-            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-            LinkAttribute::Controller(index) => link.bridge = Some(*index),
+            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+            LinkAttribute::Controller(index) => interface.bridge = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 bridge_port |= infos.iter().any(|i| matches!(i, LinkInfo::PortKind(InfoPortKind::Bridge)));
             }
             LinkAttribute::Stats64(s) => {
-                link.counters = [s.rx_bytes, s.rx_packets, s.tx_bytes, s.tx_packets];
+                interface.counters = [s.rx_bytes, s.rx_packets, s.tx_bytes, s.tx_packets];
             }
             LinkAttribute::Xdp(xdp) => {
                 for x in xdp {
                     if let LinkXdp::Attached(a) = x {
-                        link.xdp = match a {
+                        interface.xdp = match a {
                             XdpAttached::Driver | XdpAttached::Hardware | XdpAttached::Multiple => {
                                 Some("native")
                             }
@@ -247,7 +249,7 @@ fn link(message: &LinkMessage) -> Link {
         }
     }
     if !bridge_port {
-        link.bridge = None;
+        interface.bridge = None;
     }
-    link
+    interface
 }
