@@ -23,7 +23,8 @@ pub fn on_port(ctx: &TcContext) -> i32 {
     let linear = (ctx.data_end() - ctx.data()) as u32;
     let wanted = if ctx.len() < HEADERS { ctx.len() } else { HEADERS };
     if linear < wanted && ctx.pull_data(wanted).is_err() {
-        return TC_ACT_UNSPEC;
+        // No memory for the moment: nobody knows what it is.
+        return TC_ACT_SHOT;
     }
     let p = Headers { data: ctx.data(), end: ctx.data_end(), len: ctx.len() as usize };
     let mut found = Found::NOTHING;
@@ -31,8 +32,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
         Class::Data => {
             // SAFETY: a map value, which lives as long as the program runs.
             let flow = unsafe { &*found.flow };
-            let next = if flow.next_psn == Flow::NONE_TAKEN { flow.base_psn } else { flow.next_psn };
-            slot::is_moved(found.frame.bth.psn, next)
+            flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(found.frame.bth.psn, flow.next_psn)
         }
         Class::Pass => !found.has_ended() && !is_spoofed(port(ctx), &found.frame),
         Class::Refuse => false,
