@@ -237,5 +237,6 @@ fn a_guard_that_was_left_without_its_port_is_replaced() {
     assert!(cluster.daemon_log().contains("has no guard"), "{}", cluster.daemon_log());
     let shown = cluster.netsum_json(&["prog", "show"]).unwrap();
     let guarded = shown["programs"].as_array().unwrap().iter().find(|p| p["name"] == "guard").unwrap();
+    assert_eq!(guarded["type"], "sched_cls");
     assert_eq!(guarded["attached"].as_array().unwrap().len(), 1, "{guarded:#}");
 }
