@@ -113,7 +113,8 @@ impl BpfDataPlane {
             let updated = taken_over(&link, |old| {
                 let id = ingress.attach_to_link(XdpLink::try_from(old)?)?;
                 // The file holds the link, too: to be unpinned when the port is detached.
-                Ok(drop(ingress.take_link(id)?))
+                drop(ingress.take_link(id)?);
+                Ok(())
             });
             let Some(attachment) = unless_gone(ifindex, &link, updated)? else {
                 if guarded.exists() {
@@ -124,7 +125,8 @@ impl BpfDataPlane {
             let guard = guard(&mut self.ebpf)?;
             let updated = taken_over(&guarded, |old| {
                 let id = guard.attach_to_link(SchedClassifierLink::try_from(old)?)?;
-                Ok(drop(guard.take_link(id)?))
+                drop(guard.take_link(id)?);
+                Ok(())
             });
             let guard = match updated {
                 Ok(link) => Some(Attachment::Pinned(link)),
