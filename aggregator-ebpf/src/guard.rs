@@ -6,7 +6,7 @@
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::programs::TcContext;
-use netsum_common::abi::Flow;
+use netsum_common::abi::{Flow, StrangerKey, watch};
 use netsum_common::counters::Counter;
 use netsum_common::slot;
 use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
@@ -23,7 +23,8 @@ pub fn on_port(ctx: &TcContext) -> i32 {
     let linear = (ctx.data_end() - ctx.data()) as u32;
     let wanted = if ctx.len() < HEADERS { ctx.len() } else { HEADERS };
     if linear < wanted && ctx.pull_data(wanted).is_err() {
-        return TC_ACT_UNSPEC;
+        // No memory for the moment: nobody knows what it is.
+        return TC_ACT_SHOT;
     }
     let p = Headers { data: ctx.data(), end: ctx.data_end(), len: ctx.len() as usize };
     let mut found = Found::NOTHING;
@@ -31,10 +32,9 @@ pub fn on_port(ctx: &TcContext) -> i32 {
         Class::Data => {
             // SAFETY: a map value, which lives as long as the program runs.
             let flow = unsafe { &*found.flow };
-            let next = if flow.next_psn == Flow::NONE_TAKEN { flow.base_psn } else { flow.next_psn };
-            slot::is_moved(found.frame.bth.psn, next)
+            flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(found.frame.bth.psn, flow.next_psn)
         }
-        Class::Pass => !found.has_ended() && !is_spoofed(port(ctx), &found.frame),
+        Class::Pass => !found.has_ended() && !is_spoofed(port(ctx), &found.frame) && !waits(port(ctx), &found),
         Class::Refuse => false,
     };
     if passes {
@@ -42,6 +42,15 @@ pub fn on_port(ctx: &TcContext) -> i32 {
     }
     maps::count(found.ring, Counter::PastIngress);
     TC_ACT_SHOT
+}
+
+/// Whether it is data of a connection that has shown up in band, and waits for those of other ranks.
+#[inline(always)]
+fn waits(port: u32, found: &Found) -> bool {
+    let Frame { src_ip, dst_ip, bth, .. } = found.frame;
+    found.stranger
+        && maps::watched() & watch::FIRST_PACKETS != 0
+        && maps::waits_for(&StrangerKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port }).is_some()
 }
 
 /// Interface that the packet has come in by.

@@ -24,7 +24,7 @@
 //! All comparisons are serial numbers modulo 2^24.
 
 use crate::counters::Counter;
-use crate::limits::MAX_RANKS;
+use crate::limits::{MAX_RANKS, MAX_SLOTS};
 use crate::ring::{RingConfig, ring_flags};
 use crate::serial;
 
@@ -151,11 +151,17 @@ pub const GAP_PSN_AHEAD: u32 = 1 << 22;
 /// none may be missing. Were that NAK lost, the sender would never hear of what has arrived.
 pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 
+/// How far from its flow's next PSN one may have been before it was moved. A sender whose acknowledgements are lost goes back over
+/// what it has sent since; that is a few windows.
+const NEAR: u32 = 4 * MAX_SLOTS;
+
 /// Whether a PSN may be one that was moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`], of a flow whose next PSN is about `next`:
-/// one that its receiver takes for no data.
+/// one that its receiver takes for no data. Not all that is far away: an application that connects anew, with the same queue pair,
+/// has any PSN.
 #[inline(always)]
 pub const fn is_moved(psn: u32, next: u32) -> bool {
-    serial::diff(psn, next).unsigned_abs() >= GAP_PSN_AHEAD / 2
+    const { assert!(GAP_PSN_AHEAD == STALE_PSN_BEHIND) };
+    serial::diff(psn, next).unsigned_abs().abs_diff(GAP_PSN_AHEAD) < NEAR
 }
 
 /// What the machine decided about a fragment.

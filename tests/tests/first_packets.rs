@@ -115,6 +115,10 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                 spoilt.payload[8] ^= 1;
                 for same in [&middle, &spoilt] {
                     assert_eq!(bench.run("ingress", &same.build()).unwrap().action, DROP);
+                    assert!(
+                        !bench.guard(&same.build(), 1).unwrap().0,
+                        "nor where the port has no XDP program"
+                    );
                 }
                 let after = [Counter::InBandFirst, Counter::InBandWaits].map(|c| counted(&bench, c));
                 assert_eq!([after[0] - before[0], after[1] - before[1]], [3, 2]);

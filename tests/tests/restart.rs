@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use netsum_common::abi::VERSION;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, one_on_each_host};
 use netsum_lab::netns;
@@ -207,4 +208,35 @@ fn jobs_that_come_and_go_leave_no_map_behind() {
         assert!(start.elapsed() < PATIENCE, "{} arrays for sums are left", sums());
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_guard_that_was_left_without_its_port_is_replaced() {
+    let mut cluster = pinned(2);
+    cluster.kill_daemon().unwrap();
+    // As of a daemon that was killed while it detached from a port.
+    let box_ = cluster.lab().box_();
+    let left = box_.ifindex(&box_.port(1)).unwrap();
+    let pins = cluster.pins().join(format!("abi-{VERSION}"));
+    std::fs::remove_file(pins.join("links").join(left.to_string())).unwrap();
+    let start = Instant::now();
+    while xdp_ports(&cluster) == 2 {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    cluster.start_daemon().unwrap();
+    assert_eq!(xdp_ports(&cluster), 2);
+    assert!(!cluster.daemon_log().contains("has no guard"), "{}", cluster.daemon_log());
+
+    // Where there cannot be one, nobody is told that there is.
+    cluster.kill_daemon().unwrap();
+    let guard = pins.join("guards").join(left.to_string());
+    std::fs::remove_file(&guard).unwrap();
+    std::fs::create_dir(&guard).unwrap();
+    cluster.start_daemon().unwrap();
+    assert!(cluster.daemon_log().contains("has no guard"), "{}", cluster.daemon_log());
+    let shown = cluster.netsum_json(&["prog", "show"]).unwrap();
+    let guarded = shown["programs"].as_array().unwrap().iter().find(|p| p["name"] == "guard").unwrap();
+    assert_eq!(guarded["type"], "sched_cls");
+    assert_eq!(guarded["attached"].as_array().unwrap().len(), 1, "{guarded:#}");
 }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{FlowKey, MAX_FLOWS};
+use netsum_common::abi::{FlowKey, MAX_ENDED};
 
 use crate::plane::EndedFlow;
 
@@ -14,8 +14,8 @@ use crate::plane::EndedFlow;
 /// 4.096 us x 2^n, or up to four times that (IBTA 9.7.6.1.3; n is 14 to 20 as a rule); and than an application computes between two
 /// messages: all its connections would be intact, and let through what it sends next.
 pub const LINGER: Duration = Duration::from_secs(3600);
-/// Most that are kept: all flows may end at once. Beyond, those are forgotten on which nothing has come for longest.
-const MOST: usize = MAX_FLOWS as usize;
+/// Most that are kept: all flows may end at once, beside as many connections that waited. Beyond, those are forgotten on which nothing has come for longest.
+const MOST: usize = MAX_ENDED as usize;
 
 /// What was last seen of them.
 #[derive(Debug, Default)]
@@ -45,6 +45,8 @@ impl Ended {
 
 #[cfg(test)]
 mod tests {
+    use netsum_common::abi::MAX_FLOWS;
+
     use super::*;
 
     fn flow(qpn: u32, packets: u32) -> EndedFlow {
@@ -68,6 +70,17 @@ mod tests {
         ended.observe(&[flow(1, 5)], start);
         ended.observe(&[], start + LINGER / 2);
         assert!(ended.observe(&[flow(1, 5)], start + LINGER).is_empty());
+    }
+
+    #[test]
+    fn all_flows_are_kept_beside_as_many_connections_that_waited() {
+        let (mut ended, start) = (Ended::default(), Instant::now());
+        let mut all: Vec<_> = (0..MAX_FLOWS).map(|q| flow(q, 0)).collect();
+        ended.observe(&all, start);
+        // Of another job, in which somebody has made up first packets.
+        all.extend((MAX_FLOWS..2 * MAX_FLOWS).map(|q| flow(q, 0)));
+        let forgotten = ended.observe(&all, start + Duration::from_secs(1));
+        assert!(forgotten.is_empty(), "{}", forgotten.len());
     }
 
     #[test]

@@ -361,7 +361,7 @@ fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
     api::Program {
         id: p.id,
         name: p.name.into(),
-        kind: "xdp".into(),
+        kind: if p.name == abi::programs::GUARD { "sched_cls" } else { "xdp" }.into(),
         tag: format!("{:016x}", p.tag),
         loaded_at: since_1970.map_or(0, |t| t.as_secs()),
         xlated_bytes: p.xlated_bytes,

@@ -12,12 +12,13 @@ use super::plane::{Attached, ProgramFacts};
 pub(super) fn programs(plane: &BpfDataPlane) -> Result<Vec<ProgramFacts>> {
     let mut ports: Vec<u32> = plane.ports.keys().copied().collect();
     ports.sort_unstable();
+    let guarded = ports.iter().filter(|port| plane.ports.get(port).is_some_and(|p| p.guard.is_some()));
     [
         (programs::INGRESS, ports.iter().copied().map(Attached::Port).collect()),
         (programs::AGGREGATE, plane.cpus.iter().copied().map(Attached::Cpu).collect()),
         (programs::AGGREGATE_INLINE, vec![Attached::Ingress]),
         (programs::EGRESS, vec![Attached::DeviceMap]),
-        (programs::GUARD, ports.iter().copied().map(Attached::Port).collect()),
+        (programs::GUARD, guarded.copied().map(Attached::Port).collect()),
     ]
     .into_iter()
     .map(|(name, attached)| facts(plane, name, attached))

@@ -114,6 +114,11 @@ impl Pins {
         numbers(&self.links_dir())
     }
 
+    /// Interfaces with a pinned attachment of `guard`.
+    pub fn guards(&self) -> Vec<u32> {
+        numbers(&self.guards_dir())
+    }
+
     /// The file of a map.
     pub fn map(&self, name: &str) -> PathBuf {
         self.maps_dir().join(name)

@@ -25,7 +25,7 @@ pub(super) struct Port {
     /// Missing where it could not be attached again.
     ingress: Option<Attachment<XdpLinkId>>,
     /// Linux has its kind of attachment since 6.6.
-    guard: Option<Attachment<SchedClassifierLinkId>>,
+    pub(super) guard: Option<Attachment<SchedClassifierLinkId>>,
 }
 
 impl BpfDataPlane {
@@ -73,7 +73,12 @@ impl BpfDataPlane {
         let id = guard.attach_with_options(&name, TcAttachType::Ingress, order)?;
         Ok(match &self.pins {
             Some(pins) => {
-                Attachment::Pinned(FdLink::try_from(guard.take_link(id)?)?.pin(pins.guard(ifindex))?)
+                let path = pins.guard(ifindex);
+                // Of an attachment that somebody has detached.
+                if path.exists() {
+                    std::fs::remove_file(&path)?;
+                }
+                Attachment::Pinned(FdLink::try_from(guard.take_link(id)?)?.pin(path)?)
             }
             None => Attachment::Owned(id),
         })
@@ -105,6 +110,12 @@ impl BpfDataPlane {
     pub fn take_over_links(&mut self) -> Result<Vec<u32>> {
         let mut taken = Vec::new();
         let found = self.pins.as_ref().map_or(Vec::new(), |pins| pins.links());
+        if let Some(pins) = &self.pins {
+            // A daemon was killed while it detached from a port.
+            for ifindex in pins.guards().into_iter().filter(|i| !found.contains(i)) {
+                std::fs::remove_file(pins.guard(ifindex))?;
+            }
+        }
         for ifindex in found {
             let Some(pins) = &self.pins else { break };
             let (link, guarded) = (pins.link(ifindex), pins.guard(ifindex));
