@@ -22,7 +22,7 @@ struct Args {
     /// Numbers of hosts.
     #[arg(long, value_delimiter = ',', default_value = "4,8", value_parser = clap::value_parser!(u32).range(2..=64))]
     hosts: Vec<u32>,
-    /// Sizes of each rank's vector, as 64K,16M. Without it one for each rate: 16 MiB at 100mbit, 64 MiB from 500mbit on.
+    /// Sizes of each rank's vector, as 64K,16M. Without it one for each rate: 16 MiB up to 250mbit, 32 MiB at 500mbit, else 64 MiB.
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
     /// Only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx; and netsum-ring-no-offload, gloo-no-offload and

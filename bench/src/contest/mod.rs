@@ -92,6 +92,20 @@ pub struct Round {
     pub cost: Cost,
 }
 
+impl Round {
+    /// Median time of an all-reduce, in milliseconds.
+    fn millis(&self) -> f64 {
+        median(self.answer.micros.clone()) / 1e3
+    }
+}
+
+/// Of an even number the mean of those in the middle.
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let middle = numbers.len() / 2;
+    if numbers.len() % 2 == 1 { numbers[middle] } else { (numbers[middle - 1] + numbers[middle]) / 2.0 }
+}
+
 impl Contestant {
     /// Waits until all ranks say `ready` and their settings, if they have any.
     fn ready(name: &'static str, mut ranks: Vec<Running>, cluster: Cluster) -> Result<Self> {

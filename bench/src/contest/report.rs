@@ -3,8 +3,8 @@
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 
-use super::Round;
 use super::wire::Link;
+use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 
 /// What share of the machine's processors has to be busy for a time to be theirs rather than the links'.
@@ -45,17 +45,10 @@ fn as_text<S: Serializer>(link: &Link, serializer: S) -> Result<S::Ok, S::Error>
     serializer.collect_str(link)
 }
 
-/// Of an even number the mean of those in the middle.
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    let middle = numbers.len() / 2;
-    if numbers.len() % 2 == 1 { numbers[middle] } else { (numbers[middle - 1] + numbers[middle]) / 2.0 }
-}
-
 impl Row {
     /// From a contestant's rounds with a size: one at least.
     pub fn new(name: &str, setting: String, hosts: u32, link: Link, bytes: usize, rounds: &[Round]) -> Self {
-        let rounds_ms: Vec<f64> = rounds.iter().map(|r| median(r.answer.micros.clone()) / 1e3).collect();
+        let rounds_ms: Vec<f64> = rounds.iter().map(Round::millis).collect();
         let median_ms = median(rounds_ms.clone());
         let busy: f64 = rounds.iter().map(|r| r.answer.busy).sum();
         let seconds = rounds.iter().flat_map(|r| &r.answer.micros).sum::<f64>() / 1e6;

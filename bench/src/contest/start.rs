@@ -71,7 +71,7 @@ impl Who {
         }
     }
 
-    /// Who takes part where nothing else is said. Links with a bandwidth have segments cut where their rate holds.
+    /// Who takes part where nothing else is said: without offload only where a link costs nothing but processor time.
     pub fn is_usual(self, rate: Option<Rate>) -> bool {
         let cut = matches!(
             self,
@@ -107,8 +107,14 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32, rate: Option<Rate>) -> Resu
             set_offload(&cluster, offload)?;
             mpi(&cluster, &["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"])?
         }
-        // A BTL is there for collective operations that go by the BTL itself.
-        Who::Ucx => mpi(&cluster, &["--mca", "pml", "ucx", "--mca", "btl", "self", "--mca", "osc", "ucx"])?,
+        // It asks for an InfiniBand adapter where nothing is said.
+        Who::Ucx => {
+            let any = ["--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"];
+            mpi(
+                &cluster,
+                &[&["--mca", "btl", "self", "--mca", "pml", "ucx", "--mca", "osc", "ucx"], &any[..]].concat(),
+            )?
+        }
     };
     Contestant::ready(who.name(), ranks, cluster)
 }
@@ -139,6 +145,11 @@ fn set_offload(cluster: &Cluster, on: bool) -> Result<()> {
     for (i, host) in cluster.lab().hosts().iter().enumerate() {
         set(host, Host::INTERFACE)?;
         set(cluster.lab().box_(), &cluster.lab().box_().port(i))?;
+        if cluster.lab().spec().rate.is_some() {
+            let wire = netns::Netns::open(&format!("{}-wire", cluster.lab().prefix()))?;
+            set(&wire, &format!("up{i}"))?;
+            set(&wire, &format!("down{i}"))?;
+        }
     }
     Ok(())
 }

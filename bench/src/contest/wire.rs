@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
@@ -34,9 +33,9 @@ impl fmt::Display for Link {
 }
 
 impl Link {
-    /// Bytes of a vector that takes about a second and a half, where that is not too much for the machine.
+    /// Bytes of a vector that takes about a second: 16 to 64 MiB.
     pub fn usual_size(self) -> usize {
-        let megabytes = self.0.map_or(64.0, |rate| (1.5 / rate.seconds(1 << 20)).clamp(4.0, 64.0));
+        let megabytes = self.0.map_or(64.0, |rate| (1.0 / rate.seconds(1 << 20)).clamp(16.0, 64.0));
         1 << (20 + megabytes.log2() as usize)
     }
 }
@@ -79,23 +78,15 @@ impl Part {
         let mut records: Vec<Vec<Record>> =
             self.sizes.iter().map(|_| self.who.iter().map(|_| Record::default()).collect()).collect();
         for launch in 0..self.launches {
-            let begin = Instant::now();
             let start = |who: &Who| {
                 start(*who, &self.job, self.link_mtu, self.link.0)
                     .with_context(|| format!("{} does not start", who.name()))
             };
+            eprintln!("{} hosts, {}: launch {} of {}", self.job.ranks, self.link, launch + 1, self.launches);
             let mut contestants = self.who.iter().map(start).collect::<Result<Vec<_>>>()?;
             for (bytes, records) in self.sizes.iter().zip(&mut records) {
                 self.turns(*bytes, &mut contestants, records)?;
             }
-            eprintln!(
-                "{} hosts, {}: launch {} of {} took {:.0} s",
-                self.job.ranks,
-                self.link,
-                launch + 1,
-                self.launches,
-                begin.elapsed().as_secs_f64()
-            );
             if launch + 1 == self.launches {
                 for (bytes, records) in self.sizes.iter().zip(&records) {
                     let row = |(c, record): (&Contestant, &Record)| {
@@ -124,6 +115,12 @@ impl Part {
                         let micros = contestant.run(&order(setting, 1))?.answer.micros[0];
                         times.push((micros, setting));
                     }
+                    if times.len() > 1 {
+                        let tried = times.iter().zip(&contestant.settings);
+                        let tried: Vec<String> =
+                            tried.map(|((micros, _), name)| format!("{name} {:.1}", micros / 1e3)).collect();
+                        eprintln!("{}, ms: {}", contestant.name, tried.join(", "));
+                    }
                     let (micros, best) =
                         *times.iter().min_by(|a, b| a.0.total_cmp(&b.0)).context("a setting")?;
                     record.setting = Some(best);
@@ -132,10 +129,14 @@ impl Part {
             }
         }
         for _ in 0..self.rounds {
+            let mut line = format!("{} hosts, {}, {bytes} B, ms:", self.job.ranks, self.link);
             for (contestant, record) in contestants.iter_mut().zip(&mut *records) {
                 let order = order(record.setting.unwrap_or(0), record.iters);
-                record.rounds.push(contestant.run(&order)?);
+                let round = contestant.run(&order)?;
+                line += &format!(" {} {:.1}", contestant.name, round.millis());
+                record.rounds.push(round);
             }
+            eprintln!("{line}");
         }
         Ok(())
     }
@@ -173,7 +174,7 @@ mod tests {
     fn a_faster_link_has_a_larger_vector() {
         let size = |text: &str| text.parse::<Link>().unwrap().usual_size() >> 20;
         let sizes = ["10mbit", "100mbit", "250mbit", "500mbit", "1gbit", "2.5gbit", "none"].map(size);
-        assert_eq!(sizes, [4, 16, 32, 64, 64, 64, 64]);
+        assert_eq!(sizes, [16, 16, 16, 32, 64, 64, 64]);
     }
 
     #[test]
