@@ -82,16 +82,26 @@ impl Row {
 
     /// A line of a table.
     pub fn text(&self) -> String {
-        let spread = format!("{:.1}..{:.1}", self.min_ms, self.max_ms);
+        let spread = format!("{}..{}", millis(self.min_ms), millis(self.max_ms));
         let share = self.share_of_limit.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0));
         let cpu = if self.cpu_bound { "cpu" } else { "" };
         let astray = if self.astray > 0 { format!("{} by the ring", self.astray) } else { String::new() };
         let line = format!(
-            "{:22} {:>10.1} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6}  {}{astray}",
-            self.name, self.median_ms, self.algbw_gbps, self.cores_busy, self.retransmissions, self.setting
+            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6}  {}{astray}",
+            self.name,
+            millis(self.median_ms),
+            self.algbw_gbps,
+            self.cores_busy,
+            self.retransmissions,
+            self.setting
         );
         line.trim_end().to_owned()
     }
+}
+
+/// Milliseconds with as many digits as mean something.
+pub fn millis(time: f64) -> String {
+    if time < 10.0 { format!("{time:.3}") } else { format!("{time:.1}") }
 }
 
 /// Rows of one number of hosts and one rate, as a table for each size.
@@ -175,6 +185,7 @@ mod tests {
         assert!((slow.cores_busy - 0.5).abs() < 1e-9);
         assert_eq!(row("x", "none", 1000).share_of_limit, None);
         assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!((millis(0.0712), millis(1342.17)), ("0.071".to_owned(), "1342.2".to_owned()));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 
-use super::report::Row;
+use super::report::{Row, millis};
 use super::start::{Who, is_there, start};
 use super::{Contestant, Order, Round};
 use netsum_lab::Rate;
@@ -117,8 +117,9 @@ impl Part {
                     }
                     if times.len() > 1 {
                         let tried = times.iter().zip(&contestant.settings);
-                        let tried: Vec<String> =
-                            tried.map(|((micros, _), name)| format!("{name} {:.1}", micros / 1e3)).collect();
+                        let tried: Vec<String> = tried
+                            .map(|((micros, _), name)| format!("{name} {}", millis(micros / 1e3)))
+                            .collect();
                         eprintln!("{}, ms: {}", contestant.name, tried.join(", "));
                     }
                     let (micros, best) =
@@ -133,7 +134,7 @@ impl Part {
             for (contestant, record) in contestants.iter_mut().zip(&mut *records) {
                 let order = order(record.setting.unwrap_or(0), record.iters);
                 let round = contestant.run(&order)?;
-                line += &format!(" {} {:.1}", contestant.name, round.millis());
+                line += &format!(" {} {}", contestant.name, millis(round.millis()));
                 record.rounds.push(round);
             }
             eprintln!("{line}");
