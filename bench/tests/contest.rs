@@ -2,15 +2,16 @@
 
 use netsum_bench::contest::Order;
 use netsum_bench::contest::start::{Who, start};
+use netsum_bench::contest::wire::Part;
 use netsum_lab::cluster::JobSpec;
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
-    let order = Order { len: 100_000, float: true, iters: 3 };
+    let order = Order { together: true, ..Order::of(400_000, 3) };
     let rounds = [Who::Box, Who::Xdp, Who::Ring { offload: true }].map(|who| {
-        let mut contestant = start(who, &job, 2152).unwrap();
+        let mut contestant = start(who, &job, 2152, None).unwrap();
         contestant.run(&Order { float: false, ..order }).unwrap();
         let round = contestant.run(&order).unwrap();
         assert_eq!((round.answer.micros.len(), round.answer.astray), (3, 0), "{who:?}");
@@ -22,4 +23,29 @@ fn netsum_takes_part_with_and_without_its_box() {
     assert!((1.0..1.3).contains(&by_box), "{by_box}");
     assert!((1.0..1.3).contains(&by_xdp), "{by_xdp}");
     assert!((1.33..1.7).contains(&by_ring), "{by_ring}");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn nobody_is_faster_than_the_links() {
+    let part = Part {
+        link: "50mbit".parse().unwrap(),
+        job: JobSpec { message_size: 65_536, window: 2, ..JobSpec::new("bench", 2) },
+        link_mtu: 1500,
+        sizes: vec![4096, 1 << 20],
+        who: vec![Who::Box, Who::Xdp, Who::Ring { offload: true }],
+        launches: 2,
+        rounds: 1,
+        seconds: 0.1,
+    };
+    let rows = part.measure().unwrap();
+    let found: Vec<(usize, &str)> = rows.iter().map(|row| (row.bytes, &*row.name)).collect();
+    let names = ["netsum", "netsum-xdp", "netsum-ring"];
+    let expected: Vec<_> = part.sizes.iter().flat_map(|size| names.map(|name| (*size, name))).collect();
+    assert_eq!(found, expected);
+    for row in rows {
+        assert_eq!((row.rounds_ms.len(), row.astray), (2, 0), "{row:?}");
+        // The smaller vector is no longer than what links let pass at once.
+        assert!(row.bytes == 4096 || row.share_of_limit.is_some_and(|share| share < 1.0), "{row:?}");
+    }
 }

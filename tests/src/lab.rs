@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::faults::{Cable, Faults};
 use crate::janitor::{self, Janitor};
 use crate::netns::{self, Netns};
-use crate::topology::{self, Vlan};
+use crate::topology::{self, Rate, Vlan};
 use crate::vm::parts::Kernel;
 use crate::vm::{Vm, VmSpec};
 
@@ -37,9 +37,8 @@ pub struct LabSpec {
     pub ips_per_host: usize,
     /// Put a cable between each host and its port that can lose packets, and more.
     pub cables: bool,
-    /// Rate of what hosts send, for `tc`, as `100mbit`; in queues that lose nothing. What the box sends by XDP passes its queues by,
-    /// so that the way down is as fast as the machine.
-    pub rate: Option<String>,
+    /// Bandwidth of every host's link, each way; see [`topology::shape`]. As fast as the machine if `None`.
+    pub rate: Option<Rate>,
     /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
     pub tagged: Vec<usize>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
@@ -79,6 +78,11 @@ impl LabSpec {
     /// `hosts` hosts that are virtual machines, and the defaults.
     pub fn vms(hosts: usize, kernel: Kernel) -> Self {
         Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
+    }
+
+    /// Whether something lies between a host and its port: a bridge of two ports, in the namespace `wire`.
+    fn has_wire(&self) -> bool {
+        self.cables || self.rate.is_some()
     }
 }
 
@@ -225,6 +229,10 @@ impl Lab {
         );
         ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
+        ensure!(
+            !spec.cables || spec.rate.is_none(),
+            "cables that lose packets pass the queues of a rate by: choose one"
+        );
         ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
@@ -296,7 +304,7 @@ pub fn tear_down(prefix: &str) -> Result<bool> {
 /// Starts the virtual machines, and waits until all have booted.
 fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
     let box_ = Netns::open(&format!("{prefix}-box"))?;
-    let taps = if spec.cables { Netns::open(&format!("{prefix}-wire"))? } else { box_.clone() };
+    let taps = if spec.has_wire() { Netns::open(&format!("{prefix}-wire"))? } else { box_.clone() };
     let start = |(i, &kernel): (usize, &Kernel)| {
         Vm::start(&VmSpec {
             kernel,
@@ -315,7 +323,7 @@ fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
 
 /// The interface that is the other end of a virtual machine's: the box's port itself, or an end of the cable.
 fn tap(spec: &LabSpec, host: usize) -> String {
-    format!("{}{host}", if spec.cables { "up" } else { "port" })
+    format!("{}{host}", if spec.has_wire() { "up" } else { "port" })
 }
 
 /// A host's addresses, with the lengths of their prefixes.
@@ -341,7 +349,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     let hosts = 0..spec.hosts;
     let mtu = spec.mtu;
     let mut namespaces = format!("netns add {prefix}-box\n");
-    if spec.cables {
+    if spec.has_wire() {
         namespaces += &format!("netns add {prefix}-wire\n");
     }
     for i in 0..spec.hosts + spec.routed {
@@ -350,7 +358,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     ip_batch(None, &namespaces)?;
 
     let bridge = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
-    if spec.cables {
+    if spec.has_wire() {
         let mut wire = String::from("link set lo up\n");
         for i in hosts.clone() {
             wire += &towards_host(spec, prefix, i);
@@ -365,7 +373,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     }
     let mut box_ = format!("link set lo up\nlink add br0 address 02:00:00:00:00:fe {bridge}\n");
     for i in hosts.clone() {
-        if !spec.cables {
+        if !spec.has_wire() {
             box_ += &towards_host(spec, prefix, i);
         }
         box_ += &format!("link set port{i} master br0\n{}", up(&format!("port{i}")));
@@ -385,16 +393,16 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
         let mut ends = Vec::new();
-        if spec.cables || !is_vm {
+        if spec.has_wire() || !is_vm {
             ends.push(("box", format!("port{i}")));
         }
         if !is_vm {
             ends.push((&host_node, "eth0".to_owned()));
         }
-        if spec.cables {
+        if spec.has_wire() {
             ends.push(("wire", format!("down{i}")));
         }
-        if spec.cables && !is_vm {
+        if spec.has_wire() && !is_vm {
             ends.push(("wire", format!("up{i}")));
         }
         for (node, interface) in ends {
@@ -411,14 +419,8 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
             netns::output(&mut ethtool)?;
         }
     }
-    if let Some(rate) = &spec.rate {
-        for i in spec.vms.len()..spec.hosts {
-            // A burst of a few frames, so that the rate holds from the first ones on, and more room than all windows take.
-            let mut tc = Netns::open(&format!("{prefix}-h{i}"))?.command("tc");
-            tc.args(["qdisc", "add", "dev", Host::INTERFACE, "root", "tbf", "rate", rate]);
-            tc.args(["burst", "16kb", "limit", "64mb"]);
-            netns::output(&mut tc)?;
-        }
+    if let Some(rate) = spec.rate {
+        topology::shape(spec, prefix, rate)?;
     }
     if spec.routed > 0 { topology::route(spec, prefix) } else { Ok(()) }
 }

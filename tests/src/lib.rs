@@ -57,3 +57,4 @@ pub mod verbs_ring;
 pub mod vm;
 
 pub use lab::{Host, Lab, LabSpec};
+pub use topology::Rate;

@@ -1,13 +1,76 @@
-//! What a lab may have beyond hosts on ports: VLANs, and hosts behind a router.
+//! What a lab may have beyond hosts on ports: links with a bandwidth, VLANs, and hosts behind a router.
 
-use anyhow::{Context, Result};
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
 
 use crate::lab::{LabSpec, address_lines, ip_batch, mac, network, up, veth};
-use crate::netns::Netns;
+use crate::netns::{self, Netns};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/vlan.bpf.o");
+
+/// Bits per second on a link, with all headers from Ethernet's on; as `tc` writes them: `100mbit`, `2.5gbit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate(u64);
+
+impl Rate {
+    const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000)];
+
+    /// Seconds that so many bytes take.
+    pub fn seconds(self, bytes: usize) -> f64 {
+        bytes as f64 * 8.0 / self.0 as f64
+    }
+}
+
+impl FromStr for Rate {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let unit = Self::UNITS.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
+        let (number, bits) = unit.with_context(|| format!("`{text}` is no rate like 100mbit or 2.5gbit"))?;
+        let number: f64 = number.parse().with_context(|| format!("`{text}`: `{number}` is no number"))?;
+        let rate = (number * bits as f64).round();
+        ensure!((1e5..=1e11).contains(&rate), "`{text}`: 100kbit to 100gbit are possible");
+        Ok(Self(rate as u64))
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [larger @ .., smallest] = Self::UNITS;
+        let (unit, bits) = larger.into_iter().find(|(_, bits)| self.0 >= *bits).unwrap_or(smallest);
+        write!(f, "{}{unit}", self.0 as f64 / bits as f64)
+    }
+}
+
+/// Gives every host's link a bandwidth, each way.
+///
+/// A link is a cable then: two veth pairs and a bridge of two ports between them, with a token bucket (tc-tbf(8)) on what leaves at
+/// either end. Queues of the hosts' and the box's own interfaces would not do. What the box sends by XDP, and what a host sends over
+/// AF_XDP, passes those of the sender by. And a host's AF_XDP socket takes packets before they come to a queue at the receiver. What is
+/// redirected only reaches the cable, and the cable forwards everything by its queues.
+///
+/// A host has a queue of the same rate before the cable as well, as a network card has one: it holds sockets back, which a
+/// queue in the network does not. Nothing is lost in these queues.
+///
+/// A bucket that is full lets 16 KiB pass at once, or what the link carries in a millisecond. With less of it, a timer that is late on a
+/// busy machine would cost bandwidth.
+pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
+    let burst = (rate.0 / 8 / 1000).max(16 << 10).to_string();
+    for i in 0..spec.hosts {
+        let card = (i >= spec.vms.len()).then(|| (format!("h{i}"), "eth0".to_owned()));
+        let ends = ["up", "down"].map(|end| ("wire".to_owned(), format!("{end}{i}")));
+        for (node, interface) in card.into_iter().chain(ends) {
+            let mut tc = Netns::open(&format!("{prefix}-{node}"))?.command("tc");
+            tc.args(["qdisc", "add", "dev", &interface, "root", "tbf", "rate", &rate.to_string()]);
+            netns::output(tc.args(["burst", &burst, "limit", "64mb"]))?;
+        }
+    }
+    Ok(())
+}
 
 /// What puts a lab into VLAN 5: hosts that send and take tagged frames alone, a box that is in the VLAN, and ports that translate for
 /// the hosts that know of no tags.
@@ -83,4 +146,22 @@ pub(crate) fn route(spec: &LabSpec, prefix: &str) -> Result<()> {
     }
     let mut outside = (1..spec.hosts).map(|host| format!("h{host}")).chain(["box".to_owned()]);
     outside.try_for_each(|name| ip_batch(Some(&node(&name)), &way))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_and_written_as_tc_does() {
+        for text in ["100mbit", "2.5gbit", "1gbit", "500kbit"] {
+            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
+        }
+        assert_eq!("2500mbit".parse::<Rate>().unwrap().to_string(), "2.5gbit");
+        assert!(("100mbit".parse::<Rate>().unwrap().seconds(12_500_000) - 1.0).abs() < 1e-9);
+        for (text, why) in [("100", "is no rate"), ("xmbit", "is no number"), ("0mbit", "are possible")] {
+            let error = text.parse::<Rate>().unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
 }

@@ -1,8 +1,9 @@
-//! Other people's traffic: ping and TCP transfers between two namespaces.
+//! Other people's traffic: ping, TCP transfers and floods between namespaces.
 
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -126,6 +127,43 @@ fn receive(listener: &TcpListener, len: usize, timeout: Duration) -> Result<()> 
     }
     ensure!(done == len, "{done} bytes of {len} arrived");
     Ok(())
+}
+
+/// Has hosts send UDP packets of `len` bytes to another one as fast as they can; the bytes of payload per second that arrive in `time`,
+/// from the first packet on.
+///
+/// # Errors
+/// If nothing arrives within `time`.
+pub fn udp_flood(from: &[&Netns], to: &Netns, to_ip: IpAddr, len: usize, time: Duration) -> Result<f64> {
+    let receiver = to.enter(|| UdpSocket::bind((to_ip, 0)))?;
+    receiver.set_read_timeout(Some(time))?;
+    let address = receiver.local_addr()?;
+    let enough = AtomicBool::new(false);
+    let send = |netns: &Netns| -> Result<()> {
+        let socket = netns.enter(|| UdpSocket::bind(("0.0.0.0", 0)))?;
+        let packet = vec![0; len];
+        while !enough.load(Ordering::Relaxed) {
+            // A full queue is what a flood is for.
+            let _ = socket.send_to(&packet, address);
+        }
+        Ok(())
+    };
+    std::thread::scope(|s| {
+        let senders: Vec<_> = from.iter().map(|netns| s.spawn(|| send(netns))).collect();
+        let count = || -> Result<f64> {
+            let mut buffer = vec![0; len];
+            receiver.recv(&mut buffer).context("nothing of a flood arrives")?;
+            let (start, mut bytes) = (Instant::now(), 0);
+            while start.elapsed() < time {
+                bytes += receiver.recv(&mut buffer)?;
+            }
+            Ok(bytes as f64 / start.elapsed().as_secs_f64())
+        };
+        let rate = count();
+        enough.store(true, Ordering::Relaxed);
+        senders.into_iter().try_for_each(|sender| sender.join().expect("a sender does not panic"))?;
+        rate
+    })
 }
 
 /// Bytes that repeat only after 16 GiB.

@@ -1,14 +1,38 @@
-//! Hosts behind slow links that lose nothing: nothing is sent again, however long the queues in front of them.
+//! Hosts behind slow links that lose nothing: the links are as slow as they should be, each way, and nothing is sent again, however long
+//! the queues in front of what hosts send.
 
-use netsum_lab::LabSpec;
+use std::time::Duration;
+
 use netsum_lab::cluster::{Cluster, Group, JobSpec, one_on_each_host};
+use netsum_lab::netns::{Netns, output};
+use netsum_lab::traffic::{tcp_transfer, udp_flood};
+use netsum_lab::{Host, Lab, LabSpec};
 
 const KIB: u32 = 1 << 10;
 const MIB: usize = 1 << 20;
+const SECOND: Duration = Duration::from_secs(1);
 
+/// Hosts behind links of this rate.
 fn lab(hosts: u32, rate: &str) -> Cluster {
-    let rate = Some(rate.to_owned());
+    let rate = Some(rate.parse().unwrap());
     Cluster::start(LabSpec { mtu: 2300, rate, ..LabSpec::hosts(hosts as usize) }).unwrap()
+}
+
+/// Lets a way of all links be as fast as the machine: `up` is the cables' end whose queue is towards the hosts, `down` towards the box.
+fn widen(cluster: &Cluster, end: &str) {
+    let wire = Netns::open(&format!("{}-wire", cluster.lab().prefix())).unwrap();
+    for i in 0..cluster.lab().hosts().len() {
+        output(wire.command("tc").args(["qdisc", "del", "dev", &format!("{end}{i}"), "root"])).unwrap();
+    }
+}
+
+/// Hosts that send slowly, over links that are as fast as the machine. Where results wait in queues as well, time-outs are too short now
+/// and then.
+fn slow_senders(hosts: u32, rate: &str) -> Cluster {
+    let cluster = lab(hosts, rate);
+    widen(&cluster, "up");
+    widen(&cluster, "down");
+    cluster
 }
 
 /// All-reduces of so many bytes each; packets that were sent again.
@@ -29,7 +53,7 @@ fn sent_again(group: &mut Group, mode: &str, sizes: &[usize], what: &str) -> u64
 
 /// Sums by the box, with a job for each window, in messages of 64 KiB.
 fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
-    let cluster = lab(hosts, rate);
+    let cluster = slow_senders(hosts, rate);
     for &window in windows {
         let name = format!("window-{window}");
         let job = JobSpec { message_size: 64 * KIB, window, ..JobSpec::new(&name, hosts) };
@@ -44,13 +68,57 @@ fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
 
 /// Sums by the ranks' own ring, which know of no box.
 fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
-    let cluster = lab(hosts, rate);
+    let cluster = slow_senders(hosts, rate);
     let job = JobSpec { message_size: 64 * KIB, window, ..JobSpec::new("ring", hosts) };
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(hosts)).unwrap();
     let what = format!("{rate}, {hosts} hosts, own ring, window {window}");
     // Until it falls back, all is sent to be summed by a box.
     group.all_reduce("i32", 1000, 1).unwrap();
     assert_eq!(sent_again(&mut group, "ring", sizes, &what), 0, "{what}");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_flood_arrives_at_the_rate_and_no_more() {
+    for (text, rate) in [("100mbit", 100e6), ("250mbit", 250e6)] {
+        // One sender fills its own link, two of them fill the receiver's. Queues stay full, so each in a lab of its own.
+        for senders in [1, 2] {
+            let spec = LabSpec { rate: Some(text.parse().unwrap()), ..LabSpec::hosts(senders + 1) };
+            let lab = Lab::new(spec).unwrap();
+            let (first, from): (&Host, Vec<&Netns>) =
+                (lab.host(0), lab.hosts()[1..].iter().map(|host| &**host).collect());
+            let tcp = tcp_transfer(from[0], first, first.ip(0), rate as usize / 16, 10 * SECOND).unwrap();
+            let tcp = tcp * 8.0 / rate;
+            let udp = udp_flood(&from, first, first.ip(0), 1428, SECOND).unwrap();
+            // With 42 bytes of headers.
+            let udp = udp * 8.0 / rate * 1470.0 / 1428.0;
+            println!("{text}, {senders} senders: {udp:.3} of it by UDP, {tcp:.3} by TCP");
+            assert!([udp, tcp].iter().all(|share| (0.8..1.01).contains(share)), "{text}: {udp} {tcp}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn results_come_at_the_rate_too() {
+    let cluster = lab(4, "100mbit");
+    // Contributions come as fast as they can then.
+    widen(&cluster, "down");
+    for host in cluster.lab().hosts() {
+        output(host.command("tc").args(["qdisc", "del", "dev", Host::INTERFACE, "root"])).unwrap();
+    }
+    for xdp in [vec![], vec![0, 1, 2, 3]] {
+        let name = if xdp.is_empty() { "udp" } else { "xdp" };
+        let job = JobSpec { message_size: 64 * KIB, window: 2, xdp, ..JobSpec::new(name, 4) };
+        let token = cluster.create_job(&job).unwrap();
+        let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
+        let outcomes = group.all_reduce("f32", 4 * MIB / 4, 1).unwrap();
+        let millis = outcomes.iter().map(|o| o.micros).min().unwrap() / 1000;
+        println!("{name}: 4 MiB in {millis} ms");
+        // 4 MiB at 100 Mb/s.
+        assert!(millis >= 335, "{name}: 4 MiB in {millis} ms");
+        assert!(outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0), "{name}: {outcomes:?}");
+    }
 }
 
 #[test]

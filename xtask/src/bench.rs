@@ -48,9 +48,10 @@ enum What {
     },
     /// What a rank does to every byte of a message, beside a copy.
     Numeric,
-    /// All-reduces of netsum with and without its box, Gloo and Open MPI, in turns, each in a lab of its own. Installs what is missing.
-    Allreduce {
-        /// Also writes figures and a picture, with machine and kernel, to benchmarks/allreduce.{txt,json,svg}.
+    /// All-reduces on links with a bandwidth: netsum with and without its box, Gloo and Open MPI, in turns, each in a lab of its own. About
+    /// twenty minutes. Installs what is missing.
+    Wire {
+        /// Also writes figures and a picture, with machine and kernel, to benchmarks/wire.{txt,json,svg}.
         #[arg(long)]
         save: bool,
         /// Arguments of the benchmark itself; `-- --help` lists them.
@@ -82,13 +83,13 @@ pub fn run(args: BenchArgs) -> Result<()> {
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
         }
-        What::Allreduce { save, arguments } => {
+        What::Wire { save, arguments } => {
             setup::require_bpf()?;
             // Without them the benchmark says who is missing.
             if let Err(error) = setup::require_rivals() {
                 println!("{error:#}");
             }
-            recorded("allreduce", arguments, save)
+            recorded("wire", arguments, save)
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{BufRead, Write};
 
 use anyhow::{Context, Result};
+use netsum_bench::contest::cost::busy_now;
 use netsum_bench::contest::{Answer, Order};
 use netsum_lab::cluster::RankSpec;
 use netsum_worker::{Communicator, Element, Mode};
@@ -34,17 +35,24 @@ fn reduce<T: Element + PartialEq>(
     wanted: Mode,
     number: impl Fn(u32) -> T,
 ) -> Result<Answer> {
-    let (own, ranks) = (number(comm.rank() + 1), comm.ranks());
-    let sum = number(ranks * (ranks + 1) / 2);
-    let mut buffer = vec![own; order.len];
-    let mut answer = Answer { micros: Vec::new(), wrong: 0, retransmissions: 0, astray: 0 };
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    // No two neighbours are alike, so that a sum of the wrong elements is found.
+    let element = |i: usize| (i % 1021) as u32;
+    let mut buffer = vec![number(0); order.len];
+    let mut answer = Answer { micros: Vec::new(), busy: 0.0, wrong: 0, retransmissions: 0, astray: 0 };
     for _ in 0..order.iters {
-        buffer.fill(own);
+        buffer.iter_mut().enumerate().for_each(|(i, x)| *x = number(element(i) * (rank + 1)));
+        if order.together {
+            comm.all_reduce(&mut [number(1)])?;
+        }
+        let before = busy_now()?;
         let report = comm.all_reduce(&mut buffer)?;
+        answer.busy += busy_now()? - before;
         answer.micros.push(report.elapsed.as_secs_f64() * 1e6);
         answer.retransmissions += report.retransmissions.unwrap_or(0);
         answer.astray += u64::from(report.mode != wanted);
+        let sum = |i| number(element(i) * (ranks * (ranks + 1) / 2));
+        answer.wrong += buffer.iter().enumerate().filter(|(i, x)| **x != sum(*i)).count() as u64;
     }
-    answer.wrong = buffer.iter().filter(|x| **x != sum).count() as u64;
     Ok(answer)
 }

@@ -20,11 +20,10 @@ pub struct Cost {
 impl Cost {
     /// What the counters say now.
     pub fn now(cluster: &Cluster) -> Result<Self> {
-        let stat = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
         let host = cluster.lab().host(0);
         let links = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
         let (sent, received) = bytes(&links, Host::INTERFACE).context("no interface in /proc/net/dev")?;
-        Ok(Self { cpu_seconds: busy(&stat).context("/proc/stat is empty")?, sent, received })
+        Ok(Self { cpu_seconds: busy_now()?, sent, received })
     }
 
     /// What has been added since an earlier reading.
@@ -35,6 +34,14 @@ impl Cost {
             received: self.received - earlier.received,
         }
     }
+}
+
+/// Seconds that all processors of the machine have been busy.
+///
+/// # Errors
+/// Without `/proc/stat`.
+pub fn busy_now() -> Result<f64> {
+    busy(&std::fs::read_to_string("/proc/stat").context("/proc/stat")?).context("/proc/stat is empty")
 }
 
 /// Seconds that all processors were busy: user, nice, system, irq and softirq of the first line.

@@ -1,9 +1,11 @@
-//! All-reduces of netsum and of others, one after the other on one machine: who is faster, and what it costs.
+//! All-reduces of netsum and of others, one after the other on one machine, on links with a bandwidth or without: who is faster, and what
+//! it costs.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | this one | a contestant, and what it is told to do |
 //! | [`start`] | netsum by its box and by its ring, Gloo, Open MPI |
+//! | [`wire`] | rounds of all contestants in turns, each at its best setting |
 //! | [`jobs`] | several jobs of netsum at the same time |
 //! | [`cost`] | processor time of the whole machine, bytes on the links |
 //! | [`report`] | what came of it, as a table, JSON and a picture |
@@ -14,6 +16,7 @@ pub mod cost;
 pub mod jobs;
 pub mod report;
 pub mod start;
+pub mod wire;
 
 use std::time::Duration;
 
@@ -34,15 +37,30 @@ pub struct Order {
     pub len: usize,
     /// Of 32-bit floats, else of 32-bit integers.
     pub float: bool,
-    /// All-reduces, one straight after the other.
+    /// All-reduces, one after the other.
     pub iters: u32,
+    /// Before each of them the ranks wait for each other, so that no time has another rank's lateness in it.
+    pub together: bool,
+    /// Which of the contestant's settings.
+    pub setting: usize,
+}
+
+impl Order {
+    /// All-reduces of so many bytes, as floats, one straight after the other.
+    pub fn of(bytes: usize, iters: u32) -> Self {
+        Self { len: bytes / 4, float: true, iters, together: false, setting: 0 }
+    }
 }
 
 /// What a rank answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// Time of each all-reduce in microseconds; that of making its input is not in it.
+    /// Time of each all-reduce in microseconds, of the slowest rank where all ranks' answers are put together; that of making its input is
+    /// not in it.
     pub micros: Vec<f64>,
+    /// Seconds in which processors of the machine were busy in those times.
+    #[serde(default)]
+    pub busy: f64,
     /// Elements that were no sum.
     pub wrong: u64,
     /// Packets sent again, where the contestant knows.
@@ -57,6 +75,8 @@ pub struct Answer {
 pub struct Contestant {
     /// As in tables.
     pub name: &'static str,
+    /// Names of its settings.
+    pub settings: Vec<String>,
     /// Rank 0 first. Open MPI has one program for all.
     ranks: Vec<Running>,
     /// Where they live: gone after them.
@@ -66,20 +86,37 @@ pub struct Contestant {
 /// An order, carried out.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// Rank 0's answer, with the others' counts.
+    /// All ranks' answers in one.
     pub answer: Answer,
     /// What the machine and the links had to do for it.
     pub cost: Cost,
 }
 
+impl Round {
+    /// Median time of an all-reduce, in milliseconds.
+    fn millis(&self) -> f64 {
+        median(self.answer.micros.clone()) / 1e3
+    }
+}
+
+/// Of an even number the mean of those in the middle.
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let middle = numbers.len() / 2;
+    if numbers.len() % 2 == 1 { numbers[middle] } else { (numbers[middle - 1] + numbers[middle]) / 2.0 }
+}
+
 impl Contestant {
-    /// Waits until all ranks are ready.
+    /// Waits until all ranks say `ready` and their settings, if they have any.
     fn ready(name: &'static str, mut ranks: Vec<Running>, cluster: Cluster) -> Result<Self> {
+        let mut settings = Vec::new();
         for rank in &mut ranks {
             let line = rank.line(PATIENCE)?;
-            ensure!(line == "ready", "{name}: {line}");
+            let mut words = line.split(' ').map(str::to_owned);
+            ensure!(words.next().as_deref() == Some("ready"), "{name}: {line}");
+            settings = words.collect();
         }
-        Ok(Self { name, ranks, cluster })
+        Ok(Self { name, settings, ranks, cluster })
     }
 
     /// Has all ranks carry an order out.
@@ -120,14 +157,27 @@ impl Contestant {
         Ok((answers, Cost::now(&self.cluster)?.since(&before)))
     }
 
-    /// The first rank's answer, with the counts of all.
+    /// The times of the slowest rank, and the counts of all.
     fn merge(&self, order: &Order, answers: &[Answer]) -> Result<Answer> {
-        let sum = |of: fn(&Answer) -> u64| answers.iter().map(of).sum::<u64>();
-        let (wrong, retransmissions) = (sum(|a| a.wrong), sum(|a| a.retransmissions));
-        let astray = sum(|a| a.astray);
-        ensure!(wrong == 0, "{}: {wrong} elements were no sum with {order:?}", self.name);
-        let first = answers.first().with_context(|| format!("{}: no answer", self.name))?;
-        ensure!(first.micros.len() == order.iters as usize, "{}: {} times", self.name, first.micros.len());
-        Ok(Answer { micros: first.micros.clone(), wrong, retransmissions, astray })
+        let mut all = answers.first().with_context(|| format!("{}: no answer", self.name))?.clone();
+        for answer in answers {
+            ensure!(
+                answer.micros.len() == order.iters as usize,
+                "{}: {} times",
+                self.name,
+                answer.micros.len()
+            );
+        }
+        for answer in &answers[1..] {
+            all.micros
+                .iter_mut()
+                .zip(&answer.micros)
+                .for_each(|(longest, time)| *longest = longest.max(*time));
+            all.wrong += answer.wrong;
+            all.retransmissions += answer.retransmissions;
+            all.astray += answer.astray;
+        }
+        ensure!(all.wrong == 0, "{}: {} elements were no sum with {order:?}", self.name, all.wrong);
+        Ok(all)
     }
 }

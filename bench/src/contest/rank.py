@@ -4,18 +4,23 @@
     rank.py mpi                       started by mpirun, which gives standard input to rank 0
 """
 
+import ctypes
 import json
 import sys
 import time
 
 
 class Gloo:
+    # Connections between two ranks, each with its part of the vector.
+    CONNECTIONS = [1, 2, 4]
+
     def __init__(self, rank, ranks, address):
         import datetime
         import torch
         import torch.distributed
 
-        self.torch, self.rank, self.ranks = torch, rank, ranks
+        self.numbers, self.rank, self.ranks = torch, rank, ranks
+        self.distributed = torch.distributed
         # One core or less for each rank.
         torch.set_num_threads(1)
         torch.distributed.init_process_group(
@@ -23,53 +28,94 @@ class Gloo:
             init_method=f"tcp://{address}:29500",
             rank=rank,
             world_size=ranks,
-            timeout=datetime.timedelta(seconds=60),
+            timeout=datetime.timedelta(seconds=120),
         )
+        # A group has connections of its own.
+        self.groups = [torch.distributed.new_group() for _ in range(max(self.CONNECTIONS))]
+        self.settings = [f"{n}-connection{'s' * (n > 1)}" for n in self.CONNECTIONS]
 
     def order(self):
         return sys.stdin.readline()
 
-    def make(self, length, is_float):
-        dtype = self.torch.float32 if is_float else self.torch.int32
-        return self.torch.empty(length, dtype=dtype)
+    def barrier(self):
+        self.distributed.all_reduce(self.numbers.zeros(1))
 
-    def fill(self, buffer, value):
-        buffer.fill_(value)
+    def reduce(self, buffer, setting):
+        parts = buffer.chunk(self.CONNECTIONS[setting])
+        works = [
+            self.distributed.all_reduce(part, group=group, async_op=True)
+            for part, group in zip(parts, self.groups)
+        ]
+        for work in works:
+            work.wait()
 
-    def reduce(self, buffer):
-        self.torch.distributed.all_reduce(buffer)
-
-    def wrong(self, buffer, value):
-        return int((buffer != value).sum())
+    def of_all(self, micros, wrong):
+        return micros, wrong
 
 
 class Mpi:
+    # The parameters coll_tuned_allreduce_algorithm and ..._segmentsize; 0 leaves the choice to Open MPI.
+    ALGORITHMS = {
+        "own-choice": (0, 0),
+        "recursive-doubling": (3, 0),
+        "ring": (4, 0),
+        "segmented-ring": (5, 1 << 18),
+        "rabenseifner": (6, 0),
+    }
+
     def __init__(self):
         import numpy
         from mpi4py import MPI
 
-        self.numpy, self.mpi, self.world = numpy, MPI, MPI.COMM_WORLD
+        self.numbers, self.mpi, self.world = numpy, MPI, MPI.COMM_WORLD
         self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
+        # A communicator takes the parameters when it is made.
+        self.comms = []
+        for algorithm, segment in self.ALGORITHMS.values():
+            self.set("coll_tuned_allreduce_algorithm", algorithm)
+            self.set("coll_tuned_allreduce_algorithm_segmentsize", segment)
+            self.comms.append(self.world.Dup())
+        self.settings = list(self.ALGORITHMS)
+
+    def set(self, name, value):
+        """MPI's tool interface, which mpi4py does not have."""
+        lib = ctypes.CDLL("libmpi.so.40")
+        number, handle, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()
+        calls = [
+            (lib.MPI_T_init_thread, 0, ctypes.byref(number)),
+            (lib.MPI_T_cvar_get_index, name.encode(), ctypes.byref(number)),
+            (lib.MPI_T_cvar_handle_alloc, number, None, ctypes.byref(handle), ctypes.byref(count)),
+            (lib.MPI_T_cvar_write, handle, ctypes.byref(ctypes.c_int(value))),
+        ]
+        for call, *arguments in calls:
+            if error := call(*arguments):
+                sys.exit(f"{name}: {call.__name__} returns {error}")
 
     def order(self):
         line = sys.stdin.readline() if self.rank == 0 else None
         # Who waits in Open MPI spins, and would take the processors from whoever's turn it is.
         barrier = self.world.Ibarrier()
         while not barrier.Test():
-            time.sleep(0.002)
+            time.sleep(0.02)
         return self.world.bcast(line)
 
-    def make(self, length, is_float):
-        return self.numpy.empty(length, dtype=self.numpy.float32 if is_float else self.numpy.int32)
+    def barrier(self):
+        self.world.Barrier()
 
-    def fill(self, buffer, value):
-        buffer.fill(value)
+    def reduce(self, buffer, setting):
+        self.comms[setting].Allreduce(self.mpi.IN_PLACE, buffer)
 
-    def reduce(self, buffer):
-        self.world.Allreduce(self.mpi.IN_PLACE, buffer)
+    def of_all(self, micros, wrong):
+        longest = self.numbers.array(micros)
+        self.world.Allreduce(self.mpi.IN_PLACE, longest, op=self.mpi.MAX)
+        return longest.tolist(), self.world.allreduce(wrong)
 
-    def wrong(self, buffer, value):
-        return int(self.world.allreduce(int((buffer != value).sum())))
+
+def busy():
+    """Seconds that all processors have been busy."""
+    with open("/proc/stat") as stat:
+        ticks = [int(word) for word in stat.readline().split()[1:]]
+    return sum(ticks[i] for i in (0, 1, 2, 5, 6)) / 100
 
 
 def main():
@@ -79,19 +125,31 @@ def main():
         comm = Mpi()
     speaks = isinstance(comm, Gloo) or comm.rank == 0
     if speaks:
-        print("ready", flush=True)
+        print("ready", *comm.settings, flush=True)
     while line := comm.order():
         order = json.loads(line)
-        buffer = comm.make(order["len"], order["float"])
-        micros = []
+        length = order["len"]
+        # No two neighbours are alike, so that a sum of the wrong elements is found. In blocks, because vectors are large.
+        block = 1021 << 8
+        dtype = comm.numbers.float32 if order["float"] else comm.numbers.int32
+        pattern = comm.numbers.arange(block, dtype=dtype) % 1021
+        own, right = pattern * (comm.rank + 1), pattern * (comm.ranks * (comm.ranks + 1) // 2)
+        buffer = comm.numbers.empty(length, dtype=dtype)
+        blocks = [slice(start, min(start + block, length)) for start in range(0, length, block)]
+        micros, seconds, wrong = [], 0.0, 0
         for _ in range(order["iters"]):
-            comm.fill(buffer, comm.rank + 1)
-            start = time.perf_counter()
-            comm.reduce(buffer)
+            for part in blocks:
+                buffer[part] = own[: part.stop - part.start]
+            if order["together"]:
+                comm.barrier()
+            before, start = busy(), time.perf_counter()
+            comm.reduce(buffer, order["setting"])
             micros.append((time.perf_counter() - start) * 1e6)
-        wrong = comm.wrong(buffer, comm.ranks * (comm.ranks + 1) // 2)
+            seconds += busy() - before
+            wrong += sum(int((buffer[part] != right[: part.stop - part.start]).sum()) for part in blocks)
+        micros, wrong = comm.of_all(micros, wrong)
         if speaks:
-            print(json.dumps({"micros": micros, "wrong": wrong}), flush=True)
+            print(json.dumps({"micros": micros, "wrong": wrong, "busy": seconds}), flush=True)
 
 
 main()

@@ -1,71 +1,72 @@
 //! Rows of figures, as a table, as JSON and as a picture.
 
-use std::fmt::Write as _;
-
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::Round;
+use super::wire::Link;
+use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 
-/// What one contestant did with one size.
+/// What share of the machine's processors has to be busy for a time to be theirs rather than the links'.
+const BUSY: f64 = 0.95;
+
+/// What one contestant did with one size over links of one rate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub name: String,
-    /// `f32` or `i32`.
-    pub dtype: &'static str,
+    /// The one that was best, of those that it has.
+    pub setting: String,
+    pub hosts: u32,
+    #[serde(serialize_with = "as_text")]
+    pub rate: Link,
     /// Of each rank's vector.
     pub bytes: usize,
-    /// All-reduces measured.
-    pub operations: usize,
-    /// Mean of the best round, in microseconds.
-    pub mean_us: f64,
-    /// Of all rounds.
-    pub median_us: f64,
-    /// 99th percentile of all rounds; of fewer than a hundred operations the longest.
-    pub p99_us: f64,
-    /// Bytes of the vector by the mean, in Gb/s.
+    /// Times of all rounds, each the median of its all-reduces.
+    pub rounds_ms: Vec<f64>,
+    /// Their median.
+    pub median_ms: f64,
+    pub min_ms: f64,
+    pub max_ms: f64,
+    /// Bytes of the vector by the median, in Gb/s.
     pub algbw_gbps: f64,
-    /// What a ring would have to move over each link for that, 2 (n-1)/n of it; nccl-tests' measure.
-    pub busbw_gbps: f64,
-    /// Processor time of the whole machine, hosts and box, for 10^9 bytes of vector.
-    pub cpu_seconds_per_gb: f64,
-    /// Bytes sent over rank 0's link by the vector's bytes.
-    pub sent_ratio: f64,
-    /// Bytes received, likewise.
-    pub received_ratio: f64,
+    /// The least time for a sum in the network, in which every host sends and receives the vector once, by the median. It has no headers.
+    pub share_of_limit: Option<f64>,
+    /// Processors of the machine that were busy, hosts and box and all else.
+    pub cores_busy: f64,
+    /// That is nearly all there are.
+    pub cpu_bound: bool,
     /// Packets sent again, where the contestant knows.
     pub retransmissions: u64,
-    /// All-reduces that netsum's box was to sum, and the ring did.
+    /// All-reduces that netsum's box was to sum, and the ring did, by rank.
     pub astray: u64,
 }
 
+fn as_text<S: Serializer>(link: &Link, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(link)
+}
+
 impl Row {
-    /// From a contestant's rounds with a size.
-    pub fn new(name: &str, float: bool, bytes: usize, ranks: u32, rounds: &[Round]) -> Self {
-        let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
-        let mean_us = rounds.iter().map(|r| mean(&r.answer.micros)).fold(f64::INFINITY, f64::min);
-        let mut all: Vec<f64> = rounds.iter().flat_map(|r| r.answer.micros.iter().copied()).collect();
-        all.sort_by(f64::total_cmp);
-        let at = |share: f64| all[((all.len() as f64 * share) as usize).min(all.len() - 1)];
-        let total = (bytes * all.len()) as f64;
-        let cpu: f64 = rounds.iter().map(|r| r.cost.cpu_seconds).sum();
-        let sent: u64 = rounds.iter().map(|r| r.cost.sent).sum();
-        let received: u64 = rounds.iter().map(|r| r.cost.received).sum();
-        let algbw_gbps = bytes as f64 * 8.0 / mean_us / 1e3;
+    /// From a contestant's rounds with a size: one at least.
+    pub fn new(name: &str, setting: String, hosts: u32, link: Link, bytes: usize, rounds: &[Round]) -> Self {
+        let rounds_ms: Vec<f64> = rounds.iter().map(Round::millis).collect();
+        let median_ms = median(rounds_ms.clone());
+        let busy: f64 = rounds.iter().map(|r| r.answer.busy).sum();
+        let seconds = rounds.iter().flat_map(|r| &r.answer.micros).sum::<f64>() / 1e6;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         Self {
             name: name.to_owned(),
-            dtype: if float { "f32" } else { "i32" },
+            setting,
+            hosts,
+            rate: link,
             bytes,
-            operations: all.len(),
-            mean_us,
-            median_us: at(0.5),
-            p99_us: at(0.99),
-            algbw_gbps,
-            busbw_gbps: algbw_gbps * 2.0 * f64::from(ranks - 1) / f64::from(ranks),
-            cpu_seconds_per_gb: cpu / (total / 1e9),
-            sent_ratio: sent as f64 / total,
-            received_ratio: received as f64 / total,
+            median_ms,
+            min_ms: rounds_ms.iter().copied().fold(f64::INFINITY, f64::min),
+            max_ms: rounds_ms.iter().copied().fold(0.0, f64::max),
+            rounds_ms,
+            algbw_gbps: bytes as f64 * 8.0 / median_ms / 1e6,
+            share_of_limit: link.0.map(|rate| rate.seconds(bytes) * 1e3 / median_ms),
+            cores_busy: busy / seconds,
+            cpu_bound: busy / seconds > BUSY * cores,
             retransmissions: rounds.iter().map(|r| r.answer.retransmissions).sum(),
             astray: rounds.iter().map(|r| r.answer.astray).sum(),
         }
@@ -74,65 +75,87 @@ impl Row {
     /// Titles over the columns of [`Row::text`].
     pub fn titles() -> String {
         format!(
-            "{:22} {:5} {:>9} {:>5} {:>10} {:>10} {:>10} {:>7} {:>7} {:>8} {:>6} {:>6} {:>6}",
-            "",
-            "dtype",
-            "size",
-            "#ops",
-            "mean",
-            "median",
-            "p99",
-            "algbw",
-            "busbw",
-            "CPU",
-            "sent",
-            "recvd",
-            "again"
-        ) + &format!(
-            "\n{:22} {:5} {:>9} {:>5} {:>10} {:>10} {:>10} {:>7} {:>7} {:>8} {:>6} {:>6} {:>6}",
-            "", "", "B", "", "us", "us", "us", "Gb/s", "Gb/s", "s/GB", "B/B", "B/B", ""
+            "{:22} {:>10} {:>21} {:>7} {:>6} {:>5} {:3} {:>6}  setting",
+            "", "median ms", "min..max", "Gb/s", "limit", "cores", "", "again"
         )
     }
 
     /// A line of a table.
     pub fn text(&self) -> String {
-        let mut line = format!(
-            "{:22} {:5} {:>9} {:>5} {:>10.1} {:>10.1} {:>10.1} {:>7.3} {:>7.3} {:>8.2} {:>6.2} {:>6.2} {:>6}",
+        let spread = format!("{}..{}", millis(self.min_ms), millis(self.max_ms));
+        let share = self.share_of_limit.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0));
+        let cpu = if self.cpu_bound { "cpu" } else { "" };
+        let astray = if self.astray > 0 { format!("{} by the ring", self.astray) } else { String::new() };
+        let line = format!(
+            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6}  {}{astray}",
             self.name,
-            self.dtype,
-            self.bytes,
-            self.operations,
-            self.mean_us,
-            self.median_us,
-            self.p99_us,
+            millis(self.median_ms),
             self.algbw_gbps,
-            self.busbw_gbps,
-            self.cpu_seconds_per_gb,
-            self.sent_ratio,
-            self.received_ratio,
-            self.retransmissions
+            self.cores_busy,
+            self.retransmissions,
+            self.setting
         );
-        if self.astray > 0 {
-            let _ = write!(line, "  {} by the ring", self.astray);
-        }
-        line
+        line.trim_end().to_owned()
     }
 }
 
-/// A picture of algorithm bandwidth over size, both in powers.
+/// Milliseconds with as many digits as mean something.
+pub fn millis(time: f64) -> String {
+    if time < 10.0 { format!("{time:.3}") } else { format!("{time:.1}") }
+}
+
+/// Rows of one number of hosts and one rate, as a table for each size.
+pub fn tables(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for group in rows.chunk_by(|a, b| a.bytes == b.bytes) {
+        let Row { hosts, rate, bytes, .. } = group[0];
+        let least = rate.0.map(|rate| format!(", {:.1} ms at least", rate.seconds(bytes) * 1e3));
+        text += &format!("\n{hosts} hosts, rate {rate}, {bytes} B{}\n", least.unwrap_or_default());
+        text += &format!("{}\n", Row::titles());
+        group.iter().for_each(|row| text += &format!("{}\n", row.text()));
+    }
+    text
+}
+
+/// A picture: for each number of hosts, the share of the limit over the rate; of several sizes, or without a rate, algorithm
+/// bandwidth over size for each rate.
 ///
 /// # Errors
 /// If it cannot be drawn.
-pub fn picture(rows: &[Row], title: &str) -> Result<String> {
-    let panel = Panel {
-        title: title.to_owned(),
-        x: "bytes of each rank's vector".to_owned(),
-        y: "algbw, Gb/s".to_owned(),
-        height: Height::Log,
-        x_is_bytes: true,
-        series: plot::series(rows, |r| r.name.clone(), |r| (r.bytes as f64, r.algbw_gbps)),
-    };
-    plot::picture(&[panel], 1, (900, 540))
+pub fn picture(rows: &[Row]) -> Result<String> {
+    let mut panels = Vec::new();
+    for rows in rows.chunk_by(|a, b| a.hosts == b.hosts) {
+        let hosts = rows[0].hosts;
+        let by_rate: Vec<&[Row]> = rows.chunk_by(|a, b| a.rate == b.rate).collect();
+        let one_size = |rows: &&[Row]| rows.iter().all(|r| r.bytes == rows[0].bytes);
+        if by_rate.len() > 1 && by_rate.iter().all(one_size) {
+            // As bits in a millionth of a second.
+            let mbit = |row: &&Row| row.rate.0.map_or(f64::NAN, |rate| 8e-6 / rate.seconds(1));
+            let shaped: Vec<&Row> = rows.iter().filter(|r| r.rate.0.is_some()).collect();
+            panels.push(Panel {
+                title: format!("{hosts} hosts: share of the links' limit"),
+                x: "rate of each link, Mb/s".to_owned(),
+                y: "least time / time, %".to_owned(),
+                height: Height::Linear,
+                x_is_bytes: false,
+                series: plot::series(
+                    &shaped,
+                    |r| r.name.clone(),
+                    |r| (mbit(r), r.share_of_limit.unwrap_or(f64::NAN) * 100.0),
+                ),
+            });
+        } else {
+            panels.extend(by_rate.into_iter().map(|rows| Panel {
+                title: format!("{hosts} hosts, rate {}", rows[0].rate),
+                x: "bytes of each rank's vector".to_owned(),
+                y: "algbw, Gb/s".to_owned(),
+                height: Height::Log,
+                x_is_bytes: true,
+                series: plot::series(rows, |r| r.name.clone(), |r| (r.bytes as f64, r.algbw_gbps)),
+            }));
+        }
+    }
+    plot::picture(&panels, 2, (700, 460))
 }
 
 #[cfg(test)]
@@ -142,29 +165,59 @@ mod tests {
     use super::*;
 
     fn round(micros: &[f64]) -> Round {
-        let answer = Answer { micros: micros.to_vec(), wrong: 0, retransmissions: 1, astray: 0 };
-        Round { answer, cost: Cost { cpu_seconds: 0.005, sent: 4000, received: 2000 } }
+        let busy = micros.iter().sum::<f64>() / 1e6 * 0.5;
+        let answer = Answer { micros: micros.to_vec(), busy, wrong: 0, retransmissions: 1, astray: 0 };
+        Round { answer, cost: Cost::default() }
+    }
+
+    fn row(name: &str, rate: &str, bytes: usize) -> Row {
+        let rounds = [round(&[200e3, 300e3, 700e3]), round(&[100e3]), round(&[250e3])];
+        Row::new(name, "ring".to_owned(), 4, rate.parse().unwrap(), bytes, &rounds)
     }
 
     #[test]
-    fn a_row_has_the_best_rounds_mean_and_all_rounds_percentiles() {
-        let row = Row::new("x", true, 1000, 4, &[round(&[10.0, 30.0]), round(&[2.0, 6.0])]);
-        assert_eq!((row.operations, row.mean_us, row.median_us, row.p99_us), (4, 4.0, 10.0, 30.0));
-        // 8000 bits in 4 us.
-        assert_eq!((row.algbw_gbps, row.busbw_gbps), (2.0, 3.0));
-        assert_eq!((row.sent_ratio, row.received_ratio, row.retransmissions), (2.0, 1.0, 2));
-        assert!((row.cpu_seconds_per_gb - 0.01 / 4e-6).abs() < 1e-3);
-        assert_eq!(row.text().len(), Row::titles().lines().next().unwrap().len());
+    fn a_row_has_the_median_of_rounds_and_their_spread() {
+        let slow = row("x", "100mbit", 2_500_000);
+        assert_eq!((slow.median_ms, slow.min_ms, slow.max_ms), (250.0, 100.0, 300.0));
+        // 20 Mbit take 200 ms.
+        assert!((slow.share_of_limit.unwrap() - 0.8).abs() < 1e-9 && (slow.algbw_gbps - 0.08).abs() < 1e-9);
+        assert_eq!((slow.retransmissions, slow.cpu_bound), (3, false));
+        assert!((slow.cores_busy - 0.5).abs() < 1e-9);
+        assert_eq!(row("x", "none", 1000).share_of_limit, None);
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!((millis(0.0712), millis(1342.17)), ("0.071".to_owned(), "1342.2".to_owned()));
     }
 
     #[test]
-    fn a_picture_names_every_contestant() {
-        let rows: Vec<Row> = [("one", 1024), ("two", 1024), ("one", 1 << 20), ("two", 1 << 20)]
-            .iter()
-            .map(|(name, bytes)| Row::new(name, true, *bytes, 4, &[round(&[100.0])]))
-            .collect();
-        let svg = picture(&rows, "a title").unwrap();
-        for text in ["a title", ">\none\n<", ">\ntwo\n<", "1 MiB"] {
+    fn all_processors_busy_is_marked() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let mut busy = round(&[1e6]);
+        busy.answer.busy = 0.97 * cores;
+        let row = Row::new("x", String::new(), 4, "1gbit".parse().unwrap(), 1000, &[busy]);
+        assert!(row.cpu_bound && row.text().contains(" cpu "), "{}", row.text());
+    }
+
+    #[test]
+    fn a_table_says_what_the_links_allow() {
+        let table = tables(&[row("one", "100mbit", 2_500_000), row("two", "100mbit", 2_500_000)]);
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[1], "4 hosts, rate 100mbit, 2500000 B, 200.0 ms at least");
+        assert_eq!(lines.len(), 5);
+        assert!(lines[3].starts_with("one ") && lines[3].contains(" 80 % ") && lines[3].ends_with("  ring"));
+        assert_eq!(lines[2].find("setting"), lines[3].find("ring"));
+    }
+
+    #[test]
+    fn a_picture_is_over_rates_or_over_sizes() {
+        let rates =
+            [row("one", "100mbit", 1 << 20), row("one", "1gbit", 1 << 20), row("one", "none", 1 << 20)];
+        let svg = picture(&rates).unwrap();
+        for text in ["4 hosts: share of", ">\none\n<", "Mb/s"] {
+            assert!(svg.contains(text), "{text} in {svg}");
+        }
+        let sizes = [row("two", "none", 1024), row("two", "none", 1 << 20)];
+        let svg = picture(&sizes).unwrap();
+        for text in ["4 hosts, rate none", ">\ntwo\n<", "1 MiB"] {
             assert!(svg.contains(text), "{text} in {svg}");
         }
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::Contestant;
 use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
 use netsum_lab::process::Running;
-use netsum_lab::{Host, LabSpec, netns};
+use netsum_lab::{Host, LabSpec, Rate, netns};
 
 /// Python with Debian's modules, which another one on the path does not have.
 const PYTHON: &str = "/usr/bin/python3";
@@ -34,15 +34,17 @@ pub enum Who {
         /// The same.
         offload: bool,
     },
-    /// Open MPI over TCP.
+    /// Open MPI over its own TCP.
     Mpi {
         /// The same.
         offload: bool,
     },
+    /// Open MPI over UCX's TCP.
+    Ucx,
 }
 
 impl Who {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Box,
         Self::Xdp,
         Self::Ring { offload: true },
@@ -51,6 +53,7 @@ impl Who {
         Self::Gloo { offload: false },
         Self::Mpi { offload: true },
         Self::Mpi { offload: false },
+        Self::Ucx,
     ];
 
     /// As in tables.
@@ -64,16 +67,26 @@ impl Who {
             Self::Gloo { offload: false } => "gloo-no-offload",
             Self::Mpi { offload: true } => "openmpi",
             Self::Mpi { offload: false } => "openmpi-no-offload",
+            Self::Ucx => "openmpi-ucx",
         }
+    }
+
+    /// Who takes part where nothing else is said: without offload only where a link costs nothing but processor time.
+    pub fn is_usual(self, rate: Option<Rate>) -> bool {
+        let cut = matches!(
+            self,
+            Self::Ring { offload: false } | Self::Gloo { offload: false } | Self::Mpi { offload: false }
+        );
+        !cut || rate.is_none()
     }
 }
 
-/// Starts a contestant with a job's ranks, one on each host, over links of this MTU.
+/// Starts a contestant with a job's ranks, one on each host, over links of this MTU and rate.
 ///
 /// # Errors
 /// If its programs are missing or end.
-pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
-    let spec = LabSpec { mtu: link_mtu, ..LabSpec::hosts(job.ranks as usize) };
+pub fn start(who: Who, job: &JobSpec, link_mtu: u32, rate: Option<Rate>) -> Result<Contestant> {
+    let spec = LabSpec { mtu: link_mtu, rate, ..LabSpec::hosts(job.ranks as usize) };
     let mut cluster = Cluster::without_daemon(spec)?;
     let ranks = match who {
         Who::Box | Who::Xdp => {
@@ -92,7 +105,15 @@ pub fn start(who: Who, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
         }
         Who::Mpi { offload } => {
             set_offload(&cluster, offload)?;
-            mpi(&cluster)?
+            mpi(&cluster, &["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"])?
+        }
+        // It asks for an InfiniBand adapter where nothing is said.
+        Who::Ucx => {
+            let any = ["--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"];
+            mpi(
+                &cluster,
+                &[&["--mca", "btl", "self", "--mca", "pml", "ucx", "--mca", "osc", "ucx"], &any[..]].concat(),
+            )?
         }
     };
     Contestant::ready(who.name(), ranks, cluster)
@@ -124,6 +145,11 @@ fn set_offload(cluster: &Cluster, on: bool) -> Result<()> {
     for (i, host) in cluster.lab().hosts().iter().enumerate() {
         set(host, Host::INTERFACE)?;
         set(cluster.lab().box_(), &cluster.lab().box_().port(i))?;
+        if cluster.lab().spec().rate.is_some() {
+            let wire = netns::Netns::open(&format!("{}-wire", cluster.lab().prefix()))?;
+            set(&wire, &format!("up{i}"))?;
+            set(&wire, &format!("down{i}"))?;
+        }
     }
     Ok(())
 }
@@ -149,7 +175,8 @@ fn gloo(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
     cluster.lab().hosts().iter().enumerate().map(rank).collect()
 }
 
-fn mpi(cluster: &Cluster) -> Result<Vec<Running>> {
+/// Over `transport`, which must be no shared memory: hosts have none.
+fn mpi(cluster: &Cluster, transport: &[&str]) -> Result<Vec<Running>> {
     let script = write(cluster, "rank.py", 0o600, RANK)?;
     let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
     let first = cluster.lab().host(0);
@@ -162,10 +189,12 @@ fn mpi(cluster: &Cluster) -> Result<Vec<Running>> {
         .args(["--allow-run-as-root", "--host", &hosts.join(","), "--map-by", "node"])
         .args(["--mca", "plm_rsh_agent"])
         .arg(agent)
-        // No shared memory: hosts have none.
-        .args(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"])
+        .args(transport)
+        .args(["-x", "UCX_TLS=tcp,self", "-x", &format!("UCX_NET_DEVICES={}", Host::INTERFACE)])
         .args(interface)
         .arg(Host::INTERFACE)
+        // Which algorithm, is told while it runs.
+        .args(["--mca", "coll_tuned_use_dynamic_rules", "1"])
         // Ranks that spin keep others from two cores.
         .args(["--mca", "mpi_yield_when_idle", "1", PYTHON])
         .arg(script)
@@ -195,7 +224,7 @@ pub fn is_there(who: Who) -> Result<()> {
     let module = match who {
         Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
         Who::Gloo { .. } => "torch.distributed",
-        Who::Mpi { .. } => "mpi4py.MPI",
+        Who::Mpi { .. } | Who::Ucx => "mpi4py.MPI",
     };
     let mut python = Command::new(PYTHON);
     netns::output(python.args(["-c", &format!("import {module}")])).map(drop).context("not installed")

@@ -151,7 +151,7 @@ pub fn measure(curve: Curve, settings: &Settings) -> Result<Vec<Row>> {
         entrants.push(Entrant::new(point, x, contestant));
         if curve == Curve::Ranks {
             let ring =
-                start::start(Who::Ring { offload: true }, &point.job(), LINK_MTU).with_context(with)?;
+                start::start(Who::Ring { offload: true }, &point.job(), LINK_MTU, None).with_context(with)?;
             entrants.push(Entrant::new(point, x, ring));
         }
     }
@@ -168,10 +168,6 @@ pub fn measure(curve: Curve, settings: &Settings) -> Result<Vec<Row>> {
     Ok(entrants.iter().map(row).collect())
 }
 
-fn order(bytes: usize, iters: u32) -> Order {
-    Order { len: bytes / 4, float: true, iters }
-}
-
 impl Entrant {
     fn new(point: Point, x: u32, contestant: Contestant) -> Self {
         Self { point, x, contestant, iters: [1; 2], rounds: [Vec::new(), Vec::new()] }
@@ -180,8 +176,8 @@ impl Entrant {
     /// The first all-reduce of each size is not counted, the second tells how long it takes.
     fn warm_up(&mut self, sizes: [usize; 2], seconds: f64) -> Result<()> {
         for (which, (bytes, seconds)) in sizes.into_iter().zip([seconds, seconds / 3.0]).enumerate() {
-            self.contestant.run_jobs(&order(bytes, 1), self.point.ranks)?;
-            let tried = self.contestant.run_jobs(&order(bytes, 1), self.point.ranks)?;
+            self.contestant.run_jobs(&Order::of(bytes, 1), self.point.ranks)?;
+            let tried = self.contestant.run_jobs(&Order::of(bytes, 1), self.point.ranks)?;
             let slowest = tried.iter().map(report::seconds).fold(0.0, f64::max);
             self.iters[which] = (seconds / slowest).clamp(1.0, 500.0) as u32;
         }
@@ -190,7 +186,7 @@ impl Entrant {
 
     fn round(&mut self, sizes: [usize; 2]) -> Result<()> {
         for (which, bytes) in sizes.into_iter().enumerate() {
-            let round = self.contestant.run_jobs(&order(bytes, self.iters[which]), self.point.ranks)?;
+            let round = self.contestant.run_jobs(&Order::of(bytes, self.iters[which]), self.point.ranks)?;
             self.rounds[which].push(round);
         }
         Ok(())

@@ -7,7 +7,7 @@ use clap::{Args, Parser};
 use netsum_lab::lab::{self, BoxNode, Host, STANDING, tear_down};
 use netsum_lab::netns::Netns;
 use netsum_lab::vm::parts::Kernel;
-use netsum_lab::{Lab, LabSpec, janitor, vm};
+use netsum_lab::{Lab, LabSpec, Rate, janitor, vm};
 
 /// Network namespaces with hosts and a box, to play with.
 #[derive(Parser, Debug)]
@@ -43,6 +43,9 @@ struct UpArgs {
     /// IP addresses on each host.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     ips: u8,
+    /// Bandwidth of every host's link, each way, as 100mbit or 2.5gbit. Without it links are as fast as the machine.
+    #[arg(long)]
+    rate: Option<Rate>,
     /// Wait for Ctrl-C and take the lab down then.
     #[arg(long)]
     wait: bool,
@@ -87,6 +90,7 @@ fn main() -> Result<()> {
                 mtu: args.mtu,
                 ipv6: args.ipv6,
                 ips_per_host: args.ips.into(),
+                rate: args.rate,
                 ..LabSpec::default()
             };
             up(spec, args.wait)
