@@ -26,15 +26,6 @@ fn widen(cluster: &Cluster, end: &str) {
     }
 }
 
-/// Hosts that send slowly, over links that are as fast as the machine. Where results wait in queues as well, time-outs are too short now
-/// and then.
-fn slow_senders(hosts: u32, rate: &str) -> Cluster {
-    let cluster = lab(hosts, rate);
-    widen(&cluster, "up");
-    widen(&cluster, "down");
-    cluster
-}
-
 /// All-reduces of so many bytes each; packets that were sent again.
 fn sent_again(group: &mut Group, mode: &str, sizes: &[usize], what: &str) -> u64 {
     group.start_together();
@@ -53,7 +44,7 @@ fn sent_again(group: &mut Group, mode: &str, sizes: &[usize], what: &str) -> u64
 
 /// Sums by the box, with a job for each window, in messages of 64 KiB.
 fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
-    let cluster = slow_senders(hosts, rate);
+    let cluster = lab(hosts, rate);
     for &window in windows {
         let name = format!("window-{window}");
         let job = JobSpec { message_size: 64 * KIB, window, ..JobSpec::new(&name, hosts) };
@@ -68,7 +59,7 @@ fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
 
 /// Sums by the ranks' own ring, which know of no box.
 fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
-    let cluster = slow_senders(hosts, rate);
+    let cluster = lab(hosts, rate);
     let job = JobSpec { message_size: 64 * KIB, window, ..JobSpec::new("ring", hosts) };
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(hosts)).unwrap();
     let what = format!("{rate}, {hosts} hosts, own ring, window {window}");

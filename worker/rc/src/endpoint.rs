@@ -387,6 +387,11 @@ impl Endpoint {
         self.events.pop_front()
     }
 
+    /// Bytes that were sent and not acknowledged, by all queue pairs.
+    pub fn in_flight(&self) -> u64 {
+        self.path.load()
+    }
+
     /// What has been counted.
     pub fn stats(&self) -> &Stats {
         &self.stats

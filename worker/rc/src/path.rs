@@ -107,6 +107,11 @@ impl Path {
         self.load
     }
 
+    /// Bytes on their way.
+    pub fn load(&self) -> u64 {
+        self.load
+    }
+
     /// Bytes are acknowledged, or given up.
     pub fn take_back(&mut self, bytes: u64) {
         self.load = self.load.saturating_sub(bytes);

@@ -143,6 +143,7 @@ impl XdpDriver {
             return self.progress(endpoint);
         }
         if self.unsent.is_none()
+            && endpoint.in_flight() < udp::BULK
             && !self.queues[0].is_behind()
             && udp::look_again(deadline, || self.progress(endpoint))?
         {
