@@ -244,8 +244,11 @@ fn ranks_are_back_on_the_box_when_a_port_that_was_down_is_up() {
 /// Takes the programs off the ports, as if their links had never been pinned.
 fn detach(cluster: &Cluster) {
     for version in std::fs::read_dir(cluster.pins()).unwrap() {
-        for link in std::fs::read_dir(version.unwrap().path().join("links")).unwrap() {
-            std::fs::remove_file(link.unwrap().path()).unwrap();
+        let version = version.unwrap().path();
+        for folder in ["links", "guards"] {
+            for link in std::fs::read_dir(version.join(folder)).unwrap() {
+                std::fs::remove_file(link.unwrap().path()).unwrap();
+            }
         }
     }
     // The kernel does it a moment later.
