@@ -5,19 +5,37 @@ use std::collections::{HashMap, HashSet};
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
 use aya::maps::{Array, ArrayOfMaps, DevMap, Map, MapData, MapError, RingBuf};
+use aya::programs::links::PinnedLink;
+use aya::programs::tc::SchedClassifierLinkId;
+use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramFd, SchedClassifier, Xdp};
 use aya_log::EbpfLogger;
-use netsum_common::abi::{FlowKey, RingConfig, SavedHeader, maps, ring_flags};
+use netsum_common::abi::{FlowKey, RingConfig, SavedHeader, maps, programs, ring_flags};
 use netsum_common::slot::Slot;
 
 use super::pins::Pins;
-use super::ports::{self, Port};
 
 /// `BPF_MAP_TYPE_DEVMAP` (`include/uapi/linux/bpf.h`).
 const DEVMAP: u32 = 14;
 
 /// The programs' log, on its way to `log`.
 pub type Logger = EbpfLogger<&'static dyn log::Log>;
+
+/// How a program hangs on a port.
+pub(super) enum Attachment<Id> {
+    /// For as long as this process lives.
+    Owned(Id),
+    /// For as long as its file is in bpffs.
+    Pinned(PinnedLink),
+}
+
+/// A port's programs.
+pub(super) struct Port {
+    /// Missing where it could not be attached again.
+    pub ingress: Option<Attachment<XdpLinkId>>,
+    /// Linux has its kind of attachment since 6.6.
+    pub guard: Option<Attachment<SchedClassifierLinkId>>,
+}
 
 /// The loaded programs. Dropping it detaches and frees everything that is not pinned.
 pub struct BpfDataPlane {
@@ -68,7 +86,7 @@ impl BpfDataPlane {
 
     /// `guard`, for test runs.
     pub fn guard_program(&mut self) -> Result<&mut SchedClassifier> {
-        ports::guard(&mut self.ebpf)
+        guard(&mut self.ebpf)
     }
 
     /// A map of the object; for benchmarks, whose object has more of them.
@@ -150,6 +168,11 @@ pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp>
         .program_mut(name)
         .with_context(|| format!("the BPF object has no program `{name}`"))?
         .try_into()?)
+}
+
+pub(super) fn guard(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier> {
+    let program = ebpf.program_mut(programs::GUARD).with_context(|| programs::GUARD.to_owned())?;
+    Ok(program.try_into()?)
 }
 
 /// What is in a map, if it is.

@@ -8,9 +8,8 @@ use aya::maps::{ProgramArray, RingBuf};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
 
-use super::bpf::{BpfDataPlane, Threads, ignore_missing, program};
+use super::bpf::{BpfDataPlane, Threads, guard, ignore_missing, program};
 use super::pins::Pins;
-use super::ports;
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
@@ -63,7 +62,9 @@ impl BpfDataPlane {
                 .load()
                 .with_context(|| format!("the kernel does not take the XDP program `{name}`"))?;
         }
-        ports::load_guard(&mut ebpf)?;
+        guard(&mut ebpf)?
+            .load()
+            .with_context(|| format!("the kernel does not take the program `{}`", programs::GUARD))?;
         let logger = if level > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
         let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
         let aggregate = program(&mut ebpf, programs::AGGREGATE)?.fd()?.try_clone()?;

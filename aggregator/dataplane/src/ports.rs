@@ -6,27 +6,11 @@ use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions};
 use aya::programs::xdp::{XdpLink, XdpLinkId, XdpMode as AyaMode};
-use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use aya::programs::{LinkOrder, TcAttachType};
 use netsum_common::abi::programs;
 
-use super::bpf::{BpfDataPlane, program};
+use super::bpf::{Attachment, BpfDataPlane, Port, guard, program};
 use super::plane::XdpMode;
-
-/// How a program hangs on a port.
-pub(super) enum Attachment<Id> {
-    /// For as long as this process lives.
-    Owned(Id),
-    /// For as long as its file is in bpffs.
-    Pinned(PinnedLink),
-}
-
-/// A port's programs.
-pub(super) struct Port {
-    /// Missing where it could not be attached again.
-    ingress: Option<Attachment<XdpLinkId>>,
-    /// Linux has its kind of attachment since 6.6.
-    pub(super) guard: Option<Attachment<SchedClassifierLinkId>>,
-}
 
 impl BpfDataPlane {
     /// Anew, where `ingress` was attached and no longer is. `guard` stays meanwhile.
@@ -86,13 +70,13 @@ impl BpfDataPlane {
 
     pub(super) fn detach_port(&mut self, ifindex: u32) -> Result<()> {
         let Some(port) = self.ports.remove(&ifindex) else { return Ok(()) };
-        self.detach_ingress(port.ingress)?;
+        let detached = self.detach_ingress(port.ingress);
         match port.guard {
             Some(Attachment::Owned(link)) => guard(&mut self.ebpf)?.detach(link)?,
             Some(Attachment::Pinned(link)) => drop(link.unpin()?),
             None => {}
         }
-        Ok(())
+        detached
     }
 
     fn detach_ingress(&mut self, attachment: Option<Attachment<XdpLinkId>>) -> Result<()> {
@@ -165,13 +149,4 @@ fn unless_gone(ifindex: u32, path: &Path, link: Result<PinnedLink>) -> Result<Op
             Ok(None)
         }
     }
-}
-
-pub(super) fn guard(ebpf: &mut aya::Ebpf) -> Result<&mut SchedClassifier> {
-    let program = ebpf.program_mut(programs::GUARD).with_context(|| programs::GUARD.to_owned())?;
-    Ok(program.try_into()?)
-}
-
-pub(super) fn load_guard(ebpf: &mut aya::Ebpf) -> Result<()> {
-    guard(ebpf)?.load().with_context(|| format!("the kernel does not take the program `{}`", programs::GUARD))
 }

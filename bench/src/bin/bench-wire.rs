@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use netsum_bench::contest::link::Link;
 use netsum_bench::contest::report::{picture, tables};
-use netsum_bench::contest::wire::{Link, Part, who};
+use netsum_bench::contest::wire::{Part, who};
 use netsum_bench::keep::Keep;
 use netsum_cli::args::CreateJob;
 use netsum_core::size::Size;

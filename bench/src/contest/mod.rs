@@ -14,6 +14,7 @@
 
 pub mod cost;
 pub mod jobs;
+pub mod link;
 pub mod report;
 pub mod start;
 pub mod wire;

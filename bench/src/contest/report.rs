@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 
-use super::wire::Link;
+use super::link::Link;
 use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 

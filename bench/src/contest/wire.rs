@@ -1,44 +1,12 @@
 //! All-reduces on links with a bandwidth: `cargo xtask bench wire`.
 
-use std::fmt;
-use std::str::FromStr;
-
 use anyhow::{Context, Result, ensure};
 
+use super::link::Link;
 use super::report::{Row, millis};
 use super::start::{Who, is_there, start};
 use super::{Contestant, Order, Round};
-use netsum_lab::Rate;
 use netsum_lab::cluster::JobSpec;
-
-/// What hosts' links can carry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Link(pub Option<Rate>);
-
-impl FromStr for Link {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        Ok(Self(if text == "none" { None } else { Some(text.parse()?) }))
-    }
-}
-
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self.0 {
-            Some(rate) => rate.fmt(f),
-            None => f.write_str("none"),
-        }
-    }
-}
-
-impl Link {
-    /// Bytes of a vector that takes about a second: 16 to 64 MiB.
-    pub fn usual_size(self) -> usize {
-        let megabytes = self.0.map_or(64.0, |rate| (1.0 / rate.seconds(1 << 20)).clamp(16.0, 64.0));
-        1 << (20 + megabytes.log2() as usize)
-    }
-}
 
 /// What is measured with one number of hosts and one rate.
 #[derive(Clone, Debug)]
