@@ -407,12 +407,9 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         for (node, interface) in ends {
             let mut ethtool = Netns::open(&format!("{prefix}-{node}"))?.command("ethtool");
-            ethtool.args(["-K", &interface, "gro", "on"]);
-            if spec.rate.is_some() {
-                // Behind an interface that can cut TCP's segments, a veth hands packets to its CPU's backlog and does not poll
-                // (`veth_skb_is_eligible_for_gro`), so that two CPUs swap them. A wire swaps nothing.
-                ethtool.args(["tso", "off"]);
-            }
+            // Behind an interface that can cut TCP's segments, a veth hands packets to its CPU's backlog and does not poll
+            // (`veth_skb_is_eligible_for_gro`), so that two CPUs swap them. A wire swaps nothing.
+            ethtool.args(["-K", &interface, "gro", "on", "tso", "off"]);
             if spec.cables && interface == "eth0" {
                 // A redirect forgets that a checksum has still to be computed: it is there from the start.
                 ethtool.args(["tx", "off"]);

@@ -57,14 +57,22 @@ impl fmt::Display for Rate {
 /// queue in the network does not. Nothing is lost in these queues.
 ///
 /// A bucket that is full lets 16 KiB pass at once, or what the link carries in a millisecond. With less of it, a timer that is late on a
-/// busy machine would cost bandwidth.
+/// busy machine would cost bandwidth. Segments that TCP hands over uncut are no longer than that: a bucket would cut them into packets,
+/// which a network card does for nothing.
 pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
-    let burst = (rate.0 / 8 / 1000).max(16 << 10).to_string();
+    let burst = (rate.0 / 8 / 1000).max(16 << 10);
+    // A segment counts with the headers of all its packets, which are less than a tenth of it.
+    let segment = (burst * 9 / 10).min(65536).to_string();
+    let burst = burst.to_string();
     for i in 0..spec.hosts {
         let card = (i >= spec.vms.len()).then(|| (format!("h{i}"), "eth0".to_owned()));
         let ends = ["up", "down"].map(|end| ("wire".to_owned(), format!("{end}{i}")));
         for (node, interface) in card.into_iter().chain(ends) {
-            let mut tc = Netns::open(&format!("{prefix}-{node}"))?.command("tc");
+            let netns = Netns::open(&format!("{prefix}-{node}"))?;
+            let mut ip = netns.command("ip");
+            ip.args(["link", "set", &interface, "gso_max_size", &segment, "gro_max_size", &segment]);
+            netns::output(&mut ip)?;
+            let mut tc = netns.command("tc");
             tc.args(["qdisc", "add", "dev", &interface, "root", "tbf", "rate", &rate.to_string()]);
             netns::output(tc.args(["burst", &burst, "limit", "64mb"]))?;
         }

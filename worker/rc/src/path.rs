@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const SLOWEST_BYTE: u64 = 3 * 800;
 /// Bytes around a payload on the wire: Ethernet with preamble and gap, IPv4, UDP, BTH, ICRC.
 pub(super) const AROUND: u64 = 38 + 20 + 8 + 12 + 4;
+/// What a smaller load took says little of one that is larger than twice this: a link that is shaped lets a burst pass at once.
+const TELLING: u64 = 32 << 10;
 /// Until one has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
@@ -69,12 +71,28 @@ pub(super) struct Path {
     sums: (u64, Option<Instant>),
     /// Most packets that may be sent without their sums.
     credit: u64,
+    /// A packet was missed by its receiver: to wait for long costs more than a packet too many.
+    lossy: bool,
 }
 
 impl Path {
     pub fn new() -> Self {
         let least = Least { before: FIRST_ROUND_TRIP, current: Duration::MAX, samples: 0 };
-        Self { load: 0, measured: 0, mean: None, least, loaded: least, sums: (0, None), credit: 0 }
+        Self {
+            load: 0,
+            measured: 0,
+            mean: None,
+            least,
+            loaded: least,
+            sums: (0, None),
+            credit: 0,
+            lossy: false,
+        }
+    }
+
+    /// A packet was missed by its receiver. While connections start, that is no loss: the receiver was not there yet.
+    pub fn on_gap(&mut self) {
+        self.lossy |= self.load > TELLING / 4;
     }
 
     /// As many packets more may be sent without their sums.
@@ -160,6 +178,9 @@ impl Path {
     pub fn longest(&self) -> Duration {
         let more = self.load.saturating_sub(self.measured);
         let slowest = slowest(more);
+        if self.measured < TELLING && self.load > 2 * TELLING && !self.lossy {
+            return self.usual() + slowest;
+        }
         let nanos = (self.loaded.get() * 4).as_nanos() * u128::from(more);
         let scaled = nanos.checked_div(u128::from(self.measured)).and_then(|nanos| u64::try_from(nanos).ok());
         self.usual() + scaled.map_or(slowest, |nanos| Duration::from_nanos(nanos).min(slowest))
@@ -197,6 +218,17 @@ mod tests {
             let (longest, took) = flight(&mut path, 500_000, per_byte);
             assert!(longest >= took, "{per_byte} ns/B: {longest:?}, took {took:?}");
         }
+    }
+
+    #[test]
+    fn what_a_bucket_lets_pass_at_once_says_nothing_of_more() {
+        let mut path = Path::new();
+        for _ in 0..4 {
+            // 10 Mb/s, and a bucket that holds 16 KiB.
+            flight(&mut path, 750, 0);
+        }
+        path.send(134_540);
+        assert!(path.longest() > 215 * MS, "{:?}", path.longest());
     }
 
     #[test]

@@ -429,6 +429,7 @@ impl Requester {
         if again.is_some_and(|(_, at)| now.saturating_duration_since(at) < patience) {
             return Effect::None;
         }
+        path.on_gap();
         self.naks = if again.is_some() { self.naks + 1 } else { 0 };
         self.go_back(now, path);
         Effect::WentBack
