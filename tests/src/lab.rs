@@ -39,6 +39,8 @@ pub struct LabSpec {
     pub cables: bool,
     /// Bandwidth of every host's link, each way; see [`topology::shape`]. As fast as the machine if `None`.
     pub rate: Option<Rate>,
+    /// With a rate: hosts send over AF_XDP, which passes their interfaces' queues by.
+    pub xdp: bool,
     /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
     pub tagged: Vec<usize>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
@@ -60,6 +62,7 @@ impl Default for LabSpec {
             ips_per_host: 1,
             cables: false,
             rate: None,
+            xdp: false,
             tagged: Vec::new(),
             routed: 0,
             vms: Vec::new(),
@@ -80,7 +83,7 @@ impl LabSpec {
         Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
     }
 
-    /// Whether something lies between a host and its port: a bridge of two ports, in the namespace `wire`.
+    /// Whether something lies between a host and its port, in the namespace `wire`.
     fn has_wire(&self) -> bool {
         self.cables || self.rate.is_some()
     }
@@ -363,11 +366,12 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         for i in hosts.clone() {
             wire += &towards_host(spec, prefix, i);
             wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
-            wire += &format!("link add cable{i} {bridge}\n");
-            wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
-            for interface in ["cable", "up", "down"] {
-                wire += &up(&format!("{interface}{i}"));
+            if spec.cables {
+                wire += &format!("link add cable{i} {bridge}\n");
+                wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
+                wire += &up(&format!("cable{i}"));
             }
+            wire += &(up(&format!("up{i}")) + &up(&format!("down{i}")));
         }
         ip_batch(Some(&format!("{prefix}-wire")), &wire)?;
     }

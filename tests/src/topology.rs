@@ -48,33 +48,53 @@ impl fmt::Display for Rate {
 
 /// Gives every host's link a bandwidth, each way.
 ///
-/// A link is a cable then: two veth pairs and a bridge of two ports between them, with a token bucket (tc-tbf(8)) on what leaves at
-/// either end. Queues of the hosts' and the box's own interfaces would not do. What the box sends by XDP, and what a host sends over
-/// AF_XDP, passes those of the sender by. And a host's AF_XDP socket takes packets before they come to a queue at the receiver. What is
-/// redirected only reaches the cable, and the cable forwards everything by its queues.
+/// A link is a cable then: two veth pairs in the namespace `wire`, where all that comes out of one is sent into the other. A token bucket
+/// (tc-htb(8)) stands before each way. Towards a host it is the cable's, as a switch has a queue: what the box sends by XDP would pass a
+/// queue of the box's port by, and a host's AF_XDP socket takes packets before they come to a queue at the receiver. From a host it is that
+/// of the host's interface, as a network card has a queue, which holds sockets back. What AF_XDP sends passes that by, and a virtual machine's
+/// is not ours, so theirs is the cable's as well (`LabSpec::xdp`). Nothing is lost in these queues.
 ///
-/// A host has a queue of the same rate before the cable as well, as a network card has one: it holds sockets back, which a
-/// queue in the network does not. Nothing is lost in these queues.
+/// HTB sets its timer once a packet. TBF sets it whenever a packet comes, and on a virtual machine that was a sixth of all processor time.
 ///
 /// A bucket that is full lets 16 KiB pass at once, or what the link carries in a millisecond. With less of it, a timer that is late on a
-/// busy machine would cost bandwidth. Segments that TCP hands over uncut are no longer than that: a bucket would cut them into packets,
-/// which a network card does for nothing.
+/// busy machine would cost bandwidth. Segments that TCP hands over uncut are no longer than that.
 pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     let burst = (rate.0 / 8 / 1000).max(16 << 10);
     // A segment counts with the headers of all its packets, which are less than a tenth of it.
-    let segment = (burst * 9 / 10).min(65536).to_string();
-    let burst = burst.to_string();
+    let segment = (burst * 9 / 10).min(65536);
+    let run = |netns: &Netns, program: &str, line: String| {
+        netns::output(netns.command(program).args(line.split(' ')))?;
+        Ok::<_, anyhow::Error>(())
+    };
+    let queue = |netns: &Netns, interface: &str| {
+        let class = format!("rate {rate} burst {burst} cburst {burst} quantum 60000");
+        run(netns, "tc", format!("qdisc add dev {interface} root handle 1: htb default 1"))?;
+        run(netns, "tc", format!("class add dev {interface} parent 1: classid 1:1 htb {class}"))?;
+        run(netns, "tc", format!("qdisc add dev {interface} parent 1:1 bfifo limit 64mb"))
+    };
+    let segments = |netns: &Netns, interface: &str| {
+        run(netns, "ip", format!("link set {interface} gso_max_size {segment} gro_max_size {segment}"))
+    };
+    let wire = Netns::open(&format!("{prefix}-wire"))?;
     for i in 0..spec.hosts {
-        let card = (i >= spec.vms.len()).then(|| (format!("h{i}"), "eth0".to_owned()));
-        let ends = ["up", "down"].map(|end| ("wire".to_owned(), format!("{end}{i}")));
-        for (node, interface) in card.into_iter().chain(ends) {
-            let netns = Netns::open(&format!("{prefix}-{node}"))?;
-            let mut ip = netns.command("ip");
-            ip.args(["link", "set", &interface, "gso_max_size", &segment, "gro_max_size", &segment]);
-            netns::output(&mut ip)?;
-            let mut tc = netns.command("tc");
-            tc.args(["qdisc", "add", "dev", &interface, "root", "tbf", "rate", &rate.to_string()]);
-            netns::output(tc.args(["burst", &burst, "limit", "64mb"]))?;
+        let (up, down) = (format!("up{i}"), format!("down{i}"));
+        queue(&wire, &up)?;
+        if i < spec.vms.len() {
+            queue(&wire, &down)?;
+        } else {
+            let host = Netns::open(&format!("{prefix}-h{i}"))?;
+            segments(&host, "eth0")?;
+            if spec.xdp { queue(&wire, &down)? } else { queue(&host, "eth0")? }
+        }
+        for (from, to) in [(&up, &down), (&down, &up)] {
+            segments(&wire, from)?;
+            run(&wire, "tc", format!("qdisc add dev {from} ingress"))?;
+            let redirect = format!("action mirred egress redirect dev {to}");
+            run(
+                &wire,
+                "tc",
+                format!("filter add dev {from} ingress protocol all u32 match u32 0 0 {redirect}"),
+            )?;
         }
     }
     Ok(())

@@ -18,14 +18,6 @@ fn lab(hosts: u32, rate: &str) -> Cluster {
     Cluster::start(LabSpec { mtu: 2300, rate, ..LabSpec::hosts(hosts as usize) }).unwrap()
 }
 
-/// Lets a way of all links be as fast as the machine: `up` is the cables' end whose queue is towards the hosts, `down` towards the box.
-fn widen(cluster: &Cluster, end: &str) {
-    let wire = Netns::open(&format!("{}-wire", cluster.lab().prefix())).unwrap();
-    for i in 0..cluster.lab().hosts().len() {
-        output(wire.command("tc").args(["qdisc", "del", "dev", &format!("{end}{i}"), "root"])).unwrap();
-    }
-}
-
 /// All-reduces of so many bytes each; packets that were sent again.
 fn sent_again(group: &mut Group, mode: &str, sizes: &[usize], what: &str) -> u64 {
     group.start_together();
@@ -94,7 +86,6 @@ fn a_flood_arrives_at_the_rate_and_no_more() {
 fn results_come_at_the_rate_too() {
     let cluster = lab(4, "100mbit");
     // Contributions come as fast as they can then.
-    widen(&cluster, "down");
     for host in cluster.lab().hosts() {
         output(host.command("tc").args(["qdisc", "del", "dev", Host::INTERFACE, "root"])).unwrap();
     }

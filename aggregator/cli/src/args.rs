@@ -1,5 +1,6 @@
 //! The grammar of the command line.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -283,9 +284,9 @@ pub struct CreateJob {
     /// Type of the numbers that the box adds.
     #[arg(long, default_value = "i32")]
     pub dtype: String,
-    /// Path MTU: 256, 512, 1024 or 2048 bytes.
-    #[arg(long, default_value_t = 1024, value_name = "BYTES")]
-    pub mtu: u32,
+    /// Path MTU: 256, 512, 1024 or 2048 bytes. Not given: the largest that the MTUs of all ports have room for.
+    #[arg(long, value_name = "BYTES")]
+    pub mtu: Option<NonZero<u32>>,
     /// Largest message, like 64K.
     #[arg(long, default_value = "64KiB", value_name = "BYTES")]
     pub message_size: Size,

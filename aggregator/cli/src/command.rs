@@ -1,6 +1,7 @@
 //! The commands that are one question to the daemon, or the same one time and again.
 
 use std::io::Write;
+use std::num::NonZero;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use netsum_api::v1 as api;
@@ -114,7 +115,7 @@ fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
         name: c.name,
         ranks: c.ranks,
         dtype: c.dtype,
-        mtu: c.mtu,
+        mtu: c.mtu.map_or(0, NonZero::get),
         message_size,
         window: c.window,
         rings: c.rings,

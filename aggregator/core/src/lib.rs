@@ -38,7 +38,7 @@ pub mod watch;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{FlowKey, InBandJob};
+use netsum_common::abi::{self, FlowKey, InBandJob};
 use netsum_common::serial;
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
@@ -122,6 +122,11 @@ pub struct PortInfo {
 /// Room that a path MTU needs beside itself in a link's MTU: IPv6, UDP, BTH, RETH, immediate data, ICRC. A VLAN tag does not count
 /// (`xdp_ok_fwd_dev` in include/linux/filter.h).
 pub const HEADROOM: u32 = 40 + 8 + 12 + 16 + 4 + 4;
+
+/// The largest path MTU that a link of this MTU carries; the least one where it carries none.
+pub fn largest_mtu(link: u32) -> u32 {
+    abi::MTUS.into_iter().filter(|mtu| mtu + HEADROOM <= link).max().unwrap_or(abi::MTUS[0])
+}
 
 /// The controller's state.
 #[derive(Debug)]
@@ -240,8 +245,12 @@ impl Controller {
         if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }
 
-    /// Creates a job and reserves its memory, if there is room.
-    pub fn create_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+    /// Creates a job and reserves its memory, if there is room. A path MTU of 0 becomes the largest that all ports carry.
+    pub fn create_job(&mut self, mut spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+        if spec.mtu == 0 {
+            // Without a port: Ethernet's usual MTU.
+            spec.mtu = largest_mtu(self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500));
+        }
         let slots = spec.check()?;
         self.check_new(&spec)?;
         self.check_room(&spec, slots)?;

@@ -295,6 +295,26 @@ fn ranks_behind_a_router_have_its_mac_address_in_common() {
 }
 
 #[test]
+fn a_path_mtu_that_is_not_given_is_the_largest_that_all_ports_carry() {
+    let mut c = controller();
+    let mut made_with = |name: &str, mtus: [u32; 2]| {
+        c.set_mtus((10..14).map(|port| (port, mtus[usize::from(port > 10)])));
+        c.create_job(JobSpec { mtu: 0, ..spec(name, 2) })?;
+        Ok::<_, Refusal>(c.job(name)?.spec.mtu)
+    };
+    assert_eq!(made_with("usual", [1500, 1500]), Ok(1024));
+    assert_eq!(made_with("jumbo", [9000, 9000]), Ok(2048));
+    assert_eq!(made_with("mixed", [9000, 1500]), Ok(1024));
+    assert_eq!(made_with("exact", [2048 + HEADROOM, 2048 + HEADROOM]), Ok(2048));
+    assert_eq!(made_with("one-short", [2048 + HEADROOM - 1, 9000]), Ok(1024));
+    let none = made_with("none", [300, 9000]).unwrap_err().to_string();
+    assert!(none.starts_with("--mtu 256: port p0 has an MTU of 300"), "{none}");
+    let mut without_ports = Controller::new(1 << 30, 2, Duration::from_secs(1));
+    without_ports.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
+    assert_eq!(without_ports.job("a").unwrap().spec.mtu, 1024);
+}
+
+#[test]
 fn a_port_whose_mtu_has_become_too_small_is_refused_by_name() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();

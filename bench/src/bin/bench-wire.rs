@@ -70,7 +70,7 @@ impl Args {
         let default = Create::try_parse_from(["create", "wire", "--ranks", &ranks.to_string()])?.job;
         let message_size = self.message_size.unwrap_or(default.message_size);
         Ok(JobSpec {
-            mtu: self.mtu.unwrap_or(default.mtu),
+            mtu: self.mtu.unwrap_or(netsum_core::largest_mtu(self.link_mtu)),
             message_size: message_size
                 .0
                 .try_into()

@@ -86,7 +86,7 @@ impl Who {
 /// # Errors
 /// If its programs are missing or end.
 pub fn start(who: Who, job: &JobSpec, link_mtu: u32, rate: Option<Rate>) -> Result<Contestant> {
-    let spec = LabSpec { mtu: link_mtu, rate, ..LabSpec::hosts(job.ranks as usize) };
+    let spec = LabSpec { mtu: link_mtu, rate, xdp: who == Who::Xdp, ..LabSpec::hosts(job.ranks as usize) };
     let mut cluster = Cluster::without_daemon(spec)?;
     let ranks = match who {
         Who::Box | Who::Xdp => {
