@@ -179,7 +179,7 @@ fn reason(
         port: &port,
         src: unmapped(flow.src_ip),
         mtu: ring.mtu,
-        window: ring.credit,
+        credit: ring.credit,
         base_psn: flow.base_psn,
         psn,
         low: event.low,

@@ -27,6 +27,6 @@ pub struct RingConfig {
     pub credit: u32,
     /// Path MTU in bytes.
     pub mtu: u32,
-    /// Index into the CPU map.
+    /// The CPU that serves it: index into the CPU map.
     pub cpu: u32,
 }

@@ -15,7 +15,7 @@ use netsum_lab::{Lab, LabSpec};
 const LOSS: f64 = 0.01;
 
 /// 0.5 s (4.096 us * 2^17): what is lost last waits for that. With 67 ms (14) and this loss, on a busy machine, rdma_rxe ended four
-/// of fourteen rings through the box with an error, and none of six without it; CONTRIBUTING.md says how.
+/// of fourteen rings through the box with an error, and none of six without it; the book's `inside/soft-roce.md` says how.
 const TIMEOUT: u8 = 17;
 
 /// How long a ring may take: many times what is usual, because emulated machines are slow on busy ones.

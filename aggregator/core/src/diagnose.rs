@@ -356,7 +356,7 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
             port: &rank.port.name,
             src: flow.src,
             mtu: ring.spec.config.mtu,
-            window: ring.spec.config.credit,
+            credit: ring.spec.config.credit,
             base_psn: flow.base_psn,
             psn: seen.last_psn,
             low: ring.view.state.low,
@@ -380,7 +380,7 @@ pub struct Case<'a> {
     /// The ring's path MTU.
     pub mtu: u32,
     /// The ring's credit in fragments.
-    pub window: u32,
+    pub credit: u32,
     /// PSN of the flow's fragment index 0.
     pub base_psn: u32,
     /// The packet's PSN.
@@ -393,7 +393,7 @@ pub struct Case<'a> {
 
 /// Why packets are refused, and what to do about it, in words that follow the name of a rank.
 pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
-    let &Case { port, src, mtu, window, base_psn, psn, low, accepted } = case;
+    let &Case { port, src, mtu, credit, base_psn, psn, low, accepted } = case;
     let index = serial::sub(psn, base_psn);
     match outcome {
         Counter::BadIcrc => (
@@ -440,7 +440,7 @@ pub fn explain(outcome: Counter, case: &Case<'_>) -> (String, String) {
         ),
         Counter::CreditViolation => (
             format!("sends beyond its credit: index {index}, and {low} to {} are open",
-                serial::sub(serial::add(low, window), 1)),
+                serial::sub(serial::add(low, credit), 1)),
             "let it wait for sums before it goes on: at most --window messages at a time".into(),
         ),
         Counter::Stale => (

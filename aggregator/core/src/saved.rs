@@ -41,7 +41,9 @@ struct SavedRing {
     id: u32,
     ranks: u32,
     slots: u32,
-    window: u32,
+    /// In fragments; the file has its older name.
+    #[serde(rename = "window")]
+    credit: u32,
     mtu: u32,
     cpu: u32,
     verify_icrc: bool,
@@ -61,9 +63,9 @@ struct SavedEpoch {
 
 impl SavedRing {
     fn new(spec: &JobSpec, ring: &RingSpec) -> Self {
-        let RingSpec { id, cpu, config: RingConfig { ranks, slots, credit: window, mtu, .. } } = *ring;
+        let RingSpec { id, cpu, config: RingConfig { ranks, slots, credit, mtu, .. } } = *ring;
         let JobSpec { verify_icrc, in_order, in_band, .. } = *spec;
-        Self { id, ranks, slots, window, mtu, cpu, verify_icrc, in_order, in_band }
+        Self { id, ranks, slots, credit, mtu, cpu, verify_icrc, in_order, in_band }
     }
 }
 

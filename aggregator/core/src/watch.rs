@@ -41,24 +41,24 @@ impl RingView {
     }
 
     /// Index of the last packet that came from a rank; `None` before the first, or where it is not near the ring's.
-    pub fn last_index(&self, rank: usize, window: u32) -> Option<u32> {
+    pub fn last_index(&self, rank: usize, credit: u32) -> Option<u32> {
         let seen = &self.ranks[rank];
         seen.last_outcome?;
         let index = serial::sub(seen.last_psn, self.base_psns[rank]);
         let distance = serial::diff(index, self.state.low);
-        (distance.unsigned_abs() <= 2 * window).then_some(index)
+        (distance.unsigned_abs() <= 2 * credit).then_some(index)
     }
 
     /// Whether some rank has sent what has not been released.
-    pub fn is_pending(&self, window: u32) -> bool {
+    pub fn is_pending(&self, credit: u32) -> bool {
         let sent_beyond =
-            |rank| self.last_index(rank, window).is_some_and(|i| serial::diff(i, self.state.low) >= 0);
+            |rank| self.last_index(rank, credit).is_some_and(|i| serial::diff(i, self.state.low) >= 0);
         self.front().is_some() || (0..self.ranks.len()).any(sent_beyond)
     }
 
     /// Fragments that a rank has sent beyond what has been released.
-    pub fn credit_used(&self, rank: usize, window: u32) -> u32 {
-        self.last_index(rank, window).map_or(0, |i| (serial::diff(i, self.state.low) + 1).max(0) as u32)
+    pub fn credit_used(&self, rank: usize, credit: u32) -> u32 {
+        self.last_index(rank, credit).map_or(0, |i| (serial::diff(i, self.state.low) + 1).max(0) as u32)
     }
 
     /// Slots with a sum that has not been released. Fragments beyond a gap of their rank are not counted.

@@ -1,6 +1,6 @@
 //! The header that a message's first packet begins with where a job is set up in band.
 //!
-//! Its bytes, and what of it is NetReduce's, are in ARCHITECTURE.md, "Set-up in band". The fields are little-endian lanes,
+//! Its bytes, and what of it is NetReduce's, are in the book, `reference/protocol.md`. The fields are little-endian lanes,
 //! because the box adds them up like all others. So who receives a message can tell by the header whether a box has summed it
 //! over all ranks, [`JobHeader::examine`]; headers that were put back in their place would say nothing.
 

@@ -60,8 +60,8 @@ pub struct AdapterRetry {
 }
 
 impl Default for AdapterRetry {
-    /// 0.54 s and 7 retries. Soft-RoCE with a shorter timer (67 ms) has ended connections with an error under loss; CONTRIBUTING.md
-    /// says how.
+    /// 0.54 s and 7 retries. Soft-RoCE with a shorter timer (67 ms) has ended connections with an error under loss; the
+    /// book's `inside/soft-roce.md` says how.
     fn default() -> Self {
         Self { timeout: 17, count: 7 }
     }

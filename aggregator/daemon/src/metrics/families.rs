@@ -227,16 +227,16 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             j.rings
                 .iter()
                 .enumerate()
-                .map(move |(number, (spec, load))| {
+                .map(move |(number, (config, load))| {
                     let labels = vec![label("job_name", &job), label("ring", number)];
-                    (labels, spec.clone(), load.clone())
+                    (labels, *config, load.clone())
                 })
                 .collect::<Vec<_>>()
         };
         jobs.iter().flat_map(of_job)
     };
-    let cpu = |(mut labels, spec, _): (Labels, netsum_core::plane::RingSpec, _)| {
-        labels.push(label("cpu", spec.cpu));
+    let cpu = |(mut labels, config, _): (Labels, netsum_common::abi::RingConfig, _)| {
+        labels.push(label("cpu", config.cpu));
         labels
     };
     let mut credit_used = Vec::new();
@@ -254,7 +254,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_slots",
             None,
             "slots of a ring",
-            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.config.slots.into()))).collect(),
+            rings().map(|(labels, config, _)| (labels, Value::Gauge(config.slots.into()))).collect(),
         ),
         gauge(
             "ring_slots_used",
@@ -266,7 +266,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_credit_fragments",
             None,
             "fragments that a rank may send beyond what has been released",
-            rings().map(|(labels, spec, _)| (labels, Value::Gauge(spec.config.credit.into()))).collect(),
+            rings().map(|(labels, config, _)| (labels, Value::Gauge(config.credit.into()))).collect(),
         ),
         gauge(
             "rank_credit_used_fragments",
@@ -321,16 +321,12 @@ mod tests {
     use crate::load::{RingLoad, Timings};
     use crate::netlink::Interface;
     use netsum_common::abi::RingConfig;
-    use netsum_core::plane::RingSpec;
     use netsum_core::tenant::TenantView;
     use netsum_core::tenant::{Amount, Limits};
 
     fn snapshot() -> Snapshot {
-        let ring = RingSpec {
-            id: 3,
-            cpu: 5,
-            config: RingConfig { ranks: 2, slots: 256, credit: 128, mtu: 1024, ..RingConfig::default() },
-        };
+        let ring =
+            RingConfig { ranks: 2, slots: 256, credit: 128, mtu: 1024, cpu: 5, ..RingConfig::default() };
         let load = RingLoad {
             low: 7,
             slots_used: 2,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use netsum_core::plane::RingSpec;
+use netsum_common::abi::RingConfig;
 use netsum_core::tenant::TenantView;
 use netsum_core::{Job, State, pool};
 
@@ -42,7 +42,8 @@ pub struct JobSnapshot {
     pub counters: Vec<u64>,
     /// Bytes of payload in a fragment of a full message, on average.
     pub fragment_bytes: f64,
-    pub rings: Vec<(RingSpec, RingLoad)>,
+    /// What its rings' maps hold, and how full they are.
+    pub rings: Vec<(RingConfig, RingLoad)>,
     /// Its timed sums.
     pub timings: Timings,
     /// Ranks that say that they are alive, and how long ago they last did.
@@ -97,7 +98,7 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
             let mut load = ring_load(&inner, job, &ring)?;
             load.credit_used.truncate(ring.config.ranks as usize);
             let cpu = inner.plane.cpu_number(ring.cpu);
-            found.rings.push((RingSpec { cpu, ..ring }, load));
+            found.rings.push((RingConfig { cpu, ..ring.config }, load));
         }
         tokio::task::yield_now().await;
     }

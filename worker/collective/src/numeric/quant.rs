@@ -1,4 +1,4 @@
-//! Floats as 32-bit integers (DESIGN section 6, after SwitchML).
+//! Floats as 32-bit integers after SwitchML (NSDI 2021).
 //!
 //! All elements of a message have one scale, a power of two, the same at all ranks. It follows from the largest exponent
 //! over all ranks' elements of that message, so that N quantised values of the largest magnitude do not overflow. The
