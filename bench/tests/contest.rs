@@ -1,7 +1,7 @@
 //! The benchmark of whole all-reduces: what it measures is right, however fast.
 
 use netsum_bench::contest::Order;
-use netsum_bench::contest::start::{Who, start};
+use netsum_bench::contest::start::{Who, Wire, start};
 use netsum_bench::contest::wire::Part;
 use netsum_lab::cluster::JobSpec;
 
@@ -11,7 +11,7 @@ fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
     let order = Order { together: true, ..Order::of(400_000, 3) };
     let rounds = [Who::Box, Who::Xdp, Who::Ring { offload: true }].map(|who| {
-        let mut contestant = start(who, &job, 2152, None).unwrap();
+        let mut contestant = start(who, &job, Wire { mtu: 2152, rate: None, loss: 0.0 }).unwrap();
         contestant.run(&Order { float: false, ..order }).unwrap();
         let round = contestant.run(&order).unwrap();
         assert_eq!((round.answer.micros.len(), round.answer.astray), (3, 0), "{who:?}");

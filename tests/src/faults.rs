@@ -82,7 +82,7 @@ pub struct Nth {
     pub what: Fault,
 }
 
-/// What happens to RoCEv2 packets on one way through a cable. Other packets always pass.
+/// What happens to RoCEv2 packets on one way through a cable. Other packets always pass; in a lab with a rate all suffer alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Share of the packets that are lost, 0 to 1; so all rates, and together they are at most 1.
@@ -138,7 +138,7 @@ impl Faults {
 /// What has happened on one way through a cable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WayCounts {
-    /// RoCEv2 packets that came.
+    /// RoCEv2 packets that came; in a lab with a rate, all packets.
     pub seen: u64,
     /// Those of them that were lost.
     pub lost: u64,
@@ -215,6 +215,8 @@ unsafe impl aya::Pod for Counts {}
 #[derive(Debug)]
 pub struct Cable {
     ebpf: Mutex<Ebpf>,
+    /// It has a rate.
+    queued: bool,
 }
 
 /// From where packets come, with which programs they come and leave, where they go, and by which map.
@@ -222,10 +224,12 @@ const WAYS: [(&str, &str, &str, &str); 2] =
     [("up", "leave_up", "down", "TO_BOX"), ("down", "leave_down", "up", "TO_HOST")];
 
 impl Cable {
-    /// Starts the programs of host `number`'s cable, which let everything pass yet.
-    pub fn new(wire: &Netns, number: usize) -> Result<Self> {
+    /// Starts the programs of host `number`'s cable, which let everything pass yet: to the cable's queues, if it has a rate.
+    pub fn new(wire: &Netns, number: usize, queued: bool) -> Result<Self> {
         let mut ebpf = Ebpf::load(OBJECT).context("the kernel does not take the cables' programs")?;
         for (from, leave, to, map) in WAYS {
+            let interface = format!("{from}{number}");
+            let from = if queued { format!("queued_{from}") } else { from.to_owned() };
             let program: &mut Xdp = ebpf.program_mut(leave).context(leave)?.try_into()?;
             program.load().context(leave)?;
             let program = program.fd()?.try_clone()?;
@@ -233,13 +237,12 @@ impl Cable {
             let mut devices = DevMap::try_from(ebpf.map_mut(map).context(map)?)?;
             // Devices are found by number in the namespace of the thread that asks.
             wire.enter(|| (0..2).try_for_each(|key| devices.set(key, to, Some(&program), 0)))?;
-            let program: &mut Xdp = ebpf.program_mut(from).context(from)?.try_into()?;
+            let program: &mut Xdp = ebpf.program_mut(&from).context("a program")?.try_into()?;
             program.load().context(from)?;
-            let interface = format!("{from}{number}");
             let ifindex = wire.ifindex(&interface)?;
             wire.enter(|| program.attach_to_if_index(ifindex, XdpMode::Driver)).context(interface)?;
         }
-        let cable = Self { ebpf: Mutex::new(ebpf) };
+        let cable = Self { ebpf: Mutex::new(ebpf), queued };
         cable.set(Faults::NONE, Faults::NONE, 0)?;
         Ok(cable)
     }
@@ -250,6 +253,11 @@ impl Cable {
     /// If a rate is not within 0 to 1, or their sum is not.
     pub fn set(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
         for (faults, way) in [(up, 0u32), (down, 1)] {
+            let others = faults.duplicate + faults.reorder + faults.corrupt;
+            ensure!(
+                !self.queued || others == 0.0 && faults.nth.is_none(),
+                "a cable with a rate loses and marks packets by share, and no more"
+            );
             let mut sum = 0.0;
             let mut thresholds = [0; 5];
             let rates = [faults.loss, faults.duplicate, faults.reorder, faults.corrupt, faults.mark];

@@ -35,7 +35,8 @@ pub struct LabSpec {
     pub ipv6: bool,
     /// Addresses on each host, so that it can carry several ranks.
     pub ips_per_host: usize,
-    /// Put a cable between each host and its port that can lose packets, and more.
+    /// Put a cable between each host and its port that can lose packets, and more; with a rate only lose and mark them, but those of
+    /// all protocols.
     pub cables: bool,
     /// Bandwidth of every host's link, each way; see [`topology::shape`]. As fast as the machine if `None`.
     pub rate: Option<Rate>,
@@ -232,10 +233,6 @@ impl Lab {
         );
         ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
-        ensure!(
-            !spec.cables || spec.rate.is_none(),
-            "cables that lose packets pass the queues of a rate by: choose one"
-        );
         ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
@@ -258,7 +255,11 @@ impl Lab {
             .enumerate()
             .map(|(i, vm)| {
                 let routed = i >= spec.hosts;
-                let cable = if spec.cables && !routed { Some(Cable::new(&netns("wire")?, i)?) } else { None };
+                let cable = if spec.cables && !routed {
+                    Some(Cable::new(&netns("wire")?, i, spec.rate.is_some())?)
+                } else {
+                    None
+                };
                 Ok(Host { netns: netns(&format!("h{i}"))?, number: i, routed, cable, vm })
             })
             .collect::<Result<_>>()?;
@@ -366,7 +367,7 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         for i in hosts.clone() {
             wire += &towards_host(spec, prefix, i);
             wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
-            if spec.cables {
+            if spec.rate.is_none() {
                 wire += &format!("link add cable{i} {bridge}\n");
                 wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
                 wire += &up(&format!("cable{i}"));

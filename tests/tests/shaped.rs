@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use netsum_lab::cluster::{Cluster, Group, JobSpec, one_on_each_host};
+use netsum_lab::faults::{Bottleneck, Fault, Faults};
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::traffic::{tcp_transfer, udp_flood};
 use netsum_lab::{Host, Lab, LabSpec};
@@ -79,6 +80,43 @@ fn a_flood_arrives_at_the_rate_and_no_more() {
             assert!([udp, tcp].iter().all(|share| (0.8..1.01).contains(share)), "{text}: {udp} {tcp}");
         }
     }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn links_with_a_rate_lose_and_mark_packets_of_all_protocols() {
+    let rate = Some("100mbit".parse().unwrap());
+    let cluster = Cluster::start(LabSpec { cables: true, rate, ..LabSpec::hosts(4) }).unwrap();
+    let hosts = cluster.lab().hosts();
+    let tcp = |faults: Faults, bytes: usize| {
+        hosts[1].set_faults(faults, Faults::NONE, 3).unwrap();
+        tcp_transfer(&hosts[1], &hosts[0], hosts[0].ip(0), bytes, 20 * SECOND).unwrap();
+        hosts[1].cable().unwrap().counts().unwrap().up
+    };
+    let lossy = tcp(Faults::loss(0.01), 8 * MIB);
+    let share = lossy.lost as f64 / lossy.seen as f64;
+    assert!(lossy.seen > 5000 && (0.005..0.02).contains(&share), "{lossy:?}");
+    for host in [&hosts[0], &hosts[1]] {
+        host.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_ecn", "1")).unwrap();
+    }
+    let half = Bottleneck { rate: 6 << 20, depth: 32 << 10 };
+    let marked = tcp(Faults { bottleneck: Some(half), ..Faults::NONE }, 8 * MIB);
+    assert!(marked.lost == 0 && marked.marked > 10, "{marked:?}");
+
+    for host in hosts {
+        host.set_faults(Faults::loss(0.01), Faults::loss(0.01), 4).unwrap();
+    }
+    let job = JobSpec { message_size: 64 * KIB, window: 2, ..JobSpec::new("lossy", 4) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
+    let again = sent_again(&mut group, "box", &[MIB, MIB], "1 % lost each way");
+    let counts = hosts.iter().map(|host| host.cable().unwrap().counts().unwrap());
+    let lost: u64 = counts.map(|c| c.up.lost + c.down.lost).sum();
+    println!("{lost} lost, {again} sent again");
+    assert!(lost > 100 && again > 0);
+    let error =
+        hosts[0].set_faults(Faults::of(Fault::Corrupt, 0.1), Faults::NONE, 1).unwrap_err().to_string();
+    assert!(error.contains("a cable with a rate loses and marks packets by share, and no more"), "{error}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use netsum_bench::contest::link::Link;
 use netsum_bench::contest::report::{picture, tables};
+use netsum_bench::contest::start::Wire;
 use netsum_bench::contest::wire::{Part, who};
 use netsum_bench::keep::Keep;
 use netsum_cli::args::CreateJob;
@@ -39,6 +40,9 @@ struct Args {
     /// Seconds that a round takes at least: small vectors are reduced more than once in it.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
+    /// Share of all packets that each link loses, each way: 0.001. Not without a rate.
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
     /// MTU of the links.
     #[arg(long, default_value_t = 1500)]
     link_mtu: u32,
@@ -100,9 +104,9 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let JobSpec { mtu, message_size, window, rings, .. } = args.job(2)?;
     args.keep.print(format_args!(
-        "All-reduces of f32 on one machine, link MTU {}, {} launches of {} rounds.\n\
+        "All-reduces of f32 on one machine, link MTU {}, {} of the packets lost each way, {} launches of {} rounds.\n\
          netsum: path MTU {mtu}, messages of {message_size} B, window {window}, rings {rings}.\n",
-        args.link_mtu, args.launches, args.rounds
+        args.link_mtu, args.loss, args.launches, args.rounds
     ));
     let mut rows = Vec::new();
     for &hosts in &args.hosts {
@@ -112,7 +116,7 @@ fn main() -> Result<()> {
             let part = Part {
                 link,
                 job: args.job(hosts)?,
-                link_mtu: args.link_mtu,
+                wire: Wire { mtu: args.link_mtu, rate: link.0, loss: args.loss },
                 sizes: args.sizes(link)?,
                 who,
                 launches: args.launches,

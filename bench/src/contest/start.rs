@@ -5,10 +5,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::Contestant;
 use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
+use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
 use netsum_lab::{Host, LabSpec, Rate, netns};
 
@@ -81,13 +82,31 @@ impl Who {
     }
 }
 
-/// Starts a contestant with a job's ranks, one on each host, over links of this MTU and rate.
+/// The links of a contestant's lab.
+#[derive(Clone, Copy, Debug)]
+pub struct Wire {
+    pub mtu: u32,
+    /// As fast as the machine if `None`.
+    pub rate: Option<Rate>,
+    /// Share of the packets that are lost, each way; only with a rate.
+    pub loss: f64,
+}
+
+/// Starts a contestant with a job's ranks, one on each host.
 ///
 /// # Errors
 /// If its programs are missing or end.
-pub fn start(who: Who, job: &JobSpec, link_mtu: u32, rate: Option<Rate>) -> Result<Contestant> {
-    let spec = LabSpec { mtu: link_mtu, rate, xdp: who == Who::Xdp, ..LabSpec::hosts(job.ranks as usize) };
-    let mut cluster = Cluster::without_daemon(spec)?;
+pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
+    let Wire { mtu, rate, loss } = wire;
+    ensure!(loss == 0.0 || rate.is_some(), "links without a rate lose nothing");
+    let (cables, xdp) = (loss > 0.0, who == Who::Xdp);
+    let mut cluster =
+        Cluster::without_daemon(LabSpec { mtu, rate, cables, xdp, ..LabSpec::hosts(job.ranks as usize) })?;
+    if cables {
+        let mut hosts = cluster.lab().hosts().iter().zip(1..);
+        let faults = Faults::loss(loss);
+        hosts.try_for_each(|(host, seed)| host.set_faults(faults, faults, seed))?;
+    }
     let ranks = match who {
         Who::Box | Who::Xdp => {
             cluster.start_daemon()?;

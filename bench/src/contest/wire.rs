@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::link::Link;
 use super::report::{Row, millis};
-use super::start::{Who, is_there, start};
+use super::start::{Who, Wire, is_there, start};
 use super::{Contestant, Order, Round};
 use netsum_lab::cluster::JobSpec;
 
@@ -14,7 +14,7 @@ pub struct Part {
     pub link: Link,
     /// netsum's job; its ranks are the hosts.
     pub job: JobSpec,
-    pub link_mtu: u32,
+    pub wire: Wire,
     /// Bytes of vectors.
     pub sizes: Vec<usize>,
     pub who: Vec<Who>,
@@ -47,8 +47,7 @@ impl Part {
             self.sizes.iter().map(|_| self.who.iter().map(|_| Record::default()).collect()).collect();
         for launch in 0..self.launches {
             let start = |who: &Who| {
-                start(*who, &self.job, self.link_mtu, self.link.0)
-                    .with_context(|| format!("{} does not start", who.name()))
+                start(*who, &self.job, self.wire).with_context(|| format!("{} does not start", who.name()))
             };
             eprintln!("{} hosts, {}: launch {} of {}", self.job.ranks, self.link, launch + 1, self.launches);
             let mut contestants = self.who.iter().map(start).collect::<Result<Vec<_>>>()?;

@@ -150,8 +150,12 @@ pub fn measure(curve: Curve, settings: &Settings) -> Result<Vec<Row>> {
         let contestant = jobs::start(point.jobs, &point.job(), LINK_MTU).with_context(with)?;
         entrants.push(Entrant::new(point, x, contestant));
         if curve == Curve::Ranks {
-            let ring =
-                start::start(Who::Ring { offload: true }, &point.job(), LINK_MTU, None).with_context(with)?;
+            let ring = start::start(
+                Who::Ring { offload: true },
+                &point.job(),
+                start::Wire { mtu: LINK_MTU, rate: None, loss: 0.0 },
+            )
+            .with_context(with)?;
             entrants.push(Entrant::new(point, x, ring));
         }
     }

@@ -1,7 +1,8 @@
 //! Programs for the lab's cables: they lose, duplicate, reorder, corrupt and mark RoCEv2 packets, the same ones for the same
 //! seed.
 //!
-//! Other packets pass: what the loss of an ARP or TCP packet costs is the kernel's business and would only make tests slow.
+//! Other packets pass: what the loss of an ARP or TCP packet costs is the kernel's business and would only make tests slow. On a
+//! cable with a rate it is what a test asks for. There every packet can be lost or marked, and goes on through the cable's queue.
 //!
 //! A mark says that the packet has met congestion (RFC 3168), and only packets of senders that take part in ECN get one. A cable
 //! has no queue; it counts what would wait in one that is served at a given rate, and marks what comes behind more than so much.
@@ -137,6 +138,18 @@ pub fn down(ctx: XdpContext) -> u32 {
     cable(&ctx, 1)
 }
 
+/// On the end at the host of a cable with a rate.
+#[xdp]
+pub fn queued_up(ctx: XdpContext) -> u32 {
+    queued(&ctx, 0).unwrap_or(XDP_DROP)
+}
+
+/// On the end at the box of a cable with a rate.
+#[xdp]
+pub fn queued_down(ctx: XdpContext) -> u32 {
+    queued(&ctx, 1).unwrap_or(XDP_DROP)
+}
+
 /// On the way out to the box.
 #[xdp(map = "devmap")]
 pub fn leave_up(ctx: XdpContext) -> u32 {
@@ -153,6 +166,33 @@ pub fn leave_down(ctx: XdpContext) -> u32 {
 fn cable(ctx: &XdpContext, way: u32) -> u32 {
     let Some(roce) = roce(ctx) else { return XDP_PASS };
     faulty(ctx, way, roce).unwrap_or(XDP_DROP)
+}
+
+/// Any packet is lost or marked, or passes to the cable's queue.
+#[inline(always)]
+fn queued(ctx: &XdpContext, way: u32) -> Option<u32> {
+    let (settings, counts) = (SETTINGS.get(way)?, COUNTS.get_ptr_mut(way)?);
+    // SAFETY: as in `faulty`.
+    let (counts, queue) = unsafe { (&mut *counts, &mut *QUEUES.get_ptr_mut(way)?) };
+    counts.seen += 1;
+    let share = mixed(counts.seen ^ settings.seed << 32) >> 32;
+    if share < settings.thresholds[LOSE] {
+        counts.done[LOSE] += 1;
+        return Some(XDP_DROP);
+    }
+    if share < settings.thresholds[MARK] || settings.rate > 0 && waits(ctx, settings, queue) {
+        let v6 = match load::<2>(ctx, ETHERTYPE)? {
+            [0x08, 0x00] => false,
+            [0x86, 0xdd] => true,
+            _ => return Some(XDP_PASS),
+        };
+        if mark(ctx, 14, v6)? {
+            counts.done[MARK] += 1;
+        } else {
+            counts.spared += 1;
+        }
+    }
+    Some(XDP_PASS)
 }
 
 #[inline(always)]
@@ -204,7 +244,7 @@ fn faulty(ctx: &XdpContext, way: u32, roce: Roce) -> Option<u32> {
             true
         }
         MARK => {
-            if !mark(ctx, &roce)? {
+            if !mark(ctx, roce.ip, roce.v6)? {
                 counts.spared += 1;
                 fault = NOTHING;
             }
@@ -309,28 +349,28 @@ fn waits(ctx: &XdpContext, settings: &Settings, queue: &mut Queue) -> bool {
 
 /// Marks the packet: congestion experienced. False where its sender takes no part in ECN.
 #[inline(always)]
-fn mark(ctx: &XdpContext, roce: &Roce) -> Option<bool> {
-    let [first, second] = load::<2>(ctx, roce.ip)?;
-    if roce.v6 {
+fn mark(ctx: &XdpContext, ip: usize, v6: bool) -> Option<bool> {
+    let [first, second] = load::<2>(ctx, ip)?;
+    if v6 {
         if second & 0x30 == 0 {
             return Some(false);
         }
-        store(ctx, roce.ip + 1, second | 0x30)?;
+        store(ctx, ip + 1, second | 0x30)?;
         return Some(true);
     }
     if second & 3 == 0 {
         return Some(false);
     }
     // RFC 1624, eqn. 3: HC' = ~(~HC + ~m + m').
-    let [high, low] = load::<2>(ctx, roce.ip + 10)?;
+    let [high, low] = load::<2>(ctx, ip + 10)?;
     let old = u16::from_be_bytes([first, second]);
     let mut sum = !u16::from_be_bytes([high, low]) as u32 + !old as u32 + (old | 3) as u32;
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     let [high, low] = (!(sum as u16)).to_be_bytes();
-    store(ctx, roce.ip + 1, second | 3)?;
-    store(ctx, roce.ip + 10, high)?;
-    store(ctx, roce.ip + 11, low)?;
+    store(ctx, ip + 1, second | 3)?;
+    store(ctx, ip + 10, high)?;
+    store(ctx, ip + 11, low)?;
     Some(true)
 }
 
