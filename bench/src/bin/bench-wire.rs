@@ -2,9 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use netsum_bench::contest::link::Link;
-use netsum_bench::contest::report::{picture, tables};
-use netsum_bench::contest::start::Wire;
+use netsum_bench::contest::link::{Link, Wire};
+use netsum_bench::contest::report::{Row, picture, tables};
 use netsum_bench::contest::wire::{Part, who};
 use netsum_bench::keep::Keep;
 use netsum_cli::args::CreateJob;
@@ -40,13 +39,13 @@ struct Args {
     /// Seconds that a round takes at least: small vectors are reduced more than once in it.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Share of all packets that each link loses, each way: 0.001. Not without a rate.
-    #[arg(long, default_value_t = 0.0)]
-    loss: f64,
-    /// MTU of the links.
-    #[arg(long, default_value_t = 1500)]
-    link_mtu: u32,
-    /// netsum's path MTU; like the next three, as `netsum job create` has it by default.
+    /// Shares of all packets that each link loses, each way, as 0,0.001. Not without a rate.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    losses: Vec<f64>,
+    /// MTUs of the links.
+    #[arg(long, value_delimiter = ',', default_value = "1500")]
+    link_mtus: Vec<u32>,
+    /// netsum's path MTU. Not given, it is what `netsum job create` chooses by default, as with the next three.
     #[arg(long)]
     mtu: Option<u32>,
     /// netsum's message size.
@@ -70,11 +69,11 @@ struct Create {
 }
 
 impl Args {
-    fn job(&self, ranks: u32) -> Result<JobSpec> {
+    fn job(&self, ranks: u32, link_mtu: u32) -> Result<JobSpec> {
         let default = Create::try_parse_from(["create", "wire", "--ranks", &ranks.to_string()])?.job;
         let message_size = self.message_size.unwrap_or(default.message_size);
         Ok(JobSpec {
-            mtu: self.mtu.unwrap_or(netsum_core::largest_mtu(self.link_mtu)),
+            mtu: self.mtu.unwrap_or(netsum_core::largest_mtu(link_mtu)),
             message_size: message_size
                 .0
                 .try_into()
@@ -97,35 +96,42 @@ impl Args {
         }
         Ok(self.sizes.iter().map(|size| size.0 as usize).collect())
     }
+
+    fn measure(&self, hosts: u32, wire: Wire) -> Result<Vec<Row>> {
+        let (who, missing) = who(&self.only, wire.rate)?;
+        missing.iter().for_each(|line| eprintln!("{line}"));
+        let part = Part {
+            job: self.job(hosts, wire.mtu)?,
+            wire,
+            sizes: self.sizes(wire.rate)?,
+            who,
+            launches: self.launches,
+            rounds: self.rounds,
+            seconds: self.seconds,
+        };
+        part.measure().with_context(|| format!("{hosts} hosts, {wire}"))
+    }
 }
 
 fn main() -> Result<()> {
     env_logger::init();
     let args = Args::parse();
-    let JobSpec { mtu, message_size, window, rings, .. } = args.job(2)?;
+    let JobSpec { message_size, window, rings, .. } = args.job(2, 1500)?;
     args.keep.print(format_args!(
-        "All-reduces of f32 on one machine, link MTU {}, {} of the packets lost each way, {} launches of {} rounds.\n\
-         netsum: path MTU {mtu}, messages of {message_size} B, window {window}, rings {rings}.\n",
-        args.link_mtu, args.loss, args.launches, args.rounds
+        "All-reduces of f32 on one machine, {} launches of {} rounds.\n\
+         netsum: messages of {message_size} B, window {window}, rings {rings}.\n",
+        args.launches, args.rounds
     ));
     let mut rows = Vec::new();
     for &hosts in &args.hosts {
-        for &link in &args.rates {
-            let (who, missing) = who(&args.only, link)?;
-            missing.iter().for_each(|line| eprintln!("{line}"));
-            let part = Part {
-                link,
-                job: args.job(hosts)?,
-                wire: Wire { mtu: args.link_mtu, rate: link.0, loss: args.loss },
-                sizes: args.sizes(link)?,
-                who,
-                launches: args.launches,
-                rounds: args.rounds,
-                seconds: args.seconds,
-            };
-            let these = part.measure().with_context(|| format!("{hosts} hosts, rate {link}"))?;
-            args.keep.print(tables(&these));
-            rows.extend(these);
+        for &mtu in &args.link_mtus {
+            for &loss in &args.losses {
+                for &rate in &args.rates {
+                    let these = args.measure(hosts, Wire { rate, mtu, loss })?;
+                    args.keep.print(tables(&these));
+                    rows.extend(these);
+                }
+            }
         }
     }
     args.keep.write(&rows, || picture(&rows))

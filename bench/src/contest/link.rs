@@ -27,6 +27,22 @@ impl fmt::Display for Link {
     }
 }
 
+/// The links of a lab, each way.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Wire {
+    pub rate: Link,
+    pub mtu: u32,
+    /// Share of the packets that are lost; 0 without a rate.
+    pub loss: f64,
+}
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "rate {}, link MTU {}", self.rate, self.mtu)?;
+        if self.loss > 0.0 { write!(f, ", {} % lost", self.loss * 100.0) } else { Ok(()) }
+    }
+}
+
 impl Link {
     /// Bytes of a vector that takes about a second: 16 to 64 MiB.
     pub fn usual_size(self) -> usize {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 
-use super::link::Link;
+use super::link::{Link, Wire};
 use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 
@@ -19,6 +19,9 @@ pub struct Row {
     pub hosts: u32,
     #[serde(serialize_with = "as_text")]
     pub rate: Link,
+    pub link_mtu: u32,
+    /// Share of the packets that each link loses, each way.
+    pub loss: f64,
     /// Of each rank's vector.
     pub bytes: usize,
     /// Times of all rounds, each the median of its all-reduces.
@@ -47,7 +50,7 @@ fn as_text<S: Serializer>(link: &Link, serializer: S) -> Result<S::Ok, S::Error>
 
 impl Row {
     /// From a contestant's rounds with a size: one at least.
-    pub fn new(name: &str, setting: String, hosts: u32, link: Link, bytes: usize, rounds: &[Round]) -> Self {
+    pub fn new(name: &str, setting: String, hosts: u32, wire: Wire, bytes: usize, rounds: &[Round]) -> Self {
         let rounds_ms: Vec<f64> = rounds.iter().map(Round::millis).collect();
         let median_ms = median(rounds_ms.clone());
         let busy: f64 = rounds.iter().map(|r| r.answer.busy).sum();
@@ -57,19 +60,25 @@ impl Row {
             name: name.to_owned(),
             setting,
             hosts,
-            rate: link,
+            rate: wire.rate,
+            link_mtu: wire.mtu,
+            loss: wire.loss,
             bytes,
             median_ms,
             min_ms: rounds_ms.iter().copied().fold(f64::INFINITY, f64::min),
             max_ms: rounds_ms.iter().copied().fold(0.0, f64::max),
             rounds_ms,
             algbw_gbps: bytes as f64 * 8.0 / median_ms / 1e6,
-            share_of_limit: link.0.map(|rate| rate.seconds(bytes) * 1e3 / median_ms),
+            share_of_limit: wire.rate.0.map(|rate| rate.seconds(bytes) * 1e3 / median_ms),
             cores_busy: busy / seconds,
             cpu_bound: busy / seconds > BUSY * cores,
             retransmissions: rounds.iter().map(|r| r.answer.retransmissions).sum(),
             astray: rounds.iter().map(|r| r.answer.astray).sum(),
         }
+    }
+
+    fn wire(&self) -> Wire {
+        Wire { rate: self.rate, mtu: self.link_mtu, loss: self.loss }
     }
 
     /// Titles over the columns of [`Row::text`].
@@ -109,23 +118,25 @@ pub fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
     for group in rows.chunk_by(|a, b| a.bytes == b.bytes) {
         let Row { hosts, rate, bytes, .. } = group[0];
+        let wire = group[0].wire();
         let least = rate.0.map(|rate| format!(", {:.1} ms at least", rate.seconds(bytes) * 1e3));
-        text += &format!("\n{hosts} hosts, rate {rate}, {bytes} B{}\n", least.unwrap_or_default());
+        text += &format!("\n{hosts} hosts, {wire}, {bytes} B{}\n", least.unwrap_or_default());
         text += &format!("{}\n", Row::titles());
         group.iter().for_each(|row| text += &format!("{}\n", row.text()));
     }
     text
 }
 
-/// A picture: for each number of hosts, the share of the limit over the rate; of several sizes, or without a rate, algorithm
-/// bandwidth over size for each rate.
+/// A picture: for each number of hosts, link MTU and loss, the share of the limit over the rate; of several sizes, or without a rate,
+/// algorithm bandwidth over size for each rate.
 ///
 /// # Errors
 /// If it cannot be drawn.
 pub fn picture(rows: &[Row]) -> Result<String> {
     let mut panels = Vec::new();
-    for rows in rows.chunk_by(|a, b| a.hosts == b.hosts) {
-        let hosts = rows[0].hosts;
+    for rows in rows.chunk_by(|a, b| (a.hosts, a.link_mtu, a.loss) == (b.hosts, b.link_mtu, b.loss)) {
+        let Row { hosts, link_mtu, loss, .. } = rows[0];
+        let lost = if loss > 0.0 { format!(", {} % lost", loss * 100.0) } else { String::new() };
         let by_rate: Vec<&[Row]> = rows.chunk_by(|a, b| a.rate == b.rate).collect();
         let one_size = |rows: &&[Row]| rows.iter().all(|r| r.bytes == rows[0].bytes);
         if by_rate.len() > 1 && by_rate.iter().all(one_size) {
@@ -133,7 +144,7 @@ pub fn picture(rows: &[Row]) -> Result<String> {
             let mbit = |row: &&Row| row.rate.0.map_or(f64::NAN, |rate| 8e-6 / rate.seconds(1));
             let shaped: Vec<&Row> = rows.iter().filter(|r| r.rate.0.is_some()).collect();
             panels.push(Panel {
-                title: format!("{hosts} hosts: share of the links' limit"),
+                title: format!("{hosts} hosts, link MTU {link_mtu}{lost}: share of the links' limit"),
                 x: "rate of each link, Mb/s".to_owned(),
                 y: "least time / time, %".to_owned(),
                 height: Height::Linear,
@@ -146,7 +157,7 @@ pub fn picture(rows: &[Row]) -> Result<String> {
             });
         } else {
             panels.extend(by_rate.into_iter().map(|rows| Panel {
-                title: format!("{hosts} hosts, rate {}", rows[0].rate),
+                title: format!("{hosts} hosts, {}", rows[0].wire()),
                 x: "bytes of each rank's vector".to_owned(),
                 y: "algbw, Gb/s".to_owned(),
                 height: Height::Log,
@@ -170,9 +181,13 @@ mod tests {
         Round { answer, cost: Cost::default() }
     }
 
+    fn wire(rate: &str) -> Wire {
+        Wire { rate: rate.parse().unwrap(), mtu: 1500, loss: 0.0 }
+    }
+
     fn row(name: &str, rate: &str, bytes: usize) -> Row {
         let rounds = [round(&[200e3, 300e3, 700e3]), round(&[100e3]), round(&[250e3])];
-        Row::new(name, "ring".to_owned(), 4, rate.parse().unwrap(), bytes, &rounds)
+        Row::new(name, "ring".to_owned(), 4, wire(rate), bytes, &rounds)
     }
 
     #[test]
@@ -193,7 +208,7 @@ mod tests {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let mut busy = round(&[1e6]);
         busy.answer.busy = 0.97 * cores;
-        let row = Row::new("x", String::new(), 4, "1gbit".parse().unwrap(), 1000, &[busy]);
+        let row = Row::new("x", String::new(), 4, wire("1gbit"), 1000, &[busy]);
         assert!(row.cpu_bound && row.text().contains(" cpu "), "{}", row.text());
     }
 
@@ -201,7 +216,7 @@ mod tests {
     fn a_table_says_what_the_links_allow() {
         let table = tables(&[row("one", "100mbit", 2_500_000), row("two", "100mbit", 2_500_000)]);
         let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines[1], "4 hosts, rate 100mbit, 2500000 B, 200.0 ms at least");
+        assert_eq!(lines[1], "4 hosts, rate 100mbit, link MTU 1500, 2500000 B, 200.0 ms at least");
         assert_eq!(lines.len(), 5);
         assert!(lines[3].starts_with("one ") && lines[3].contains(" 80 % ") && lines[3].ends_with("  ring"));
         assert_eq!(lines[2].find("setting"), lines[3].find("ring"));
@@ -212,7 +227,7 @@ mod tests {
         let rates =
             [row("one", "100mbit", 1 << 20), row("one", "1gbit", 1 << 20), row("one", "none", 1 << 20)];
         let svg = picture(&rates).unwrap();
-        for text in ["4 hosts: share of", ">\none\n<", "Mb/s"] {
+        for text in ["4 hosts, link MTU 1500: share of", ">\none\n<", "Mb/s"] {
             assert!(svg.contains(text), "{text} in {svg}");
         }
         let sizes = [row("two", "none", 1024), row("two", "none", 1 << 20)];

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::Contestant;
+use super::link::{Link, Wire};
 use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
 use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
@@ -82,22 +83,12 @@ impl Who {
     }
 }
 
-/// The links of a contestant's lab.
-#[derive(Clone, Copy, Debug)]
-pub struct Wire {
-    pub mtu: u32,
-    /// As fast as the machine if `None`.
-    pub rate: Option<Rate>,
-    /// Share of the packets that are lost, each way; only with a rate.
-    pub loss: f64,
-}
-
 /// Starts a contestant with a job's ranks, one on each host.
 ///
 /// # Errors
 /// If its programs are missing or end.
 pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
-    let Wire { mtu, rate, loss } = wire;
+    let Wire { mtu, rate: Link(rate), loss } = wire;
     ensure!(loss == 0.0 || rate.is_some(), "links without a rate lose nothing");
     let (cables, xdp) = (loss > 0.0, who == Who::Xdp);
     let mut cluster =

@@ -2,16 +2,15 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::link::Link;
+use super::link::{Link, Wire};
 use super::report::{Row, millis};
-use super::start::{Who, Wire, is_there, start};
+use super::start::{Who, is_there, start};
 use super::{Contestant, Order, Round};
 use netsum_lab::cluster::JobSpec;
 
 /// What is measured with one number of hosts and one rate.
 #[derive(Clone, Debug)]
 pub struct Part {
-    pub link: Link,
     /// netsum's job; its ranks are the hosts.
     pub job: JobSpec,
     pub wire: Wire,
@@ -49,7 +48,7 @@ impl Part {
             let start = |who: &Who| {
                 start(*who, &self.job, self.wire).with_context(|| format!("{} does not start", who.name()))
             };
-            eprintln!("{} hosts, {}: launch {} of {}", self.job.ranks, self.link, launch + 1, self.launches);
+            eprintln!("{} hosts, {}: launch {} of {}", self.job.ranks, self.wire, launch + 1, self.launches);
             let mut contestants = self.who.iter().map(start).collect::<Result<Vec<_>>>()?;
             for (bytes, records) in self.sizes.iter().zip(&mut records) {
                 self.turns(*bytes, &mut contestants, records)?;
@@ -59,7 +58,7 @@ impl Part {
                     let row = |(c, record): (&Contestant, &Record)| {
                         let setting = c.settings.get(record.setting.unwrap_or(0));
                         let setting = setting.cloned().unwrap_or_default();
-                        Row::new(c.name, setting, self.job.ranks, self.link, *bytes, &record.rounds)
+                        Row::new(c.name, setting, self.job.ranks, self.wire, *bytes, &record.rounds)
                     };
                     rows.extend(contestants.iter().zip(records).map(row));
                 }
@@ -97,7 +96,7 @@ impl Part {
             }
         }
         for _ in 0..self.rounds {
-            let mut line = format!("{} hosts, {}, {bytes} B, ms:", self.job.ranks, self.link);
+            let mut line = format!("{} hosts, {}, {bytes} B, ms:", self.job.ranks, self.wire);
             for (contestant, record) in contestants.iter_mut().zip(&mut *records) {
                 let order = order(record.setting.unwrap_or(0), record.iters);
                 let round = contestant.run(&order)?;

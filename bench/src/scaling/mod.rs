@@ -7,6 +7,7 @@ pub mod report;
 
 use anyhow::{Context, Result};
 
+use crate::contest::link::{Link, Wire};
 use crate::contest::start::Who;
 use crate::contest::{Contestant, Order, Round, jobs, start};
 use netsum_lab::cluster::JobSpec;
@@ -153,7 +154,7 @@ pub fn measure(curve: Curve, settings: &Settings) -> Result<Vec<Row>> {
             let ring = start::start(
                 Who::Ring { offload: true },
                 &point.job(),
-                start::Wire { mtu: LINK_MTU, rate: None, loss: 0.0 },
+                Wire { mtu: LINK_MTU, rate: Link(None), loss: 0.0 },
             )
             .with_context(with)?;
             entrants.push(Entrant::new(point, x, ring));
