@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::shape::JobShape;
 
 /// Version of these messages.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -134,7 +134,11 @@ impl Frame {
         match self {
             Self::Hello { shape, rank } => {
                 let l = shape.layout;
-                u32s(w, &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings]);
+                let relaxed = u32::from(shape.relaxed);
+                u32s(
+                    w,
+                    &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, relaxed],
+                );
             }
             Self::OtherVersion(version) => u32s(w, &[1, *version]),
             Self::Run(run) => {
@@ -205,7 +209,8 @@ impl Frame {
                     window: word(6)?,
                     rings: word(7)?,
                 };
-                Self::Hello { rank: word(2)?, shape: JobShape { ranks: word(3)?, mtu: word(4)?, layout } }
+                let (ranks, mtu, relaxed) = (word(3)?, word(4)?, word(8)? != 0);
+                Self::Hello { rank: word(2)?, shape: JobShape { ranks, mtu, layout, relaxed } }
             }
             2 => {
                 let longs = longs(4)?;
@@ -255,8 +260,12 @@ mod tests {
 
     #[test]
     fn frames_survive_a_round_trip_and_truncation_is_refused() {
-        let shape =
-            JobShape { ranks: 3, mtu: 1024, layout: Layout { message_size: 65536, window: 2, rings: 4 } };
+        let shape = JobShape {
+            ranks: 3,
+            mtu: 1024,
+            layout: Layout { message_size: 65536, window: 2, rings: 4 },
+            relaxed: true,
+        };
         for frame in [
             Frame::Hello { shape, rank: 2 },
             Frame::Status { ranks: vec![Progress { started: 1 << 40, completed: 7 }; 3] },

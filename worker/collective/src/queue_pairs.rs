@@ -56,9 +56,11 @@ impl QueuePairChannels {
         let own = &ranks[rank as usize];
         let next = &ranks[((rank + 1) % count) as usize];
         let previous = &ranks[((rank + count - 1) % count) as usize];
+        let own_any_ip_id = own.any_ip_id;
         let (mut qps, mut channels) = (HashMap::new(), HashMap::new());
         let fragments = shape.layout.message_size.div_ceil(shape.mtu);
         let share = (capacity / (shape.layout.rings + 1)).max(8);
+        let all_are_ours = ranks.iter().all(|rank| !rank.any_ip_id);
         let mut connect =
             |out: Channel, into: Channel, own: Numbers, next_n: Numbers, previous_n: Numbers| {
                 let mut pair = [
@@ -90,6 +92,12 @@ impl QueuePairChannels {
                     config.retry_limit = None;
                     config.ack_timeout = ACK_TIMEOUT;
                     config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
+                    // Adapters and kernels go back.
+                    config.selective = match channel {
+                        Channel::PlainOut => !own_any_ip_id && !next.any_ip_id,
+                        Channel::PlainIn => !own_any_ip_id && !previous.any_ip_id,
+                        Channel::RingOut(_) | Channel::RingIn(_) => shape.relaxed && all_are_ours,
+                    };
                     config.waits_for_others = matches!(channel, Channel::RingOut(_) | Channel::RingIn(_));
                     (config.max_inflight, config.max_message) = match channel {
                         Channel::PlainOut | Channel::PlainIn => (share.min(128), plain_room(shape)),

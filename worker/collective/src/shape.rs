@@ -14,6 +14,8 @@ pub struct JobShape {
     pub ranks: u32,
     pub mtu: u32,
     pub layout: Layout,
+    /// The box releases sums in any order, and ranks send again only what is missing.
+    pub relaxed: bool,
 }
 
 impl JobShape {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::wire::{Bth, Opcode, Syndrome};
 
+use super::gaps::Gaps;
 use super::packet::{self, Extended, Malformed, OVERHEAD, Verifier};
 use super::path::Path;
 use super::requester::{Effect, Requester};
@@ -138,7 +139,7 @@ impl Endpoint {
             remote: c.remote,
             remote_qpn: c.remote_qpn,
             requester: Requester::new(&c),
-            responder: Responder::new(c.recv_psn, c.mtu, c.max_message),
+            responder: Responder::new(&c),
             max_message: c.max_message,
             sums: c.waits_for_others,
             congested: false,
@@ -249,7 +250,13 @@ impl Endpoint {
                 }
                 Syndrome::Nak(netsum_common::wire::Nak::SequenceError) => {
                     self.stats.packet_seq_err += 1;
-                    qp.requester.on_sequence_error(now, &mut self.path, psn, done)
+                    match Gaps::decode(packet.payload) {
+                        Some(gaps) => {
+                            qp.requester.on_gaps(now, &mut self.path, psn, &gaps, done);
+                            Effect::None
+                        }
+                        None => qp.requester.on_sequence_error(now, &mut self.path, psn, done),
+                    }
                 }
                 Syndrome::RnrNak(timer) => {
                     self.stats.rnr_nak_retry += 1;
@@ -268,15 +275,14 @@ impl Endpoint {
                 let lately = |t: Instant| now.saturating_duration_since(t) < interval;
                 qp.congested |= !qp.notified.is_some_and(lately);
             }
-            let arrival = qp.responder.on_data(&packet);
-            if qp.sums && matches!(arrival, Arrival::Taken(_)) {
+            let (id, events) = (qp.id, &mut self.events);
+            let received = |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
+            let arrival = qp.responder.on_data(&packet, received);
+            if qp.sums && arrival == Arrival::Taken {
                 self.path.on_sum(now);
             }
             match arrival {
-                Arrival::Taken(None) => {}
-                Arrival::Taken(Some((data, immediate))) => {
-                    self.events.push_back(Event::Received { qp: qp.id, data, immediate });
-                }
+                Arrival::Taken => {}
                 Arrival::Duplicate => self.stats.duplicate_request += 1,
                 Arrival::OutOfSequence { nak } => {
                     self.stats.out_of_sequence += 1;
@@ -316,10 +322,11 @@ impl Endpoint {
                 self.stats.sent_bytes += buf.len() as u64;
                 return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
             }
-            if let Some((psn, aeth)) = qp.responder.poll() {
+            if let Some((psn, aeth, gaps)) = qp.responder.poll() {
                 let ext = Extended { aeth: Some(aeth), ..Extended::default() };
                 let bth = Bth::new(Opcode::ACK, qp.remote_qpn.get(), psn.get());
-                packet::encode(buf, self.local, qp.remote, 0, &bth, &ext, &[]);
+                let gaps = gaps.map(|gaps| gaps.encode()).unwrap_or_default();
+                packet::encode(buf, self.local, qp.remote, 0, &bth, &ext, &gaps);
                 self.stats.sent_bytes += buf.len() as u64;
                 return Some(Transmit { to: qp.remote, segment_size: None, len: buf.len() });
             }

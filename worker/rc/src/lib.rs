@@ -10,6 +10,7 @@
 //! | [`endpoint`] | the queue pairs of one address |
 
 pub mod endpoint;
+mod gaps;
 pub mod packet;
 mod path;
 pub mod requester;
@@ -68,7 +69,9 @@ pub struct QpConfig {
     pub retry_limit: Option<u32>,
     /// "Receiver not ready" in a row after which the connection fails; never when `None`.
     pub rnr_retry_limit: Option<u32>,
-    /// Most unacknowledged packets.
+    /// Both sides are selective: what comes early is kept, and only what is missing is sent again. Of queue pairs of this library alone.
+    pub selective: bool,
+    /// Most unacknowledged packets, and how far ahead of the expected packet a selective receiver keeps one.
     pub max_inflight: u32,
     /// Bytes of the longest message that it takes. A sender of a longer one is refused, and the connection fails.
     pub max_message: usize,
@@ -97,6 +100,7 @@ impl QpConfig {
             waits_for_others: false,
             retry_limit: Some(7),
             rnr_retry_limit: None,
+            selective: false,
             max_inflight: 128,
             max_message: 1 << 24,
         }

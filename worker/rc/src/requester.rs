@@ -2,11 +2,12 @@
 //!
 //! Packets are counted without wrapping; their PSN is the first PSN plus their number, modulo 2^24.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use netsum_common::wire::{Bth, Opcode, Reth};
 
+use super::gaps::Gaps;
 use super::packet::{Extended, OVERHEAD};
 use super::path::{AROUND, Path};
 use super::{Operation, Psn, QpConfig, QpError, Qpn};
@@ -65,8 +66,14 @@ pub struct Requester {
     posted: u64,
     /// The oldest packet that is not acknowledged.
     acked: u64,
-    /// The next packet to send.
+    /// The next packet to send, behind those of `again`.
     next: u64,
+    /// The receiver keeps what comes early.
+    selective: bool,
+    /// Packets that are to be sent again: of a selective receiver.
+    again: BTreeSet<u64>,
+    /// Packets that have been, and how many had ever been sent by then: they are lost once more where one of the later ones has come.
+    resent: BTreeMap<u64, u64>,
     /// Behind the last packet that was ever sent.
     sent: u64,
     /// Bytes that were sent and not acknowledged.
@@ -152,6 +159,9 @@ impl Requester {
             posted: 0,
             acked: 0,
             next: 0,
+            selective: c.selective,
+            again: BTreeSet::new(),
+            resent: BTreeMap::new(),
             sent: 0,
             load: 0,
             waiting: None,
@@ -202,15 +212,17 @@ impl Requester {
     /// Whether there is something to send now.
     pub fn ready(&self, now: Instant) -> bool {
         let most = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
-        self.next < self.posted && self.next < self.acked + most && self.not_before.is_none_or(|t| now >= t)
+        let new = self.next < self.posted && self.next < self.acked + most;
+        (new || !self.again.is_empty()) && self.not_before.is_none_or(|t| now >= t)
     }
 
     /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.
     pub fn next_len(&self) -> usize {
-        let i = self.messages.partition_point(|m| m.first + m.packets <= self.next);
+        let n = self.again.first().copied().unwrap_or(self.next);
+        let i = self.messages.partition_point(|m| m.first + m.packets <= n);
         let Some(m) = self.messages.get(i) else { return 0 };
-        let (first, last) = (self.next == m.first, self.next + 1 == m.first + m.packets);
-        let at = (self.next - m.first) as usize * self.mtu;
+        let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
+        let at = (n - m.first) as usize * self.mtu;
         let write = matches!(m.operation, Operation::Write { .. });
         let opcode = Opcode::data(write, first, last, m.immediate.is_some());
         OVERHEAD + opcode.extended_len() + self.mtu.min(m.data.len() - at).next_multiple_of(4)
@@ -222,7 +234,8 @@ impl Requester {
             return None;
         }
         self.not_before = None;
-        let n = self.next;
+        let listed = self.again.pop_first();
+        let n = listed.unwrap_or(self.next);
         let i = self.messages.partition_point(|m| m.first + m.packets <= n);
         let window_end = self.probe == Probe::Sent || n + 1 == self.acked + self.max_inflight;
         let psn = self.psn(n);
@@ -234,7 +247,8 @@ impl Requester {
         let mut bth =
             Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn.get(), psn.get());
         bth.pad = (payload.len().wrapping_neg() & 3) as u8;
-        bth.ack_request = last || window_end || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
+        let end_of_list = listed.is_some() && self.again.is_empty();
+        bth.ack_request = last || window_end || end_of_list || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
         let reth = match m.operation {
             Operation::Write { address, rkey } if first => {
                 Some(Reth { address, rkey, length: m.data.len() as u32 })
@@ -243,7 +257,10 @@ impl Requester {
         };
         let ext = Extended { reth, immediate: m.immediate.filter(|_| last), aeth: None };
         let again = n < self.sent;
-        self.next += 1;
+        match listed {
+            Some(_) => drop(self.resent.insert(n, self.sent)),
+            None => self.next += 1,
+        }
         if again {
             self.sample = None; // Karn's rule
             // The time-out may have been looked at as of a while ago.
@@ -342,6 +359,12 @@ impl Requester {
         }
         self.acked = packet;
         self.next = self.next.max(packet);
+        if !self.again.is_empty() {
+            self.again = self.again.split_off(&packet);
+        }
+        if !self.resent.is_empty() {
+            self.resent = self.resent.split_off(&packet);
+        }
         self.retries = 0;
         self.rnr_retries = 0;
         if self.probe == Probe::Sent {
@@ -435,6 +458,39 @@ impl Requester {
         Effect::WentBack
     }
 
+    /// What a selective receiver lacks: everything before `psn` has arrived, and much behind it.
+    pub(super) fn on_gaps(
+        &mut self,
+        now: Instant,
+        path: &mut Path,
+        psn: Psn,
+        gaps: &Gaps,
+        mut done: impl FnMut(u64, Vec<u8>),
+    ) {
+        let sent = self.sent;
+        let (Some(packet), Some(last)) = (self.packet(psn), self.packet(gaps.last).filter(|p| *p < sent))
+        else {
+            return;
+        };
+        if !self.selective || packet < self.acked || packet > last {
+            return;
+        }
+        self.acknowledge(now, path, packet, &mut done);
+        path.on_gap();
+        for &(first, len) in &gaps.missing {
+            let Some(first) = self.packet(first).filter(|p| *p >= self.acked) else { continue };
+            for n in first..last.min(first + u64::from(len)) {
+                if self.resent.get(&n).is_none_or(|then| last >= *then) {
+                    self.again.insert(n);
+                }
+            }
+        }
+        // A sign of life. What has been sent again is waited for from now on.
+        self.retries = 0;
+        self.waiting = Some((now, path.sums()));
+        self.excuse = Duration::ZERO;
+    }
+
     /// The receiver had no buffer for `psn`: all before has arrived, try again after `delay`.
     pub(super) fn on_rnr(
         &mut self,
@@ -460,7 +516,11 @@ impl Requester {
     fn go_back(&mut self, now: Instant, path: &Path) {
         self.probe = Probe::None;
         self.unanswered = None;
-        self.next = self.acked;
+        if self.selective {
+            self.again.insert(self.acked);
+        } else {
+            self.next = self.acked;
+        }
         self.went_back = Some((self.acked, now));
         self.sample = None;
         self.waiting = Some((now, path.sums()));
@@ -499,6 +559,10 @@ impl Requester {
         let since =
             self.unanswered.filter(|_| self.probe == Probe::Sent).or(self.waiting.map(|(since, _)| since));
         self.go_back(now, path);
+        if self.selective {
+            // It shows what else is missing.
+            self.again.insert(self.sent - 1);
+        }
         if !answered {
             self.unanswered = since;
             self.probe = Probe::Sent;

@@ -1,12 +1,15 @@
 //! The receiving half of a queue pair: packets in, messages out, acknowledgements back (IBTA 9.7.4, 9.7.5, 9.7.8).
+//!
+//! A selective one keeps what comes early, and tells what is missing ([`Gaps`]).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use netsum_common::serial;
-use netsum_common::wire::{Aeth, Nak, Syndrome};
+use netsum_common::wire::{Aeth, Nak, Opcode, Syndrome};
 
-use super::Psn;
+use super::gaps::Gaps;
 use super::packet::Packet;
+use super::{Psn, QpConfig};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
@@ -15,6 +18,12 @@ const RNR_TIMER: u8 = 12;
 #[derive(Debug)]
 pub struct Responder {
     expected: Psn,
+    /// Packets taken: the number of the expected one.
+    taken: u64,
+    /// What has come early, by number; `None` where that is dropped.
+    early: Option<BTreeMap<u64, Early>>,
+    /// How far ahead of the expected packet one may be that is kept.
+    reach: u64,
     msn: u32,
     /// The message that is arriving.
     partial: Option<Vec<u8>>,
@@ -29,6 +38,14 @@ pub struct Responder {
     from_far: bool,
 }
 
+/// A packet that came before its turn.
+#[derive(Debug)]
+struct Early {
+    opcode: Opcode,
+    immediate: Option<u32>,
+    payload: Vec<u8>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pending {
     Ack,
@@ -38,11 +55,11 @@ enum Pending {
 /// What became of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Taken; a message is complete when there is one.
-    Taken(Option<(Vec<u8>, Option<u32>)>),
+    /// Taken, and with it what had come early.
+    Taken,
     /// Had arrived before.
     Duplicate,
-    /// Came past a gap; whether a NAK answers it.
+    /// Came past a gap, and is dropped or kept; whether a NAK answers it.
     OutOfSequence {
         /// A NAK answers it.
         nak: bool,
@@ -56,15 +73,18 @@ pub enum Arrival {
 }
 
 impl Responder {
-    /// Nothing received yet; messages are of so many bytes at the most.
-    pub fn new(first_psn: Psn, mtu: usize, max_message: usize) -> Self {
+    /// Nothing received yet.
+    pub fn new(c: &QpConfig) -> Self {
         Self {
-            expected: first_psn,
+            expected: c.recv_psn,
+            taken: 0,
+            early: c.selective.then(BTreeMap::new),
+            reach: u64::from(c.max_inflight),
             msn: 0,
             partial: None,
             buffers: VecDeque::new(),
-            mtu,
-            max_message,
+            mtu: c.mtu,
+            max_message: c.max_message,
             nak_sent_for: None,
             pending: None,
             from_far: false,
@@ -77,8 +97,8 @@ impl Responder {
         self.buffers.push_back(buffer);
     }
 
-    /// Takes a data packet in.
-    pub fn on_data(&mut self, p: &Packet<'_>) -> Arrival {
+    /// Takes a data packet in; `done` gets the messages that it completes.
+    pub fn on_data(&mut self, p: &Packet<'_>, mut done: impl FnMut(Vec<u8>, Option<u32>)) -> Arrival {
         let psn = Psn::new(p.bth.psn);
         let ahead = psn.ahead_of(self.expected);
         if ahead < 0 {
@@ -87,44 +107,12 @@ impl Responder {
             return Arrival::Duplicate;
         }
         if ahead > 0 {
-            // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
-            // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
-            let far = ahead >= netsum_common::slot::GAP_PSN_AHEAD as i32;
-            let nak = far || self.nak_sent_for.is_none_or(|answered| psn.ahead_of(answered) <= 0);
-            if nak {
-                self.from_far |= far;
-                self.nak_sent_for = Some(psn);
-                self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::SequenceError)));
-            }
-            return Arrival::OutOfSequence { nak };
+            return if self.early.is_some() { self.keep(p, ahead as u64) } else { self.past_gap(psn, ahead) };
         }
-        let op = p.bth.opcode;
-        let whole = p.payload.len() == self.mtu;
-        if op.is_first() != self.partial.is_none() || !op.is_last() && !whole || p.payload.len() > self.mtu {
-            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
-            return Arrival::Invalid;
+        if let Err(refused) = self.take(p.bth.opcode, p.payload, p.immediate, &mut done) {
+            return refused;
         }
-        if self.partial.as_ref().map_or(0, Vec::len) + p.payload.len() > self.max_message {
-            self.partial = None;
-            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
-            return Arrival::TooLong;
-        }
-        if op.is_first() {
-            match self.buffers.pop_front() {
-                Some(buffer) => self.partial = Some(buffer),
-                None => {
-                    self.pending = Some(Pending::Nak(Syndrome::RnrNak(RNR_TIMER)));
-                    // Those that follow are lost with it and need no NAK of their own.
-                    self.nak_sent_for = Some(self.expected);
-                    return Arrival::NotReady;
-                }
-            }
-        }
-        self.expected = self.expected.plus(1);
         self.nak_sent_for = None;
-        if let Some(partial) = &mut self.partial {
-            partial.extend_from_slice(p.payload);
-        }
         if matches!(self.pending, Some(Pending::Nak(_))) && !self.from_far {
             // What it complained of has arrived. What the box complains of from far ahead may be a packet behind this one:
             // a gap is passed on at once, and the results before it wait for all ranks.
@@ -133,11 +121,95 @@ impl Responder {
         if p.bth.ack_request {
             self.acknowledge();
         }
-        if !op.is_last() {
-            return Arrival::Taken(None);
+        let filled = self.early.as_ref().is_some_and(|early| !early.is_empty());
+        while let Some(next) = self.early.as_mut().and_then(|early| early.remove(&self.taken)) {
+            match self.take(next.opcode, &next.payload, next.immediate, &mut done) {
+                Ok(()) => {}
+                // It is sent again when there is a buffer.
+                Err(Arrival::NotReady) => break,
+                Err(refused) => return refused,
+            }
         }
-        self.msn = serial::add(self.msn, 1);
-        Arrival::Taken(self.partial.take().map(|message| (message, p.immediate)))
+        if filled {
+            self.acknowledge();
+        }
+        Arrival::Taken
+    }
+
+    /// A packet past a gap is dropped.
+    fn past_gap(&mut self, psn: Psn, ahead: i32) -> Arrival {
+        // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
+        // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
+        let far = ahead >= netsum_common::slot::GAP_PSN_AHEAD as i32;
+        let nak = far || self.nak_sent_for.is_none_or(|answered| psn.ahead_of(answered) <= 0);
+        if nak {
+            self.from_far |= far;
+            self.nak_sent_for = Some(psn);
+            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::SequenceError)));
+        }
+        Arrival::OutOfSequence { nak }
+    }
+
+    /// A packet past a gap is kept, and the gap told of if it is a new one.
+    fn keep(&mut self, p: &Packet<'_>, ahead: u64) -> Arrival {
+        let Some(early) = self.early.as_mut().filter(|_| ahead < self.reach) else {
+            return Arrival::OutOfSequence { nak: false };
+        };
+        let number = self.taken + ahead;
+        let behind_a_gap = early.last_key_value().map_or(self.taken, |(last, _)| last + 1) < number;
+        let known = early.contains_key(&number);
+        if !known {
+            let (opcode, immediate) = (p.bth.opcode, p.immediate);
+            early.insert(number, Early { opcode, immediate, payload: p.payload.to_vec() });
+        }
+        let nak = behind_a_gap || known || p.bth.ack_request;
+        if nak {
+            self.acknowledge();
+        }
+        if known { Arrival::Duplicate } else { Arrival::OutOfSequence { nak } }
+    }
+
+    /// Takes the expected packet in.
+    fn take(
+        &mut self,
+        op: Opcode,
+        payload: &[u8],
+        immediate: Option<u32>,
+        done: &mut impl FnMut(Vec<u8>, Option<u32>),
+    ) -> Result<(), Arrival> {
+        let whole = payload.len() == self.mtu;
+        if op.is_first() != self.partial.is_none() || !op.is_last() && !whole || payload.len() > self.mtu {
+            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
+            return Err(Arrival::Invalid);
+        }
+        if self.partial.as_ref().map_or(0, Vec::len) + payload.len() > self.max_message {
+            self.partial = None;
+            self.pending = Some(Pending::Nak(Syndrome::Nak(Nak::InvalidRequest)));
+            return Err(Arrival::TooLong);
+        }
+        if op.is_first() {
+            match self.buffers.pop_front() {
+                Some(buffer) => self.partial = Some(buffer),
+                None => {
+                    self.pending = Some(Pending::Nak(Syndrome::RnrNak(RNR_TIMER)));
+                    // Those that follow are lost with it and need no NAK of their own.
+                    self.nak_sent_for = Some(self.expected);
+                    return Err(Arrival::NotReady);
+                }
+            }
+        }
+        self.expected = self.expected.plus(1);
+        self.taken += 1;
+        if let Some(partial) = &mut self.partial {
+            partial.extend_from_slice(payload);
+        }
+        if op.is_last() {
+            self.msn = serial::add(self.msn, 1);
+            if let Some(message) = self.partial.take() {
+                done(message, immediate);
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a request that is none of data, when its turn comes: the sender is told, and not left to try for ever.
@@ -162,15 +234,31 @@ impl Responder {
         self.pending.is_some()
     }
 
-    /// The acknowledgement that is due: its PSN and AETH.
-    pub fn poll(&mut self) -> Option<(Psn, Aeth)> {
+    /// The acknowledgement that is due: its PSN and AETH, and what is missing.
+    pub fn poll(&mut self) -> Option<(Psn, Aeth, Option<Gaps>)> {
         let pending = self.pending.take()?;
         self.from_far = false;
+        let gaps = if pending == Pending::Ack { self.gaps() } else { None };
         let (psn, syndrome) = match pending {
-            Pending::Ack => (self.expected.minus(1), Syndrome::Ack(0x1f)),
+            Pending::Ack if gaps.is_none() => (self.expected.minus(1), Syndrome::Ack(0x1f)),
+            Pending::Ack => (self.expected, Syndrome::Nak(Nak::SequenceError)),
             Pending::Nak(syndrome) => (self.expected, syndrome),
         };
-        Some((psn, Aeth { syndrome, msn: self.msn }))
+        Some((psn, Aeth { syndrome, msn: self.msn }, gaps))
+    }
+
+    fn gaps(&self) -> Option<Gaps> {
+        let early = self.early.as_ref()?;
+        let psn = |number: u64| self.expected.plus((number - self.taken) as u32);
+        let (last, _) = early.last_key_value()?;
+        let (mut missing, mut next) = (Vec::new(), self.taken);
+        for &number in early.keys() {
+            if number > next {
+                missing.push((psn(next), (number - next) as u32));
+            }
+            next = number + 1;
+        }
+        Some(Gaps { last: psn(*last), missing })
     }
 }
 

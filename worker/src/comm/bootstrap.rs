@@ -49,7 +49,7 @@ pub(crate) fn bootstrap(
                 return wrong(format!("ip {}: peers has {own} for rank {}", config.ip, config.rank));
             }
             let layout = Layout { message_size: *message_size, window: *window, rings: *rings };
-            let shape = JobShape { ranks: config.ranks, mtu: *mtu, layout };
+            let shape = JobShape { ranks: config.ranks, mtu: *mtu, layout, relaxed: false };
             shape.check().map_err(Error::Config)?;
             check_mtu(config.ip, *mtu, interface::that_holds(config.ip).as_ref())?;
             let numbers = |rank: usize, ring| {
@@ -113,7 +113,12 @@ fn join(
     }
     let layout =
         Layout { message_size: described.message_size, window: described.window, rings: described.rings };
-    let shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout };
+    let shape = JobShape {
+        ranks: described.ranks,
+        mtu: described.mtu,
+        layout,
+        relaxed: described.order == "relaxed",
+    };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;

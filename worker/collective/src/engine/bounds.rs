@@ -11,8 +11,12 @@ use crate::numeric::element::{Dtype, Slice};
 use crate::numeric::layout::Layout;
 use crate::shape::JobShape;
 
-const SHAPE: JobShape =
-    JobShape { ranks: 3, mtu: 1024, layout: Layout { message_size: 1024, window: 2, rings: 1 } };
+const SHAPE: JobShape = JobShape {
+    ranks: 3,
+    mtu: 1024,
+    layout: Layout { message_size: 1024, window: 2, rings: 1 },
+    relaxed: false,
+};
 
 /// Connections on which a test says what arrives. What is sent comes back at once.
 #[derive(Default)]
@@ -140,7 +144,7 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
-    assert!(text.contains("rank 0 has version 3") && text.contains("all must run the same netsum"), "{text}");
+    assert!(text.contains("rank 0 has version 4") && text.contains("all must run the same netsum"), "{text}");
     let mut rank = Rank::new();
     rank.hear(&Frame::Run(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another run"));

@@ -53,11 +53,11 @@ pub(super) enum Spoil {
 }
 
 impl Aggregator {
-    pub fn new(shape: &JobShape, relaxed: bool, ranks: &[RankNumbers]) -> Self {
+    pub fn new(shape: &JobShape, ranks: &[RankNumbers]) -> Self {
         let fragments = shape.layout.message_size.div_ceil(shape.mtu);
         let slots = ring_slots(shape.layout.window, fragments).unwrap();
         let config = RingConfig {
-            flags: ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 },
+            flags: ring_flags::ACTIVE | if shape.relaxed { ring_flags::RELAXED } else { 0 },
             ranks: shape.ranks,
             slots,
             credit: shape.layout.window * fragments,

@@ -68,7 +68,7 @@ fn small_ones_take_a_fraction_of_the_time_and_nothing_is_sent_again() {
             (0..64).map(call).collect()
         });
         sim.run();
-        assert!(sim.hosts.iter().all(|h| h.stack.stats().retransmissions == 0));
+        assert!(sim.hosts.iter().all(|h| h.stack.endpoint.stats().retransmissions == 0));
         sim.elapsed()
     };
     let (one, four, many) = (time(1), time(4), time(64));

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 use super::aggregator::Aggregator;
 use super::network::{Class, Direction, Faults, Network, Speed};
 use super::rng::Rng;
-use super::selective::Selective;
-use super::stack::Stack;
 use super::vector::Vector;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::error::Error;
@@ -19,6 +17,7 @@ use crate::numeric::layout::Layout;
 use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use crate::shape::JobShape;
 use crate::way_back::{WayBack, Wish};
+use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
 
 /// Always there.
@@ -100,7 +99,7 @@ pub(super) struct Call {
 }
 
 pub(super) struct Host {
-    pub stack: Box<dyn Stack>,
+    pub stack: QueuePairChannels,
     pub engine: Engine,
     pub calls: VecDeque<Call>,
     /// The slice that is lent to the engine.
@@ -177,7 +176,7 @@ const ANSWER: Duration = Duration::from_micros(30);
 impl Sim {
     pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
         let Spec { ranks, layout, mtu, .. } = *spec;
-        let shape = JobShape { ranks, mtu, layout };
+        let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective };
         let ips: Vec<IpAddr> = (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
         let mut numbers = (0, Rng(spec.seed));
         let all = fresh(&mut numbers, &ips, layout.rings);
@@ -203,7 +202,7 @@ impl Sim {
             hosts: hosts.collect(),
             start,
             now: start,
-            aggregator: Aggregator::new(&shape, spec.selective, &all),
+            aggregator: Aggregator::new(&shape, &all),
             ips,
             network: Network::new(start, ranks as usize, spec.speed, faults, spec.seed),
             spec: spec.clone(),
@@ -223,7 +222,7 @@ impl Sim {
     fn reconnect(&mut self) {
         let Spec { ranks, layout, mtu, selective, .. } = self.spec;
         let all = fresh(&mut self.numbers, &self.ips, layout.rings);
-        self.aggregator = Aggregator::new(&JobShape { ranks, mtu, layout }, selective, &all);
+        self.aggregator = Aggregator::new(&JobShape { ranks, mtu, layout, relaxed: selective }, &all);
         if self.swallows {
             self.aggregator.swallow();
         }
@@ -268,7 +267,7 @@ impl Sim {
             (host.joins, host.due) = (None, Some(self.now));
             self.refused = self.refused.or((rank == 0).then_some(host.results.len()));
         } else {
-            host.engine.leave(&mut *host.stack);
+            host.engine.leave(&mut host.stack);
             host.parted = Some(elapsed);
             host.calls.clear();
             self.transmit(rank);
@@ -301,7 +300,7 @@ impl Sim {
 
     fn transmit(&mut self, from: usize) {
         let mut buf = std::mem::take(&mut self.buf);
-        while let Some(t) = self.hosts[from].stack.poll_transmit(self.now, &mut buf) {
+        while let Some(t) = self.hosts[from].stack.endpoint.poll_transmit(self.now, &mut buf) {
             let to = self.place(t.to);
             for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
                 self.hop(Direction::Up, Class::of(datagram), from, to, datagram.to_vec());
@@ -334,13 +333,13 @@ impl Sim {
             return;
         }
         for (from, datagram) in std::mem::take(&mut host.inbox) {
-            host.stack.receive(now, self.ips[from], &datagram);
+            host.stack.endpoint.receive(now, (self.ips[from], ROCE_PORT).into(), false, &datagram);
         }
-        host.stack.handle_timeout(now);
+        host.stack.endpoint.handle_timeout(now);
         loop {
             match &mut host.current {
-                Some(data) => host.engine.step(now, &mut *host.stack, data),
-                None => host.engine.step(now, &mut *host.stack, &mut Slice::<i32>(&mut [])),
+                Some(data) => host.engine.step(now, &mut host.stack, data),
+                None => host.engine.step(now, &mut host.stack, &mut Slice::<i32>(&mut [])),
             }
             while let Some(Outcome { result, data, .. }) = host.engine.outcome() {
                 if let Some(data) = data.map(Vector::from).or_else(|| host.current.take()) {
@@ -364,7 +363,7 @@ impl Sim {
                     let error = Error::Unreachable { rank: previous as u32, ip, after };
                     let calls = host.calls.drain(..);
                     host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
-                    host.engine.fail_to_meet(&mut *host.stack, &error);
+                    host.engine.fail_to_meet(&mut host.stack, &error);
                 }
                 break;
             }
@@ -376,7 +375,7 @@ impl Sim {
                 || self.spec.refused == Some(host.begun)
                 || self.spec.returns && self.way_back.is_due(now, wish, host.engine.standing());
             if rank == 0 && asks {
-                host.engine.ask_to_renew(&mut *host.stack);
+                host.engine.ask_to_renew(&mut host.stack);
             }
             if host.engine.is_full() {
                 break;
@@ -386,7 +385,7 @@ impl Sim {
             let Spec { depth, blocking, .. } = self.spec;
             let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
             let work = if blocking { Work::Lent(&data) } else { Work::Owned(data.clone().into()) };
-            match host.engine.start(now, &mut *host.stack, work) {
+            match host.engine.start(now, &mut host.stack, work) {
                 Ok(_) if blocking => host.current = Some(data),
                 Ok(_) => {}
                 Err(error) => host.results.push((Err(error), data, elapsed)),
@@ -404,7 +403,7 @@ impl Sim {
                     self.spec.connect_timeout.max(c.not_before)
                 }
         });
-        let due = [host.stack.next_timeout(), call, Some(host.engine.next_timeout())];
+        let due = [host.stack.endpoint.next_timeout(), call, Some(host.engine.next_timeout())];
         // A timer that is due and does nothing must not stop the clock.
         host.due = due.into_iter().flatten().min().map(|t| t.max(now + Duration::from_micros(1)));
         if host.joins.is_some() || host.engine.is_to_renew() {
@@ -503,17 +502,19 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumber
 }
 
 /// A rank's connections, which were made `anew` so often.
-fn connect(spec: &Spec, now: Instant, rank: u32, all: &[RankNumbers], anew: u64) -> (Box<dyn Stack>, Engine) {
-    let Spec { ranks, layout, mtu, .. } = *spec;
-    let shape = JobShape { ranks, mtu, layout };
-    let mut stack: Box<dyn Stack> = if spec.selective {
-        Box::new(Selective::new(&shape, rank, all))
-    } else {
-        let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
-        Box::new(QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections"))
-    };
+fn connect(
+    spec: &Spec,
+    now: Instant,
+    rank: u32,
+    all: &[RankNumbers],
+    anew: u64,
+) -> (QueuePairChannels, Engine) {
+    let Spec { ranks, layout, mtu, selective: relaxed, .. } = *spec;
+    let shape = JobShape { ranks, mtu, layout, relaxed };
+    let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
+    let mut stack = QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections");
     let run = Rng(spec.seed << 32 ^ (spec.run + anew) << 8 ^ u64::from(rank)).next();
     let settings = Settings { rank, shape, timeout: spec.timeout, run };
-    let engine = Engine::new(now, settings, &mut *stack);
+    let engine = Engine::new(now, settings, &mut stack);
     (stack, engine)
 }

@@ -5,7 +5,6 @@
 //! | --- | --- |
 //! | [`rng`], [`vector`] | chance; what is summed |
 //! | [`network`] | links, and all that happens to packets on them |
-//! | [`stack`], [`selective`] | a host's connections: the RC endpoint, or a model of selective retransmission |
 //! | [`aggregator`] | the box |
 //! | [`job`] | hosts, network, box and clock |
 //! | [`inflight`] | several operations in flight |
@@ -24,10 +23,8 @@ mod network;
 mod renewal;
 mod rng;
 mod scenario;
-mod selective;
 #[cfg(test)]
 mod shaped;
-mod stack;
 #[cfg(test)]
 mod strays;
 #[cfg(test)]

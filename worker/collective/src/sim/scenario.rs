@@ -220,7 +220,7 @@ impl Scenario {
             }
         }
         for host in &sim.hosts {
-            let stats = host.stack.stats();
+            let stats = host.stack.endpoint.stats();
             summary.packets += stats.sent_packets;
             summary.retransmissions += stats.retransmissions;
             summary.timeouts += stats.local_ack_timeout;

@@ -37,7 +37,7 @@ fn sent_again(ranks: u32, layout: Layout, per_byte: u32, bucket: u32, mode: Mode
     for host in &sim.hosts {
         assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == mode)));
     }
-    sim.hosts.iter().map(|h| h.stack.stats().retransmissions).sum()
+    sim.hosts.iter().map(|h| h.stack.endpoint.stats().retransmissions).sum()
 }
 
 fn check(mode: Mode, bucket: u32, allowed: fn(u32, u32) -> u64) {

@@ -43,7 +43,7 @@ fn cell(ranks: u32, loss: u32, selective: bool, by_ring: bool) -> Cell {
     for host in &sim.hosts {
         assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == mode)));
     }
-    let stats: Vec<_> = sim.hosts.iter().map(|h| h.stack.stats()).collect();
+    let stats: Vec<_> = sim.hosts.iter().map(|h| h.stack.endpoint.stats()).collect();
     Cell {
         again: stats.iter().map(|s| s.retransmissions).sum(),
         worst: stats.iter().map(|s| s.retransmissions).max().unwrap_or(0),
@@ -69,7 +69,7 @@ fn table() -> String {
         "",
         "",
         "box, go-back-N, in order",
-        "ring, go-back-N",
+        "ring, selective",
         "box, selective, relaxed",
         "loss",
         "ranks",

@@ -106,7 +106,7 @@ fn nothing_is_sent_again_without_loss() {
     let mut sim = Sim::new(&spec, calls);
     sim.run();
     for host in &sim.hosts {
-        assert_eq!(host.stack.stats().retransmissions, 0);
+        assert_eq!(host.stack.endpoint.stats().retransmissions, 0);
     }
 }
 
@@ -362,7 +362,7 @@ fn one_packet_lost_on_the_way_in_makes_only_its_sender_go_back() {
                 break;
             }
             cases += 1;
-            let stats: Vec<_> = sim.hosts.iter().map(|h| h.stack.stats()).collect();
+            let stats: Vec<_> = sim.hosts.iter().map(|h| h.stack.endpoint.stats()).collect();
             let others = stats.iter().enumerate().filter(|(rank, _)| *rank != 1);
             let others = others.map(|(_, s)| s.retransmissions).max();
             assert!(stats[1].retransmissions > 0, "packet {nth} of {ranks} ranks");
@@ -426,7 +426,7 @@ fn who_waits_for_a_slow_rank_sends_one_packet_each_time_and_none_before_67_ms() 
         });
         sim.run();
         sim.settle(Duration::from_millis(300));
-        let again = sim.hosts.iter().map(|h| h.stack.stats().retransmissions).max();
+        let again = sim.hosts.iter().map(|h| h.stack.endpoint.stats().retransmissions).max();
         assert_eq!(again, Some(most), "{late} ms late");
     }
 }

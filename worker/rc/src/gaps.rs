@@ -1,0 +1,57 @@
+//! What a selective receiver lacks, behind the AETH of a NAK that says "sequence error" (IRN, SIGCOMM 2018, section 3.1, tells one packet
+//! that has come; this tells all that are missing, so that a lost NAK costs nothing once another one comes).
+//!
+//! Lanes in network byte order: the PSN of the last packet that has come, then for each row of missing packets its first PSN and
+//! its length. What lies between the NAK's own PSN and the last packet, and is in no row, has come.
+
+use super::Psn;
+
+/// Most rows that a NAK names: the oldest ones.
+const ROWS: usize = 32;
+
+/// What has come and what has not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Gaps {
+    /// The last packet that has come.
+    pub last: Psn,
+    /// First PSN and length of each row of missing packets.
+    pub missing: Vec<(Psn, u32)>,
+}
+
+impl Gaps {
+    /// As a NAK's payload.
+    pub fn encode(&self) -> Vec<u8> {
+        let rows = self.missing.iter().take(ROWS).flat_map(|(first, len)| [first.get(), *len]);
+        std::iter::once(self.last.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
+    }
+
+    /// From a NAK's payload; `None` where it is none of these.
+    pub fn decode(payload: &[u8]) -> Option<Self> {
+        let (lanes, rest) = payload.as_chunks::<4>();
+        let (last, rows) = lanes.split_first()?;
+        if !rest.is_empty() || rows.len() % 2 != 0 || rows.len() > 2 * ROWS {
+            return None;
+        }
+        let lane = |bytes: &[u8; 4]| u32::from_be_bytes(*bytes);
+        let missing = rows.as_chunks::<2>().0.iter().map(|[first, len]| (Psn::new(lane(first)), lane(len)));
+        Some(Self { last: Psn::new(lane(last)), missing: missing.collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_read_as_they_were_written_and_nonsense_is_not() {
+        let gaps = Gaps { last: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
+        assert_eq!(Gaps::decode(&gaps.encode()), Some(gaps.clone()));
+        let many = Gaps { missing: vec![(Psn::new(7), 1); 100], ..gaps.clone() };
+        assert_eq!(Gaps::decode(&many.encode()).unwrap().missing.len(), ROWS);
+        let bytes = gaps.encode();
+        for len in (0..bytes.len()).filter(|len| len % 8 != 4) {
+            assert_eq!(Gaps::decode(&bytes[..len]), None, "{len}");
+        }
+        assert_eq!(Gaps::decode(&vec![0; 4 + 8 * (ROWS + 1)]), None);
+    }
+}
