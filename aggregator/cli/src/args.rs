@@ -291,7 +291,7 @@ pub struct CreateJob {
     #[arg(long, default_value = "64KiB", value_name = "BYTES")]
     pub message_size: Size,
     /// Messages that a rank may send without having their sums.
-    #[arg(long, default_value_t = 2, value_name = "W")]
+    #[arg(long, default_value_t = 8, value_name = "W")]
     pub window: u32,
     /// Rings; each is served by one CPU of the box.
     #[arg(long, default_value_t = 1, value_name = "R")]
@@ -299,8 +299,9 @@ pub struct CreateJob {
     /// `verify` or `ignore` the ICRC of contributions.
     #[arg(long, default_value = "verify")]
     pub icrc: String,
-    /// Release results `in-order`, or `relaxed` for senders that retransmit selectively.
-    #[arg(long, default_value = "in-order")]
+    /// Release results `in-order`, or `relaxed` for senders that retransmit selectively; `auto` is relaxed where all ranks that join are
+    /// netsum's own over UDP or AF_XDP.
+    #[arg(long, default_value = "auto")]
     pub order: String,
     /// Ranks show up by the first packets of their connections, which begin with a header: for applications that nobody can
     /// register. Prints the token that the header has.

@@ -30,8 +30,9 @@ pub struct JobSpec {
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
-    /// Results go out in order.
-    pub in_order: bool,
+    /// Results go out in order, or each when it is complete. Not given: as the ranks that join need it.
+    #[serde(default)]
+    pub in_order: Option<bool>,
     /// Ranks show up by the first packets of their connections.
     pub in_band: bool,
     /// What workers must know.
@@ -62,18 +63,17 @@ impl JobSpec {
         abi::ring_slots(window, self.fragments())
     }
 
-    /// What the data plane is to know of each of its rings.
-    pub(super) fn ring_config(&self, slots: u32) -> RingConfig {
+    /// What the data plane is to know of each of its rings, which release results `in_order`.
+    pub(super) fn ring_config(&self, slots: u32, in_order: bool) -> RingConfig {
         let credit = self.window * self.fragments();
-        RingConfig { flags: self.flags(), ranks: self.ranks, slots, credit, mtu: self.mtu, cpu: 0 }
+        let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
+        RingConfig { flags: self.flags() | relaxed, ranks: self.ranks, slots, credit, mtu: self.mtu, cpu: 0 }
     }
 
-    /// Bits of [`ring_flags`].
+    /// Bits of [`ring_flags`] that do not depend on its ranks.
     pub(super) fn flags(&self) -> u32 {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
-        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE)
-            | flag(!self.in_order, ring_flags::RELAXED)
-            | flag(self.in_band, ring_flags::IN_BAND)
+        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE) | flag(self.in_band, ring_flags::IN_BAND)
     }
 
     /// Checks every property; the slots of a ring.
@@ -114,7 +114,7 @@ impl JobSpec {
         if self.rings == 0 || self.rings >= MAX_RINGS {
             return invalid(format!("--rings {}: 1 to {} are possible", self.rings, MAX_RINGS - 1));
         }
-        if self.in_band && !self.in_order {
+        if self.in_band && self.in_order == Some(false) {
             return invalid(
                 "--in-band with --order relaxed: receivers that take packets in any order would take some that come \
                  before all ranks are there, and that nobody has summed"
@@ -249,9 +249,21 @@ impl Job {
             .collect()
     }
 
+    /// Whether its rings release results in order.
+    pub fn is_in_order(&self) -> bool {
+        self.rings.iter().all(|ring| ring.config.flags & ring_flags::RELAXED == 0)
+    }
+
     /// Removes flows, and makes the rings anew for others.
     pub(super) fn restart(&mut self) -> Vec<Action> {
+        self.restart_for(true)
+    }
+
+    /// The same for ranks that need results `in_order`, or do not.
+    pub(super) fn restart_for(&mut self, in_order: bool) -> Vec<Action> {
         let mut actions = self.teardown();
+        let config = self.spec.ring_config(self.slots, self.spec.in_order.unwrap_or(in_order));
+        self.rings.iter_mut().for_each(|ring| ring.config = config);
         actions.extend(self.rings.iter().cloned().map(Action::CreateRing));
         actions
     }

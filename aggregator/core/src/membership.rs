@@ -35,7 +35,8 @@ pub struct RankAddress {
     pub rings: Vec<Connection>,
     /// Its connections past the box.
     pub plain: Connection,
-    /// Its packets' IPv4 identifications count up. The other ranks are told.
+    /// It is a kernel or an adapter: its packets' IPv4 identifications count up, and it takes results in order alone. The other ranks
+    /// are told.
     #[serde(default)]
     pub any_ip_id: bool,
 }
@@ -203,8 +204,9 @@ impl Controller {
             return job.dismiss_waiters(&refusal);
         }
         let Some(forming) = job.forming.take() else { return Vec::new() };
-        // Rings start empty, whatever was in them.
-        let mut actions = job.restart();
+        // Rings start empty, whatever was in them. Kernels and adapters go back where something is missing.
+        let in_order = forming.ranks.values().any(|w| w.address.any_ip_id);
+        let mut actions = job.restart_for(in_order);
         job.last_epoch += 1;
         let number = job.last_epoch;
         job.flows = flows.clone();

@@ -95,7 +95,7 @@ impl Pool {
             self.rings[id as usize] = true;
             let cpu = (0..self.load.len()).min_by_key(|&c| self.load[c]).unwrap_or(0);
             self.load[cpu] += 1;
-            RingSpec { id, cpu: cpu as u32, config: spec.ring_config(slots) }
+            RingSpec { id, cpu: cpu as u32, config: spec.ring_config(slots, spec.in_order.unwrap_or(true)) }
         });
         Ok(rings.collect())
     }

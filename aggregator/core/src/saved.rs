@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use netsum_common::abi::{FlowKey, RingConfig};
+use netsum_common::abi::{FlowKey, RingConfig, ring_flags};
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobSpec, State};
@@ -35,7 +35,7 @@ pub struct SavedJob {
     ended: Vec<(IpAddr, u32)>,
 }
 
-/// A ring. All but its number and its CPU follows from the job.
+/// A ring. All but its number, its CPU and its order follows from the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedRing {
     id: u32,
@@ -63,8 +63,9 @@ struct SavedEpoch {
 
 impl SavedRing {
     fn new(spec: &JobSpec, ring: &RingSpec) -> Self {
-        let RingSpec { id, cpu, config: RingConfig { ranks, slots, credit, mtu, .. } } = *ring;
-        let JobSpec { verify_icrc, in_order, in_band, .. } = *spec;
+        let RingSpec { id, cpu, config: RingConfig { flags, ranks, slots, credit, mtu, .. } } = *ring;
+        let JobSpec { verify_icrc, in_band, .. } = *spec;
+        let in_order = flags & ring_flags::RELAXED == 0;
         Self { id, ranks, slots, credit, mtu, cpu, verify_icrc, in_order, in_band }
     }
 }
@@ -72,8 +73,10 @@ impl SavedRing {
 impl SavedJob {
     /// Its rings in the data plane.
     pub fn rings(&self) -> impl Iterator<Item = RingSpec> {
-        let config = self.spec.ring_config(self.slots);
-        self.rings.iter().map(move |ring| RingSpec { id: ring.id, cpu: ring.cpu, config })
+        self.rings.iter().map(|ring| {
+            let config = self.spec.ring_config(self.slots, ring.in_order);
+            RingSpec { id: ring.id, cpu: ring.cpu, config }
+        })
     }
 
     /// Whether its rings sum.

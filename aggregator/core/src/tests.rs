@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use netsum_common::abi::ring_flags;
 use proptest::prelude::*;
 
 use super::membership::Join;
@@ -20,7 +21,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         window: 2,
         rings: 1,
         verify_icrc: true,
-        in_order: true,
+        in_order: None,
         in_band: false,
         token: "t".into(),
         tenant: "default".into(),
@@ -295,6 +296,37 @@ fn ranks_behind_a_router_have_its_mac_address_in_common() {
 }
 
 #[test]
+fn results_are_released_as_the_ranks_that_join_need_them() {
+    let relaxed = |actions: &[Action]| {
+        let ring = |a: &Action| match a {
+            Action::ActivateRing(ring, _) => Some(ring.config.flags & ring_flags::RELAXED != 0),
+            _ => None,
+        };
+        actions.iter().find_map(ring)
+    };
+    for (order, adapter, expected) in
+        [(None, false, true), (None, true, false), (Some(true), false, false), (Some(false), true, true)]
+    {
+        let (mut c, now) = (controller(), Instant::now());
+        c.create_job(JobSpec { in_order: order, ..spec("a", 2) }).unwrap();
+        let mut with = |c: &mut Controller, epoch| {
+            c.join(join("a", 0, epoch, 1, now), now).unwrap();
+            let mut last = join("a", 1, epoch, 2, now);
+            last.address.any_ip_id = adapter;
+            relaxed(&c.join(last, now).unwrap())
+        };
+        assert_eq!(with(&mut c, 0), Some(expected), "{order:?} {adapter}");
+        assert_eq!(c.job("a").unwrap().is_in_order(), !expected);
+        // What another daemon takes over is the same, and the next ranks may be others.
+        let mut next = controller();
+        next.restore(c.save(), now, |_| None).unwrap();
+        assert_eq!(next.job("a").unwrap().is_in_order(), !expected);
+        next.abort("a", "t", 1, 1, "over").unwrap();
+        assert_eq!(next.job("a").unwrap().is_in_order(), order.unwrap_or(true));
+    }
+}
+
+#[test]
 fn a_path_mtu_that_is_not_given_is_the_largest_that_all_ports_carry() {
     let mut c = controller();
     let mut made_with = |name: &str, mtus: [u32; 2]| {
@@ -407,7 +439,7 @@ fn events() -> impl Strategy<Value = Event> {
 #[test]
 fn the_state_file_has_of_rings_what_daemons_before_this_one_read() {
     let mut c = controller();
-    c.create_job(JobSpec { verify_icrc: false, in_order: false, ..spec("a", 2) }).unwrap();
+    c.create_job(JobSpec { verify_icrc: false, in_order: Some(false), ..spec("a", 2) }).unwrap();
     let ring = r#"{"id":1,"ranks":2,"slots":256,"window":128,"mtu":1024,"cpu":0,"verify_icrc":false,"in_order":false,"in_band":false}"#;
     let saved = serde_json::to_string(&c.save()).unwrap();
     assert!(saved.contains(&format!("\"slots\":256,\"rings\":[{ring}],\"flows\":[]")), "{saved}");

@@ -115,7 +115,7 @@ pub(crate) fn job_message(
         window: spec.window,
         rings: spec.rings,
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
-        order: if spec.in_order { "in-order" } else { "relaxed" }.into(),
+        order: if job.is_in_order() { "in-order" } else { "relaxed" }.into(),
         in_band: spec.in_band,
         // Whose it is is for administration alone.
         ..api::Job::default()
@@ -185,7 +185,10 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
     };
     Ok(JobSpec {
         verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
-        in_order: choice("--order", &r.order, "in-order", "relaxed")?,
+        in_order: match r.order.as_str() {
+            "auto" => None,
+            order => Some(choice("--order", order, "in-order", "relaxed")?),
+        },
         name: r.name,
         ranks: r.ranks,
         dtype: r.dtype,

@@ -113,12 +113,7 @@ fn join(
     }
     let layout =
         Layout { message_size: described.message_size, window: described.window, rings: described.rings };
-    let shape = JobShape {
-        ranks: described.ranks,
-        mtu: described.mtu,
-        layout,
-        relaxed: described.order == "relaxed",
-    };
+    let shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout, relaxed: false };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;
@@ -148,6 +143,7 @@ fn join(
         let reason = format!("names {} ranks of {}", ranks.len(), config.ranks);
         return Err(Error::Controller { address: address.to_owned(), reason });
     }
+    let shape = JobShape { relaxed: reply.job.as_ref().is_some_and(|j| j.order == "relaxed"), ..shape };
     let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);

@@ -371,7 +371,7 @@ fn jobs_in_band_are_told_from_others() {
     let token = |name: &str| JobSpec { token: "a".into(), ..spec(name) };
     assert!(c.create_job(token("b")).unwrap_err().to_string().contains("job `a` has the same"));
     c.create_job(JobSpec { in_band: false, ..token("b") }).unwrap();
-    let error = c.create_job(JobSpec { in_order: false, ..spec("c") }).unwrap_err();
+    let error = c.create_job(JobSpec { in_order: Some(false), ..spec("c") }).unwrap_err();
     assert!(
         matches!(&error, Refusal::Invalid(why) if why.contains("--in-band with --order relaxed")),
         "{error}"
