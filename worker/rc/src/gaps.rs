@@ -1,8 +1,7 @@
-//! What a selective receiver lacks, behind the AETH of a NAK that says "sequence error" (IRN, SIGCOMM 2018, section 3.1, tells one packet
-//! that has come; this tells all that are missing, so that a lost NAK costs nothing once another one comes).
+//! What a selective receiver lacks, behind the AETH of a NAK that says "sequence error".
 //!
-//! Lanes in network byte order: the PSN of the last packet that has come, then for each row of missing packets its first PSN and
-//! its length. What lies between the NAK's own PSN and the last packet, and is in no row, has come.
+//! Lanes in network byte order: the PSN of the packet that came last, as in IRN (SIGCOMM 2018, section 3.1), then for each row of
+//! missing packets its first PSN and its length. All rows are told, so that a lost NAK costs nothing once another one comes.
 
 use super::Psn;
 
@@ -12,8 +11,8 @@ const ROWS: usize = 32;
 /// What has come and what has not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gaps {
-    /// The last packet that has come.
-    pub last: Psn,
+    /// The packet that came last, and perhaps not for the first time: what was sent before it and is missing is lost.
+    pub came: Psn,
     /// First PSN and length of each row of missing packets.
     pub missing: Vec<(Psn, u32)>,
 }
@@ -22,19 +21,19 @@ impl Gaps {
     /// As a NAK's payload.
     pub fn encode(&self) -> Vec<u8> {
         let rows = self.missing.iter().take(ROWS).flat_map(|(first, len)| [first.get(), *len]);
-        std::iter::once(self.last.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
+        std::iter::once(self.came.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
     }
 
     /// From a NAK's payload; `None` where it is none of these.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let (lanes, rest) = payload.as_chunks::<4>();
-        let (last, rows) = lanes.split_first()?;
+        let (came, rows) = lanes.split_first()?;
         if !rest.is_empty() || rows.len() % 2 != 0 || rows.len() > 2 * ROWS {
             return None;
         }
         let lane = |bytes: &[u8; 4]| u32::from_be_bytes(*bytes);
         let missing = rows.as_chunks::<2>().0.iter().map(|[first, len]| (Psn::new(lane(first)), lane(len)));
-        Some(Self { last: Psn::new(lane(last)), missing: missing.collect() })
+        Some(Self { came: Psn::new(lane(came)), missing: missing.collect() })
     }
 }
 
@@ -44,7 +43,7 @@ mod tests {
 
     #[test]
     fn gaps_are_read_as_they_were_written_and_nonsense_is_not() {
-        let gaps = Gaps { last: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
+        let gaps = Gaps { came: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
         assert_eq!(Gaps::decode(&gaps.encode()), Some(gaps.clone()));
         let many = Gaps { missing: vec![(Psn::new(7), 1); 100], ..gaps.clone() };
         assert_eq!(Gaps::decode(&many.encode()).unwrap().missing.len(), ROWS);

@@ -19,6 +19,8 @@ const MAX_BACKOFF: u32 = 16;
 
 /// Least time for the rest to be acknowledged after a probe was.
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
+/// Least time for what was sent again to be acknowledged, before the last packet asks for it.
+const LEAST_ASKING: Duration = Duration::from_micros(200);
 /// Who looks at the clock so much after a time-out was due did not run meanwhile, and perhaps nobody on its machine did.
 const LATE: Duration = Duration::from_millis(1);
 /// So many NAKs of one packet in a row mean loss; more, that something else is wrong.
@@ -43,6 +45,13 @@ struct Sample {
     at: Instant,
     /// See [`Path::send`].
     load: u64,
+}
+
+/// When a packet was sent again: how many packets had been sent by then, and how many sent again.
+#[derive(Clone, Copy, Debug)]
+struct Resent {
+    sent: u64,
+    resendings: u64,
 }
 
 /// State of the sending half.
@@ -72,8 +81,12 @@ pub struct Requester {
     selective: bool,
     /// Packets that are to be sent again: of a selective receiver.
     again: BTreeSet<u64>,
-    /// Packets that have been, and how many had ever been sent by then: they are lost once more where one of the later ones has come.
-    resent: BTreeMap<u64, u64>,
+    /// Packets that have been. They are lost once more where something has come that was sent later.
+    resent: BTreeMap<u64, Resent>,
+    /// How many have been, ever.
+    resendings: u64,
+    /// When the last packet asks whether those have come, if nothing newer has told.
+    ask: Option<Instant>,
     /// Behind the last packet that was ever sent.
     sent: u64,
     /// Bytes that were sent and not acknowledged.
@@ -162,6 +175,8 @@ impl Requester {
             selective: c.selective,
             again: BTreeSet::new(),
             resent: BTreeMap::new(),
+            resendings: 0,
+            ask: None,
             sent: 0,
             load: 0,
             waiting: None,
@@ -257,9 +272,12 @@ impl Requester {
         };
         let ext = Extended { reth, immediate: m.immediate.filter(|_| last), aeth: None };
         let again = n < self.sent;
-        match listed {
-            Some(_) => drop(self.resent.insert(n, self.sent)),
-            None => self.next += 1,
+        if listed.is_some() {
+            self.resendings += 1;
+            self.resent.insert(n, Resent { sent: self.sent, resendings: self.resendings });
+            self.ask = end_of_list.then(|| now + path.usual().max(LEAST_ASKING));
+        } else {
+            self.next += 1;
         }
         if again {
             self.sample = None; // Karn's rule
@@ -364,6 +382,7 @@ impl Requester {
         }
         if !self.resent.is_empty() {
             self.resent = self.resent.split_off(&packet);
+            self.ask = self.ask.filter(|_| !self.resent.is_empty());
         }
         self.retries = 0;
         self.rnr_retries = 0;
@@ -468,19 +487,22 @@ impl Requester {
         mut done: impl FnMut(u64, Vec<u8>),
     ) {
         let sent = self.sent;
-        let (Some(packet), Some(last)) = (self.packet(psn), self.packet(gaps.last).filter(|p| *p < sent))
+        let Some(packet) = self.packet(psn).filter(|p| self.selective && (self.acked..sent).contains(p))
         else {
             return;
         };
-        if !self.selective || packet < self.acked || packet > last {
-            return;
-        }
+        let came = self.packet(gaps.came).filter(|p| *p < sent);
+        let resent = came.and_then(|p| self.resent.get(&p)).map(|r| r.resendings);
         self.acknowledge(now, path, packet, &mut done);
         path.on_gap();
         for &(first, len) in &gaps.missing {
             let Some(first) = self.packet(first).filter(|p| *p >= self.acked) else { continue };
-            for n in first..last.min(first + u64::from(len)) {
-                if self.resent.get(&n).is_none_or(|then| last >= *then) {
+            for n in first..sent.min(first + u64::from(len)) {
+                let later = |then: &Resent| match resent {
+                    Some(resendings) => resendings > then.resendings,
+                    None => came.is_some_and(|p| p >= then.sent),
+                };
+                if self.resent.get(&n).is_none_or(later) {
                     self.again.insert(n);
                 }
             }
@@ -529,16 +551,16 @@ impl Requester {
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
     pub(super) fn deadline(&self, path: &Path) -> Option<Instant> {
-        match (self.due(path), self.not_before) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [self.due(path), self.not_before, self.ask].into_iter().flatten().min()
     }
 
     /// Looks at the clock.
     pub(super) fn on_timeout(&mut self, now: Instant, path: &Path) -> Effect {
         if self.not_before.is_some_and(|t| now >= t) {
             self.not_before = None;
+        }
+        if self.ask.take_if(|t| now >= *t).is_some() && self.acked < self.sent {
+            self.again.insert(self.sent - 1);
         }
         let Some(due) = self.due(path).filter(|t| now >= *t) else { return Effect::None };
         if self.acked == self.sent {

@@ -22,6 +22,8 @@ pub struct Responder {
     taken: u64,
     /// What has come early, by number; `None` where that is dropped.
     early: Option<BTreeMap<u64, Early>>,
+    /// The last packet that came, of those that may.
+    came: Psn,
     /// How far ahead of the expected packet one may be that is kept.
     reach: u64,
     msn: u32,
@@ -78,6 +80,7 @@ impl Responder {
         Self {
             expected: c.recv_psn,
             taken: 0,
+            came: c.recv_psn,
             early: c.selective.then(BTreeMap::new),
             reach: u64::from(c.max_inflight),
             msn: 0,
@@ -101,6 +104,9 @@ impl Responder {
     pub fn on_data(&mut self, p: &Packet<'_>, mut done: impl FnMut(Vec<u8>, Option<u32>)) -> Arrival {
         let psn = Psn::new(p.bth.psn);
         let ahead = psn.ahead_of(self.expected);
+        if ahead < self.reach as i32 {
+            self.came = psn;
+        }
         if ahead < 0 {
             // Its acknowledgement may have been lost.
             self.acknowledge();
@@ -250,7 +256,9 @@ impl Responder {
     fn gaps(&self) -> Option<Gaps> {
         let early = self.early.as_ref()?;
         let psn = |number: u64| self.expected.plus((number - self.taken) as u32);
-        let (last, _) = early.last_key_value()?;
+        if early.is_empty() {
+            return None;
+        }
         let (mut missing, mut next) = (Vec::new(), self.taken);
         for &number in early.keys() {
             if number > next {
@@ -258,7 +266,7 @@ impl Responder {
             }
             next = number + 1;
         }
-        Some(Gaps { last: psn(*last), missing })
+        Some(Gaps { came: self.came, missing })
     }
 }
 
