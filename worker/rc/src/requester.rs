@@ -85,8 +85,9 @@ pub struct Requester {
     resent: BTreeMap<u64, Resent>,
     /// How many have been, ever.
     resendings: u64,
-    /// When the last packet asks whether those have come, if nothing newer has told.
+    /// When the last packet asks whether those have come, if nothing newer has told: once for each NAK that lists some.
     ask: Option<Instant>,
+    may_ask: bool,
     /// Behind the last packet that was ever sent.
     sent: u64,
     /// Bytes that were sent and not acknowledged.
@@ -177,6 +178,7 @@ impl Requester {
             resent: BTreeMap::new(),
             resendings: 0,
             ask: None,
+            may_ask: false,
             sent: 0,
             load: 0,
             waiting: None,
@@ -275,7 +277,9 @@ impl Requester {
         if listed.is_some() {
             self.resendings += 1;
             self.resent.insert(n, Resent { sent: self.sent, resendings: self.resendings });
-            self.ask = end_of_list.then(|| now + path.usual().max(LEAST_ASKING));
+            if end_of_list && std::mem::take(&mut self.may_ask) {
+                self.ask = Some(now + path.usual().max(LEAST_ASKING));
+            }
         } else {
             self.next += 1;
         }
@@ -504,6 +508,7 @@ impl Requester {
                 };
                 if self.resent.get(&n).is_none_or(later) {
                     self.again.insert(n);
+                    self.may_ask = true;
                 }
             }
         }
