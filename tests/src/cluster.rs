@@ -45,6 +45,8 @@ pub struct JobSpec {
     /// Window in messages.
     pub window: u32,
     pub rings: u32,
+    /// `--order`.
+    pub order: &'static str,
     /// After which silence a rank is dead.
     pub timeout: Duration,
     /// How long ranks wait for each other when they connect.
@@ -65,6 +67,7 @@ impl JobSpec {
             message_size: 16384,
             window: 8,
             rings: 1,
+            order: "auto",
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(20),
             retry: (17, 7),
@@ -74,7 +77,7 @@ impl JobSpec {
 
     /// `job create` with all of it, as arguments of `netsum`.
     pub fn create_arguments(&self) -> Vec<String> {
-        let Self { name, ranks, mtu, message_size, window, rings, .. } = self;
+        let Self { name, ranks, mtu, message_size, window, rings, order, .. } = self;
         let options = [
             ("--ranks", ranks.to_string()),
             ("--dtype", "i32".to_owned()),
@@ -82,6 +85,7 @@ impl JobSpec {
             ("--message-size", message_size.to_string()),
             ("--window", window.to_string()),
             ("--rings", rings.to_string()),
+            ("--order", (*order).to_owned()),
         ];
         let words = ["job", "create", name].map(str::to_owned).into_iter();
         words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value])).collect()

@@ -22,8 +22,7 @@ use serde_json::Value;
 
 /// Bytes on the box of a job of [`SHAPE`]: 16 slots of 1024 bytes, two headers and their state.
 const ONE: u64 = 16 * (1024 + 2 * 112 + 24);
-/// With the usual window, 2.
-const SHAPE: [&str; 4] = ["--ranks", "2", "--message-size", "4K"];
+const SHAPE: [&str; 6] = ["--ranks", "2", "--message-size", "4K", "--window", "2"];
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A daemon with room for so many jobs, and further sections in its configuration.

@@ -341,8 +341,9 @@ impl Endpoint {
             let mut segment = 0;
             let mut count = 0;
             while count < self.max_segments && buf.len() + segment.max(OVERHEAD) <= MAX_BATCH {
-                // A last packet with immediate data may be longer than those before it; it has to go alone.
-                if count > 0 && qp.requester.next_len() > segment {
+                // A last packet with immediate data may be longer than those before it; it has to go alone. And what got
+                // lost twice: there are paths on which batches do.
+                if count > 0 && (qp.requester.next_len() > segment || qp.requester.is_careful()) {
                     break;
                 }
                 let Some(out) = qp.requester.poll(now, &mut self.path) else { break };

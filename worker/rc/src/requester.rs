@@ -88,6 +88,8 @@ pub struct Requester {
     /// When the last packet asks whether those have come, if nothing newer has told: once for each NAK that lists some.
     ask: Option<Instant>,
     may_ask: bool,
+    /// The oldest packet has been lost once more.
+    lost_twice: bool,
     /// Behind the last packet that was ever sent.
     sent: u64,
     /// Bytes that were sent and not acknowledged.
@@ -179,6 +181,7 @@ impl Requester {
             resendings: 0,
             ask: None,
             may_ask: false,
+            lost_twice: false,
             sent: 0,
             load: 0,
             waiting: None,
@@ -231,6 +234,11 @@ impl Requester {
         let most = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
         let new = self.next < self.posted && self.next < self.acked + most;
         (new || !self.again.is_empty()) && self.not_before.is_none_or(|t| now >= t)
+    }
+
+    /// Whether the oldest packet was lost twice, or a time-out has come, and nothing been acknowledged since.
+    pub fn is_careful(&self) -> bool {
+        self.probe == Probe::Sent || self.lost_twice
     }
 
     /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.
@@ -380,6 +388,7 @@ impl Requester {
             path.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
         }
         self.acked = packet;
+        self.lost_twice = false;
         self.next = self.next.max(packet);
         if !self.again.is_empty() {
             self.again = self.again.split_off(&packet);
@@ -506,7 +515,9 @@ impl Requester {
                     Some(resendings) => resendings > then.resendings,
                     None => came.is_some_and(|p| p >= then.sent),
                 };
-                if self.resent.get(&n).is_none_or(later) {
+                let before = self.resent.get(&n);
+                if before.is_none_or(later) {
+                    self.lost_twice |= n == self.acked && before.is_some();
                     self.again.insert(n);
                     self.may_ask = true;
                 }

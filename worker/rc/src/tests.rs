@@ -53,6 +53,7 @@ struct Pair {
     faults: Faults,
     count: u64,
     lost: u64,
+    loses_batches: bool,
 }
 
 impl Pair {
@@ -67,7 +68,18 @@ impl Pair {
             change(&mut c);
             ends[i].add_qp(c).unwrap()
         });
-        Self { now: Instant::now(), ends, qps, ips, wire: BinaryHeap::new(), rng, faults, count: 0, lost: 0 }
+        Self {
+            now: Instant::now(),
+            ends,
+            qps,
+            ips,
+            wire: BinaryHeap::new(),
+            rng,
+            faults,
+            count: 0,
+            lost: 0,
+            loses_batches: false,
+        }
     }
 
     /// Sends what is to be sent, delivers what arrives next, and moves the clock there. Whether anything happened.
@@ -75,6 +87,9 @@ impl Pair {
         let mut buf = Vec::new();
         for from in 0..2 {
             while let Some(t) = self.ends[from].poll_transmit(self.now, &mut buf) {
+                if self.loses_batches && t.segment_size.is_some() {
+                    continue;
+                }
                 for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
                     self.put(1 - from, datagram.to_vec());
                 }
@@ -193,6 +208,21 @@ fn every_message_arrives_once_and_in_order_under_faults() {
             c.max_inflight = 1 + (seed as u32 * 7) % 130;
             c.selective = seed % 3 == 0;
         });
+    }
+}
+
+#[test]
+fn messages_arrive_also_where_all_batches_are_lost() {
+    for selective in [false, true] {
+        let mut pair = Pair::new(1, Faults::default(), |c| c.selective = selective);
+        pair.loses_batches = true;
+        pair.ends[0].post_send(pair.qps[0], 0, vec![5; 20 * 256], None);
+        pair.ends[1].post_receive(pair.qps[1], Vec::new());
+        let mut steps = 0;
+        while !matches!(pair.ends[1].poll_event(), Some(Event::Received { .. })) {
+            assert!(pair.step() && steps < 10_000, "selective: {selective}");
+            steps += 1;
+        }
     }
 }
 
