@@ -1,6 +1,6 @@
 //! What an all-reduce costs beside time.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use netsum_lab::Host;
 use netsum_lab::cluster::Cluster;
@@ -33,6 +33,20 @@ impl Cost {
             sent: self.sent - earlier.sent,
             received: self.received - earlier.received,
         }
+    }
+
+    /// Refuses who has not moved so many bytes of vectors both ways. Every all-reduce has to, so the rest went past the link: hosts share
+    /// a kernel, and with it memory.
+    ///
+    /// # Errors
+    /// If one way has carried less.
+    pub fn carried(&self, vectors: u64) -> Result<()> {
+        let (sent, received) = (self.sent, self.received);
+        ensure!(
+            sent.min(received) >= vectors,
+            "rank 0's link has carried {sent} bytes out and {received} in, vectors have {vectors}"
+        );
+        Ok(())
     }
 }
 
@@ -67,6 +81,15 @@ mod tests {
     fn busy_is_what_is_neither_idle_nor_waiting() {
         assert_eq!(busy("cpu  100 10 50 4000 300 5 35 0 0 0\ncpu0 1 2 3"), Some(2.0));
         assert_eq!(busy(""), None);
+    }
+
+    #[test]
+    fn who_goes_past_the_link_is_refused() {
+        let cost = Cost { sent: 1000, received: 1200, ..Cost::default() };
+        cost.carried(1000).unwrap();
+        let error = cost.carried(1001).unwrap_err().to_string();
+        assert_eq!(error, "rank 0's link has carried 1000 bytes out and 1200 in, vectors have 1001");
+        Cost { sent: 1200, received: 1000, ..cost }.carried(1001).unwrap_err();
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Contestant {
     /// Has all ranks carry an order out.
     ///
     /// # Errors
-    /// If one of them ends or says something else, and if a sum was wrong.
+    /// If one of them ends or says something else, if a sum was wrong, and if the links carried too little.
     pub fn run(&mut self, order: &Order) -> Result<Round> {
         let (answers, cost) = self.carry_out(order)?;
         Ok(Round { answer: self.merge(order, &answers)?, cost })
@@ -155,7 +155,9 @@ impl Contestant {
                 serde_json::from_str(&line).with_context(|| format!("{}: `{line}`", self.name))?;
             answers.push(answer);
         }
-        Ok((answers, Cost::now(&self.cluster)?.since(&before)))
+        let cost = Cost::now(&self.cluster)?.since(&before);
+        cost.carried(4 * order.len as u64 * u64::from(order.iters)).with_context(|| self.name)?;
+        Ok((answers, cost))
     }
 
     /// The times of the slowest rank, and the counts of all.

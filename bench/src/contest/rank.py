@@ -1,7 +1,8 @@
-"""A rank of Gloo or Open MPI: does what it is told on standard input, a JSON object a line, and answers likewise.
+"""A rank of Gloo, Open MPI or MPICH: does what it is told on standard input, a JSON object a line, and answers likewise.
 
     rank.py gloo RANK RANKS ADDRESS   with torch.distributed; ADDRESS is rank 0's, for the rendezvous
     rank.py mpi                       started by mpirun, which gives standard input to rank 0
+    rank.py mpich                     the same by mpiexec
 """
 
 import ctypes
@@ -111,6 +112,16 @@ class Mpi:
         return longest.tolist(), self.world.allreduce(wrong)
 
 
+class Mpich(Mpi):
+    def __init__(self):
+        import numpy
+        from mpi4py import MPI
+
+        self.numbers, self.mpi, self.world = numpy, MPI, MPI.COMM_WORLD
+        self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
+        self.comms, self.settings = [self.world], ["own-choice"]
+
+
 def busy():
     """Seconds that all processors have been busy."""
     with open("/proc/stat") as stat:
@@ -122,7 +133,7 @@ def main():
     if sys.argv[1] == "gloo":
         comm = Gloo(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     else:
-        comm = Mpi()
+        comm = Mpich() if sys.argv[1] == "mpich" else Mpi()
     speaks = isinstance(comm, Gloo) or comm.rank == 0
     if speaks:
         print("ready", *comm.settings, flush=True)

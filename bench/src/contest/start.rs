@@ -19,6 +19,9 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Gloo's and Open MPI's rank.
 const RANK: &str = include_str!("rank.py");
 
+/// What MPICH's virtual environment has.
+const MPICH: [&str; 3] = ["mpich==5.0.2", "mpi4py==4.1.2", "numpy==2.2.6"];
+
 /// Who takes part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
@@ -43,10 +46,12 @@ pub enum Who {
     },
     /// Open MPI over UCX's TCP.
     Ucx,
+    /// MPICH of PyPI over libfabric's TCP.
+    Mpich,
 }
 
 impl Who {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Box,
         Self::Xdp,
         Self::Ring { offload: true },
@@ -56,6 +61,7 @@ impl Who {
         Self::Mpi { offload: true },
         Self::Mpi { offload: false },
         Self::Ucx,
+        Self::Mpich,
     ];
 
     /// As in tables.
@@ -70,6 +76,7 @@ impl Who {
             Self::Mpi { offload: true } => "openmpi",
             Self::Mpi { offload: false } => "openmpi-no-offload",
             Self::Ucx => "openmpi-ucx",
+            Self::Mpich => "mpich",
         }
     }
 
@@ -127,6 +134,10 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
                 &cluster,
                 &[&["--mca", "btl", "self", "--mca", "pml", "ucx", "--mca", "osc", "ucx"], &any[..]].concat(),
             )?
+        }
+        Who::Mpich => {
+            set_offload(&cluster, true)?;
+            mpich(&cluster)?
         }
     };
     Contestant::ready(who.name(), ranks, cluster)
@@ -217,6 +228,39 @@ fn mpi(cluster: &Cluster, transport: &[&str]) -> Result<Vec<Running>> {
     Ok(vec![Running::start("mpirun", &mut command)?])
 }
 
+/// With MPICH's launcher, which starts a proxy in each host as Open MPI does its daemons.
+fn mpich(cluster: &Cluster) -> Result<Vec<Running>> {
+    let script = write(cluster, "rank.py", 0o600, RANK)?;
+    let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
+    let venv = mpich_venv()?;
+    let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
+    let mut command: Command = cluster.lab().host(0).command(venv.join("bin/mpiexec"));
+    command
+        .args(["-launcher", "rsh", "-ppn", "1", "-launcher-exec"])
+        .arg(agent)
+        .args(["-hosts", &hosts.join(","), "-iface", Host::INTERFACE, "-n", &hosts.len().to_string()])
+        .arg(venv.join("bin/python"))
+        .arg(script)
+        .arg("mpich")
+        .env("MPIR_CVAR_NOLOCAL", "1")
+        .env("MPIR_CVAR_CH4_NETMOD", "ofi")
+        .env("FI_PROVIDER", "tcp")
+        .env("FI_TCP_IFACE", Host::INTERFACE)
+        .env("TMPDIR", cluster.folder());
+    Ok(vec![Running::start("mpiexec", &mut command)?])
+}
+
+/// MPICH's virtual environment, made where there is none.
+fn mpich_venv() -> Result<PathBuf> {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers/mpich")).to_owned();
+    if !folder.join("complete").exists() {
+        netns::output(Command::new(PYTHON).args(["-m", "venv", "--clear"]).arg(&folder))?;
+        netns::output(Command::new(folder.join("bin/pip")).args(["install", "--quiet"]).args(MPICH))?;
+        std::fs::write(folder.join("complete"), "")?;
+    }
+    Ok(folder)
+}
+
 /// What Open MPI starts its daemons with, in place of ssh: `agent HOST COMMAND...`.
 fn agent(cluster: &Cluster) -> String {
     let mut text = String::from("#!/bin/sh\nhost=$1\nshift\ncase $host in\n");
@@ -238,6 +282,7 @@ pub fn is_there(who: Who) -> Result<()> {
         Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
         Who::Gloo { .. } => "torch.distributed",
         Who::Mpi { .. } | Who::Ucx => "mpi4py.MPI",
+        Who::Mpich => return mpich_venv().map(drop).context("no virtual environment"),
     };
     let mut python = Command::new(PYTHON);
     netns::output(python.args(["-c", &format!("import {module}")])).map(drop).context("not installed")
