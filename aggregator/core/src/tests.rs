@@ -309,7 +309,7 @@ fn results_are_released_as_the_ranks_that_join_need_them() {
     {
         let (mut c, now) = (controller(), Instant::now());
         c.create_job(JobSpec { in_order: order, ..spec("a", 2) }).unwrap();
-        let mut with = |c: &mut Controller, epoch| {
+        let with = |c: &mut Controller, epoch| {
             c.join(join("a", 0, epoch, 1, now), now).unwrap();
             let mut last = join("a", 1, epoch, 2, now);
             last.address.any_ip_id = adapter;

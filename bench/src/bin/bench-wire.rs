@@ -13,7 +13,7 @@ use netsum_lab::cluster::JobSpec;
 /// All-reduces of f32 in a lab whose links have a bandwidth each way: netsum beside Gloo and Open MPI, in turns.
 ///
 /// The time is that of the slowest rank, the median over all rounds; `limit` is the least time for a sum in the network, vector by
-/// rate, as a share of it. With `cpu` nearly all processors of the machine were busy, so the time is theirs and not the links'. Gloo
+/// rate, as a share of it. With `cpu` a processor of the machine was busy nearly all the time, so the time is its and not the links'. Gloo
 /// and Open MPI have the best of their settings, by one all-reduce with each.
 #[derive(Parser)]
 struct Args {

@@ -39,7 +39,8 @@ fn reduce<T: Element + PartialEq>(
     // No two neighbours are alike, so that a sum of the wrong elements is found.
     let element = |i: usize| (i % 1021) as u32;
     let mut buffer = vec![number(0); order.len];
-    let mut answer = Answer { micros: Vec::new(), busy: 0.0, wrong: 0, retransmissions: 0, astray: 0 };
+    let mut answer =
+        Answer { micros: Vec::new(), busy: 0.0, busiest: 0.0, wrong: 0, retransmissions: 0, astray: 0 };
     for _ in 0..order.iters {
         buffer.iter_mut().enumerate().for_each(|(i, x)| *x = number(element(i) * (rank + 1)));
         if order.together {
@@ -47,7 +48,9 @@ fn reduce<T: Element + PartialEq>(
         }
         let before = busy_now()?;
         let report = comm.all_reduce(&mut buffer)?;
-        answer.busy += busy_now()? - before;
+        let busy = busy_now()?.iter().zip(before).map(|(now, before)| now - before).collect::<Vec<_>>();
+        answer.busy += busy.iter().sum::<f64>();
+        answer.busiest += busy.into_iter().fold(0.0, f64::max);
         answer.micros.push(report.elapsed.as_secs_f64() * 1e6);
         answer.retransmissions += report.retransmissions.unwrap_or(0);
         answer.astray += u64::from(report.mode != wanted);

@@ -23,7 +23,7 @@ impl Cost {
         let host = cluster.lab().host(0);
         let links = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
         let (sent, received) = bytes(&links, Host::INTERFACE).context("no interface in /proc/net/dev")?;
-        Ok(Self { cpu_seconds: busy_now()?, sent, received })
+        Ok(Self { cpu_seconds: busy_now()?.iter().sum(), sent, received })
     }
 
     /// What has been added since an earlier reading.
@@ -50,20 +50,23 @@ impl Cost {
     }
 }
 
-/// Seconds that all processors of the machine have been busy.
+/// Seconds that each processor of the machine has been busy.
 ///
 /// # Errors
 /// Without `/proc/stat`.
-pub fn busy_now() -> Result<f64> {
-    busy(&std::fs::read_to_string("/proc/stat").context("/proc/stat")?).context("/proc/stat is empty")
+pub fn busy_now() -> Result<Vec<f64>> {
+    Ok(busy(&std::fs::read_to_string("/proc/stat").context("/proc/stat")?))
 }
 
-/// Seconds that all processors were busy: user, nice, system, irq and softirq of the first line.
-fn busy(stat: &str) -> Option<f64> {
-    let ticks: Vec<u64> =
-        stat.lines().next()?.split_whitespace().skip(1).map_while(|w| w.parse().ok()).collect();
-    // USER_HZ is 100 wherever Linux shows it to programs.
-    Some([0, 1, 2, 5, 6].iter().map(|&i| ticks.get(i).copied().unwrap_or(0)).sum::<u64>() as f64 / 100.0)
+/// Seconds that each processor was busy: user, nice, system, irq and softirq.
+fn busy(stat: &str) -> Vec<f64> {
+    let of = |line: &str| {
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|w| w.parse().ok()).collect();
+        // USER_HZ is 100 wherever Linux shows it to programs.
+        [0, 1, 2, 5, 6].iter().map(|&i| ticks.get(i).copied().unwrap_or(0)).sum::<u64>() as f64 / 100.0
+    };
+    // The first line is of all together.
+    stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).map(of).collect()
 }
 
 /// Bytes sent and received by an interface.
@@ -79,8 +82,9 @@ mod tests {
 
     #[test]
     fn busy_is_what_is_neither_idle_nor_waiting() {
-        assert_eq!(busy("cpu  100 10 50 4000 300 5 35 0 0 0\ncpu0 1 2 3"), Some(2.0));
-        assert_eq!(busy(""), None);
+        let stat = "cpu 1 2 3\ncpu0  100 10 50 4000 300 5 35 0 0 0\ncpu1 1 2 3\nintr 5 6 7";
+        assert_eq!(busy(stat), [2.0, 0.06]);
+        assert_eq!(busy(""), [0.0; 0]);
     }
 
     #[test]

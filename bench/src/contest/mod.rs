@@ -62,6 +62,9 @@ pub struct Answer {
     /// Seconds in which processors of the machine were busy in those times.
     #[serde(default)]
     pub busy: f64,
+    /// The same of the busiest one in each all-reduce.
+    #[serde(default)]
+    pub busiest: f64,
     /// Elements that were no sum.
     pub wrong: u64,
     /// Packets sent again, where the contestant knows.

@@ -123,10 +123,10 @@ class Mpich(Mpi):
 
 
 def busy():
-    """Seconds that all processors have been busy."""
+    """Seconds that each processor has been busy."""
     with open("/proc/stat") as stat:
-        ticks = [int(word) for word in stat.readline().split()[1:]]
-    return sum(ticks[i] for i in (0, 1, 2, 5, 6)) / 100
+        lines = [line.split()[1:] for line in stat if line.startswith("cpu")][1:]
+    return [sum(int(ticks[i]) for i in (0, 1, 2, 5, 6)) / 100 for ticks in lines]
 
 
 def main():
@@ -147,7 +147,7 @@ def main():
         own, right = pattern * (comm.rank + 1), pattern * (comm.ranks * (comm.ranks + 1) // 2)
         buffer = comm.numbers.empty(length, dtype=dtype)
         blocks = [slice(start, min(start + block, length)) for start in range(0, length, block)]
-        micros, seconds, wrong = [], 0.0, 0
+        micros, seconds, busiest, wrong = [], 0.0, 0.0, 0
         for _ in range(order["iters"]):
             for part in blocks:
                 buffer[part] = own[: part.stop - part.start]
@@ -156,11 +156,12 @@ def main():
             before, start = busy(), time.perf_counter()
             comm.reduce(buffer, order["setting"])
             micros.append((time.perf_counter() - start) * 1e6)
-            seconds += busy() - before
+            spent = [now - then for now, then in zip(busy(), before)]
+            seconds, busiest = seconds + sum(spent), busiest + max(spent)
             wrong += sum(int((buffer[part] != right[: part.stop - part.start]).sum()) for part in blocks)
         micros, wrong = comm.of_all(micros, wrong)
         if speaks:
-            print(json.dumps({"micros": micros, "wrong": wrong, "busy": seconds}), flush=True)
+            print(json.dumps({"micros": micros, "wrong": wrong, "busy": seconds, "busiest": busiest}), flush=True)
 
 
 main()

@@ -7,7 +7,7 @@ use super::link::{Link, Wire};
 use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 
-/// What share of the machine's processors has to be busy for a time to be theirs rather than the links'.
+/// What share of a time a processor has to be busy for the time to be its own rather than the links'.
 const BUSY: f64 = 0.95;
 
 /// What one contestant did with one size over links of one rate.
@@ -36,7 +36,9 @@ pub struct Row {
     pub share_of_limit: Option<f64>,
     /// Processors of the machine that were busy, hosts and box and all else.
     pub cores_busy: f64,
-    /// That is nearly all there are.
+    /// Seconds of processors for 10^9 bytes of vector.
+    pub cpu_seconds_per_gb: f64,
+    /// One of them was busy nearly all the time.
     pub cpu_bound: bool,
     /// Packets sent again, where the contestant knows.
     pub retransmissions: u64,
@@ -55,7 +57,7 @@ impl Row {
         let median_ms = median(rounds_ms.clone());
         let busy: f64 = rounds.iter().map(|r| r.answer.busy).sum();
         let seconds = rounds.iter().flat_map(|r| &r.answer.micros).sum::<f64>() / 1e6;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let busiest: f64 = rounds.iter().map(|r| r.answer.busiest).sum();
         Self {
             name: name.to_owned(),
             setting,
@@ -71,7 +73,8 @@ impl Row {
             algbw_gbps: bytes as f64 * 8.0 / median_ms / 1e6,
             share_of_limit: wire.rate.0.map(|rate| rate.seconds(bytes) * 1e3 / median_ms),
             cores_busy: busy / seconds,
-            cpu_bound: busy / seconds > BUSY * cores,
+            cpu_seconds_per_gb: busy / seconds * median_ms / 1e3 / (bytes as f64 / 1e9),
+            cpu_bound: busiest / seconds > BUSY,
             retransmissions: rounds.iter().map(|r| r.answer.retransmissions).sum(),
             astray: rounds.iter().map(|r| r.answer.astray).sum(),
         }
@@ -84,8 +87,8 @@ impl Row {
     /// Titles over the columns of [`Row::text`].
     pub fn titles() -> String {
         format!(
-            "{:22} {:>10} {:>21} {:>7} {:>6} {:>5} {:3} {:>6}  setting",
-            "", "median ms", "min..max", "Gb/s", "limit", "cores", "", "again"
+            "{:22} {:>10} {:>21} {:>7} {:>6} {:>5} {:3} {:>6} {:>6}  setting",
+            "", "median ms", "min..max", "Gb/s", "limit", "cores", "", "s/GB", "again"
         )
     }
 
@@ -96,11 +99,12 @@ impl Row {
         let cpu = if self.cpu_bound { "cpu" } else { "" };
         let astray = if self.astray > 0 { format!("{} by the ring", self.astray) } else { String::new() };
         let line = format!(
-            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6}  {}{astray}",
+            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6.1} {:>6}  {}{astray}",
             self.name,
             millis(self.median_ms),
             self.algbw_gbps,
             self.cores_busy,
+            self.cpu_seconds_per_gb,
             self.retransmissions,
             self.setting
         );
@@ -177,7 +181,8 @@ mod tests {
 
     fn round(micros: &[f64]) -> Round {
         let busy = micros.iter().sum::<f64>() / 1e6 * 0.5;
-        let answer = Answer { micros: micros.to_vec(), busy, wrong: 0, retransmissions: 1, astray: 0 };
+        let answer =
+            Answer { micros: micros.to_vec(), busy, busiest: busy, wrong: 0, retransmissions: 1, astray: 0 };
         Round { answer, cost: Cost::default() }
     }
 
@@ -204,10 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn all_processors_busy_is_marked() {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    fn a_processor_that_is_busy_all_the_time_is_marked() {
         let mut busy = round(&[1e6]);
-        busy.answer.busy = 0.97 * cores;
+        busy.answer.busiest = 0.97;
         let row = Row::new("x", String::new(), 4, wire("1gbit"), 1000, &[busy]);
         assert!(row.cpu_bound && row.text().contains(" cpu "), "{}", row.text());
     }

@@ -166,7 +166,14 @@ mod tests {
     use crate::contest::cost::Cost;
 
     fn round(micros: &[f64]) -> Round {
-        let answer = Answer { micros: micros.to_vec(), busy: 0.0, wrong: 0, retransmissions: 1, astray: 0 };
+        let answer = Answer {
+            micros: micros.to_vec(),
+            busy: 0.0,
+            busiest: 0.0,
+            wrong: 0,
+            retransmissions: 1,
+            astray: 0,
+        };
         Round { answer, cost: Cost { cpu_seconds: 0.5, sent: 0, received: 0 } }
     }
 
