@@ -61,6 +61,7 @@ impl System {
             let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psns[i], psns[1 - i], MTU);
             c.opcode = operation;
             c.max_inflight = max_inflight;
+            c.selective = max_inflight % 2 == 0;
             c.max_message = LONGEST;
             c.ack_timeout = Duration::from_millis(1);
             c.retry_limit = forged.then_some(7);

@@ -312,4 +312,23 @@ mod tests {
             assert_eq!(nak.aeth.unwrap().syndrome, Syndrome::Nak(Nak::InvalidRequest));
         }
     }
+
+    #[test]
+    fn no_more_is_kept_than_may_be_in_flight() {
+        let [peer, own]: [IpAddr; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
+        let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
+        let mut responder = Responder::new(&QpConfig { selective: true, max_inflight: 8, ..config });
+        for psn in (1..200).chain([1 << 22, (1 << 23) - 1]).cycle().take(1000) {
+            let mut datagram = Vec::new();
+            let bth = Bth::new(Opcode::SEND_MIDDLE, 1, psn);
+            encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &[7; MTU]);
+            let mut verifier = Verifier::new(own, false);
+            let packet = verifier.decode((peer, ROCE_PORT).into(), &datagram).unwrap();
+            responder.on_data(&packet, |_, _| panic!("nothing is complete"));
+            assert!(responder.early.as_ref().is_some_and(|early| early.len() < 8));
+        }
+        let (psn, _, gaps) = responder.poll().unwrap();
+        let missing = vec![(Psn::new(0), 1)];
+        assert_eq!((psn, gaps.map(|gaps| gaps.missing)), (Psn::new(0), Some(missing)));
+    }
 }
