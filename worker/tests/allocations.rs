@@ -116,6 +116,7 @@ impl StandIn {
             let mut add = |own, remote, qpn, send_psn, recv_psn| {
                 let config = QpConfig {
                     retry_limit: None,
+                    selective: ring.is_none(),
                     ..QpConfig::new(own, rank(remote), qpn, send_psn, recv_psn, mtu)
                 };
                 endpoint.add_qp(config).unwrap()

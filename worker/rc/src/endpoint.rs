@@ -250,7 +250,7 @@ impl Endpoint {
                 }
                 Syndrome::Nak(netsum_common::wire::Nak::SequenceError) => {
                     self.stats.packet_seq_err += 1;
-                    match Gaps::decode(packet.payload) {
+                    match Gaps::decode(packet.payload).filter(|_| qp.requester.is_selective()) {
                         Some(gaps) => {
                             qp.requester.on_gaps(now, &mut self.path, psn, &gaps, done);
                             Effect::None

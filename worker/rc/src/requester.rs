@@ -236,6 +236,11 @@ impl Requester {
         (new || !self.again.is_empty()) && self.not_before.is_none_or(|t| now >= t)
     }
 
+    /// Whether it sends again only what is missing.
+    pub fn is_selective(&self) -> bool {
+        self.selective
+    }
+
     /// Whether the oldest packet was lost twice, or a time-out has come, and nothing been acknowledged since.
     pub fn is_careful(&self) -> bool {
         self.probe == Probe::Sent || self.lost_twice
@@ -487,6 +492,11 @@ impl Requester {
         path.on_gap();
         self.naks = if again.is_some() { self.naks + 1 } else { 0 };
         self.go_back(now, path);
+        if self.selective {
+            // Who does not say what is missing has kept nothing.
+            self.again.clear();
+            self.next = self.acked;
+        }
         Effect::WentBack
     }
 
@@ -500,8 +510,7 @@ impl Requester {
         mut done: impl FnMut(u64, Vec<u8>),
     ) {
         let sent = self.sent;
-        let Some(packet) = self.packet(psn).filter(|p| self.selective && (self.acked..sent).contains(p))
-        else {
+        let Some(packet) = self.packet(psn).filter(|p| (self.acked..sent).contains(p)) else {
             return;
         };
         let came = self.packet(gaps.came).filter(|p| *p < sent);

@@ -226,6 +226,14 @@ fn messages_arrive_also_where_all_batches_are_lost() {
     }
 }
 
+#[test]
+fn a_receiver_that_is_not_selective_gets_all_from_a_sender_that_is() {
+    for seed in 0..50 {
+        let faults = Faults { loss: 50, ..Faults::default() };
+        exchange(seed, faults, |c| c.selective = c.local_qpn == QPNS[0]);
+    }
+}
+
 /// Packets sent again, packets lost, and the time that 200 messages of 64 packets take one way.
 fn one_way(seed: u64, loss: u64, selective: bool) -> (u64, u64, Duration) {
     let faults = Faults { loss, ..Faults::default() };
