@@ -8,12 +8,12 @@ use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, Verdict};
 use netsum_common::timing::{self, Part};
-use netsum_common::wire::{EthHdr, Frame};
+use netsum_common::wire::{Bytes, EthHdr, Frame};
 
 use crate::check::{Contribution, check};
 use crate::classify::refused;
 use crate::packet::Packet;
-use crate::payload::{self, Op, Place};
+use crate::payload::{self, Op, Place, UDP_CHECKSUM_LEN};
 use crate::trace::{self, Party};
 use crate::{Way, maps, output, saved};
 
@@ -130,6 +130,10 @@ fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: &Verdict, p
     if verdict.completed {
         maps::count(place.ring, Counter::Completed);
         slot.crc = payload::crc(ctx, at, len, 0)?;
+        let own = Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
+        if own != [0; UDP_CHECKSUM_LEN] {
+            slot.checksum = payload::checksum(ctx, at, len)?;
+        }
         if verdict.output != Output::Release {
             maps::count(place.ring, Counter::Held);
         }

@@ -70,6 +70,7 @@ pub fn check(
     if len > ring.mtu as usize || len > MAX_MTU {
         return Err(Counter::Oversized);
     }
+    let len = payload::bounded_len(len);
     // A requester fills all packets of a message but the last (IBTA 9.7.4.1.5, "Payload length"). The first contribution says how
     // long its slot is, so one that is too short would keep the others out.
     if len != ring.mtu as usize && !frame.bth.opcode.is_last() {

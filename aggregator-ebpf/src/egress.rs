@@ -11,7 +11,8 @@ use netsum_common::icrc;
 use netsum_common::slot::Slot;
 use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MAX_HEADERS, UdpHdr, VlanHdr};
 
-use crate::packet::Packet;
+use crate::packet::{Packet, opaque};
+use crate::payload::UDP_CHECKSUM_LEN;
 use crate::trace::{self, Party};
 use crate::{maps, payload};
 
@@ -66,16 +67,29 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     let p = Packet::new(ctx);
     write_headers(&p, header, header_len)?;
     let (ip, l3) = (if header.ip == 18 { 18 } else { 14 }, if header.v6 != 0 { L3::V6 } else { L3::V4 });
+    let udp = ip + l3.header_len();
+    // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c, `udp_gro_receive_segment`).
+    let with_checksum = slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
     amend(&p, ip, l3, slot.is(Slot::CE))?;
 
     let len = slot.len as usize;
     if len > MAX_MTU {
         return None;
     }
-    let extended = header_len.wrapping_sub(ip + l3.header_len() + UdpHdr::LEN + netsum_common::wire::BTH_LEN);
+    let len = payload::bounded_len(len);
+    let extended = header_len.wrapping_sub(udp + UdpHdr::LEN + netsum_common::wire::BTH_LEN);
     let state = payload::headers_crc(ctx, l3, ip, extended)?;
     let icrc = !(icrc::shift(state, len & payload::LEN_BITS) ^ slot.crc);
     p.store(header_len + len, icrc.to_le_bytes())?;
+    if with_checksum {
+        let sum = payload::headers_sum(ctx, l3, ip, extended)? as u64 + slot.checksum as u64 + icrc as u64;
+        // Zero would say that there is none (RFC 768).
+        let checksum = match !payload::fold(sum) {
+            0 => 0xffff,
+            c => c,
+        };
+        p.store(udp + CHECKSUM, checksum.to_ne_bytes())?;
+    }
     if slot.is(Slot::TAGGED) {
         retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
     }
@@ -118,6 +132,8 @@ fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
     Some(())
 }
 
+/// Offset of the checksum in a UDP header.
+const CHECKSUM: usize = offset_of!(UdpHdr, check);
 /// Length of both Ethernet addresses.
 const MACS: usize = 12;
 
@@ -147,7 +163,7 @@ fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
         p.store(i * 8, header.words[i].to_ne_bytes())?;
         i += 1;
     }
-    let rest = header.words[(words & 0xf).min(12)].to_ne_bytes();
+    let rest = header.words[opaque(words).min(12)].to_ne_bytes();
     let at = words * 8;
     p.store(at, [rest[0], rest[1]])?;
     if len % 8 == 6 {
@@ -156,11 +172,11 @@ fn write_headers(p: &Packet, header: &SavedHeader, len: usize) -> Option<()> {
     Some(())
 }
 
-/// Sets what differs from the saved headers: IPv4 id 0 (a receiver on a UDP socket cannot see another), no UDP
-/// checksum, and the congestion mark of any contribution, where the sender takes part in ECN.
+/// Sets what differs from the saved headers: IPv4 id 0 (a receiver on a UDP socket cannot see another), for now no
+/// UDP checksum, and the congestion mark of any contribution, where the sender takes part in ECN.
 #[inline(always)]
 fn amend(p: &Packet, ip: usize, l3: L3, ce: bool) -> Option<()> {
-    p.store(ip + l3.header_len() + offset_of!(UdpHdr, check), [0; 2])?;
+    p.store(ip + l3.header_len() + CHECKSUM, [0; UDP_CHECKSUM_LEN])?;
     match l3 {
         L3::V4 => {
             let h = Ipv4Hdr::load(p, ip)?;

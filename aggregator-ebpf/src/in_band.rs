@@ -125,6 +125,7 @@ extern "C" fn first_look(ctx: *mut xdp_md, at: u32) -> u64 {
 
 #[inline(always)]
 fn is_intact(ctx: &XdpContext, p: &Packet, frame: &Frame, len: usize) -> bool {
+    let len = payload::bounded_len(len);
     let Some(state) = payload::frame_crc(ctx, frame, len) else { return false };
     let Some(sent) = p.load::<ICRC_LEN>(frame.payload() + len) else { return false };
     u32::from_le_bytes(sent) == !state

@@ -1,8 +1,12 @@
 //! The maps. Names, keys and values are `netsum_common::abi`'s.
 
+use core::marker::PhantomData;
+
+use aya_ebpf::bindings::bpf_map_type::BPF_MAP_TYPE_ARRAY;
 use aya_ebpf::btf_maps::{
     Array, ArrayOfMaps, CpuMap, DevMap, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf,
 };
+use aya_ebpf::helpers::generated::bpf_map_lookup_elem;
 use aya_ebpf::helpers::{bpf_get_smp_processor_id, bpf_ringbuf_output};
 use aya_ebpf::macros::btf_map;
 use aya_ebpf::programs::XdpContext;
@@ -23,6 +27,29 @@ const NO_WAKEUP: u64 = 1;
 const RINGS_LEN: usize = MAX_RINGS as usize;
 const COUNTERS_LEN: usize = (MAX_RINGS * COUNTERS_PER_RING) as usize;
 
+/// A template of arrays that user space makes. Its values have a size and no type, unlike an `Array`'s: what user space makes has no
+/// types, and Linux 6.1 puts only maps of the same kind into the outer map (kernel/bpf/map_in_map.c, `bpf_map_meta_equal`).
+#[repr(C)]
+pub struct InnerArray<T, const SIZE: usize> {
+    r#type: *const [i32; BPF_MAP_TYPE_ARRAY as usize],
+    key_size: *const [i32; size_of::<u32>()],
+    value_size: *const [i32; SIZE],
+    max_entries: *const [i32; 1],
+    map_flags: *const [i32; INNER],
+    of: PhantomData<T>,
+}
+
+impl<T, const SIZE: usize> InnerArray<T, SIZE> {
+    /// A value.
+    #[inline(always)]
+    fn get_ptr_mut(&self, index: u32) -> Option<*mut T> {
+        const { assert!(size_of::<T>() == SIZE) };
+        // SAFETY: `self` is a map that an outer map's look-up has returned, and the key has the size of its keys.
+        let value = unsafe { bpf_map_lookup_elem((&raw const *self).cast_mut().cast(), (&raw const index).cast()) };
+        if value.is_null() { None } else { Some(value.cast()) }
+    }
+}
+
 #[btf_map]
 static FLOWS: HashMap<FlowKey, Flow, { (MAX_FLOWS + MAX_ENDED) as usize }> = HashMap::new();
 #[btf_map]
@@ -32,17 +59,17 @@ static RINGS: Array<RingConfig, RINGS_LEN> = Array::new();
 #[btf_map]
 static STATES: Array<RingState, RINGS_LEN> = Array::new();
 #[btf_map]
-static SLOTS: ArrayOfMaps<Array<Slot, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+static SLOTS: ArrayOfMaps<InnerArray<Slot, { size_of::<Slot>() }>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static SUMS_256: ArrayOfMaps<Array<[u64; 32], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+static SUMS_256: ArrayOfMaps<InnerArray<[u64; 32], 256>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static SUMS_512: ArrayOfMaps<Array<[u64; 64], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+static SUMS_512: ArrayOfMaps<InnerArray<[u64; 64], 512>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static SUMS_1024: ArrayOfMaps<Array<[u64; 128], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+static SUMS_1024: ArrayOfMaps<InnerArray<[u64; 128], 1024>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static SUMS_2048: ArrayOfMaps<Array<[u64; 256], 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+static SUMS_2048: ArrayOfMaps<InnerArray<[u64; 256], 2048>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
-static HEADERS: ArrayOfMaps<Array<SavedHeader, 1, INNER>, RINGS_LEN> = ArrayOfMaps::new();
+static HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
 static PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]

@@ -6,6 +6,7 @@
 //! and the context, so each function finds its packet anew.
 
 use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::helpers::bpf_csum_diff;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{CELL_LEN, MAX_MTU};
 use netsum_common::icrc::{self, Chorba, Lagged};
@@ -33,6 +34,21 @@ const IP_MASK: u32 = 31;
 /// Covers the lengths of RETH and immediate data.
 const EXTENDED_MASK: u32 = 31;
 const _: () = assert!(MAX_HEADERS <= OFFSET_MASK as usize && MAX_MTU <= LEN_MASK as usize);
+
+/// A number with the bound that the verifier needs. The compiler must not know it: it would put an offset and a multiple of
+/// [`CELL_LEN`] together by OR, of which the verifier of Linux 6.1 does not know the bounds (kernel/bpf/verifier.c,
+/// `adjust_scalar_min_max_vals`).
+#[inline(always)]
+fn bounded(number: u32, mask: u32) -> usize {
+    opaque((number & mask) as usize)
+}
+
+/// The length of a payload that was found to be at most [`MAX_MTU`]. That of which the verifier of Linux 6.1 had no bounds when it
+/// went to the stack has none either when it comes back, whatever it was compared with meanwhile.
+#[inline(always)]
+pub fn bounded_len(len: usize) -> usize {
+    opaque(len) & LEN_MASK as usize
+}
 
 /// Reads word `i` at an address.
 ///
@@ -96,26 +112,56 @@ pub fn headers_crc(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Opti
     returned(state)
 }
 
+/// What the headers add to a UDP checksum, the pseudo-header among them. The packet's own checksum must be 0.
+#[inline(always)]
+pub fn headers_sum(ctx: &XdpContext, l3: L3, ip: usize, extended: usize) -> Option<u16> {
+    let v6 = (l3 == L3::V6) as u32;
+    returned(headers_checksum(ctx.ctx, ip as u32, v6, extended as u32)).map(|sum| sum as u16)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn headers_checksum(ctx: *mut xdp_md, ip: u32, v6: u32, extended: u32) -> u64 {
+    let p = Packet::new(&XdpContext::new(ctx));
+    // Addresses, protocol and length are the pseudo-header (RFC 768, RFC 8200, section 8.1).
+    let (from, len) = if v6 != 0 { (8, 32 + UdpHdr::LEN + BTH_LEN) } else { (12, 8 + UdpHdr::LEN + BTH_LEN) };
+    let (start, words) = (bounded(ip, IP_MASK) + from, (len + (extended & EXTENDED_MASK) as usize) / 4);
+    let udp = start + if v6 != 0 { 32 } else { 8 };
+    let Some([high, low]) = p.load::<2>(udp + 4) else { return FAILED };
+    let mut sum = u16::from_ne_bytes([high, low]) as u64 + (17u16.to_be()) as u64;
+    let mut i = 0;
+    while i < 20 {
+        if i >= words {
+            break;
+        }
+        let Some(word) = p.lane(start + i * 4) else { return FAILED };
+        // SAFETY: four bytes from `word` on are inside the packet.
+        sum += unsafe { word.read_unaligned() } as u64;
+        i += 1;
+    }
+    fold(sum) as u64
+}
+
 /// Adds to the PSN of a data packet with `len` bytes of payload, for [`netsum_common::slot::GAP_PSN_AHEAD`] and
 /// [`netsum_common::slot::STALE_PSN_BEHIND`]. A wrong ICRC stays wrong. The UDP checksum goes: it does not survive the way over
 /// another CPU when it was left to the hardware to fill in; zero means none (RFC 768, RFC 6935), and the ICRC protects the packet.
 #[inline(always)]
 pub fn move_psn(ctx: &XdpContext, frame: &Frame, len: usize, by: u32) -> bool {
     let behind = frame.bth.opcode.extended_len() + len;
-    psn_move(ctx.ctx, (frame.bth_offset() - CHECKSUM_LEN) as u32, behind as u32, by) == 0
+    psn_move(ctx.ctx, (frame.bth_offset() - UDP_CHECKSUM_LEN) as u32, behind as u32, by) == 0
 }
 
 /// Length of the UDP checksum, which is right before the BTH.
-const CHECKSUM_LEN: usize = 2;
+pub const UDP_CHECKSUM_LEN: usize = 2;
 
 /// `at`: offset of the UDP checksum; `behind`: bytes between BTH and ICRC.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn psn_move(ctx: *mut xdp_md, at: u32, behind: u32, by: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
-    let (at, behind) = ((at & OFFSET_MASK) as usize, (behind & LEN_MASK) as usize);
+    let (at, behind) = (bounded(at, OFFSET_MASK), (behind & LEN_MASK) as usize);
     // The nearer first: the compiler leaves out a comparison that follows from a farther one, and the verifier does not follow.
-    let Some(psn_at) = p.at::<{ CHECKSUM_LEN + BTH_LEN }>(at).map(|_| at + CHECKSUM_LEN + BTH_LEN - 4) else {
+    let Some(psn_at) = p.at::<{ UDP_CHECKSUM_LEN + BTH_LEN }>(at).map(|_| at + UDP_CHECKSUM_LEN + BTH_LEN - 4) else {
         return FAILED;
     };
     let Some(old) = p.load::<4>(psn_at) else { return FAILED };
@@ -126,7 +172,7 @@ extern "C" fn psn_move(ctx: *mut xdp_md, at: u32, behind: u32, by: u32) -> u64 {
     let words = (u32::from_le_bytes(old), u32::from_le_bytes(new));
     let icrc = icrc::patch(u32::from_le_bytes(icrc), words.0, words.1, behind & LEN_BITS);
     let stored = p
-        .store(at, [0; CHECKSUM_LEN])
+        .store(at, [0; UDP_CHECKSUM_LEN])
         .and_then(|()| p.store(psn_at, new))
         .and_then(|()| p.store(icrc_at, icrc.to_le_bytes()));
     if stored.is_some() { 0 } else { FAILED }
@@ -138,7 +184,7 @@ macro_rules! headers_global {
         #[inline(never)]
         extern "C" fn $name(ctx: *mut xdp_md, ip: u32, extended: u32) -> u64 {
             let p = Packet::new(&XdpContext::new(ctx));
-            match icrc::headers(&p, $l3, (ip & IP_MASK) as usize, (extended & EXTENDED_MASK) as usize) {
+            match icrc::headers(&p, $l3, bounded(ip, IP_MASK), (extended & EXTENDED_MASK) as usize) {
                 Some(state) => state as u64,
                 None => FAILED,
             }
@@ -164,7 +210,7 @@ pub fn frame_crc(ctx: &XdpContext, frame: &Frame, len: usize) -> Option<u32> {
 #[inline(never)]
 extern "C" fn frame_crc_v4(ctx: *mut xdp_md, ip: u32, len: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
-    let (ip, len) = ((ip & IP_MASK) as usize, (len & LEN_MASK) as usize);
+    let (ip, len) = (bounded(ip, IP_MASK), (len & LEN_MASK) as usize);
     let Some(at) = p.at::<HEADERS_V4>(ip) else { return FAILED };
     // SAFETY: five words from `at` on are inside the packet.
     let header = |i: usize| unsafe { word(at, i) } | icrc::HEADER_MASK_V4[i];
@@ -184,7 +230,7 @@ extern "C" fn frame_crc_v4(ctx: *mut xdp_md, ip: u32, len: u32) -> u64 {
 #[inline(never)]
 extern "C" fn payload_crc(ctx: *mut xdp_md, at: u32, len: u32, state: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
-    let (at, len) = ((at & OFFSET_MASK) as usize, (len & LEN_MASK) as usize);
+    let (at, len) = (bounded(at, OFFSET_MASK), (len & LEN_MASK) as usize);
     if len >= LAGGED_LEN {
         return crc_lagged(&p, at, len, 0, |_| 0);
     }
@@ -221,6 +267,53 @@ fn crc_lagged(p: &Packet, offset: usize, len: usize, state: u32, header: impl Fn
     }
 }
 
+/// The part of a UDP checksum that a payload of `len` bytes at offset `at` is, not complemented and in the order of its bytes.
+#[inline(always)]
+pub fn checksum(ctx: &XdpContext, at: usize, len: usize) -> Option<u16> {
+    returned(payload_checksum(ctx.ctx, at as u32, len as u32)).map(|sum| sum as u16)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn payload_checksum(ctx: *mut xdp_md, at: u32, len: u32) -> u64 {
+    let p = Packet::new(&XdpContext::new(ctx));
+    let (at, len) = (bounded(at, OFFSET_MASK), (len & LEN_MASK) as usize);
+    let cells = len / CELL_LEN;
+    let mut sum = 0;
+    let mut i = 0;
+    while i < MAX_CELLS {
+        if i >= cells {
+            break;
+        }
+        let Some(cell) = p.at::<CELL_LEN>(at + i * CELL_LEN) else { return FAILED };
+        // SAFETY: a whole cell from `cell` on is inside the packet.
+        let s = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, cell as *mut u32, CELL_LEN as u32, 0) };
+        sum += s as u32 as u64;
+        i = opaque(i + 1);
+    }
+    let (at, lanes) = (at + (len & !(CELL_LEN - 1)), len % CELL_LEN / 4);
+    let mut i = 0;
+    while i < CELL_LANES {
+        if i >= lanes {
+            break;
+        }
+        let Some(lane) = p.lane(at + i * 4) else { return FAILED };
+        // SAFETY: four bytes from `lane` on are inside the packet.
+        sum += unsafe { lane.read_unaligned() } as u64;
+        i += 1;
+    }
+    fold(sum) as u64
+}
+
+/// Adds a sum's halves up until 16 bits are left (RFC 1071).
+#[inline(always)]
+pub fn fold(sum: u64) -> u16 {
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
 macro_rules! global {
     ($name:ident, $op:ident) => {
         #[unsafe(no_mangle)]
@@ -228,7 +321,7 @@ macro_rules! global {
         extern "C" fn $name(ctx: *mut xdp_md, place: u32, ring: u32, slot: u32) -> u64 {
             const OP: u8 = Op::$op as u8;
             let p = Packet::new(&XdpContext::new(ctx));
-            let (at, len) = ((place >> 16 & OFFSET_MASK) as usize, (place & LEN_MASK) as usize);
+            let (at, len) = (bounded(place >> 16, OFFSET_MASK), (place & LEN_MASK) as usize);
             // By path MTU, so that a slot takes no more memory than its payload and one look-up finds all of it.
             let done = match place >> 24 {
                 8 => maps::sum_256(ring, slot).and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),

@@ -10,6 +10,7 @@ use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{MAX_CAPTURE, MAX_RANKS, MIN_CAPTURE, TraceEvent, traced_by, watch};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
+use netsum_common::wire::EthHdr;
 
 use crate::classify::Found;
 use crate::maps;
@@ -97,17 +98,19 @@ extern "C" fn trace_event(ctx: *mut xdp_md, counters: u64, place: u64, rank: u32
     let len = opaque(packet.data_end() - packet.data()) as u32;
     // SAFETY: helpers without arguments.
     let (time, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id()) };
+    // Unknown to the compiler, which would call `memset`: one call more than Linux 6.1 has stack for.
+    let zero = opaque(0);
     record.event = TraceEvent {
         time,
         counters,
-        contributors: 0,
+        contributors: zero as u64,
         ring,
         rank,
         index,
-        low: 0,
-        expected: 0,
-        slot_index: 0,
-        slot_flags: 0,
+        low: zero as u32,
+        expected: zero as u32,
+        slot_index: zero as u32,
+        slot_flags: zero as u32,
         ifindex: (place >> 32) as u32,
         program: (place >> 16) as u32 & 0xff,
         len,
@@ -121,9 +124,9 @@ extern "C" fn trace_event(ctx: *mut xdp_md, counters: u64, place: u64, rank: u32
     if wanted > len {
         wanted = len;
     }
-    // The verifier is to see the bounds on the very value that is used.
+    // The verifier is to see the bounds on the very value that is used. That of Linux 6.1 does not see that what is not 0 is at least 1.
     let wanted = opaque(wanted as usize);
-    if wanted == 0 || wanted > MAX_CAPTURE {
+    if wanted < EthHdr::LEN || wanted > MAX_CAPTURE {
         return 0;
     }
     record.event.captured = wanted as u32;

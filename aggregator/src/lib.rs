@@ -3,9 +3,11 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`check`] | `netsum check`: a machine before the first start |
+//! | [`journal`] | the daemon's log where systemd reads it |
 //! | [`simulate`] | `netsum simulate`: captured frames through a copy of the programs |
 
 pub mod check;
+pub mod journal;
 pub mod simulate;
 
 use std::io::Write;

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use netsum_aggregator::execute;
+use netsum_aggregator::{execute, journal};
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::{Cli, Command};
 use netsum_daemon::config::Config;
@@ -19,6 +19,10 @@ fn main() -> ExitCode {
     if cli.debug {
         logger.filter_module("netsum", log::LevelFilter::Debug);
     }
+    let to_journal = daemon && journal::is_stderr();
+    if to_journal {
+        logger.format(journal::write);
+    }
     logger.init();
     let result = match cli.command {
         Command::Run { ref config, reset, detach_now } => match Config::read(config) {
@@ -30,8 +34,10 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if !failure.message.is_empty() {
-                eprintln!("netsum: {failure}");
+            match &*failure.message {
+                "" => {}
+                _ if to_journal => log::error!("{failure}"),
+                _ => eprintln!("netsum: {failure}"),
             }
             ExitCode::from(failure.kind as u8)
         }

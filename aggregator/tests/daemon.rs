@@ -243,6 +243,24 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
 }
 
 #[tokio::test]
+async fn one_rank_that_does_not_say_selective_has_results_in_order_and_all_are_told() {
+    for (said, order) in [([true, true], "relaxed"), ([true, false], "in-order")] {
+        let d = Daemon::start().await;
+        d.netsum("job create train --ranks 2 --token secret").await.unwrap();
+        let replies = said.into_iter().zip(0..).map(|(selective, rank)| {
+            let mut request = join(rank, "secret", 5000);
+            request.address.as_mut().unwrap().selective = selective;
+            let worker = d.worker();
+            async move { worker.await.join(request).await.unwrap().into_inner() }
+        });
+        for reply in futures::future::join_all(replies).await {
+            assert_eq!(reply.job.unwrap().order, order);
+            assert_eq!(reply.ranks.iter().map(|r| r.selective).collect::<Vec<_>>(), said);
+        }
+    }
+}
+
+#[tokio::test]
 async fn who_may_not_or_waits_in_vain_is_told() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 3 --token secret").await.unwrap();

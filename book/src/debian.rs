@@ -54,6 +54,7 @@ fn lay_out(programs: &Path, tree: &Path) -> Result<()> {
         ("deploy/netsum.sysctl", "etc/sysctl.d/50-netsum.conf"),
         ("deploy/netsum.service", "usr/lib/systemd/system/netsum.service"),
         ("deploy/grafana-dashboard.json", "usr/share/netsum/grafana-dashboard.json"),
+        ("deploy/prometheus-rules.yml", "usr/share/netsum/prometheus-rules.yml"),
         ("deploy/GUIDE.md", "usr/share/doc/netsum/GUIDE.md"),
         ("README.md", "usr/share/doc/netsum/README.md"),
         ("SECURITY.md", "usr/share/doc/netsum/SECURITY.md"),
@@ -80,7 +81,7 @@ fn control(tree: &Path, version: &str, arch: &str) -> Result<()> {
     let [major, minor] = glibc.into_iter().max().context("no program")?;
     let text = format!(
         "Package: netsum\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
-         Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= {major}.{minor})\nRecommends: iproute2, ethtool\n\
+         Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= {major}.{minor}), libgcc-s1\nRecommends: iproute2, ethtool\n\
          Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the network\n \
          XDP programs on a bridge add up the gradients that hosts send each other over\n \
          RoCEv2. This package has the daemon of the box and its command line (netsum),\n \

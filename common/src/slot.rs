@@ -39,7 +39,9 @@ pub struct Slot {
     /// Ranks that have contributed, bit by bit.
     pub contributors: u64,
     /// Payload length in bytes.
-    pub len: u32,
+    pub len: u16,
+    /// The finished sum's part in a UDP checksum, in the order of its bytes, set on completion. 0 where the last contribution had none.
+    pub checksum: u16,
     /// ICRC state of the finished sum from state 0, set on completion.
     pub crc: u32,
 }
@@ -262,7 +264,8 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
             index: f.index,
             flags: Slot::USED | f.bounds | if f.ce { Slot::CE } else { 0 },
             contributors: bit,
-            len: f.len,
+            len: f.len as u16,
+            checksum: 0,
             crc: 0,
         };
         return Verdict {
@@ -280,7 +283,7 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
         state.stopped = f.rank + 1;
         return Verdict::only(Output::Drop, Counter::LayoutMismatch);
     }
-    if f.len != slot.len {
+    if f.len != slot.len as u32 {
         return Verdict::only(Output::Drop, Counter::LengthMismatch);
     }
     if slot.is(Slot::RELEASED) {

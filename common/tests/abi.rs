@@ -46,7 +46,7 @@ fn layout() -> String {
         EgressKey { ring ifindex }
         EgressPort { count cursor ranks }
         ReleaseTag { ring index rank payload }
-        Slot { index flags contributors len crc }
+        Slot { index flags contributors len checksum crc }
         RingState { low stopped expected }
         Timing { started completion ranks }
     );

@@ -86,8 +86,14 @@ impl Model {
     /// A fragment arrives at the ring's CPU. `None` where a queue is full: the batch ends before.
     fn arrive(&self, state: &State, rank: u32, index: u32) -> Option<State> {
         let mut s = state.clone();
-        let slot_of =
-            |&(index, flags, contributors, crc): &_| Slot { index, flags, contributors, len: 4, crc };
+        let slot_of = |&(index, flags, contributors, crc): &_| Slot {
+            index,
+            flags,
+            contributors,
+            len: 4,
+            checksum: 0,
+            crc,
+        };
         let mut ring_state = RingState { low: s.low, ..RingState::default() };
         ring_state.expected[..s.expected.len()].copy_from_slice(&s.expected);
         if self.ring.flags & ring_flags::RELAXED != 0 {

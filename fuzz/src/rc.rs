@@ -61,6 +61,8 @@ impl System {
             let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], psns[i], psns[1 - i], MTU);
             c.opcode = operation;
             c.max_inflight = max_inflight;
+            // One side keeps less than the other may have in flight.
+            c.max_early = max_inflight.div_ceil(1 + i as u32);
             c.selective = max_inflight % 2 == 0;
             c.max_message = LONGEST;
             c.ack_timeout = Duration::from_millis(1);
@@ -190,6 +192,13 @@ fn forge(u: &mut Unstructured) -> Result<(Bth, Extended, Vec<u8>)> {
         },
     };
     let len = u.int_in_range(0..=2 * MTU)?;
+    if opcode == Opcode::ACK && len % 2 == 0 {
+        // A list of what is missing near the PSN that it names.
+        let (came, row) = (bth.psn + len as u32 % 40, 1 + len as u32 % 3);
+        let rows = (0..len as u32 / 8).flat_map(|i| [bth.psn + 3 * i, row]);
+        let lanes = std::iter::once(came).chain(rows);
+        return Ok((bth, ext, lanes.flat_map(u32::to_be_bytes).collect()));
+    }
     Ok((bth, ext, vec![0x55; len]))
 }
 

@@ -190,7 +190,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             let naive = &naive.held[&slot.index];
             assert_eq!(slot.contributors, naive.ranks.iter().fold(0, |bits, rank| bits | 1 << rank));
             assert_eq!(slot.is(Slot::COMPLETE), naive.ranks.len() == ranks as usize);
-            assert_eq!((slot.is(Slot::RELEASED), slot.len), (naive.released, naive.len));
+            assert_eq!((slot.is(Slot::RELEASED), u32::from(slot.len)), (naive.released, naive.len));
         }
     }
     Ok(())

@@ -203,6 +203,9 @@ impl Cluster {
     pub fn start_daemon_as(&mut self, options: &DaemonOptions) -> Result<()> {
         let config = self.folder.path().join("netsum.toml");
         std::fs::write(&config, options.general.clone() + &self.config() + &options.listen)?;
+        if let Some(machine) = self.lab.box_().vm() {
+            machine.put(&config, &config.display().to_string())?;
+        }
         let netsum = program("netsum")?;
         let mut command = match &*options.prefix {
             [] => self.lab.box_().command(netsum),
@@ -229,6 +232,13 @@ impl Cluster {
     pub fn stop_daemon(&mut self) -> Result<()> {
         let daemon = self.daemon.take().context("no daemon runs")?;
         daemon.signal(Signal::SIGTERM)?;
+        daemon.success(PATIENCE).map(drop)
+    }
+
+    /// Ends the daemon as `systemctl restart` does: its jobs are for the next one.
+    pub fn hand_over(&mut self) -> Result<()> {
+        let daemon = self.daemon.take().context("no daemon runs")?;
+        daemon.signal(Signal::SIGUSR1)?;
         daemon.success(PATIENCE).map(drop)
     }
 

@@ -110,6 +110,33 @@ impl FrameSpec {
         f.extend(icrc.to_le_bytes());
         f
     }
+
+    /// The frame as the box sends it: where there is a UDP checksum it is right.
+    pub fn build_result(&self) -> Vec<u8> {
+        let (mut frame, ip) = (self.build(), self.ip_offset());
+        if self.udp_checksum != 0 {
+            let l3 = if self.src.len() == 4 { wire::L3::V4 } else { wire::L3::V6 };
+            let checksum = udp_checksum(&frame, l3, ip);
+            frame[ip + l3.header_len() + 6..][..2].copy_from_slice(&checksum.to_be_bytes());
+        }
+        frame
+    }
+}
+
+/// The UDP checksum that belongs into a frame, pseudo-header and all (RFC 768, RFC 8200, section 8.1).
+pub fn udp_checksum(frame: &[u8], l3: wire::L3, ip: usize) -> u16 {
+    let addresses = match l3 {
+        wire::L3::V4 => 12..20,
+        wire::L3::V6 => 8..40,
+    };
+    let udp = &frame[ip + l3.header_len()..];
+    let len = [udp[4], udp[5]];
+    let udp = &udp[..u16::from_be_bytes(len) as usize];
+    let covered = [&frame[ip..][addresses], &[0, wire::IPPROTO_UDP], &len, &udp[..6], &udp[8..]].concat();
+    match ipv4_checksum(&covered) {
+        0 => 0xffff,
+        sum => sum,
+    }
 }
 
 /// Checksum of an IPv4 header whose checksum field is zero (RFC 791).

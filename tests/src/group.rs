@@ -241,6 +241,11 @@ impl Group {
         self.together = true;
     }
 
+    /// From now on they do not any more.
+    pub fn start_as_told(&mut self) {
+        self.together = false;
+    }
+
     /// Kills a rank as `kill -9` does.
     pub fn kill(&mut self, rank: usize) -> Result<()> {
         let victim = self.ranks[rank].take().context("that rank has gone already")?;

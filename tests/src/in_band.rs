@@ -2,7 +2,7 @@
 //! window, over the library's endpoint. Each rank sends to the next, and receives from the previous one what should be the sum.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -71,6 +71,22 @@ pub struct Hosts(Vec<(Netns, IpAddr)>);
 impl Hosts {
     pub fn of(lab: &Lab) -> Self {
         Self(lab.hosts().iter().map(|host| (Netns::clone(host), host.ip(0))).collect())
+    }
+}
+
+/// What the ranks that run at the same time share.
+#[derive(Debug)]
+pub struct Others<'a> {
+    stop: &'a AtomicBool,
+    /// How many have done their part.
+    done: AtomicUsize,
+    ranks: usize,
+}
+
+impl<'a> Others<'a> {
+    /// For so many ranks, which all run until `stop` if not all do their part.
+    pub fn new(stop: &'a AtomicBool, ranks: usize) -> Self {
+        Self { stop, done: AtomicUsize::new(0), ranks }
     }
 }
 
@@ -155,8 +171,8 @@ impl InBandRing {
         bytes
     }
 
-    /// Runs a rank on its host until it has received `messages`, all of its own have been acknowledged, and nothing came for a moment; or
-    /// until `stop`.
+    /// Runs a rank on its host until it and the others have received `messages`, and all of their own have been acknowledged; or until it
+    /// is to stop.
     ///
     /// # Errors
     /// If a message is neither a right sum nor what the previous rank has sent, or time is up.
@@ -166,7 +182,7 @@ impl InBandRing {
         me: u32,
         c: Connections,
         messages: u32,
-        stop: &AtomicBool,
+        others: &Others<'_>,
     ) -> Result<Got> {
         let (next, previous) = ((me + 1) % self.ranks, (me + self.ranks - 1) % self.ranks);
         let ip = |rank: u32| hosts.0[rank as usize].1;
@@ -186,7 +202,7 @@ impl InBandRing {
         let into = endpoint.add_qp(into)?;
         (0..self.window * 2).for_each(|_| endpoint.post_receive(into, Vec::new()));
         let (mut sent, mut acknowledged, mut got) = (0, 0, Got::default());
-        let (start, mut quiet) = (Instant::now(), None::<Instant>);
+        let (start, mut done) = (Instant::now(), false);
         loop {
             let received = got.sums + got.unsummed;
             while sent < messages && sent < received + self.window {
@@ -215,7 +231,7 @@ impl InBandRing {
                 }
             }
             got.stats = *endpoint.stats();
-            if stop.load(Ordering::Relaxed) {
+            if others.stop.load(Ordering::Relaxed) {
                 return Ok(got);
             }
             ensure!(
@@ -223,8 +239,11 @@ impl InBandRing {
                 "rank {me}: {sent} sent, {acknowledged} acknowledged, {got:?}"
             );
             if (got.sums + got.unsummed, acknowledged) == (messages, messages) {
-                // The neighbour may need an acknowledgement again.
-                if quiet.get_or_insert_with(Instant::now).elapsed() > Duration::from_millis(300) {
+                if !std::mem::replace(&mut done, true) {
+                    others.done.fetch_add(1, Ordering::Relaxed);
+                }
+                // Who is not done may need an acknowledgement again.
+                if others.done.load(Ordering::Relaxed) == others.ranks {
                     return Ok(got);
                 }
             }
@@ -266,10 +285,11 @@ impl InBandRing {
         messages: u32,
         stop: &AtomicBool,
     ) -> Result<Vec<Got>> {
+        let others = &Others::new(stop, ranks.len());
         std::thread::scope(|scope| {
             let ranks: Vec<_> = ranks
                 .iter()
-                .map(|&rank| scope.spawn(move || self.run(hosts, rank, c, messages, stop)))
+                .map(|&rank| scope.spawn(move || self.run(hosts, rank, c, messages, others)))
                 .collect();
             ranks.into_iter().map(|r| r.join().expect("a rank does not panic")).collect()
         })

@@ -17,7 +17,7 @@ use crate::janitor::{self, Janitor};
 use crate::netns::{self, Netns};
 use crate::topology::{self, Rate, Vlan};
 use crate::vm::parts::Kernel;
-use crate::vm::{Vm, VmSpec};
+use crate::vm::{Card, Vm, VmSpec};
 
 /// The prefix of the lab that `cargo xtask lab up` leaves running.
 pub const STANDING: &str = "netsum";
@@ -48,6 +48,10 @@ pub struct LabSpec {
     pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
     pub vms: Vec<Kernel>,
+    /// The box is a virtual machine with this kernel, and its ports are such cards.
+    pub box_vm: Option<(Kernel, Card)>,
+    /// That machine is a Debian with systemd, without a bridge: its ports are `eth1` and so on.
+    pub box_debian: bool,
     /// CPUs of each virtual machine.
     pub vm_cpus: u32,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
@@ -67,6 +71,8 @@ impl Default for LabSpec {
             tagged: Vec::new(),
             routed: 0,
             vms: Vec::new(),
+            box_vm: None,
+            box_debian: false,
             vm_cpus: 1,
             name: None,
         }
@@ -102,10 +108,11 @@ pub struct Lab {
     janitor: Janitor,
 }
 
-/// The namespace with the bridge.
+/// The namespace with the bridge; or with the cables to a virtual machine that has it.
 #[derive(Debug)]
 pub struct BoxNode {
     netns: Netns,
+    vm: Option<Vm>,
 }
 
 /// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
@@ -143,6 +150,19 @@ impl BoxNode {
     /// The box's own IPv6 address on the bridge.
     pub fn ipv6(&self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0xfe))
+    }
+
+    /// The virtual machine that it is, if it is one.
+    pub fn vm(&self) -> Option<&Vm> {
+        self.vm.as_ref()
+    }
+
+    /// A program to be run on the box. It dies with the thread that starts it.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.vm {
+            Some(vm) => vm.command(program),
+            None => self.netns.command(program),
+        }
     }
 
     /// The port that leads to host `i`.
@@ -245,7 +265,7 @@ impl Lab {
         let janitor = Janitor::start(&prefix)?;
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
-        let box_ = BoxNode { netns: netns("box")? };
+        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)? };
         let vms = boot(&spec, &prefix)?;
         let hosts = vms
             .into_iter()
@@ -291,7 +311,8 @@ impl Lab {
 
     /// Lets the lab stand when this process ends; [`tear_down`] removes it.
     pub fn keep(mut self) {
-        self.hosts.iter_mut().filter_map(|host| host.vm.as_mut()).for_each(Vm::leave);
+        let machines = self.hosts.iter_mut().filter_map(|host| host.vm.as_mut());
+        machines.chain(self.box_.vm.as_mut()).for_each(Vm::leave);
         self.janitor.dismiss();
     }
 }
@@ -314,16 +335,67 @@ fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
             kernel,
             cpus: spec.vm_cpus,
             tap: (&taps, tap(spec, i)),
+            cards: None,
             lab: &box_,
             mac: mac(i),
             mtu: spec.mtu,
             addresses: addresses(spec, i, false),
+            disk: false,
         })
     };
     let mut vms = spec.vms.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
     vms.iter_mut().try_for_each(Vm::wait)?;
     Ok(vms)
 }
+
+/// Starts the virtual machine that is the box, if it is one, and sets up its bridge, unless that is left to its owner.
+fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
+    let Some((kernel, card)) = spec.box_vm else { return Ok(None) };
+    let box_ = Netns::open(&format!("{prefix}-box"))?;
+    let mut vm = Vm::start(&VmSpec {
+        kernel,
+        cpus: spec.vm_cpus,
+        tap: (&box_, AGENT.to_owned()),
+        cards: Some((card, (0..spec.hosts).map(|i| format!("card{i}")).collect())),
+        lab: &box_,
+        mac: mac(0xfd),
+        mtu: 1500,
+        addresses: vec![(BOX_AGENT.into(), 16)],
+        disk: spec.box_debian,
+    })?;
+    vm.wait()?;
+    if spec.box_debian {
+        return Ok(Some(vm));
+    }
+    let mut lines = bridge_line();
+    for i in 0..spec.hosts {
+        lines +=
+            &format!("link set eth{} name port{i} mtu {}\nlink set port{i} master br0\n", i + 1, spec.mtu);
+        lines += &up(&format!("port{i}"));
+    }
+    lines += &box_addresses(spec);
+    batch(&mut vm.command("/usr/bin/ip"), &lines)?;
+    Ok(Some(vm))
+}
+
+/// The interface by which the lab reaches a box that is a virtual machine.
+const AGENT: &str = "agent";
+/// The machine's address there.
+pub const BOX_AGENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
+
+/// The line that makes the box's bridge.
+fn bridge_line() -> String {
+    format!("link add {} address 02:00:00:00:00:fe {BRIDGE}\n", BoxNode::BRIDGE)
+}
+
+/// The lines that start the box's bridge and give it its addresses.
+fn box_addresses(spec: &LabSpec) -> String {
+    let v6 = if spec.ipv6 { "address add fd00::fe/64 dev br0 nodad\n" } else { "" };
+    up("br0") + "address add 10.0.0.254/16 dev br0\n" + v6
+}
+
+/// Options of a bridge.
+const BRIDGE: &str = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
 
 /// The interface that is the other end of a virtual machine's: the box's port itself, or an end of the cable.
 fn tap(spec: &LabSpec, host: usize) -> String {
@@ -361,14 +433,13 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     }
     ip_batch(None, &namespaces)?;
 
-    let bridge = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
     if spec.has_wire() {
         let mut wire = String::from("link set lo up\n");
         for i in hosts.clone() {
             wire += &towards_host(spec, prefix, i);
             wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
             if spec.rate.is_none() {
-                wire += &format!("link add cable{i} {bridge}\n");
+                wire += &format!("link add cable{i} {BRIDGE}\n");
                 wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
                 wire += &up(&format!("cable{i}"));
             }
@@ -376,17 +447,29 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         ip_batch(Some(&format!("{prefix}-wire")), &wire)?;
     }
-    let mut box_ = format!("link set lo up\nlink add br0 address 02:00:00:00:00:fe {bridge}\n");
+    let mut box_ = String::from("link set lo up\n");
+    if spec.box_vm.is_none() {
+        box_ += &bridge_line();
+    }
     for i in hosts.clone() {
         if !spec.has_wire() {
             box_ += &towards_host(spec, prefix, i);
         }
-        box_ += &format!("link set port{i} master br0\n{}", up(&format!("port{i}")));
+        let mut bridge = "br0".to_owned();
+        if let Some((_, card)) = spec.box_vm {
+            bridge = format!("pair{i}");
+            let queues = if card.queues() > 1 { " multi_queue" } else { "" };
+            box_ +=
+                &format!("link add {bridge} {BRIDGE}\n{}", new_tap(&format!("card{i}"), queues, spec.mtu));
+            box_ += &format!("link set card{i} master {bridge}\n{}", up(&format!("card{i}")) + &up(&bridge));
+        }
+        box_ += &format!("link set port{i} master {bridge}\n{}", up(&format!("port{i}")));
     }
-    box_ += &up("br0");
-    box_ += "address add 10.0.0.254/16 dev br0\n";
-    if spec.ipv6 {
-        box_ += "address add fd00::fe/64 dev br0 nodad\n";
+    if spec.box_vm.is_some() {
+        box_ += &(new_tap(AGENT, "", 1500) + &up(AGENT));
+        box_ += &format!("address add 10.1.0.254/16 dev {AGENT}\n");
+    } else {
+        box_ += &box_addresses(spec);
     }
     ip_batch(Some(&format!("{prefix}-box")), &box_)?;
 
@@ -446,12 +529,14 @@ pub(crate) fn address_lines(spec: &LabSpec, host: usize, routed: bool) -> String
 fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
     let (here, mtu) = (tap(spec, i), spec.mtu);
     if i < spec.vms.len() {
-        // A window's packets fit into its queue.
-        return format!(
-            "tuntap add dev {here} mode tap vnet_hdr\nlink set {here} mtu {mtu} txqueuelen 8192\n"
-        );
+        return new_tap(&here, "", mtu);
     }
     veth(&here, &format!("eth0 address {}", mac(i)), mtu, &format!("{prefix}-h{i}"))
+}
+
+/// The lines that make a tap device. A window's packets fit into its queue.
+fn new_tap(name: &str, options: &str, mtu: u32) -> String {
+    format!("tuntap add dev {name} mode tap vnet_hdr{options}\nlink set {name} mtu {mtu} txqueuelen 8192\n")
 }
 
 /// The line that makes a veth pair: `here`, and `there` (a name, perhaps with options) in another namespace.
@@ -470,6 +555,11 @@ pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     if let Some(namespace) = namespace {
         ip.args(["-n", namespace]);
     }
+    batch(&mut ip, lines).with_context(|| format!("in {}", namespace.unwrap_or("our namespace")))
+}
+
+/// Gives lines of commands to `ip`.
+fn batch(ip: &mut Command, lines: &str) -> Result<()> {
     let mut ip = ip
         .args(["-batch", "-"])
         .stdin(Stdio::piped())
@@ -482,7 +572,7 @@ pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     let out = ip.wait_with_output()?;
     if !out.status.success() {
         let said = String::from_utf8_lossy(&out.stderr);
-        bail!("ip -batch in {}: {}\nof\n{lines}", namespace.unwrap_or("our namespace"), said.trim());
+        bail!("ip -batch: {}\nof\n{lines}", said.trim());
     }
     Ok(())
 }

@@ -8,14 +8,17 @@
 //! | [`evidence`] | what there is to see of a job that stands still |
 //! | [`faults`] | cables that lose, duplicate, reorder, corrupt and mark packets |
 //! | [`attacker`] | a host that forges frames |
+//! | [`boxes`] | boxes that are virtual machines, and what they get through |
 //! | [`cluster`] | the daemon on the box, and ranks on the hosts |
 //! | [`cpu`] | which CPU a thread runs on |
 //! | [`data`] | what ranks reduce |
 //! | [`differential`] | the XDP programs against a model of them |
 //! | [`frames`] | RoCEv2 frames, field by field |
+//! | [`guide`] | the guide's commands, and the package |
 //! | [`plane`] | the XDP programs on the box, without a daemon |
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
+//! | [`prometheus`] | Prometheus on the box |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
@@ -33,6 +36,7 @@
 //! The tests in `tests/` are marked `#[ignore]`, because they need root and BPF; `cargo xtask test` runs them.
 
 pub mod attacker;
+pub mod boxes;
 pub mod cluster;
 pub mod cpu;
 pub mod data;
@@ -41,6 +45,7 @@ pub mod evidence;
 pub mod faults;
 pub mod frames;
 pub mod group;
+pub mod guide;
 pub mod in_band;
 pub mod janitor;
 pub mod lab;
@@ -49,6 +54,7 @@ pub mod netns;
 pub mod plane;
 pub mod process;
 pub mod programs;
+pub mod prometheus;
 pub mod tap;
 pub mod topology;
 pub mod traffic;

@@ -1,19 +1,25 @@
 //! A host that is nothing but frames: sends any, and shows every frame that arrives.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use netsum_common::wire;
 use socket2::{Domain, Socket, Type};
 
+use crate::frames::{ipv4_checksum, udp_checksum};
 use crate::netns::Netns;
 
 /// A packet socket on one interface.
 #[derive(Debug)]
 pub struct Tap {
     socket: Socket,
+    /// What has been received and not been asked for.
+    received: Mutex<VecDeque<Vec<u8>>>,
 }
 
 impl Tap {
@@ -39,25 +45,29 @@ impl Tap {
         }
         socket.set_recv_buffer_size(8 << 20)?;
         let on: libc::c_int = 1;
-        // SAFETY: the option's value is an int that lives across the call.
-        let set = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_AUXDATA,
-                (&raw const on).cast(),
-                size_of_val(&on) as libc::socklen_t,
-            )
-        };
-        if set != 0 {
-            return Err(io::Error::last_os_error()).context("PACKET_AUXDATA");
+        for option in [libc::PACKET_AUXDATA, libc::PACKET_VNET_HDR] {
+            // SAFETY: the option's value is an int that lives across the call.
+            let set = unsafe {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_PACKET,
+                    option,
+                    (&raw const on).cast(),
+                    size_of_val(&on) as libc::socklen_t,
+                )
+            };
+            if set != 0 {
+                return Err(io::Error::last_os_error())
+                    .with_context(|| format!("option {option} of a packet socket"));
+            }
         }
-        Ok(Self { socket })
+        Ok(Self { socket, received: Mutex::default() })
     }
 
     pub fn send(&self, frame: &[u8]) -> Result<()> {
-        let sent = self.socket.send(frame)?;
-        anyhow::ensure!(sent == frame.len(), "{sent} bytes of {} were sent", frame.len());
+        let message = [&[0; VNET_HDR_LEN], frame].concat();
+        let sent = self.socket.send(&message)?;
+        anyhow::ensure!(sent == message.len(), "{sent} bytes of {} were sent", message.len());
         Ok(())
     }
 
@@ -71,16 +81,24 @@ impl Tap {
             let left = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
             let left = left.with_context(|| format!("no such frame within {timeout:?}"))?;
             self.socket.set_read_timeout(Some(left))?;
-            let Ok(received) = self.receive_one() else { continue };
-            if let Some(frame) = received.filter(|frame| wanted(frame)) {
+            if let Some(frame) = self.next().filter(|frame| wanted(frame)) {
                 return Ok(frame);
             }
         }
     }
 
-    /// The next frame as it was on the wire; `None` for one that goes out.
-    fn receive_one(&self) -> io::Result<Option<Vec<u8>>> {
-        let mut buffer = [0u8; 4096];
+    /// The next frame as it was on the wire; `None` where there is none now.
+    fn next(&self) -> Option<Vec<u8>> {
+        let mut received = self.received.lock().expect("nobody panics here");
+        if received.is_empty() {
+            received.extend(self.receive_some().unwrap_or_default());
+        }
+        received.pop_front()
+    }
+
+    /// What comes next: a frame, or several that the kernel has put together; none where it is one that goes out.
+    fn receive_some(&self) -> io::Result<Vec<Vec<u8>>> {
+        let mut buffer = vec![0u8; VNET_HDR_LEN + (64 << 10) + 128];
         // Aligned as a control message has to be; room for one with the auxiliary data.
         let mut control = [0u64; 8];
         // SAFETY: a structure of integers and pointers; all zeros is a value.
@@ -96,9 +114,17 @@ impl Tap {
         let len = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
         if from.sll_pkttype == libc::PACKET_OUTGOING {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let mut frame = buffer[..len].to_vec();
+        let Some((&[_, kind, _, _, size @ .., _, _, _, _], frame)) =
+            buffer[..len].split_first_chunk::<VNET_HDR_LEN>()
+        else {
+            return Ok(Vec::new());
+        };
+        let mut frames = match kind {
+            GSO_UDP_L4 => datagrams(frame, u16::from_le_bytes(size).into()),
+            _ => vec![frame.to_vec()],
+        };
         // SAFETY: the kernel has written the control messages, as long as it says in each header.
         let auxiliary = unsafe {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -110,8 +136,62 @@ impl Tap {
         // The kernel takes the tag out of a frame before it shows it.
         if let Some(aux) = auxiliary.filter(|aux| aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0) {
             let tag = [aux.tp_vlan_tpid.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes()].concat();
-            frame.splice(12..12, tag);
+            for frame in &mut frames {
+                frame.splice(12..12, tag.iter().copied());
+            }
         }
-        Ok(Some(frame))
+        Ok(frames)
+    }
+}
+
+/// Length of a `virtio_net_hdr` (include/uapi/linux/virtio_net.h): flags, kind of segmentation, 16 bits of length, of size, and twice
+/// 16 of checksum.
+const VNET_HDR_LEN: usize = 10;
+/// `VIRTIO_NET_HDR_GSO_UDP_L4`.
+const GSO_UDP_L4: u8 = 5;
+
+/// The frames whose datagrams, of `size` bytes but the last one, the kernel has put into one.
+fn datagrams(frame: &[u8], size: usize) -> Vec<Vec<u8>> {
+    let (ip, l3) = (wire::EthHdr::LEN, if frame[12] == 8 { wire::L3::V4 } else { wire::L3::V6 });
+    let udp = ip + l3.header_len();
+    let (headers, payload) = frame.split_at(udp + wire::UdpHdr::LEN);
+    let single = |part: &[u8]| {
+        let mut f = [headers, part].concat();
+        let len = (wire::UdpHdr::LEN + part.len()) as u16;
+        f[udp + 4..udp + 6].copy_from_slice(&len.to_be_bytes());
+        match l3 {
+            wire::L3::V4 => {
+                f[ip + 2..ip + 4].copy_from_slice(&(wire::Ipv4Hdr::LEN as u16 + len).to_be_bytes());
+                f[ip + 10..ip + 12].fill(0);
+                let checksum = ipv4_checksum(&f[ip..udp]);
+                f[ip + 10..ip + 12].copy_from_slice(&checksum.to_be_bytes());
+            }
+            wire::L3::V6 => f[ip + 4..ip + 6].copy_from_slice(&len.to_be_bytes()),
+        }
+        let checksum = udp_checksum(&f, l3, ip);
+        f[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+        f
+    };
+    payload.chunks(size.max(1)).map(single).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::{FrameSpec, lanes};
+
+    #[test]
+    fn frames_that_were_put_together_are_as_they_were() {
+        for v6 in [false, true] {
+            let spec = |psn| {
+                let spec = FrameSpec::send(1, 2, 3, psn, lanes(psn, if psn == 12 { 8 } else { 64 }));
+                let spec = FrameSpec { udp_checksum: 1, id: 0, ..spec };
+                if v6 { spec.v6() } else { spec }
+            };
+            let all: Vec<_> = (10..13).map(|psn| spec(psn).build_result()).collect();
+            let at = all[0].len() - (wire::BTH_LEN + 256 + wire::ICRC_LEN);
+            let together = [&all[0][..], &all[1][at..], &all[2][at..]].concat();
+            assert_eq!(datagrams(&together, all[0].len() - at), all);
+        }
     }
 }

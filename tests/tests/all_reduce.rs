@@ -45,6 +45,8 @@ fn matrix(ranks: u32) {
                 assert_box(&outcomes, &what);
             }
         }
+        let order = &cluster.netsum_json(&["job", "show", &job.name]).unwrap()["order"];
+        assert_eq!(order, "relaxed", "all ranks have netsum's own endpoint");
         drop(group);
         cluster.netsum(&["job", "delete", &job.name]).unwrap();
     }
@@ -72,32 +74,6 @@ fn four_ranks_with_all_path_mtus_and_types() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn eight_ranks_with_all_path_mtus_and_types() {
     matrix(8);
-}
-
-#[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn without_loss_nothing_is_sent_again() {
-    let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
-    let job = JobSpec::new("clean", 4);
-    let mut group = start(&cluster, &job);
-    group.start_together();
-    // A rank that gets no CPU for longer than its neighbour's timer looks like a lost packet. That is no fault of the
-    // network's, and on a machine that is busy otherwise it happens; but not three times in a row.
-    let clean = (0..3).any(|attempt| {
-        (0..5).all(|seed| {
-            let outcomes = group.all_reduce("f32", 1_000_000, seed).unwrap();
-            assert_box(&outcomes, "clean");
-            let again: u64 = outcomes.iter().map(|outcome| outcome.retransmissions).sum();
-            if again > 0 {
-                println!("attempt {attempt}: {outcomes:?}\n{}", cluster.netsum(&["stats", "clean"]).unwrap());
-            }
-            again == 0
-        })
-    });
-    assert!(clean, "packets were sent again in each of three runs");
-    for counter in ["steer_failed", "redirect_failed", "credit_violation", "internal_error"] {
-        assert_eq!(cluster.counter(Some("clean"), counter).unwrap(), 0, "{counter}");
-    }
 }
 
 #[test]

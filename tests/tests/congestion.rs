@@ -144,7 +144,7 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
             let (from, to) = (rank as u8 + 1, ((rank + 1) % RANKS) as u8 + 1);
             let qpn = udp_ring::receive_qpn((rank + 1) % RANKS);
             let spec = FrameSpec::send(from, to, qpn, load.psn(rank) + index, lanes(rank + index * 7, 64));
-            let spec = FrameSpec { tos: tos(rank), vlan, ..spec };
+            let spec = FrameSpec { tos: tos(rank), vlan, udp_checksum: 0x1234 * (index % 2) as u16, ..spec };
             if v6 { spec.v6() } else { spec }
         };
         for index in 0..20 {
@@ -157,8 +157,12 @@ fn who_takes_no_part_in_ecn_is_never_marked() {
                 let got = taps[rank as usize].receive(SECOND, |f| wire::parse(f).is_ok()).unwrap();
                 let tos = if tos(sender) & 3 == 0 { tos(sender) } else { tos(sender) | 3 };
                 let source = fragment(sender, index);
-                let expected = FrameSpec { payload: sum(&all), id: 0, udp_checksum: 0, tos, ..source };
-                assert_eq!(got, expected.build(), "v6 {v6}, VLAN {vlan:?}, index {index}, rank {rank}");
+                let expected = FrameSpec { payload: sum(&all), id: 0, tos, ..source };
+                assert_eq!(
+                    got,
+                    expected.build_result(),
+                    "v6 {v6}, VLAN {vlan:?}, index {index}, rank {rank}"
+                );
             }
         }
         let counts: Vec<_> = lab

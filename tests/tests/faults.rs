@@ -165,7 +165,8 @@ fn matrix(ranks: u32, order: &'static str) {
                 };
                 assert!(seen > 0, "{what}: the box has seen nothing of it: {}", after.0);
             }
-            if direction.down() && fault != Fault::Duplicate {
+            let is_harmless = fault == Fault::Duplicate || fault == Fault::Reorder && order != "in-order";
+            if direction.down() && !is_harmless {
                 assert!(again > 0 && grown("replay") > 0, "{what}: {again} sent again, {}", after.0);
             }
         }

@@ -1,10 +1,10 @@
 //! `deploy/GUIDE.md`, followed word by word: the package is installed on machines of a lab, and an all-reduce runs.
+//! `vm_systemd.rs` follows it where there is systemd.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use netsum_lab::cluster::program;
+use netsum_lab::guide::{self, Block, blocks};
 use netsum_lab::machine::Machine;
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::process::Running;
@@ -12,28 +12,6 @@ use netsum_lab::{Lab, LabSpec};
 use nix::sys::signal::Signal;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A block of commands, and whom it is for.
-#[derive(Debug)]
-struct Block {
-    who: String,
-    commands: String,
-}
-
-fn blocks() -> Vec<Block> {
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/GUIDE.md");
-    let guide = std::fs::read_to_string(guide).unwrap();
-    let fences: Vec<&str> = guide.split("```").collect();
-    assert!(fences.len() % 2 == 1, "a block does not end");
-    let inside = fences.into_iter().skip(1).step_by(2);
-    inside
-        .map(|block| {
-            let (info, commands) = block.split_once('\n').unwrap();
-            let who = info.strip_prefix("sh ").unwrap_or_else(|| panic!("nobody is to run `{commands}`"));
-            Block { who: who.to_owned(), commands: commands.to_owned() }
-        })
-        .collect()
-}
 
 /// A line of the unit that is installed.
 fn unit(machine: &Machine, key: &str) -> String {
@@ -68,21 +46,18 @@ fn without_bridge(box_: &Netns) {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_guide_leads_to_an_all_reduce() {
     let package = tempfile::tempdir().unwrap();
-    let programs = program("netsum").unwrap();
-    let mut dist = Command::new(program("netsum-dist").unwrap());
-    dist.args(["--deb", "--out"]).arg(package.path()).arg("--programs").arg(programs.parent().unwrap());
-    let debian = output(&mut dist).unwrap().trim().to_owned();
+    let debian = guide::package(package.path()).unwrap();
 
     let lab = Lab::new(LabSpec { mtu: 2200, ..LabSpec::hosts(2) }).unwrap();
     without_bridge(lab.box_());
     let box_ = Machine::new(lab.box_()).unwrap();
     let hosts = [lab.host(0), lab.host(1)].map(|host| Machine::new(host).unwrap());
     for machine in hosts.iter().chain([&box_]) {
-        std::fs::copy(&debian, machine.path("/root").join(Path::new(&debian).file_name().unwrap())).unwrap();
+        std::fs::copy(&debian, machine.path("/root").join(debian.file_name().unwrap())).unwrap();
     }
 
     let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), false);
-    for Block { who, commands } in blocks() {
+    for Block { who, commands } in blocks().unwrap() {
         let run = |machine: &Machine| machine.run(&commands).unwrap_or_else(|e| panic!("{commands}: {e:#}"));
         match &*who {
             "box" => said = run(&box_),
@@ -107,6 +82,8 @@ fn the_guide_leads_to_an_all_reduce() {
                     summed = true;
                 }
             }
+            // What takes systemd.
+            "box boot" => {}
             "box remove" => {
                 // What the package's prerm has systemd do.
                 let daemon: Running = daemon.take().unwrap();
@@ -129,7 +106,7 @@ fn the_guide_leads_to_an_all_reduce() {
     {
         assert!(!box_.path(left).exists(), "{left} is left");
     }
-    let copy = Path::new("/root").join(Path::new(&debian).file_name().unwrap());
+    let copy = Path::new("/root").join(debian.file_name().unwrap());
     assert!(
         box_.path(copy.to_str().unwrap()).exists() && !copy.exists(),
         "this machine's own files have been changed"
@@ -138,8 +115,8 @@ fn the_guide_leads_to_an_all_reduce() {
 
 #[test]
 fn every_block_of_the_guide_is_for_somebody() {
-    let blocks = blocks();
+    let blocks = blocks().unwrap();
     assert!(blocks.len() > 8, "{blocks:?}");
-    let known = ["box", "hosts", "host0", "host1", "box unit", "box remove"];
+    let known = ["box", "hosts", "host0", "host1", "box unit", "box boot", "box remove"];
     assert!(blocks.iter().all(|b| known.contains(&&*b.who)), "{blocks:?}");
 }

@@ -10,7 +10,7 @@ use netsum_lab::attacker::from_host;
 use netsum_lab::cluster::{Cluster, PATIENCE};
 use netsum_lab::faults::{Fault, Faults, Kind, Nth};
 use netsum_lab::frames::FrameSpec;
-use netsum_lab::in_band::{Connections, Got, Hosts, InBandRing};
+use netsum_lab::in_band::{Connections, Got, Hosts, InBandRing, Others};
 use netsum_lab::tap::Tap;
 use netsum_lab::{Host, LabSpec};
 use serde_json::Value;
@@ -459,9 +459,11 @@ fn no_first_packet_gets_through_while_the_daemon_is_killed_and_started_again() {
     for n in 1..3 {
         // Killed before all have shown up: the last one shows up while no daemon runs.
         let c = Connections::new(n);
+        let stop = AtomicBool::new(false);
+        let others = Others::new(&stop, 3);
         let got = std::thread::scope(|scope| {
-            let (app, hosts) = (&app, &hosts);
-            let start = |rank| scope.spawn(move || app.run(hosts, rank, c, 200, &AtomicBool::new(false)));
+            let (app, hosts, others) = (&app, &hosts, &others);
+            let start = |rank| scope.spawn(move || app.run(hosts, rank, c, 200, others));
             let mut ranks = vec![start(0), start(1)];
             wait_for(&cluster, "two claims", |job| unclaimed(job) == [2]);
             cluster.kill_daemon().unwrap();

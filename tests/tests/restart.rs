@@ -94,6 +94,26 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn a_daemon_that_is_to_be_replaced_leaves_its_jobs_where_they_can_be_left() {
+    let mut cluster = pinned(2);
+    let mut group = start(&cluster, &JobSpec::new("train", 2));
+    let files = group.order_all_reduce("i32", 4_000_000, 1).unwrap();
+    cluster.hand_over().unwrap();
+    assert!(!std::fs::exists(cluster.socket()).unwrap(), "nobody listens there");
+    cluster.start_daemon().unwrap();
+    assert_box(&group.check_all_reduce("i32", 4_000_000, 1, &files).unwrap());
+    assert!(cluster.daemon_log().contains("taken over from the daemon before: 2 ports, 1 jobs"));
+    assert_box(&group.all_reduce("f32", 1000, 2).unwrap());
+    drop(group);
+
+    let mut cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    cluster.create_job(&JobSpec::new("train", 2)).unwrap();
+    cluster.hand_over().unwrap();
+    assert_eq!(xdp_ports(&cluster), 0, "nothing can be pinned");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     let mut cluster = pinned(2);
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();

@@ -63,6 +63,33 @@ fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn without_a_rate_nothing_is_sent_again_either() {
+    let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
+    let job = JobSpec::new("clean", 4);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(4)).unwrap();
+    group.start_together();
+    // A rank that gets no CPU for longer than its neighbour's timer looks like a lost packet. That is no fault of the
+    // network's, and on a machine that is busy otherwise it happens; but not three times in a row.
+    let clean = (0..3).any(|attempt| {
+        (0..5).all(|seed| {
+            let outcomes = group.all_reduce("f32", 1_000_000, seed).unwrap();
+            assert!(outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0), "{outcomes:?}");
+            let again: u64 = outcomes.iter().map(|outcome| outcome.retransmissions).sum();
+            if again > 0 {
+                println!("attempt {attempt}: {outcomes:?}\n{}", cluster.netsum(&["stats", "clean"]).unwrap());
+            }
+            again == 0
+        })
+    });
+    assert!(clean, "packets were sent again in each of three runs");
+    for counter in ["steer_failed", "redirect_failed", "credit_violation", "internal_error"] {
+        assert_eq!(cluster.counter(Some("clean"), counter).unwrap(), 0, "{counter}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn a_flood_arrives_at_the_rate_and_no_more() {
     for (text, rate) in [("100mbit", 100e6), ("250mbit", 250e6)] {
         // One sender fills its own link, two of them fill the receiver's. Queues stay full, so each in a lab of its own.

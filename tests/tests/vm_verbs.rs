@@ -111,6 +111,8 @@ fn slow_rank(cluster: &Cluster) {
 /// Adapters and netsum's own endpoint in one ring.
 fn mixed(cluster: &Cluster) {
     let mut group = ranks(cluster, &JobSpec::new("mixed", 3), &[0, VMS, 1]);
+    let order = &cluster.netsum_json(&["job", "show", "mixed"]).unwrap()["order"];
+    assert_eq!(order, "in-order", "the kernels go back N");
     reduce(cluster, &mut group, "mixed", 100_000, "box");
 }
 

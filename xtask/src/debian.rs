@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::paths::output;
 
 /// The keys that every Debian has.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Package lists of some suites. The folder is removed on drop.
 #[derive(Debug)]
@@ -121,7 +121,10 @@ pub fn codename() -> Result<String> {
 }
 
 /// The mirror that the machine's own Debian packages come from.
-fn mirror() -> Result<String> {
+///
+/// # Errors
+/// If none is configured.
+pub fn mirror() -> Result<String> {
     let mut texts = Vec::new();
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
         let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();

@@ -89,7 +89,7 @@ fn names() -> String {
 }
 
 fn build() -> Result<PathBuf> {
-    if ["c++", "g++", "clang++"].iter().all(|c| setup::find_program(c).is_none()) {
+    if ["c++", "g++", "clang++"].iter().all(|c| paths::find_program(c).is_none()) {
         bail!("a C++ compiler is needed to build libFuzzer (Debian package g++)");
     }
     let version = Command::new("rustc").arg("-vV").output().context("rustc")?;

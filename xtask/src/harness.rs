@@ -103,6 +103,11 @@ impl TestProgram {
         self.needs_lab() && self.name.starts_with("terminal")
     }
 
+    /// Whether its tests start Prometheus, too.
+    pub fn needs_prometheus(&self) -> bool {
+        self.needs_lab() && self.name.starts_with("monitor")
+    }
+
     /// Runs it with these arguments, as cargo would.
     pub fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
         let mut command = Command::new(&self.executable);

@@ -27,7 +27,7 @@ pub fn run(args: &LabArgs) -> Result<()> {
             let kernels: Vec<Kernel> = if has("--prepare") {
                 Kernel::ALL.to_vec()
             } else {
-                vec![Kernel::ALL.iter().rev().find(named).copied().unwrap_or_default()]
+                vec![Kernel::EVERY.iter().rev().find(named).copied().unwrap_or_default()]
             };
             setup::require_vms(&kernels)?;
         }

@@ -18,6 +18,16 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(me.ancestors().nth(2).context("xtask is in no target folder")?.to_owned())
 }
 
+/// A program in one of the usual places or on the path.
+pub fn find_program(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        // Where Debian has them, and where a bare PATH often does not look.
+        .chain(["/usr/sbin", "/sbin", "/usr/bin"].map(Into::into))
+        .map(|folder| folder.join(program))
+        .find(|p| p.is_file())
+}
+
 /// Cargo, in the workspace's root, as a shell would start it.
 ///
 /// Some build scripts look at the variables that `cargo run` sets for what it runs (`ring`'s does), and would run again, and

@@ -5,6 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::debian::{self, Archive};
+use crate::paths::{self, find_program};
 use crate::vm::{self, Kernel};
 
 /// A program, the Debian package that has it, and what it is for.
@@ -19,13 +21,15 @@ const TOOLS: [Tool; 2] = [
     Tool { program: "ethtool", package: "ethtool", purpose: "makes veth devices take redirected frames" },
 ];
 
-const VM_TOOLS: [Tool; 2] = [
+const VM_TOOLS: [Tool; 4] = [
     Tool {
         program: "qemu-system-x86_64",
         package: "qemu-system-x86",
         purpose: "runs the lab's virtual machines",
     },
     Tool { program: "cc", package: "gcc", purpose: "compiles programs that run in them" },
+    Tool { program: "debootstrap", package: "debootstrap", purpose: "installs a Debian for them" },
+    Tool { program: "mke2fs", package: "e2fsprogs", purpose: "makes that Debian's disk" },
 ];
 
 const TERMINAL_TOOLS: [Tool; 1] =
@@ -45,6 +49,10 @@ const RIVALS: [Tool; 3] = [
         purpose: "calls Open MPI",
     },
 ];
+
+/// Debian's package of Prometheus, its programs, and where it is unpacked below cargo's target folder.
+const PROMETHEUS: &str = "prometheus";
+const PROMETHEUS_PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
 
 /// Where the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -95,22 +103,38 @@ pub fn require_terminal() -> Result<()> {
     install(&TERMINAL_TOOLS)
 }
 
+/// Makes the machine ready for tests that start Prometheus. Its package is unpacked and not installed: to install it would start a
+/// service on this machine.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_prometheus() -> Result<()> {
+    let target = paths::target_dir()?;
+    let (to, programs) = (target.join(PROMETHEUS), Path::new("usr/bin"));
+    let there = |name: &&str| find_program(name).is_some() || to.join(programs).join(name).is_file();
+    if PROMETHEUS_PROGRAMS.iter().all(there) {
+        return Ok(());
+    }
+    if find_program("apt-get").is_none() {
+        bail!("no Prometheus, and no apt-get to fetch it");
+    }
+    println!("fetching Debian's Prometheus for tests of the metrics: about 20 MB");
+    // A folder that was interrupted is not taken for a whole one.
+    let fetched = tempfile::Builder::new().prefix("prometheus-").tempdir_in(&target)?;
+    let archive =
+        Archive::open(&fetched.path().join("apt"), &[&debian::codename()?]).context("Prometheus")?;
+    let unpacked = fetched.path().join("unpacked");
+    archive.download(&[PROMETHEUS])?.iter().try_for_each(|package| debian::unpack(package, &unpacked))?;
+    drop(std::fs::remove_dir_all(&to));
+    std::fs::rename(unpacked, &to).with_context(|| to.display().to_string())
+}
+
 /// Makes the machine ready for comparisons with others who all-reduce.
 ///
 /// # Errors
 /// What is missing and cannot be had.
 pub fn require_rivals() -> Result<()> {
     install(&RIVALS)
-}
-
-/// Whether a program is in one of the usual places or on the path.
-pub fn find_program(program: &str) -> Option<std::path::PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        // Where Debian has them, and where a bare PATH often does not look.
-        .chain(["/usr/sbin", "/sbin", "/usr/bin"].map(Into::into))
-        .map(|folder| folder.join(program))
-        .find(|p| p.is_file())
 }
 
 fn install(tools: &[Tool]) -> Result<()> {

@@ -1,10 +1,12 @@
 //! `cargo xtask soak`: a long run under loss.
 
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::harness::test_programs;
+use crate::paths::{output, root};
 use crate::setup;
 use crate::vm::Kernel;
 
@@ -17,13 +19,16 @@ pub struct SoakArgs {
     /// Kernels' Soft-RoCE in virtual machines in place of netsum's own hosts: rings of 3 and 4, with and without the box and loss.
     #[arg(long, conflicts_with = "fragments")]
     vm: bool,
+    /// Boxes that are virtual machines: every kernel with every driver, under all that a port can meet. Writes the table of the book.
+    #[arg(long, conflicts_with_all = ["fragments", "vm"])]
+    boxes: bool,
     /// With --vm: messages that each rank sends in each ring.
     #[arg(long, default_value_t = 1000, requires = "vm", value_parser = clap::value_parser!(u32).range(1..))]
     messages: u32,
     /// With --vm: the same for the rings with loss, which take many times as long for each message.
     #[arg(long, default_value_t = 200, requires = "vm", value_parser = clap::value_parser!(u32).range(1..))]
     with_loss: u32,
-    /// With --vm: the machines' kernel, 6.1 or 6.12; both in turn if not given.
+    /// With --vm: the machines' kernel, 6.1, 6.12 or newest; the first two in turn if not given.
     #[arg(long, requires = "vm")]
     kernel: Option<Kernel>,
     /// With --vm: so many short rings with loss and a short timer instead, none of which may stand still without a reason.
@@ -42,6 +47,9 @@ pub struct SoakArgs {
 /// # Errors
 /// If a sum is wrong, or anything else that the test checks.
 pub fn run(args: &SoakArgs) -> Result<()> {
+    if args.boxes {
+        return boxes();
+    }
     if !args.vm {
         setup::require_bpf()?;
         let fragments = args.fragments.to_string();
@@ -70,6 +78,27 @@ pub fn run(args: &SoakArgs) -> Result<()> {
             ("NETSUM_SOAK_KERNELS", names),
         ],
     )
+}
+
+/// The page with the table.
+const BOXES: &str = "book/text/reference/boxes.md";
+
+fn boxes() -> Result<()> {
+    setup::require_bpf()?;
+    setup::require_vms(&Kernel::EVERY)?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("boxes.md");
+    let test = "a_box_sums_between_network_cards_or_says_why_it_cannot";
+    long("vm_box", test, &[("NETSUM_SOAK_BOXES", file.display().to_string())])?;
+    let date = output(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let text = format!(
+        "# Kernels and drivers that were tried as a box\n\n\
+         Made by `cargo xtask soak --boxes` on {}. Boxes are virtual machines of QEMU, which emulates processors and cards, so times\n\
+         say nothing of real ones. Three hosts add up 200,000 values per all-reduce. \"right\" means: every bit at every host.\n\n{}",
+        date.trim(),
+        fs::read_to_string(&file)?
+    );
+    fs::write(root()?.join(BOXES), text).context(BOXES)
 }
 
 /// Runs one test of a program; the environment tells it to take its time.

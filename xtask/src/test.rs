@@ -39,8 +39,8 @@ const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
 const ALONE: [&str; 10] =
     ["benchmarks", "contest", "epochs", "inline", "lab", "links", "renewal", "security", "shaped", "timing"];
 
-/// The longest that one test program may take.
-const TIMEOUT: Duration = Duration::from_secs(300);
+/// The longest that one test program may take: twice what the slowest does on two cores that others use too.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs `cargo xtask test`.
 ///
@@ -77,6 +77,14 @@ pub fn run(args: &TestArgs) -> Result<()> {
     };
     let vms_ready = if lab.iter().any(needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
     let terminal_ready = setup::require_bpf().and_then(|()| setup::require_terminal());
+    // Not for a round that does without.
+    let needs_prometheus = |program: &&TestProgram| {
+        program.needs_prometheus() && !is_left_out(program) && program.list(filter).is_ok_and(|n| n > 0)
+    };
+    let prometheus_ready = match lab.iter().any(needs_prometheus) {
+        true => setup::require_bpf().and_then(|()| setup::require_prometheus()),
+        false => Ok(()),
+    };
     let tally = Mutex::new(tally);
     let tallied = || tally.lock().expect("no test program panics here");
     let run = |program: &TestProgram| {
@@ -84,6 +92,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             "programs" | "ingress" | "xdp" => ("XDP programs", &ready),
             _ if program.needs_vms() => ("virtual machines", &vms_ready),
             _ if program.needs_terminal() => ("terminal", &terminal_ready),
+            _ if program.needs_prometheus() => ("Prometheus", &prometheus_ready),
             _ => ("lab", &ready),
         };
         let reason = match ready {

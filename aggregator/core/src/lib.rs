@@ -9,6 +9,7 @@
 //! | [`ended`] | flows whose job has ended |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`plane`] | rings and flows, as said to the data plane |
+//! | [`port`] | what a port's driver cannot do |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`tenant`] | who may have how much of that |
 //! | [`saved`] | what outlives the daemon |
@@ -26,6 +27,7 @@ pub mod membership;
 mod owners;
 pub mod plane;
 pub mod pool;
+pub mod port;
 pub mod saved;
 pub mod size;
 pub mod tenant;

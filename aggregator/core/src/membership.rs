@@ -35,10 +35,12 @@ pub struct RankAddress {
     pub rings: Vec<Connection>,
     /// Its connections past the box.
     pub plain: Connection,
-    /// It is a kernel or an adapter: its packets' IPv4 identifications count up, and it takes results in order alone. The other ranks
-    /// are told.
+    /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do. The other ranks are told.
     #[serde(default)]
     pub any_ip_id: bool,
+    /// Its endpoint does selective retransmission, and takes results in any order. The other ranks are told.
+    #[serde(default)]
+    pub selective: bool,
 }
 
 /// Ranks that have begun.
@@ -204,8 +206,8 @@ impl Controller {
             return job.dismiss_waiters(&refusal);
         }
         let Some(forming) = job.forming.take() else { return Vec::new() };
-        // Rings start empty, whatever was in them. Kernels and adapters go back where something is missing.
-        let in_order = forming.ranks.values().any(|w| w.address.any_ip_id);
+        // Rings start empty, whatever was in them. One rank that goes back N needs all results in order.
+        let in_order = forming.ranks.values().any(|w| !w.address.selective);
         let mut actions = job.restart_for(in_order);
         job.last_epoch += 1;
         let number = job.last_epoch;

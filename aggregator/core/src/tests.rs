@@ -61,6 +61,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
             rings: vec![c(4)],
             plain: c(8),
             any_ip_id: false,
+            selective: true,
         },
         ifindex: 10 + rank,
         mac: [2, 0, 0, 0, 0, rank as u8],
@@ -304,18 +305,19 @@ fn results_are_released_as_the_ranks_that_join_need_them() {
         };
         actions.iter().find_map(ring)
     };
-    for (order, adapter, expected) in
-        [(None, false, true), (None, true, false), (Some(true), false, false), (Some(false), true, true)]
+    for (order, selective, expected) in
+        [(None, true, true), (None, false, false), (Some(true), true, false), (Some(false), false, true)]
     {
         let (mut c, now) = (controller(), Instant::now());
         c.create_job(JobSpec { in_order: order, ..spec("a", 2) }).unwrap();
         let with = |c: &mut Controller, epoch| {
             c.join(join("a", 0, epoch, 1, now), now).unwrap();
             let mut last = join("a", 1, epoch, 2, now);
-            last.address.any_ip_id = adapter;
+            // What its IP identifications are like has no say.
+            (last.address.selective, last.address.any_ip_id) = (selective, selective);
             relaxed(&c.join(last, now).unwrap())
         };
-        assert_eq!(with(&mut c, 0), Some(expected), "{order:?} {adapter}");
+        assert_eq!(with(&mut c, 0), Some(expected), "{order:?} {selective}");
         assert_eq!(c.job("a").unwrap().is_in_order(), !expected);
         // What another daemon takes over is the same, and the next ranks may be others.
         let mut next = controller();

@@ -211,7 +211,7 @@ mod tests {
         let flags = if contributors == 0 { 0 } else { Slot::USED | complete };
         RingView {
             state: RingState { low, ..RingState::default() },
-            slot: Slot { index: low, flags, contributors, len: 1024, crc: 0 },
+            slot: Slot { index: low, flags, contributors, len: 1024, checksum: 0, crc: 0 },
             ranks: vec![seen(0), seen(1)],
             base_psns,
         }

@@ -380,7 +380,7 @@ fn slot_message(ring: JobRing, number: u32, slot: &Slot, ranks: u32) -> api::Slo
         ring: ring.0,
         slot: number,
         index: slot.index,
-        len: slot.len,
+        len: slot.len.into(),
         state: match slot {
             s if s.is(Slot::RELEASED) => "released",
             s if s.is(Slot::COMPLETE) => "complete",

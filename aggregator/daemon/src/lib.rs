@@ -5,6 +5,7 @@
 //! | [`config`] | the configuration file |
 //! | [`state`] | controller and data plane behind one lock; carries out actions |
 //! | [`admin`] | the administration service |
+//! | [`device`] | what a driver says of a port: ethtool and netdev netlink |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
@@ -20,15 +21,18 @@
 //! | [`clock`] | clocks that processes agree on |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
 //! | [`reload`] | SIGHUP, and ports that come and go |
+//! | [`manager`] | what systemd is told |
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
 pub mod clock;
 pub mod config;
+pub mod device;
 pub mod diagnose;
 pub mod doorman;
 pub mod in_band;
 pub mod load;
+pub mod manager;
 pub mod message;
 pub mod metrics;
 pub mod netlink;

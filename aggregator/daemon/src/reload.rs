@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use tokio::signal::unix::Signal;
 
+use super::device;
+use super::manager;
 use super::netlink::{Interface, Netlink};
 use super::state::{Inner, Shared, programs_of_now};
 use crate::config::Config;
@@ -21,14 +23,16 @@ pub struct Reloader {
     config: Config,
     shared: Shared,
     netlink: Netlink,
+    /// The CPUs that serve rings.
+    cpus: Vec<u32>,
     /// Interfaces that could not be taken, which has been said.
     refused: HashSet<u32>,
 }
 
 impl Reloader {
     /// A daemon runs with this configuration, which was read from a file.
-    pub fn new(path: PathBuf, config: Config, shared: Shared, netlink: Netlink) -> Self {
-        Self { path, config, shared, netlink, refused: HashSet::new() }
+    pub fn new(path: PathBuf, config: Config, shared: Shared, netlink: Netlink, cpus: Vec<u32>) -> Self {
+        Self { path, config, shared, netlink, cpus, refused: HashSet::new() }
     }
 
     /// Goes on for as long as the daemon lives.
@@ -38,8 +42,14 @@ impl Reloader {
         loop {
             tokio::select! {
                 _ = hangup.recv() => match self.reload().await {
-                    Ok(()) => log::info!("{}: read again", self.path.display()),
-                    Err(e) => log::error!("SIGHUP changes nothing: {e:#}"),
+                    Ok(()) => {
+                        log::info!("{}: read again", self.path.display());
+                        manager::status("");
+                    }
+                    Err(e) => {
+                        log::error!("SIGHUP changes nothing: {e:#}");
+                        manager::status(&format!("The configuration has not been read again: {e:#}"));
+                    }
                 },
                 _ = tick.tick() => {
                     match self.netlink.present(&self.config.ports).await {
@@ -123,6 +133,7 @@ impl Reloader {
             match attached {
                 Ok(()) => {
                     log::info!("port {} has come", interface.name);
+                    device::tell(std::slice::from_ref(interface), self.config.xdp, &self.cpus);
                     ports.push(interface.port());
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {

@@ -25,10 +25,10 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{diagnose, in_band, metrics, privileges, tls};
+use super::{device, diagnose, in_band, manager, metrics, privileges, tls};
 use crate::config::Config;
 
-/// Runs the daemon until SIGTERM or SIGINT.
+/// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
 ///
 /// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier daemon has left; with
 /// `detach_now` nothing stays on the ports when this one ends.
@@ -45,7 +45,7 @@ pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Resul
 struct Ready {
     interfaces: Vec<Interface>,
     begun: Begun,
-    cpus: usize,
+    cpus: Vec<u32>,
     admin: std::os::unix::net::UnixListener,
     _file: SocketFile,
     workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
@@ -71,7 +71,8 @@ impl Ready {
         controller.set_ports(interfaces.iter().map(Interface::port).collect());
         controller.set_tenants(config.tenants.clone());
         let begun = begin(config, &cpus, &interfaces, reset, controller)?;
-        Ok(Self { interfaces, begun, cpus: cpus.len(), admin, _file, workers, metrics })
+        device::tell(&interfaces, config.xdp, &cpus);
+        Ok(Self { interfaces, begun, cpus, admin, _file, workers, metrics })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
@@ -88,7 +89,7 @@ impl Ready {
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
         }
         let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
-        log::info!("ports {}; {cpus} CPUs for rings", names.join(", "));
+        log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
         log::info!("administration on {}", config.admin.display());
         let workers = match workers {
             Some((listener, tls)) => {
@@ -110,10 +111,13 @@ impl Ready {
         }
         let admin = UnixListener::from_std(admin)?;
 
-        let reloader = Reloader::new(path.to_owned(), config.clone(), shared.clone(), netlink.clone());
+        let reloader = Reloader::new(path.to_owned(), config.clone(), shared.clone(), netlink.clone(), cpus);
         let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hand_over = signal(SignalKind::user_defined1())?;
+        tokio::spawn(manager::keep_alive(shared.clone()));
+        manager::ready();
         let ended = tokio::select! {
             result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
             _ = terminate.recv() => {
@@ -124,7 +128,19 @@ impl Ready {
                 log::info!("SIGINT: ending");
                 Ok(())
             }
+            _ = hand_over.recv() => {
+                let inner = shared.lock();
+                if inner.store.is_some() {
+                    // What a request has begun is done and written, under the lock, before the runtime ends.
+                    log::info!("SIGUSR1: ending; {} jobs go on, for the next daemon", inner.controller.jobs().count());
+                    manager::stopping();
+                    return Ok(());
+                }
+                log::info!("SIGUSR1: ending, with all jobs, because nothing is pinned");
+                Ok(())
+            }
         };
+        manager::stopping();
         reloader.abort();
         let mut inner = shared.lock();
         inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));

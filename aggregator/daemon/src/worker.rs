@@ -158,6 +158,7 @@ impl Worker for WorkerService {
             rings: a.rings.into_iter().map(|c| connection(Some(c), "rings")).collect::<Result<_, _>>()?,
             plain: connection(a.plain, "plain")?,
             any_ip_id: a.any_ip_id,
+            selective: a.selective,
         };
         let (ifindex, mac) = self.place_of(rank, &address).await?;
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
@@ -196,6 +197,7 @@ impl Worker for WorkerService {
             rings: a.rings.iter().map(connection_message).collect(),
             plain: Some(connection_message(&a.plain)),
             any_ip_id: a.any_ip_id,
+            selective: a.selective,
         });
         let ranks = ranks.collect();
         let heartbeat = self.shared.heartbeat.as_millis() as u32;

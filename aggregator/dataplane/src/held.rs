@@ -47,7 +47,7 @@ impl BpfDataPlane {
             Ok((
                 self.maps_of(ring.id)?.headers.get(&(slot * ring.config.ranks + flow.rank), 0)?,
                 held.index,
-                held.len,
+                held.len.into(),
             ))
         };
         let (saved, index, len) = read()?;

@@ -6,13 +6,13 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use futures::TryStreamExt as _;
 use netsum_daemon::config::{Config, Ports};
-use netsum_daemon::netlink::{Interface, Netlink};
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode};
+use netsum_daemon::device;
+use netsum_daemon::netlink::Netlink;
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode, online_cpus};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use rtnetlink::packet_route::link::{BridgeStpState, InfoBridge, InfoData, LinkAttribute, LinkInfo};
 
-use super::device;
-use super::judge::{BridgeFacts, Facts, PortFacts};
+use super::judge::{BridgeFacts, Facts};
 
 /// Where pins go by default.
 const PIN: &str = "/sys/fs/bpf/netsum";
@@ -48,8 +48,10 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
         ..Facts::default()
     };
     if let Some(wanted) = ports {
-        let skb = config.is_some_and(|c| c.xdp == XdpMode::Skb);
-        interfaces(wanted, skb, &mut facts).await?;
+        let mode = config.map_or(XdpMode::Native, |c| c.xdp);
+        let cpus = config.map(|c| c.cpus.clone()).filter(|cpus| !cpus.is_empty());
+        let cpus = cpus.map_or_else(online_cpus, Ok)?;
+        interfaces(wanted, mode, &cpus, &mut facts).await?;
     }
     Ok(facts)
 }
@@ -60,11 +62,15 @@ fn load() -> Result<bool, String> {
     let options = LoadOptions { cpus: vec![0], cpu_queue: 64, inline: true };
     let jited = BpfDataPlane::load(&options)
         .and_then(|plane| Ok(plane.programs()?.iter().all(|program| program.jited_bytes > 0)));
-    jited.map_err(|e| {
-        let text = format!("{e:#}");
-        // What follows is the verifier's log.
-        text.lines().next().unwrap_or_default().to_owned()
-    })
+    jited.map_err(|e| without_log(&format!("{e:#}")))
+}
+
+/// An error of loading, and of the verifier's log in it only why it refuses. That is the last line but some figures.
+fn without_log(error: &str) -> String {
+    let Some((what, log)) = error.split_once(". Verifier output: ") else { return error.to_owned() };
+    let figures = ["verification time", "stack depth", "processed ", ": "];
+    let why = log.lines().rev().find(|line| !figures.iter().any(|f| line.starts_with(f)));
+    format!("{what}: {}", why.unwrap_or_default())
 }
 
 fn version(release: &str) -> (u32, u32) {
@@ -87,7 +93,7 @@ fn is_bpffs(path: &Path) -> bool {
     there.and_then(|p| statfs(p).ok()).is_some_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
 }
 
-async fn interfaces(wanted: &Ports, skb: bool, facts: &mut Facts) -> Result<()> {
+async fn interfaces(wanted: &Ports, mode: XdpMode, cpus: &[u32], facts: &mut Facts) -> Result<()> {
     let netlink = Netlink::open()?;
     let interfaces = match netlink.resolve(wanted).await {
         Ok(interfaces) => interfaces,
@@ -107,7 +113,7 @@ async fn interfaces(wanted: &Ports, skb: bool, facts: &mut Facts) -> Result<()> 
     if let Some(name) = name {
         facts.bridge = Some(bridge(&name).await?);
     }
-    facts.ports = Some(Ok(interfaces.iter().map(|l| port(l, skb)).collect::<Result<_>>()?));
+    facts.ports = Some(Ok(interfaces.iter().map(|l| device::facts(l, mode, cpus)).collect::<Result<_>>()?));
     Ok(())
 }
 
@@ -138,39 +144,6 @@ async fn bridge(name: &str) -> Result<BridgeFacts> {
     Ok(facts)
 }
 
-fn port(interface: &Interface, skb: bool) -> Result<PortFacts> {
-    let said = device::ethtool(&interface.name)?;
-    Ok(PortFacts {
-        name: interface.name.clone(),
-        driver: said.driver.clone(),
-        up: interface.up,
-        mtu: interface.mtu,
-        xdp: interface.xdp.is_some(),
-        features: device::xdp_features(interface.ifindex)?,
-        lro: said.lro,
-        // Whether frames have their tags is decided at a veth's other end.
-        rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
-        queues: said.queues,
-        interrupts: interrupts(&interface.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
-        skb,
-    })
-}
-
-/// The CPUs that serve an interface's interrupts. Drivers name those after the interface, most of them.
-fn interrupts(name: &str, table: &str) -> Vec<String> {
-    let of_port = |line: &str| {
-        let last = line.split_whitespace().last()?;
-        let named = last == name || last.split(['-', '@', ':']).any(|part| part == name);
-        let number = line.split(':').next()?.trim();
-        (named && number.bytes().all(|b| b.is_ascii_digit())).then(|| number.to_owned())
-    };
-    let cpus = |number: String| {
-        let file = format!("/proc/irq/{number}/effective_affinity_list");
-        Some(fs::read_to_string(file).ok()?.trim().to_owned())
-    };
-    table.lines().filter_map(of_port).filter_map(cpus).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,6 +152,18 @@ mod tests {
     fn kernels_are_compared_by_number() {
         assert_eq!(version("6.12.1-cloud-amd64"), (6, 12));
         assert_eq!((version("6.1"), version("nonsense")), ((6, 1), (0, 0)));
+    }
+
+    #[test]
+    fn of_the_verifiers_log_the_reason_is_left() {
+        let error = "the BPF_PROG_LOAD syscall returned Permission denied (os error 13). Verifier output: 0: R1=ctx(off=0)\n\
+                     invalid access to map value\nR3 min value is outside\nverification time 66402 usec\n\
+                     stack depth 0+72\nprocessed 4016 insns\n: Permission denied (os error 13)";
+        assert_eq!(
+            without_log(error),
+            "the BPF_PROG_LOAD syscall returned Permission denied (os error 13): R3 min value is outside"
+        );
+        assert_eq!(without_log("no such file"), "no such file");
     }
 
     #[test]

@@ -1,25 +1,12 @@
 //! What follows from the facts about a machine. Pure.
 
 use netsum_cli::check::{Finding, Level};
-use netsum_core::HEADROOM;
+use netsum_core::port::{self, PortFacts};
 
 /// The least kernel that netsum is meant for.
-pub const KERNEL: (u32, u32) = (6, 1);
-/// The largest path MTU.
-const MAX_MTU: u32 = 2048;
-/// The least one.
-const MIN_MTU: u32 = 256;
-
-/// Bits of `enum netdev_xdp_act` (include/uapi/linux/netdev.h, Linux 6.3).
-pub mod xdp_features {
-    /// Programs run in the driver.
-    pub const BASIC: u64 = 1;
-    /// They may redirect.
-    pub const REDIRECT: u64 = 2;
-    /// Frames may be redirected to it.
-    pub const NDO_XMIT: u64 = 4;
-}
-
+const KERNEL: (u32, u32) = (6, 1);
+/// The first Linux with tcx, which the program `guard` hangs on.
+const GUARDED: (u32, u32) = (6, 6);
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Version and release of the kernel, and its name in full.
@@ -52,30 +39,6 @@ pub struct BridgeFacts {
     pub stp: bool,
     /// Its frames go through iptables.
     pub call_iptables: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct PortFacts {
-    pub name: String,
-    /// Its driver; empty where it does not say.
-    pub driver: String,
-    /// It is up and has a carrier.
-    pub up: bool,
-    pub mtu: u32,
-    /// An XDP program is attached.
-    pub xdp: bool,
-    /// [`xdp_features`]; `None` before Linux 6.3.
-    pub features: Option<u64>,
-    /// The driver joins packets that it receives (large receive offload); `None` where it does not say.
-    pub lro: Option<bool>,
-    /// The driver takes VLAN tags off frames that it receives; `None` where it does not say.
-    pub rx_vlan: Option<bool>,
-    /// Receive queues in use; 0 where the driver does not say.
-    pub queues: u32,
-    /// The CPUs that serve its interrupts, by interrupt.
-    pub interrupts: Vec<String>,
-    /// The configuration wants `xdp = "skb"`.
-    pub skb: bool,
 }
 
 fn finding(level: Level, subject: &str, found: impl Into<String>, mend: Option<&str>) -> Finding {
@@ -112,8 +75,12 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
 
 fn machine(facts: &Facts) -> Vec<Finding> {
     let mut all = Vec::new();
-    all.push(if facts.kernel >= KERNEL {
+    all.push(if facts.kernel >= GUARDED {
         ok("kernel", &facts.release)
+    } else if facts.kernel >= KERNEL {
+        let found =
+            format!("{}: a port that loses its XDP program lets contributions pass unsummed", facts.release);
+        warning("kernel", found, "Linux 6.6 and newer guard ports against that")
     } else {
         let (major, minor) = KERNEL;
         warning("kernel", &facts.release, &format!("netsum is meant for Linux {major}.{minor} and newer"))
@@ -206,42 +173,8 @@ fn bridge(b: &BridgeFacts) -> Vec<Finding> {
 
 fn port(p: &PortFacts) -> Vec<Finding> {
     let subject = format!("port {}", p.name);
-    let mut all = Vec::new();
-    if !p.up {
-        all.push(error(
-            &subject,
-            "down, or without a carrier",
-            &format!("ip link set {} up; look at the cable", p.name),
-        ));
-    }
-    if p.mtu < MIN_MTU + HEADROOM {
-        let mend = format!("ip link set {} mtu {}", p.name, MAX_MTU + HEADROOM);
-        all.push(error(&subject, format!("MTU {}: too small for any job", p.mtu), &mend));
-    } else if p.mtu < MAX_MTU + HEADROOM {
-        let fits = netsum_common::abi::MTUS.iter().filter(|&m| m + HEADROOM <= p.mtu).max();
-        let found = format!("MTU {}: path MTU {} at the most", p.mtu, fits.copied().unwrap_or(MIN_MTU));
-        let mend = format!(
-            "ip link set {} mtu {} for path MTU {MAX_MTU}, at the hosts too",
-            p.name,
-            MAX_MTU + HEADROOM
-        );
-        all.push(warning(&subject, found, &mend));
-    }
-    all.extend(xdp(p, &subject));
-    if p.lro == Some(true) {
-        let mend = format!("ethtool -K {} lro off", p.name);
-        all.push(error(&subject, "large receive offload joins packets before XDP sees them", &mend));
-    }
-    if p.rx_vlan == Some(true) {
-        let mend = format!("ethtool -K {} rxvlan off, if its hosts are in VLANs", p.name);
-        all.push(warning(&subject, "VLAN tags are taken off before XDP sees them", &mend));
-    }
-    let cpus: std::collections::BTreeSet<&String> = p.interrupts.iter().collect();
-    if p.interrupts.len() > 1 && cpus.len() == 1 {
-        let found = format!("{} interrupts, all served by CPU {}", p.interrupts.len(), p.interrupts[0]);
-        all.push(warning(&subject, found, "spread them: irqbalance, or /proc/irq/*/smp_affinity_list"));
-    }
-    if all.is_empty() {
+    let defects = port::defects(p);
+    if defects.is_empty() {
         let mut found = format!("up, MTU {}", p.mtu);
         if !p.driver.is_empty() {
             found += &format!(", {}", p.driver);
@@ -249,50 +182,10 @@ fn port(p: &PortFacts) -> Vec<Finding> {
         if p.queues > 0 {
             found += &format!(", {} receive queues", p.queues);
         }
-        all.push(ok(&subject, found));
+        return vec![ok(&subject, found)];
     }
-    all
-}
-
-fn xdp(p: &PortFacts, subject: &str) -> Option<Finding> {
-    use xdp_features::{BASIC, NDO_XMIT, REDIRECT};
-    if p.skb {
-        return Some(warning(
-            subject,
-            "xdp = \"skb\": programs run in the generic stack, slowly",
-            "xdp = \"native\", where the driver can",
-        ));
-    }
-    let has = |bit: u64| p.features.is_none_or(|f| f & bit != 0);
-    if p.features.is_none() {
-        return Some(warning(
-            subject,
-            format!("this kernel does not say whether {} has native XDP", p.driver_or("the driver")),
-            "start the daemon and see; xdp = \"skb\" works with every driver, slowly",
-        ));
-    }
-    if !has(BASIC) || !has(REDIRECT) {
-        return Some(error(
-            subject,
-            format!("{} has no native XDP with redirects", p.driver_or("the driver")),
-            "xdp = \"skb\" in the configuration works with every driver, slowly",
-        ));
-    }
-    if !has(NDO_XMIT) && !p.xdp {
-        let mend = match p.driver.as_str() {
-            "veth" => format!("ethtool -K PEER gro on, PEER being the other end of {}", p.name),
-            _ => "some drivers take redirected frames only with a program of their own attached: start the daemon and look again".into(),
-        };
-        let level = if p.driver == "veth" { Level::Error } else { Level::Warning };
-        return Some(finding(level, subject, "it takes no frames that XDP redirects to it", Some(&mend)));
-    }
-    None
-}
-
-impl PortFacts {
-    fn driver_or<'a>(&'a self, other: &'a str) -> &'a str {
-        if self.driver.is_empty() { other } else { &self.driver }
-    }
+    let level = |is_fatal| if is_fatal { Level::Error } else { Level::Warning };
+    defects.into_iter().map(|d| finding(level(d.is_fatal), &subject, d.found, Some(&d.mend))).collect()
 }
 
 #[cfg(test)]
@@ -354,6 +247,7 @@ mod tests {
         };
         use Level::{Error, Warning};
         one(after(|f| f.kernel = (5, 15)), Warning, "meant for Linux 6.1");
+        one(after(|f| f.kernel = (6, 1)), Warning, "Linux 6.6 and newer guard ports");
         one(after(|f| f.programs = Some(Err("no BTF".into()))), Error, "programs: no BTF");
         one(after(|f| (f.programs, f.root) = (None, false)), Warning, "run this as root");
         one(after(|f| f.jit = Some(false)), Error, "bpf_jit_enable=1");
@@ -366,14 +260,5 @@ mod tests {
         one(after(|f| f.bridge.as_mut().unwrap().stp = true), Warning, "stp_state 0");
         one(of_port(|p| p.up = false), Error, "ip link set eth1 up");
         one(of_port(|p| p.mtu = 1500), Warning, "path MTU 1024 at the most");
-        one(of_port(|p| p.mtu = 300), Error, "too small for any job");
-        one(of_port(|p| p.lro = Some(true)), Error, "ethtool -K eth1 lro off");
-        one(of_port(|p| p.rx_vlan = Some(true)), Warning, "ethtool -K eth1 rxvlan off");
-        one(of_port(|p| p.features = Some(0)), Error, "mlx5_core has no native XDP");
-        one(of_port(|p| p.features = None), Warning, "does not say whether mlx5_core has native XDP");
-        one(of_port(|p| p.features = Some(3)), Warning, "redirects to it");
-        one(of_port(|p| (p.features, p.driver) = (Some(3), "veth".into())), Error, "gro on");
-        one(of_port(|p| p.interrupts[1] = "0".into()), Warning, "all served by CPU 0");
-        one(of_port(|p| p.skb = true), Warning, "slowly");
     }
 }

@@ -4,9 +4,7 @@
 //! | --- | --- |
 //! | [`judge`] | what follows from the facts; pure |
 //! | [`gather`](mod@gather) | the facts: kernel, bpffs, bridge, ports |
-//! | [`device`] | what a driver says of its interface: ethtool and netdev netlink |
 
-pub mod device;
 pub mod gather;
 pub mod judge;
 

@@ -118,13 +118,16 @@ impl DataPlane for Remembers {
         Ok(timing)
     }
     fn slots(&self, _: u32) -> anyhow::Result<Vec<Slot>> {
-        Ok(vec![Slot { index: 5, flags: Slot::USED, contributors: 1, len: 1024, crc: 0 }, Slot::default()])
+        Ok(vec![
+            Slot { index: 5, flags: Slot::USED, contributors: 1, len: 1024, checksum: 0, crc: 0 },
+            Slot::default(),
+        ])
     }
     fn ring_state(&self, _: u32) -> anyhow::Result<RingState> {
         Ok(RingState::default())
     }
     fn slot(&self, _: u32, _: u32) -> anyhow::Result<Slot> {
-        Ok(Slot { index: 0, flags: Slot::USED, contributors: 1, len: 1024, crc: 0 })
+        Ok(Slot { index: 0, flags: Slot::USED, contributors: 1, len: 1024, checksum: 0, crc: 0 })
     }
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {
         // One packet came on each connection to 0x11.
@@ -270,6 +273,7 @@ pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
         rings: vec![c(2)],
         plain: Some(c(8)),
         any_ip_id: false,
+        selective: true,
     };
     api::JoinRequest {
         job: "train".into(),

@@ -279,7 +279,9 @@ fn stash(ctx: &XdpContext, way: u32, queue: &mut Queue, lag: u64) -> bool {
     let place = unsafe { &mut *place };
     // SAFETY: the context is valid.
     let len = unsafe { bpf_xdp_get_buff_len(ctx.ctx) };
-    if len == 0 || len > ROOM as u64 {
+    // No frame is shorter than its header. The verifier of Linux 6.1 does not see that what is not 0 is at least 1.
+    let len = len.max(14);
+    if len > ROOM as u64 {
         return false;
     }
     // SAFETY: the buffer has room for `len` bytes, as just checked.
@@ -318,8 +320,8 @@ fn leave(ctx: &XdpContext, way: u32) -> Option<u32> {
     // SAFETY: a map value that only this way's packets touch.
     let stashed = unsafe { &mut *STASHES.get_ptr_mut(way * STASH + queue.leaving as u32 % STASH)? };
     queue.leaving += 1;
-    let len = stashed.len;
-    if len == 0 || len > ROOM as u64 {
+    let len = stashed.len.max(14);
+    if len > ROOM as u64 {
         return None;
     }
     // SAFETY: the context is valid; packet pointers are read anew below. The stash has `len` bytes, as just checked.

@@ -2,10 +2,11 @@
 
 use std::os::unix::process::CommandExt;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser};
 use netsum_lab::lab::{self, BoxNode, Host, STANDING, tear_down};
 use netsum_lab::netns::Netns;
+use netsum_lab::vm::Card;
 use netsum_lab::vm::parts::Kernel;
 use netsum_lab::{Lab, LabSpec, Rate, janitor, vm};
 
@@ -54,12 +55,18 @@ struct UpArgs {
 #[derive(Args, Debug)]
 struct VmArgs {
     /// Virtual machines on the box's ports.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=16))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(..=16))]
     hosts: u16,
     /// Hosts on further ports that are network namespaces.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=32))]
     namespaces: u16,
-    /// Their kernel: 6.1 or 6.12.
+    /// The box is a virtual machine, too, with two CPUs. `--hosts 0 --namespaces 3` starts no other one.
+    #[arg(long = "box")]
+    box_: bool,
+    /// With --box: the network cards that it has, by their driver: igb, virtio_net or vmxnet3.
+    #[arg(long, requires = "box_", default_value_t)]
+    driver: Card,
+    /// The machines' kernel: 6.1, 6.12, or newest, which is that of Debian's testing suite.
     #[arg(long, default_value_t)]
     kernel: Kernel,
     /// MTU of the links in bytes. A path MTU of 2048 needs 2200.
@@ -74,7 +81,7 @@ struct VmArgs {
     /// Wait for Ctrl-C and take the lab down then.
     #[arg(long)]
     wait: bool,
-    /// Only fetch and build what both kernels' machines boot.
+    /// Only fetch and build what the machines with kernels 6.1 and 6.12 boot.
     #[arg(long)]
     prepare: bool,
 }
@@ -104,8 +111,11 @@ fn main() -> Result<()> {
                 ipv6: args.ipv6,
                 ips_per_host: args.ips.into(),
                 vms: vec![args.kernel; args.hosts.into()],
+                box_vm: args.box_.then_some((args.kernel, args.driver)),
+                vm_cpus: if args.box_ { 2 } else { 1 },
                 ..LabSpec::default()
             };
+            ensure!(spec.hosts > 0, "--hosts 0 needs --namespaces");
             up(spec, args.wait)
         }
         LabCommand::Down => {
@@ -151,6 +161,10 @@ fn exec(host: &str, command: &[String]) -> Result<()> {
         Some(number) if netns.ifindex(Host::INTERFACE).is_err() => {
             let box_ = Netns::open(&format!("{STANDING}-box"))?;
             vm::command_at(&box_, lab::host_ip(false, number, 0), &command[0])
+        }
+        // Its bridge is in the machine.
+        None if netns.ifindex(BoxNode::BRIDGE).is_err() => {
+            vm::command_at(&netns, lab::BOX_AGENT.into(), &command[0])
         }
         _ => netns.free_command(&command[0]),
     };

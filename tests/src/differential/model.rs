@@ -14,6 +14,7 @@ use netsum_common::{icrc, serial, timing};
 use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, RingSpec, mapped};
 
 use super::Verdict;
+use crate::frames::udp_checksum;
 use crate::programs::LOOPBACK;
 
 /// A flow, with what the box has seen of it.
@@ -534,6 +535,8 @@ impl Model {
         let sum = &ring.sums[s];
         if verdict.completed {
             ring.slots[s].crc = icrc::update(0, sum);
+            let has_checksum = u16_at(packet, frame.udp() + 6) != 0;
+            ring.slots[s].checksum = if has_checksum { ones_complement(sum).to_be() } else { 0 };
             counters.push(Counter::Completed);
             if verdict.output != Output::Release {
                 counters.push(Counter::Held);
@@ -631,10 +634,16 @@ impl Model {
                 }
             }
         }
+        let checksum_at = ip + l3.header_len() + 6;
+        let with_checksum = ring.slots[s].checksum != 0 && u16_at(&frame, checksum_at) != 0;
         no_udp_checksum(&mut frame, ip + l3.header_len());
         let icrc_at = saved.bytes.len() + ring.slots[s].len as usize;
         let icrc = right_icrc(&frame, l3, ip, icrc_at);
         frame[icrc_at..][..ICRC_LEN].copy_from_slice(&icrc.to_le_bytes());
+        if with_checksum {
+            let checksum = udp_checksum(&frame, l3, ip);
+            frame[checksum_at..][..2].copy_from_slice(&checksum.to_be_bytes());
+        }
         // The VLAN is that of the receiver's own packets, the priority the sender's.
         let own = &ring.saved[s * ranks as usize + to as usize];
         let tag = |bytes: &[u8]| (u16_at(bytes, 12) == wire::ETHERTYPE_VLAN).then(|| u16_at(bytes, 14));

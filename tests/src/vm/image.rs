@@ -7,10 +7,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::cpio::Cpio;
-use super::parts::{FOLDER, KERNEL, Kernel, MODULES, NOTE, PROGRAMS, USERLAND};
+use super::parts::{DISK, DISK_MODULES, FOLDER, KERNEL, Kernel, MODULES, NOTE, PROGRAMS, QEMU, USERLAND};
 use crate::cluster::program;
 
 /// Files for QEMU.
@@ -19,21 +19,23 @@ pub struct Image {
     pub kernel: PathBuf,
     /// The first file system.
     pub initramfs: PathBuf,
+    /// The disk that it goes on with.
+    pub disk: Option<PathBuf>,
 }
 
 impl Image {
-    /// The image with this kernel, put together anew if a part of it has changed.
+    /// The image with this kernel, put together anew if a part of it has changed; with a disk that has a Debian, or without.
     ///
     /// # Errors
     /// If its parts have not been prepared.
-    pub fn of(kernel: Kernel) -> Result<Self> {
+    pub fn of(kernel: Kernel, disk: bool) -> Result<Self> {
         let agent = program("lab-agent")?;
         let near = agent.parent().context("the agent is in no folder")?;
-        let folder = near.ancestors().map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir());
         let missing = || format!("no image with kernel {kernel} for VMs: cargo xtask lab vm --prepare");
-        let folder = folder.with_context(missing)?;
+        let folder = folder(near).with_context(missing)?;
         let own = folder.join(kernel.to_string());
-        let parts = [folder.join(USERLAND), own.join(MODULES)];
+        let mut parts = vec![folder.join(USERLAND), own.join(MODULES)];
+        parts.extend(disk.then(|| own.join(DISK_MODULES)));
         let mut programs = vec![agent.clone()];
         if let Ok(entries) = fs::read_dir(folder.join(PROGRAMS)) {
             let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
@@ -43,12 +45,30 @@ impl Image {
         for part in parts.iter().chain(&programs) {
             newest = newest.max(changed(part).with_context(missing)?);
         }
-        let initramfs = near.join(format!("lab-initramfs-{kernel}.cpio"));
+        let with = if disk { "-disk" } else { "" };
+        let initramfs = near.join(format!("lab-initramfs-{kernel}{with}.cpio"));
         if changed(&initramfs).map_or(true, |made| made <= newest) {
             put_together(&initramfs, &parts, &programs)?;
         }
-        Ok(Self { kernel: own.join(KERNEL), initramfs })
+        let disk = disk.then(|| folder.join(DISK));
+        ensure!(disk.iter().all(|disk| disk.is_file()), missing());
+        Ok(Self { kernel: own.join(KERNEL), initramfs, disk })
     }
+}
+
+/// The newer QEMU's folder.
+///
+/// # Errors
+/// If it has not been prepared.
+pub fn qemu() -> Result<PathBuf> {
+    let agent = program("lab-agent")?;
+    let folder = folder(agent.parent().context("the agent is in no folder")?).map(|folder| folder.join(QEMU));
+    folder.filter(|folder| folder.is_dir()).context("no QEMU with such a card: cargo xtask lab vm --prepare")
+}
+
+/// The folder with what VMs boot from, by the programs' folder.
+fn folder(near: &Path) -> Option<PathBuf> {
+    near.ancestors().map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir())
 }
 
 fn changed(path: &Path) -> Result<SystemTime> {

@@ -7,12 +7,14 @@
 //! | [`parts`] | names of what they are made from |
 //! | [`protocol`] | what the lab and the agent in the VM say to each other |
 //! | [`client`] | the lab's side of it |
+//! | [`debian`] | a VM that has booted a Debian with systemd from a disk |
 //!
 //! The agent's side is the program `lab-agent`, the VM's first and only process of its own. A program in a VM is started by
 //! `lab-exec`, which stands for it here: it passes on input, outputs and signals, and ends as the program ends.
 
 pub mod client;
 pub mod cpio;
+pub mod debian;
 pub mod image;
 pub mod parts;
 pub mod protocol;
@@ -40,6 +42,48 @@ const MEMORY: u32 = 384;
 /// How long a VM may take to boot: 5 s are usual, but several may boot on a busy machine.
 const BOOT: Duration = Duration::from_secs(180);
 
+/// Network cards that QEMU has, whose Linux drivers take XDP programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Card {
+    /// The Intel 82576, with as many queues as the machine has CPUs.
+    Igb,
+    #[default]
+    VirtioNet,
+    /// From Linux 6.6 on with XDP.
+    Vmxnet3,
+}
+
+impl Card {
+    pub const ALL: [Self; 3] = [Self::Igb, Self::VirtioNet, Self::Vmxnet3];
+
+    /// Queues of its tap device: QEMU's 82576 and vmxnet3 share out one queue's packets themselves.
+    pub const fn queues(self) -> u32 {
+        match self {
+            Self::VirtioNet => 2,
+            Self::Igb | Self::Vmxnet3 => 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Card {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Igb => "igb",
+            Self::VirtioNet => "virtio_net",
+            Self::Vmxnet3 => "vmxnet3",
+        })
+    }
+}
+
+impl std::str::FromStr for Card {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|card| card.to_string() == text);
+        found.ok_or_else(|| "igb, virtio_net and vmxnet3 are possible".into())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct VmSpec<'a> {
     pub kernel: Kernel,
@@ -52,8 +96,12 @@ pub struct VmSpec<'a> {
     pub mac: String,
     /// MTU of its interface in bytes.
     pub mtu: u32,
+    /// Its other interfaces, which it gets as eth1 and so on: the tap devices at their other ends, beside the first one.
+    pub cards: Option<(Card, Vec<String>)>,
     /// Its addresses with prefix lengths. The agent is reached by the first.
     pub addresses: Vec<(IpAddr, u8)>,
+    /// Boot the Debian on the disk, and let it boot again; what it writes is gone with the VM.
+    pub disk: bool,
 }
 
 /// A virtual machine. It is ended on drop.
@@ -72,26 +120,35 @@ impl Vm {
     /// # Errors
     /// If there is no image or no QEMU.
     pub fn start(spec: &VmSpec) -> Result<Self> {
-        let image = Image::of(spec.kernel)?;
+        let image = Image::of(spec.kernel, spec.disk)?;
         let (netns, tap) = &spec.tap;
         let addresses: Vec<_> = spec.addresses.iter().map(|(ip, len)| format!("{ip}/{len}")).collect();
         // What the kernel does not know, it gives to the agent as environment variables.
-        let line = format!(
+        let mut line = format!(
             "console=ttyS0 quiet panic=-1 {QUICK} lab_mtu={} lab_addresses={}",
             spec.mtu,
             addresses.join(",")
         );
+        if image.disk.is_some() {
+            line += debian::LINE;
+        }
         // COMMAND_LINE_SIZE of x86.
         anyhow::ensure!(line.len() < 2048, "too many addresses for a VM: {}", addresses.len());
         let console = tempfile::tempfile()?;
-        let mut command = netns.free_command(QEMU);
+        let (mut command, machine) = match spec.cards {
+            // A card for PCI Express, which Debian 12's own QEMU has not.
+            Some((Card::Igb, _)) => (newer_qemu(netns)?, "q35"),
+            _ => (netns.free_command(QEMU), "pc"),
+        };
         command
-            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
-            .args(["-machine", "pc", "-accel", "tcg", "-cpu", "max"])
+            .args(["-nodefaults", "-no-user-config", "-display", "none"])
+            .args(["-machine", machine, "-accel", "tcg", "-cpu", "max"])
             .args(["-smp", &spec.cpus.to_string(), "-m", &(spec.cpus * MEMORY).to_string()])
             .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
             .args(["-netdev", &format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=off")])
             .args(["-device", &format!("virtio-net-pci,netdev=net,mac={},romfile=,{PLAIN}", spec.mac)])
+            .args(cards(spec))
+            .args(debian::disk(image.disk.as_deref()))
             .arg("-kernel")
             .arg(&image.kernel)
             .arg("-initrd")
@@ -166,6 +223,41 @@ impl Vm {
     pub(crate) fn leave(&mut self) {
         self.qemu = None;
     }
+}
+
+/// QEMU from its own folder.
+fn newer_qemu(netns: &Netns) -> Result<Command> {
+    let folder = image::qemu()?;
+    let mut command = netns.free_command(folder.join("usr/bin").join(QEMU));
+    command.env("QEMU_MODULE_DIR", folder.join("usr/lib/x86_64-linux-gnu/qemu"));
+    for data in ["usr/share/qemu", "usr/share/seabios"] {
+        command.arg("-L").arg(folder.join(data));
+    }
+    Ok(command)
+}
+
+/// QEMU's arguments for a machine's other interfaces.
+fn cards(spec: &VmSpec) -> Vec<String> {
+    let Some((card, taps)) = &spec.cards else { return Vec::new() };
+    let of = |(i, tap): (usize, &String)| {
+        let (port, device) = match card {
+            // Its virtual functions take the places beside it: each card has a bus of its own.
+            Card::Igb => {
+                (Some(format!("pcie-root-port,id=bus{i},chassis={i}")), format!("{card},bus=bus{i}"))
+            }
+            // Vectors for the queues of both ways, the control queue and changes of the configuration.
+            Card::VirtioNet => {
+                (None, format!("virtio-net-pci,mq=on,vectors={},{PLAIN}", 2 * card.queues() + 2))
+            }
+            Card::Vmxnet3 => (None, card.to_string()),
+        };
+        let queues = if card.queues() > 1 { format!(",queues={}", card.queues()) } else { String::new() };
+        let netdev = format!("tap,id=card{i},ifname={tap},script=no,downscript=no,vhost=off{queues}");
+        let device = format!("{device},netdev=card{i},mac=02:00:00:00:01:{:02x},romfile=", i + 1);
+        let port = port.into_iter().flat_map(|port| ["-device".to_owned(), port]);
+        port.chain(["-netdev".to_owned(), netdev, "-device".to_owned(), device]).collect::<Vec<_>>()
+    };
+    taps.iter().enumerate().flat_map(of).collect()
 }
 
 /// What costs time only where the processor is emulated.

@@ -11,10 +11,14 @@ pub enum Kernel {
     V6_1,
     /// The last that was made for Debian 12, from its backports.
     V6_12,
+    /// That of Debian's testing suite, whose version changes: for what is looked at, not for tests.
+    Newest,
 }
 
 impl Kernel {
+    /// Those of tests, whose versions stay.
     pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
+    pub const EVERY: [Self; 3] = [Self::V6_1, Self::V6_12, Self::Newest];
 }
 
 impl fmt::Display for Kernel {
@@ -22,6 +26,7 @@ impl fmt::Display for Kernel {
         f.pad(match self {
             Self::V6_1 => "6.1",
             Self::V6_12 => "6.12",
+            Self::Newest => "newest",
         })
     }
 }
@@ -30,8 +35,8 @@ impl FromStr for Kernel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|kernel| kernel.to_string() == text);
-        found.ok_or_else(|| "6.1 and 6.12 are possible".into())
+        let found = Self::EVERY.into_iter().find(|kernel| kernel.to_string() == text);
+        found.ok_or_else(|| "6.1, 6.12 and newest are possible".into())
     }
 }
 
@@ -43,9 +48,17 @@ pub const USERLAND: &str = "userland.cpio";
 pub const PROGRAMS: &str = "programs";
 /// In each of the folders: what it was made from.
 pub const NOTE: &str = "made-from";
+/// In that folder: a newer QEMU, as its packages have it.
+pub const QEMU: &str = "qemu";
 /// In a kernel's folder therein: archive of its modules.
 pub const MODULES: &str = "modules.cpio";
 /// In a kernel's folder: itself.
 pub const KERNEL: &str = "kernel";
+/// In a kernel's folder: archive of the modules for a disk.
+pub const DISK_MODULES: &str = "disk-modules.cpio";
+/// In that folder: the disk of a Debian with systemd, in a folder of its own.
+pub const DISK: &str = "debian/disk.img";
 /// In the VM: the modules in the order in which they are loaded.
 pub const MODULE_LIST: &str = "/lib/modules/list";
+/// In a VM with a disk: the same of those for the disk.
+pub const DISK_MODULE_LIST: &str = "/lib/modules/disk-list";

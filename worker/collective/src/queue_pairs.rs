@@ -26,6 +26,8 @@ pub struct RankNumbers {
     pub plain: Numbers,
     /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do.
     pub any_ip_id: bool,
+    /// It does selective retransmission.
+    pub selective: bool,
 }
 
 /// An endpoint, with a queue pair for each channel.
@@ -52,72 +54,61 @@ impl QueuePairChannels {
         ranks: &[RankNumbers],
         capacity: u32,
     ) -> Result<Self, SetupError> {
-        let count = ranks.len() as u32;
-        let own = &ranks[rank as usize];
-        let next = &ranks[((rank + 1) % count) as usize];
-        let previous = &ranks[((rank + count - 1) % count) as usize];
-        let own_any_ip_id = own.any_ip_id;
         let (mut qps, mut channels) = (HashMap::new(), HashMap::new());
-        let fragments = shape.layout.message_size.div_ceil(shape.mtu);
-        let share = (capacity / (shape.layout.rings + 1)).max(8);
-        let all_are_ours = ranks.iter().all(|rank| !rank.any_ip_id);
-        let mut connect =
-            |out: Channel, into: Channel, own: Numbers, next_n: Numbers, previous_n: Numbers| {
-                let mut pair = [
-                    (
-                        out,
-                        QpConfig::new(
-                            own.send_qpn,
-                            next.ip,
-                            next_n.receive_qpn,
-                            own.first_psn,
-                            Psn::default(),
-                            shape.mtu as usize,
-                        ),
-                    ),
-                    (
-                        into,
-                        QpConfig::new(
-                            own.receive_qpn,
-                            previous.ip,
-                            previous_n.send_qpn,
-                            Psn::default(),
-                            previous_n.first_psn,
-                            shape.mtu as usize,
-                        ),
-                    ),
-                ];
-                for (channel, config) in &mut pair {
-                    // A rank may compute for an hour before it sends its part. Who is dead is found by keep-alives.
-                    config.retry_limit = None;
-                    config.ack_timeout = ACK_TIMEOUT;
-                    config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
-                    // Adapters and kernels go back.
-                    config.selective = match channel {
-                        Channel::PlainOut => !own_any_ip_id && !next.any_ip_id,
-                        Channel::PlainIn => !own_any_ip_id && !previous.any_ip_id,
-                        Channel::RingOut(_) | Channel::RingIn(_) => shape.relaxed && all_are_ours,
-                    };
-                    config.waits_for_others = matches!(channel, Channel::RingOut(_) | Channel::RingIn(_));
-                    (config.max_inflight, config.max_message) = match channel {
-                        Channel::PlainOut | Channel::PlainIn => (share.min(128), plain_room(shape)),
-                        _ => (
-                            share.min(fragments.saturating_mul(shape.layout.window)),
-                            shape.layout.message_size as usize,
-                        ),
-                    };
-                    let id = endpoint.add_qp(config.clone())?;
-                    qps.insert(*channel, id);
-                    channels.insert(id, *channel);
-                }
-                Ok(())
-            };
-        connect(Channel::PlainOut, Channel::PlainIn, own.plain, next.plain, previous.plain)?;
-        for (i, ((o, n), p)) in own.rings.iter().zip(&next.rings).zip(&previous.rings).enumerate() {
-            connect(Channel::RingOut(i as u32), Channel::RingIn(i as u32), *o, *n, *p)?;
+        for (channel, config) in queue_pairs(shape, rank, ranks, capacity) {
+            let id = endpoint.add_qp(config)?;
+            qps.insert(channel, id);
+            channels.insert(id, channel);
         }
         Ok(Self { endpoint, qps, channels })
     }
+}
+
+/// What the queue pairs of rank `rank` are to be.
+fn queue_pairs(
+    shape: &JobShape,
+    rank: u32,
+    ranks: &[RankNumbers],
+    capacity: u32,
+) -> Vec<(Channel, QpConfig)> {
+    let (count, rank) = (ranks.len(), rank as usize);
+    let (own, next, previous) =
+        (&ranks[rank], &ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]);
+    let mtu = shape.mtu as usize;
+    let out = |own: &Numbers, n: &Numbers| {
+        QpConfig::new(own.send_qpn, next.ip, n.receive_qpn, own.first_psn, Psn::default(), mtu)
+    };
+    let into = |own: &Numbers, p: &Numbers| {
+        QpConfig::new(own.receive_qpn, previous.ip, p.send_qpn, Psn::default(), p.first_psn, mtu)
+    };
+    let mut pairs = vec![
+        (Channel::PlainOut, out(&own.plain, &next.plain)),
+        (Channel::PlainIn, into(&own.plain, &previous.plain)),
+    ];
+    for (i, ((o, n), p)) in (0..).zip(own.rings.iter().zip(&next.rings).zip(&previous.rings)) {
+        pairs.extend([(Channel::RingOut(i), out(o, n)), (Channel::RingIn(i), into(o, p))]);
+    }
+    let fragments = shape.layout.message_size.div_ceil(shape.mtu);
+    let share = (capacity / (shape.layout.rings + 1)).max(8);
+    for (channel, config) in &mut pairs {
+        // A rank may compute for an hour before it sends its part. Who is dead is found by keep-alives.
+        config.retry_limit = None;
+        config.ack_timeout = ACK_TIMEOUT;
+        config.min_ack_timeout = Some(MIN_ACK_TIMEOUT);
+        config.selective = match channel {
+            Channel::PlainOut => own.selective && next.selective,
+            Channel::PlainIn => own.selective && previous.selective,
+            Channel::RingOut(_) | Channel::RingIn(_) => shape.relaxed && ranks.iter().all(|r| r.selective),
+        };
+        config.waits_for_others = matches!(channel, Channel::RingOut(_) | Channel::RingIn(_));
+        // The other side's share may be larger.
+        (config.max_early, config.max_message) = match channel {
+            Channel::PlainOut | Channel::PlainIn => (128, plain_room(shape)),
+            _ => (fragments.saturating_mul(shape.layout.window), shape.layout.message_size as usize),
+        };
+        config.max_inflight = share.min(config.max_early);
+    }
+    pairs
 }
 
 impl Channels for QueuePairChannels {
@@ -156,5 +147,60 @@ impl Channels for QueuePairChannels {
         // The channel stays known: events that wait may still give back its messages.
         let messages = self.qps.remove(&channel).map(|qp| self.endpoint.remove_qp(qp));
         messages.into_iter().flatten().map(|(id, data)| (id, data.into())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::layout::Layout;
+
+    const RANKS: u32 = 3;
+
+    fn numbers(rank: u32, connection: u32) -> Numbers {
+        let qpn = 0x100 * rank + 2 * connection + 2;
+        let first_psn = Psn::new(qpn * 1000);
+        Numbers { receive_qpn: Qpn::new(qpn), send_qpn: Qpn::new(qpn + 1), first_psn }
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_and_the_box_agree_whether_it_is_selective() {
+        let layout = Layout { message_size: 65_536, window: 2, rings: 2 };
+        for said in (0..1 << RANKS).map(|bits: u32| [0, 1, 2].map(|rank| bits >> rank & 1 == 1)) {
+            let ranks = [0, 1, 2].map(|rank| RankNumbers {
+                ip: [10, 0, 0, rank as u8 + 1].into(),
+                rings: (0..layout.rings).map(|ring| numbers(rank, ring)).collect(),
+                plain: numbers(rank, layout.rings),
+                // Has no say.
+                any_ip_id: said[rank as usize],
+                selective: said[rank as usize],
+            });
+            // The box relaxes a ring of its own accord where all say so, and on order whatever they say.
+            let all = said == [true; 3];
+            for relaxed in [false, true] {
+                let shape = JobShape { ranks: RANKS, mtu: 1024, layout, relaxed };
+                let of = |rank| queue_pairs(&shape, rank, &ranks, [4096, 92, 0][rank as usize]);
+                let ends: Vec<_> = (0..RANKS).map(of).collect();
+                for (rank, (own, next)) in ends.iter().zip(ends.iter().cycle().skip(1)).enumerate() {
+                    let plain = said[rank] && said[(rank + 1) % 3];
+                    let rings = (0..layout.rings).map(|i| (Channel::RingOut(i), Channel::RingIn(i)));
+                    for (out, into) in rings.chain([(Channel::PlainOut, Channel::PlainIn)]) {
+                        let end = |of: &[(Channel, QpConfig)], channel| {
+                            of.iter().find(|(c, _)| *c == channel).expect("a queue pair").1.clone()
+                        };
+                        let (from, to) = (end(own, out), end(next, into));
+                        assert_eq!((from.remote_qpn, from.send_psn), (to.local_qpn, to.recv_psn));
+                        assert_eq!((to.remote_qpn, to.remote), (from.local_qpn, ranks[rank].ip));
+                        assert!(from.max_inflight <= to.max_early, "whatever its socket holds");
+                        let expected = if out == Channel::PlainOut { plain } else { relaxed && all };
+                        assert_eq!(
+                            [from.selective, to.selective],
+                            [expected; 2],
+                            "{said:?} {relaxed} {out:?}"
+                        );
+                    }
+                }
+            }
+        }
     }
 }

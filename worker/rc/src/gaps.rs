@@ -3,6 +3,8 @@
 //! Lanes in network byte order: the PSN of the packet that came last, as in IRN (SIGCOMM 2018, section 3.1), then for each row of
 //! missing packets its first PSN and its length. All rows are told, so that a lost NAK costs nothing once another one comes.
 
+use netsum_common::serial;
+
 use super::Psn;
 
 /// Most rows that a NAK names: the oldest ones.
@@ -24,7 +26,7 @@ impl Gaps {
         std::iter::once(self.came.get()).chain(rows).flat_map(u32::to_be_bytes).collect()
     }
 
-    /// From a NAK's payload; `None` where it is none of these.
+    /// From a NAK's payload; `None` where it is none of these. Rows that overlap would be work out of proportion.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let (lanes, rest) = payload.as_chunks::<4>();
         let (came, rows) = lanes.split_first()?;
@@ -32,8 +34,17 @@ impl Gaps {
             return None;
         }
         let lane = |bytes: &[u8; 4]| u32::from_be_bytes(*bytes);
-        let missing = rows.as_chunks::<2>().0.iter().map(|[first, len]| (Psn::new(lane(first)), lane(len)));
-        Some(Self { came: Psn::new(lane(came)), missing: missing.collect() })
+        let rows = rows.as_chunks::<2>().0.iter().map(|[first, len]| (Psn::new(lane(first)), lane(len)));
+        let missing: Vec<_> = rows.collect();
+        let mut end = 0;
+        for &(first, len) in &missing {
+            let at = u64::from(serial::sub(first.get(), missing[0].0.get()));
+            if at < end {
+                return None;
+            }
+            end = at + u64::from(len);
+        }
+        Some(Self { came: Psn::new(lane(came)), missing })
     }
 }
 
@@ -45,12 +56,18 @@ mod tests {
     fn gaps_are_read_as_they_were_written_and_nonsense_is_not() {
         let gaps = Gaps { came: Psn::new(0xff_ffff), missing: vec![(Psn::new(5), 1), (Psn::new(9), 300)] };
         assert_eq!(Gaps::decode(&gaps.encode()), Some(gaps.clone()));
-        let many = Gaps { missing: vec![(Psn::new(7), 1); 100], ..gaps.clone() };
+        let many = Gaps { missing: (0..100).map(|n| (Psn::new(2 * n), 1)).collect(), ..gaps.clone() };
         assert_eq!(Gaps::decode(&many.encode()).unwrap().missing.len(), ROWS);
         let bytes = gaps.encode();
         for len in (0..bytes.len()).filter(|len| len % 8 != 4) {
             assert_eq!(Gaps::decode(&bytes[..len]), None, "{len}");
         }
         assert_eq!(Gaps::decode(&vec![0; 4 + 8 * (ROWS + 1)]), None);
+        // Rows that overlap, over the wrap, too.
+        for rows in [[(9, 2), (10, 1)], [(0xff_fff0, 17), (0, 1)], [(5, u32::MAX), (9, 1)]] {
+            let gaps =
+                Gaps { missing: rows.map(|(first, len)| (Psn::new(first), len)).to_vec(), ..gaps.clone() };
+            assert_eq!(Gaps::decode(&gaps.encode()), None, "{rows:?}");
+        }
     }
 }

@@ -5,14 +5,19 @@
 //! | --- | --- |
 //! | [`packet`] | datagrams and their ICRC |
 //! | [`requester`] | the sending half of a queue pair |
+//! | [`gaps`] | the list of what a receiver lacks, in its NAKs |
+//! | [`repeats`] | what it sends again to a selective receiver |
 //! | [`responder`] | the receiving half |
 //! | [`path`] | how long an acknowledgement may take |
 //! | [`endpoint`] | the queue pairs of one address |
 
 pub mod endpoint;
 mod gaps;
+#[cfg(test)]
+mod hostile;
 pub mod packet;
 mod path;
+mod repeats;
 pub mod requester;
 pub mod responder;
 #[cfg(test)]
@@ -71,14 +76,17 @@ pub struct QpConfig {
     pub rnr_retry_limit: Option<u32>,
     /// Both sides are selective: what comes early is kept, and only what is missing is sent again. Of queue pairs of this library alone.
     pub selective: bool,
-    /// Most unacknowledged packets, and how far ahead of the expected packet a selective receiver keeps one.
+    /// Most unacknowledged packets.
     pub max_inflight: u32,
+    /// How far ahead of the expected packet a selective receiver keeps one. Where the other side may have more in flight, it goes
+    /// back for them.
+    pub max_early: u32,
     /// Bytes of the longest message that it takes. A sender of a longer one is refused, and the connection fails.
     pub max_message: usize,
 }
 
 impl QpConfig {
-    /// A queue pair with 128 unacknowledged packets at the most, as rdma_rxe has it, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
+    /// A queue pair with 128 unacknowledged or early packets at the most, as rdma_rxe has it, a time-out of 67 ms (code 14), 7 retries, and messages of up to 16 MiB.
     pub fn new(
         local_qpn: Qpn,
         remote: IpAddr,
@@ -102,6 +110,7 @@ impl QpConfig {
             rnr_retry_limit: None,
             selective: false,
             max_inflight: 128,
+            max_early: 128,
             max_message: 1 << 24,
         }
     }

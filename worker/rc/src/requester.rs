@@ -2,7 +2,7 @@
 //!
 //! Packets are counted without wrapping; their PSN is the first PSN plus their number, modulo 2^24.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use netsum_common::wire::{Bth, Opcode, Reth};
@@ -10,6 +10,7 @@ use netsum_common::wire::{Bth, Opcode, Reth};
 use super::gaps::Gaps;
 use super::packet::{Extended, OVERHEAD};
 use super::path::{AROUND, Path};
+use super::repeats::Repeats;
 use super::{Operation, Psn, QpConfig, QpError, Qpn};
 
 /// An acknowledgement is asked for at least this often.
@@ -19,8 +20,6 @@ const MAX_BACKOFF: u32 = 16;
 
 /// Least time for the rest to be acknowledged after a probe was.
 const LEAST_PATIENCE: Duration = Duration::from_millis(2);
-/// Least time for what was sent again to be acknowledged, before the last packet asks for it.
-const LEAST_ASKING: Duration = Duration::from_micros(200);
 /// Who looks at the clock so much after a time-out was due did not run meanwhile, and perhaps nobody on its machine did.
 const LATE: Duration = Duration::from_millis(1);
 /// So many NAKs of one packet in a row mean loss; more, that something else is wrong.
@@ -47,13 +46,6 @@ struct Sample {
     load: u64,
 }
 
-/// When a packet was sent again: how many packets had been sent by then, and how many sent again.
-#[derive(Clone, Copy, Debug)]
-struct Resent {
-    sent: u64,
-    resendings: u64,
-}
-
 /// State of the sending half.
 #[derive(Debug)]
 pub struct Requester {
@@ -75,21 +67,12 @@ pub struct Requester {
     posted: u64,
     /// The oldest packet that is not acknowledged.
     acked: u64,
-    /// The next packet to send, behind those of `again`.
+    /// The next packet to send, behind `repeats`.
     next: u64,
     /// The receiver keeps what comes early.
     selective: bool,
-    /// Packets that are to be sent again: of a selective receiver.
-    again: BTreeSet<u64>,
-    /// Packets that have been. They are lost once more where something has come that was sent later.
-    resent: BTreeMap<u64, Resent>,
-    /// How many have been, ever.
-    resendings: u64,
-    /// When the last packet asks whether those have come, if nothing newer has told: once for each NAK that lists some.
-    ask: Option<Instant>,
-    may_ask: bool,
-    /// The oldest packet has been lost once more.
-    lost_twice: bool,
+    /// What is to be sent again, where the receiver is selective.
+    repeats: Repeats,
     /// Behind the last packet that was ever sent.
     sent: u64,
     /// Bytes that were sent and not acknowledged.
@@ -176,12 +159,7 @@ impl Requester {
             acked: 0,
             next: 0,
             selective: c.selective,
-            again: BTreeSet::new(),
-            resent: BTreeMap::new(),
-            resendings: 0,
-            ask: None,
-            may_ask: false,
-            lost_twice: false,
+            repeats: Repeats::default(),
             sent: 0,
             load: 0,
             waiting: None,
@@ -233,7 +211,7 @@ impl Requester {
     pub fn ready(&self, now: Instant) -> bool {
         let most = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
         let new = self.next < self.posted && self.next < self.acked + most;
-        (new || !self.again.is_empty()) && self.not_before.is_none_or(|t| now >= t)
+        (new || self.repeats.first().is_some()) && self.not_before.is_none_or(|t| now >= t)
     }
 
     /// Whether it sends again only what is missing.
@@ -243,12 +221,12 @@ impl Requester {
 
     /// Whether the oldest packet was lost twice, or a time-out has come, and nothing been acknowledged since.
     pub fn is_careful(&self) -> bool {
-        self.probe == Probe::Sent || self.lost_twice
+        self.probe == Probe::Sent || self.repeats.lost_oldest_twice()
     }
 
     /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.
     pub fn next_len(&self) -> usize {
-        let n = self.again.first().copied().unwrap_or(self.next);
+        let n = self.repeats.first().unwrap_or(self.next);
         let i = self.messages.partition_point(|m| m.first + m.packets <= n);
         let Some(m) = self.messages.get(i) else { return 0 };
         let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
@@ -264,8 +242,8 @@ impl Requester {
             return None;
         }
         self.not_before = None;
-        let listed = self.again.pop_first();
-        let n = listed.unwrap_or(self.next);
+        let repeat = self.repeats.next(now, self.sent, path);
+        let n = repeat.map_or(self.next, |r| r.packet);
         let i = self.messages.partition_point(|m| m.first + m.packets <= n);
         let window_end = self.probe == Probe::Sent || n + 1 == self.acked + self.max_inflight;
         let psn = self.psn(n);
@@ -277,8 +255,8 @@ impl Requester {
         let mut bth =
             Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn.get(), psn.get());
         bth.pad = (payload.len().wrapping_neg() & 3) as u8;
-        let end_of_list = listed.is_some() && self.again.is_empty();
-        bth.ack_request = last || window_end || end_of_list || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
+        let last_repeat = repeat.is_some_and(|r| r.last);
+        bth.ack_request = last || window_end || last_repeat || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
         let reth = match m.operation {
             Operation::Write { address, rkey } if first => {
                 Some(Reth { address, rkey, length: m.data.len() as u32 })
@@ -287,13 +265,7 @@ impl Requester {
         };
         let ext = Extended { reth, immediate: m.immediate.filter(|_| last), aeth: None };
         let again = n < self.sent;
-        if listed.is_some() {
-            self.resendings += 1;
-            self.resent.insert(n, Resent { sent: self.sent, resendings: self.resendings });
-            if end_of_list && std::mem::take(&mut self.may_ask) {
-                self.ask = Some(now + path.usual().max(LEAST_ASKING));
-            }
-        } else {
+        if repeat.is_none() {
             self.next += 1;
         }
         if again {
@@ -376,7 +348,9 @@ impl Requester {
             Probe::Sent => self.learn_from_probe(now, path, more_than_one),
             // Packets that were not sent again have arrived, so nothing had been lost (RFC 5682, 2.1, step 3b). Not so behind a box:
             // sums that wait for other ranks come out of turn.
-            Probe::Answered { end, whole: false } if !self.waits_for_others => {
+            Probe::Answered { end, whole: false }
+                if !self.waits_for_others && !self.repeats.have_repeated(self.acked..packet) =>
+            {
                 self.was_too_soon(now, path);
                 self.probe = Probe::Answered { end, whole: true };
             }
@@ -393,15 +367,8 @@ impl Requester {
             path.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
         }
         self.acked = packet;
-        self.lost_twice = false;
         self.next = self.next.max(packet);
-        if !self.again.is_empty() {
-            self.again = self.again.split_off(&packet);
-        }
-        if !self.resent.is_empty() {
-            self.resent = self.resent.split_off(&packet);
-            self.ask = self.ask.filter(|_| !self.resent.is_empty());
-        }
+        self.repeats.acknowledge(packet);
         self.retries = 0;
         self.rnr_retries = 0;
         if self.probe == Probe::Sent {
@@ -492,11 +459,9 @@ impl Requester {
         path.on_gap();
         self.naks = if again.is_some() { self.naks + 1 } else { 0 };
         self.go_back(now, path);
-        if self.selective {
-            // Who does not say what is missing has kept nothing.
-            self.again.clear();
-            self.next = self.acked;
-        }
+        // Who does not say what is missing has kept nothing.
+        self.repeats.clear();
+        self.next = self.acked;
         Effect::WentBack
     }
 
@@ -513,24 +478,13 @@ impl Requester {
         let Some(packet) = self.packet(psn).filter(|p| (self.acked..sent).contains(p)) else {
             return;
         };
-        let came = self.packet(gaps.came).filter(|p| *p < sent);
-        let resent = came.and_then(|p| self.resent.get(&p)).map(|r| r.resendings);
+        let came = self.packet(gaps.came).filter(|p| *p < sent).map(|p| self.repeats.came(p));
         self.acknowledge(now, path, packet, &mut done);
         path.on_gap();
         for &(first, len) in &gaps.missing {
             let Some(first) = self.packet(first).filter(|p| *p >= self.acked) else { continue };
-            for n in first..sent.min(first + u64::from(len)) {
-                let later = |then: &Resent| match resent {
-                    Some(resendings) => resendings > then.resendings,
-                    None => came.is_some_and(|p| p >= then.sent),
-                };
-                let before = self.resent.get(&n);
-                if before.is_none_or(later) {
-                    self.lost_twice |= n == self.acked && before.is_some();
-                    self.again.insert(n);
-                    self.may_ask = true;
-                }
-            }
+            let row = first..sent.min(first + u64::from(len));
+            self.repeats.add_missing(row, came, self.acked, (now, path, self.ack_timeout));
         }
         // A sign of life. What has been sent again is waited for from now on.
         self.retries = 0;
@@ -551,6 +505,7 @@ impl Requester {
             return Effect::None;
         };
         self.acknowledge(now, path, packet, &mut done);
+        self.retries = 0; // a sign of life
         self.rnr_retries += 1;
         if self.rnr_retry_limit.is_some_and(|limit| self.rnr_retries > limit) {
             return Effect::Failed(QpError::RnrRetryExceeded);
@@ -564,7 +519,7 @@ impl Requester {
         self.probe = Probe::None;
         self.unanswered = None;
         if self.selective {
-            self.again.insert(self.acked);
+            self.repeats.add(self.acked);
         } else {
             self.next = self.acked;
         }
@@ -576,7 +531,7 @@ impl Requester {
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
     pub(super) fn deadline(&self, path: &Path) -> Option<Instant> {
-        [self.due(path), self.not_before, self.ask].into_iter().flatten().min()
+        [self.due(path), self.not_before, self.repeats.deadline()].into_iter().flatten().min()
     }
 
     /// Looks at the clock.
@@ -584,8 +539,8 @@ impl Requester {
         if self.not_before.is_some_and(|t| now >= t) {
             self.not_before = None;
         }
-        if self.ask.take_if(|t| now >= *t).is_some() && self.acked < self.sent {
-            self.again.insert(self.sent - 1);
+        if self.repeats.asks(now) && self.acked < self.sent {
+            self.repeats.add(self.sent - 1);
         }
         let Some(due) = self.due(path).filter(|t| now >= *t) else { return Effect::None };
         if self.acked == self.sent {
@@ -608,7 +563,7 @@ impl Requester {
         self.go_back(now, path);
         if self.selective {
             // It shows what else is missing.
-            self.again.insert(self.sent - 1);
+            self.repeats.add(self.sent - 1);
         }
         if !answered {
             self.unanswered = since;

@@ -82,7 +82,7 @@ impl Responder {
             taken: 0,
             came: c.recv_psn,
             early: c.selective.then(BTreeMap::new),
-            reach: u64::from(c.max_inflight),
+            reach: u64::from(c.max_early),
             msn: 0,
             partial: None,
             buffers: VecDeque::new(),
@@ -158,8 +158,10 @@ impl Responder {
 
     /// A packet past a gap is kept, and the gap told of if it is a new one.
     fn keep(&mut self, p: &Packet<'_>, ahead: u64) -> Arrival {
-        let Some(early) = self.early.as_mut().filter(|_| ahead < self.reach) else {
-            return Arrival::OutOfSequence { nak: false };
+        // Dropped, and told of as where nothing is kept: the list would not have it.
+        let may = ahead < self.reach && p.payload.len() <= self.mtu;
+        let Some(early) = self.early.as_mut().filter(|_| may) else {
+            return self.past_gap(Psn::new(p.bth.psn), ahead as i32);
         };
         let number = self.taken + ahead;
         let behind_a_gap = early.last_key_value().map_or(self.taken, |(last, _)| last + 1) < number;
@@ -314,21 +316,27 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_may_be_in_flight() {
+    fn no_more_is_kept_than_may_be() {
         let [peer, own]: [IpAddr; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
         let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
-        let mut responder = Responder::new(&QpConfig { selective: true, max_inflight: 8, ..config });
-        for psn in (1..200).chain([1 << 22, (1 << 23) - 1]).cycle().take(1000) {
+        let mut responder = Responder::new(&QpConfig { selective: true, max_early: 8, ..config });
+        let mut take = |psn, len| {
             let mut datagram = Vec::new();
             let bth = Bth::new(Opcode::SEND_MIDDLE, 1, psn);
-            encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &[7; MTU]);
+            encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &vec![7; len]);
             let mut verifier = Verifier::new(own, false);
             let packet = verifier.decode((peer, ROCE_PORT).into(), &datagram).unwrap();
             responder.on_data(&packet, |_, _| panic!("nothing is complete"));
-            assert!(responder.early.as_ref().is_some_and(|early| early.len() < 8));
+            let early = responder.early.as_ref().unwrap();
+            assert!(early.len() < 8 && early.values().all(|early| early.payload.len() <= MTU));
+            responder.poll().map(|(psn, _, gaps)| (psn, gaps.map(|gaps| gaps.missing)))
+        };
+        for psn in (1..200).chain([1 << 22, (1 << 23) - 1]).cycle().take(1000) {
+            take(psn, 60_000);
+            take(psn, MTU);
         }
-        let (psn, _, gaps) = responder.poll().unwrap();
         let missing = vec![(Psn::new(0), 1)];
-        assert_eq!((psn, gaps.map(|gaps| gaps.missing)), (Psn::new(0), Some(missing)));
+        assert_eq!(take(7, MTU), Some((Psn::new(0), Some(missing))));
+        assert_eq!(take(1, 60_000), Some((Psn::new(0), None)), "the sender goes back");
     }
 }

@@ -61,6 +61,7 @@ pub(crate) fn bootstrap(
                 rings: (0..*rings).map(|ring| numbers(rank, Some(ring))).collect(),
                 plain: numbers(rank, None),
                 any_ip_id: false,
+                selective: true,
             });
             Ok(Membership { shape, ranks: ranks.collect(), heartbeat: None })
         }
@@ -135,6 +136,7 @@ fn join(
         rings: rings.iter().map(message).collect(),
         plain: Some(message(&plain)),
         any_ip_id: network.any_ip_id(),
+        selective: network.selective(),
     };
     let reply = control.join(own, epoch, config.connect_timeout)?;
     let ranks = reply.ranks.iter().map(|r| rank_numbers(r, layout.rings)).collect::<Result<Vec<_>, _>>();
@@ -164,7 +166,7 @@ fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> 
         return Err(format!("rank {} has {} rings of {rings}", r.rank, r.rings.len()));
     }
     let rings = r.rings.iter().map(numbers).collect::<Result<_, _>>()?;
-    Ok(RankNumbers { ip, rings, plain: numbers(plain)?, any_ip_id: r.any_ip_id })
+    Ok(RankNumbers { ip, rings, plain: numbers(plain)?, any_ip_id: r.any_ip_id, selective: r.selective })
 }
 
 #[cfg(test)]
@@ -188,6 +190,9 @@ mod tests {
         }
         fn any_ip_id(&self) -> bool {
             false
+        }
+        fn selective(&self) -> bool {
+            true
         }
     }
 

@@ -25,6 +25,8 @@ pub(crate) trait Network: Send {
     ) -> Result<Box<dyn Connections>, Error>;
     /// Whether packets leave with IPv4 identifications that a socket cannot guess.
     fn any_ip_id(&self) -> bool;
+    /// Whether it does selective retransmission.
+    fn selective(&self) -> bool;
 }
 
 /// Connections that somebody has to drive.

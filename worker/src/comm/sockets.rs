@@ -133,6 +133,10 @@ impl<D: Driver> Network for SocketNetwork<D> {
     fn any_ip_id(&self) -> bool {
         false
     }
+
+    fn selective(&self) -> bool {
+        true
+    }
 }
 
 /// A rank's connections, and what moves their datagrams.

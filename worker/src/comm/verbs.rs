@@ -138,6 +138,10 @@ impl Network for Opened {
     fn any_ip_id(&self) -> bool {
         true
     }
+
+    fn selective(&self) -> bool {
+        false
+    }
 }
 
 /// Sizes and numbers of buffers that a job needs.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::wire::ROCE_PORT;
 use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -87,6 +88,8 @@ impl UdpDriver {
         if local.is_ipv6() {
             buffers::accept_no_checksum(socket.as_fd())?;
         }
+        // quinn-udp 0.6.3 asks for timestamps, and then has no room for the congestion mark of what the kernel coalesced.
+        setsockopt(&socket, sockopt::ReceiveTimestampns, &false)?;
         let receive_buffer = buffers::enlarge(&socket, SOCKET_BUFFER)?;
         Ok(Self {
             socket,

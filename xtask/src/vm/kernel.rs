@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::cpio::Cpio;
-use super::parts::{KERNEL, Kernel, MODULE_LIST, MODULES};
+use super::parts::{DISK_MODULE_LIST, DISK_MODULES, KERNEL, Kernel, MODULE_LIST, MODULES};
 use anyhow::{Context, Result, ensure};
 use object::{Object, ObjectSection};
 
@@ -16,7 +16,7 @@ use crate::debian::Archive;
 
 /// Modules that VMs load, and with them what they depend on. `crc32_generic` is no dependency that the module names, but
 /// without it Soft-RoCE cannot be set up (ENOENT).
-const WANTED: [&str; 10] = [
+const WANTED: [&str; 12] = [
     "virtio_pci",
     "virtio_net",
     "af_packet",
@@ -28,24 +28,40 @@ const WANTED: [&str; 10] = [
     // For a box of its own.
     "bridge",
     "veth",
+    // Behind virtio_net: a machine's first interface is the lab's way in.
+    "vmxnet3",
+    "igb",
 ];
+
+/// Modules that VMs with a disk load besides; and again what they depend on. `crc32c_generic` is no dependency that ext4 names.
+const FOR_DISK: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
 /// Decompresses modules.
 const XZ: &str = "xz";
 
 /// Parts of the package where those and their dependencies are.
-const PARTS: [&str; 16] = [
+const PARTS: [&str; 26] = [
     "./boot/vmlinuz-*",
     "./lib/modules/*/modules.builtin",
     "./lib/modules/*/kernel/arch/x86/crypto/*",
     "./lib/modules/*/kernel/crypto/*",
+    "./lib/modules/*/kernel/drivers/block/virtio_blk*",
+    "./lib/modules/*/kernel/drivers/dca/*",
+    "./lib/modules/*/kernel/drivers/i2c/*",
     "./lib/modules/*/kernel/drivers/infiniband/core/*",
     "./lib/modules/*/kernel/drivers/infiniband/sw/rxe/*",
+    "./lib/modules/*/kernel/drivers/net/ethernet/intel/igb/*",
     "./lib/modules/*/kernel/drivers/net/net_failover*",
     "./lib/modules/*/kernel/drivers/net/veth*",
     "./lib/modules/*/kernel/drivers/net/virtio_net*",
+    "./lib/modules/*/kernel/drivers/net/vmxnet3/*",
+    "./lib/modules/*/kernel/drivers/pps/*",
+    "./lib/modules/*/kernel/drivers/ptp/*",
     "./lib/modules/*/kernel/drivers/virtio/*",
     "./lib/modules/*/kernel/fs/configfs/*",
+    "./lib/modules/*/kernel/fs/ext4/*",
+    "./lib/modules/*/kernel/fs/jbd2/*",
+    "./lib/modules/*/kernel/fs/mbcache*",
     "./lib/modules/*/kernel/lib/*",
     "./lib/modules/*/kernel/net/802*",
     "./lib/modules/*/kernel/net/bridge/*",
@@ -57,6 +73,7 @@ fn suite(kernel: Kernel) -> &'static str {
     match kernel {
         Kernel::V6_1 => "bookworm",
         Kernel::V6_12 => "bookworm-backports",
+        Kernel::Newest => "forky",
     }
 }
 
@@ -64,7 +81,7 @@ fn suite(kernel: Kernel) -> &'static str {
 pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
     let suite = suite(kernel);
     let own = folder.join(kernel.to_string());
-    let key = format!("4 {suite} {WANTED:?}");
+    let key = format!("7 {suite} {WANTED:?} {FOR_DISK:?}");
     cached(&own, &key, || {
         println!("fetching the kernel of Debian {suite} for VMs: about 100 MB");
         let archive = Archive::open(&folder.join("apt"), &[suite])?;
@@ -76,7 +93,11 @@ pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
         // They need libraries that apt needs too.
         let tools = folder.join(userland::UNPACKED).join("usr/bin");
         write_kernel(&fs::read(image.path())?, &tools, &own.join(KERNEL))?;
-        write_modules(&unpacked, &tools, &own.join(MODULES))?;
+        for (wanted, archive, list) in
+            [(&WANTED[..], MODULES, MODULE_LIST), (&FOR_DISK, DISK_MODULES, DISK_MODULE_LIST)]
+        {
+            write_modules(&unpacked, &tools, wanted, &own.join(archive), list)?;
+        }
         Ok(fs::remove_dir_all(unpacked)?)
     })
 }
@@ -119,7 +140,7 @@ fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     (&image[0x202..0x206] == b"HdrS").then_some((program, payload))
 }
 
-fn write_modules(unpacked: &Path, tools: &Path, to: &Path) -> Result<()> {
+fn write_modules(unpacked: &Path, tools: &Path, wanted: &[&str], to: &Path, list: &str) -> Result<()> {
     let modules = ["lib/modules", "usr/lib/modules"].map(|folder| unpacked.join(folder));
     let modules = modules.iter().find(|folder| folder.is_dir()).context("no modules in the package")?;
     let release = fs::read_dir(modules)?.next().context("no modules in the package")??.path();
@@ -128,7 +149,7 @@ fn write_modules(unpacked: &Path, tools: &Path, to: &Path) -> Result<()> {
     let mut files = BTreeMap::new();
     collect(&release.join("kernel"), &mut files)?;
     let mut read = BTreeMap::new();
-    let order = load_order(&WANTED, &built_in, |module| {
+    let order = load_order(wanted, &built_in, |module| {
         let path = files.get(module).with_context(|| format!("no module {module} in the package"))?;
         let bytes = contents(path, tools)?;
         let depends = depends(&bytes).with_context(|| module.to_owned())?;
@@ -136,13 +157,13 @@ fn write_modules(unpacked: &Path, tools: &Path, to: &Path) -> Result<()> {
         Ok(depends)
     })?;
     let mut cpio = Cpio::new(BufWriter::new(File::create(to)?));
-    let mut list = String::new();
+    let mut paths = String::new();
     for module in order {
         let path = format!("/lib/modules/{module}.ko");
-        list += &format!("{path}\n");
+        paths += &format!("{path}\n");
         cpio.file(path, 0o644, &read[&module])?;
     }
-    cpio.file(MODULE_LIST, 0o644, list.as_bytes())?;
+    cpio.file(list, 0o644, paths.as_bytes())?;
     cpio.finish()?;
     Ok(())
 }

@@ -5,16 +5,20 @@
 //! | [`userland`] | programs and their libraries |
 //! | [`kernel`] | the kernels and their modules |
 //! | [`programs`] | programs of our own in C |
+//! | [`qemu`] | a QEMU with more network cards |
+//! | [`disk`] | the disk of a Debian with systemd |
 //!
 //! `tests/src/vm/image.rs` puts the parts together.
 
 // Files of the lab's: this program is built without the lab, to be there soon.
 #[path = "../../../tests/src/vm/cpio.rs"]
 mod cpio;
+mod disk;
 mod kernel;
 #[path = "../../../tests/src/vm/parts.rs"]
 mod parts;
 mod programs;
+mod qemu;
 mod userland;
 
 use std::fs;
@@ -35,6 +39,8 @@ pub fn prepare(kernels: &[Kernel]) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     userland::prepare(&folder).context("the programs for VMs")?;
     programs::prepare(&folder).context("the programs in tests/verbs")?;
+    qemu::prepare(&folder).context("QEMU")?;
+    disk::prepare(&folder).context("the disk of a Debian for VMs")?;
     for &kernel in kernels {
         kernel::prepare(&folder, kernel).with_context(|| format!("kernel {kernel} for VMs"))?;
     }

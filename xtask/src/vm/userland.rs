@@ -46,7 +46,7 @@ const PACKAGES: [&str; 26] = [
 ];
 
 /// The release of Debian that they are of, Debian 12.
-const RELEASE: &str = "bookworm";
+pub const RELEASE: &str = "bookworm";
 
 /// Programs that VMs have, in /usr/bin.
 const PROGRAMS: [&str; 16] = [

@@ -15,7 +15,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<u32>) {
     let low = ring.view.state.low;
     let len = |r: &RankEvidence| {
         if slot.contributors & 1 << r.flow.rank != 0 {
-            return Some(slot.len);
+            return Some(u32::from(slot.len));
         }
         // Another reason to refuse what came since then is the one that counts now.
         let reason = r.seen.last_outcome.filter(|outcome| outcome.kind() == Kind::Drop);
@@ -101,7 +101,9 @@ mod tests {
             let base_psn = 0xff_fff0 + rank as u32;
             let mut seen = FlowSeen { packets: 9, ..FlowSeen::default() };
             match *what {
-                Some((len, true, _)) => (slot.len, slot.contributors) = (len, slot.contributors | 1 << rank),
+                Some((len, true, _)) => {
+                    (slot.len, slot.contributors) = (len as u16, slot.contributors | 1 << rank)
+                }
                 Some((len, false, index)) => seen.mismatch = Some((serial::add(base_psn, index), len)),
                 None => {}
             }

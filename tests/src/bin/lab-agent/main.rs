@@ -1,5 +1,6 @@
 //! The first process in a VM of the lab: gets the machine ready, then runs what the lab asks for.
 
+mod disk;
 mod serve;
 mod start;
 
@@ -20,6 +21,10 @@ fn main() -> Result<()> {
     }
     // An error ends the first process, hence the VM; the lab shows its console.
     start::up()?;
+    if let Some(disk) = std::env::var_os(disk::GIVEN) {
+        disk::boot(disk.as_ref())?;
+    }
+    start::soft_roce()?;
     let agent = Command::new("/proc/self/exe").arg(SERVE).spawn().context("the agent")?;
     let agent = Pid::from_raw(agent.id() as i32);
     // Whose parent has gone is the first process's child.

@@ -15,7 +15,7 @@ use nix::mount::{MsFlags, mount};
 /// For programs that are named without a path: Debian's programs come before busybox's.
 pub const PATH: &str = "/usr/bin:/bin:/usr/sbin:/sbin";
 
-/// From nothing but the first file system to a host with Soft-RoCE.
+/// From nothing but the first file system to a host in the lab's network.
 pub fn up() -> Result<()> {
     for (kind, to) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("devpts", "/dev/pts")] {
         fs::create_dir_all(to).context(to)?;
@@ -31,16 +31,8 @@ pub fn up() -> Result<()> {
     // Does not replace what is there already.
     run(Command::new("/bin/busybox").args(["--install", "-s"]).stderr(Stdio::null()))
         .unwrap_or_else(|e| println!("{e:#}"));
-    let modules = fs::read_to_string(MODULE_LIST).context(MODULE_LIST)?;
-    for module in modules.lines() {
-        load(Path::new(module)).with_context(|| module.to_owned())?;
-    }
-    let eth0 = Path::new("/sys/class/net/eth0");
-    let start = Instant::now();
-    while !eth0.exists() {
-        ensure!(start.elapsed() < Duration::from_secs(10), "no eth0");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    load_all(MODULE_LIST)?;
+    wait_for(Path::new("/sys/class/net/eth0"))?;
     let given =
         |name: &str| std::env::var(name).with_context(|| format!("{name} on the kernel's command line"));
     let mut lines = format!(
@@ -55,7 +47,28 @@ pub fn up() -> Result<()> {
         Command::new("/usr/bin/ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context("ip")?;
     ip.stdin.take().context("stdin")?.write_all(lines.as_bytes())?;
     ensure!(ip.wait()?.success(), "ip -batch of\n{lines}");
+    Ok(())
+}
+
+/// Soft-RoCE on the host's interface.
+pub fn soft_roce() -> Result<()> {
     run(Command::new("/usr/bin/rdma").args(["link", "add", "rxe0", "type", "rxe", "netdev", "eth0"]))
+}
+
+/// Loads the modules that a file names, in its order.
+pub fn load_all(list: &str) -> Result<()> {
+    let modules = fs::read_to_string(list).context(list.to_owned())?;
+    modules.lines().try_for_each(|module| load(Path::new(module)).with_context(|| module.to_owned()))
+}
+
+/// Waits for what a driver makes.
+pub fn wait_for(file: &Path) -> Result<()> {
+    let start = Instant::now();
+    while !file.exists() {
+        ensure!(start.elapsed() < Duration::from_secs(10), "no {}", file.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 fn load(module: &Path) -> Result<()> {

@@ -497,6 +497,7 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankNumber
             rings: (0..rings).map(|_| connection()).collect(),
             plain: connection(),
             any_ip_id: false,
+            selective: true,
         })
         .collect()
 }

@@ -1,13 +1,70 @@
 //! What a driver says of its interface: over generic netlink what XDP can do with it, over ethtool's ioctl who it is.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context, Result, bail};
+use netsum_core::port::{PortFacts, defects};
+use netsum_dataplane::XdpMode;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+
+use crate::netlink::Interface;
+
+/// The facts about a port, whose rings these CPUs serve.
+///
+/// # Errors
+/// If the kernel does not answer as every kernel does.
+pub fn facts(interface: &Interface, mode: XdpMode, cpus: &[u32]) -> Result<PortFacts> {
+    let said = ethtool(&interface.name)?;
+    Ok(PortFacts {
+        name: interface.name.clone(),
+        driver: said.driver.clone(),
+        up: interface.up,
+        mtu: interface.mtu,
+        xdp: interface.xdp.is_some(),
+        features: xdp_features(interface.ifindex)?,
+        lro: said.lro,
+        // Whether frames have their tags is decided at a veth's other end.
+        rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
+        queues: said.queues,
+        interrupts: interrupts(&interface.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
+        skb: mode == XdpMode::Skb,
+        last_cpu: cpus.iter().copied().max().unwrap_or_default(),
+    })
+}
+
+/// Logs what is wrong with ports that have their programs.
+pub fn tell(interfaces: &[Interface], mode: XdpMode, cpus: &[u32]) {
+    for interface in interfaces {
+        match facts(interface, mode, cpus) {
+            Ok(facts) => {
+                for defect in defects(&PortFacts { xdp: true, ..facts }) {
+                    log::warn!("port {}: {}; {}", interface.name, defect.found, defect.mend);
+                }
+            }
+            Err(e) => log::warn!("port {}: {e:#}", interface.name),
+        }
+    }
+}
+
+/// The CPUs that serve an interface's interrupts. Drivers name those after the interface, most of them.
+fn interrupts(name: &str, table: &str) -> Vec<String> {
+    let of_port = |line: &str| {
+        let last = line.split_whitespace().last()?;
+        let named = last == name || last.split(['-', '@', ':']).any(|part| part == name);
+        let number = line.split(':').next()?.trim();
+        (named && number.bytes().all(|b| b.is_ascii_digit())).then(|| number.to_owned())
+    };
+    let cpus = |number: String| {
+        let file = format!("/proc/irq/{number}/effective_affinity_list");
+        Some(fs::read_to_string(file).ok()?.trim().to_owned())
+    };
+    table.lines().filter_map(of_port).filter_map(cpus).collect()
+}
 
 /// `nlctrl` (include/uapi/linux/genetlink.h).
 const GENL_ID_CTRL: u16 = 0x10;
@@ -23,7 +80,7 @@ const NLMSG_ERROR: u16 = 2;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// What XDP can do with an interface, as bits; `None` where the kernel does not know that question (before Linux 6.3).
-pub fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
+fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
     let netlink =
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkGeneric)
             .context("generic netlink")?;
@@ -95,15 +152,15 @@ fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
 
 /// What ethtool's ioctl tells (include/uapi/linux/ethtool.h).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ethtool {
+struct Ethtool {
     /// The driver; empty where it does not say.
-    pub driver: String,
+    driver: String,
     /// It joins packets that it receives; `None` where it does not say.
-    pub lro: Option<bool>,
+    lro: Option<bool>,
     /// It takes VLAN tags off frames that it receives; `None` where it does not say.
-    pub rx_vlan: Option<bool>,
+    rx_vlan: Option<bool>,
     /// Receive queues in use; 0 where it does not say.
-    pub queues: u32,
+    queues: u32,
 }
 
 const ETHTOOL_GDRVINFO: u32 = 0x3;
@@ -114,7 +171,7 @@ const ETH_FLAG_LRO: u32 = 1 << 15;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 /// Asks ethtool's questions; what a driver does not answer is left out.
-pub fn ethtool(name: &str) -> Result<Ethtool> {
+fn ethtool(name: &str) -> Result<Ethtool> {
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     // struct ethtool_drvinfo has 196 bytes, ethtool_channels 36, ethtool_value 8. Words, because they hold such.
     let ask = |command: u32| -> Option<[u32; 64]> {

@@ -1,0 +1,206 @@
+//! What a port's driver cannot do, or is set up not to do.
+
+use crate::HEADROOM;
+
+/// The largest path MTU.
+const MAX_MTU: u32 = 2048;
+/// The least one.
+const MIN_MTU: u32 = 256;
+
+/// Drivers that send what is redirected on a queue of the CPU's own number, and drop it where they have none:
+/// `i40e_xdp_xmit` (drivers/net/ethernet/intel/i40e/i40e_txrx.c) and `mlx5e_xdp_xmit`
+/// (drivers/net/ethernet/mellanox/mlx5/core/en/xdp.c), both of Linux 6.12.
+const QUEUE_OF_CPU: [&str; 2] = ["i40e", "mlx5_core"];
+
+/// Bits of `enum netdev_xdp_act` (include/uapi/linux/netdev.h, Linux 6.3).
+pub mod xdp_features {
+    /// Programs run in the driver.
+    pub const BASIC: u64 = 1;
+    /// They may redirect.
+    pub const REDIRECT: u64 = 2;
+    /// Frames may be redirected to it.
+    pub const NDO_XMIT: u64 = 4;
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct PortFacts {
+    pub name: String,
+    /// Its driver; empty where it does not say.
+    pub driver: String,
+    /// It is up and has a carrier.
+    pub up: bool,
+    pub mtu: u32,
+    /// An XDP program is attached.
+    pub xdp: bool,
+    /// [`xdp_features`]; `None` before Linux 6.3.
+    pub features: Option<u64>,
+    /// The driver joins packets that it receives (large receive offload); `None` where it does not say.
+    pub lro: Option<bool>,
+    /// The driver takes VLAN tags off frames that it receives; `None` where it does not say.
+    pub rx_vlan: Option<bool>,
+    /// Receive queues in use; 0 where the driver does not say.
+    pub queues: u32,
+    /// The CPUs that serve its interrupts, by interrupt.
+    pub interrupts: Vec<String>,
+    /// The configuration wants `xdp = "skb"`.
+    pub skb: bool,
+    /// The highest number of a CPU that serves rings.
+    pub last_cpu: u32,
+}
+
+/// Something that is wrong with a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Defect {
+    /// netsum will not start, or not sum.
+    pub is_fatal: bool,
+    pub found: String,
+    /// How to mend it.
+    pub mend: String,
+}
+
+fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+    Defect { is_fatal: true, found: found.into(), mend: mend.into() }
+}
+
+fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+    Defect { is_fatal: false, ..fatal(found, mend) }
+}
+
+/// All that is wrong with a port.
+pub fn defects(p: &PortFacts) -> Vec<Defect> {
+    let name = &p.name;
+    let mut all = Vec::new();
+    if !p.up {
+        all.push(fatal("down, or without a carrier", format!("ip link set {name} up; look at the cable")));
+    }
+    if p.mtu < MIN_MTU + HEADROOM {
+        let mend = format!("ip link set {name} mtu {}", MAX_MTU + HEADROOM);
+        all.push(fatal(format!("MTU {}: too small for any job", p.mtu), mend));
+    } else if p.mtu < MAX_MTU + HEADROOM {
+        let fits = netsum_common::abi::MTUS.iter().filter(|&m| m + HEADROOM <= p.mtu).max();
+        all.push(bearable(
+            format!("MTU {}: path MTU {} at the most", p.mtu, fits.copied().unwrap_or(MIN_MTU)),
+            format!("ip link set {name} mtu {} for path MTU {MAX_MTU}, at the hosts too", MAX_MTU + HEADROOM),
+        ));
+    }
+    all.extend(xdp(p));
+    if p.lro == Some(true) {
+        all.push(fatal(
+            "large receive offload joins packets before XDP sees them",
+            format!("ethtool -K {name} lro off"),
+        ));
+    }
+    if p.rx_vlan == Some(true) {
+        all.push(bearable(
+            "VLAN tags are taken off before XDP sees them: a job whose hosts are in a VLAN gets no sums",
+            format!("ethtool -K {name} rxvlan off, if its hosts are in VLANs"),
+        ));
+    }
+    if !p.skb && QUEUE_OF_CPU.contains(&&*p.driver) && (1..=p.last_cpu).contains(&p.queues) {
+        all.push(fatal(
+            format!(
+                "{} has {} queues, and drops what CPU {} redirects to it: it sends on the queue of a CPU's number",
+                p.driver, p.queues, p.last_cpu
+            ),
+            format!("ethtool -L {name} combined {}, or `cpus` below {}", p.last_cpu + 1, p.queues),
+        ));
+    }
+    let cpus: std::collections::BTreeSet<&String> = p.interrupts.iter().collect();
+    if p.interrupts.len() > 1 && cpus.len() == 1 {
+        all.push(bearable(
+            format!("{} interrupts, all served by CPU {}", p.interrupts.len(), p.interrupts[0]),
+            "spread them: irqbalance, or /proc/irq/*/smp_affinity_list",
+        ));
+    }
+    all
+}
+
+fn xdp(p: &PortFacts) -> Option<Defect> {
+    use xdp_features::{BASIC, NDO_XMIT, REDIRECT};
+    let driver = if p.driver.is_empty() { "the driver" } else { &p.driver };
+    if p.skb {
+        return Some(bearable(
+            "xdp = \"skb\": programs run in the generic stack, slowly",
+            "xdp = \"native\", where the driver can",
+        ));
+    }
+    let Some(features) = p.features else {
+        // It took the program, which is an answer too.
+        return (!p.xdp).then(|| {
+            bearable(
+                format!("this kernel does not say whether {driver} has native XDP"),
+                "start the daemon and see; xdp = \"skb\" works with every driver, slowly",
+            )
+        });
+    };
+    if features & BASIC == 0 || features & REDIRECT == 0 {
+        return Some(fatal(
+            format!("{driver} has no native XDP with redirects"),
+            "xdp = \"skb\" in the configuration works with every driver, slowly",
+        ));
+    }
+    if features & NDO_XMIT != 0 {
+        return None;
+    }
+    let found = "it takes no frames that XDP redirects to it";
+    if p.driver == "veth" {
+        let mend = format!("ethtool -K PEER gro on, PEER being the other end of {}", p.name);
+        return Some(fatal(found, mend));
+    }
+    if p.xdp {
+        return Some(fatal(found, "xdp = \"skb\" in the configuration works with every driver, slowly"));
+    }
+    let mend = "some drivers take redirected frames only with a program of their own attached: start the daemon and look again";
+    Some(bearable(found, mend))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(change: impl FnOnce(&mut PortFacts)) -> Vec<(bool, String)> {
+        let mut port = PortFacts {
+            name: "eth1".into(),
+            driver: "mlx5_core".into(),
+            up: true,
+            mtu: 4200,
+            features: Some(0x7f),
+            lro: Some(false),
+            queues: 8,
+            interrupts: vec!["0".into(), "1".into()],
+            last_cpu: 7,
+            ..PortFacts::default()
+        };
+        change(&mut port);
+        defects(&port).into_iter().map(|d| (d.is_fatal, format!("{} -> {}", d.found, d.mend))).collect()
+    }
+
+    #[test]
+    fn a_good_port_has_no_defect() {
+        assert_eq!(after(|_| {}), []);
+        assert_eq!(after(|p| (p.queues, p.driver) = (2, "igb".into())), [], "it shares its queues");
+        assert_eq!(after(|p| p.queues = 0), [], "it does not say");
+        assert_eq!(after(|p| (p.features, p.xdp) = (None, true)), []);
+    }
+
+    #[test]
+    fn each_defect_is_named_with_what_mends_it() {
+        let one = |found: Vec<(bool, String)>, is_fatal: bool, expected: &str| {
+            assert_eq!(found.len(), 1, "{expected}: {found:?}");
+            assert!(found[0].0 == is_fatal && found[0].1.contains(expected), "{expected}: {found:?}");
+        };
+        one(after(|p| p.up = false), true, "ip link set eth1 up");
+        one(after(|p| p.mtu = 1500), false, "path MTU 1024 at the most");
+        one(after(|p| p.mtu = 300), true, "too small for any job");
+        one(after(|p| p.lro = Some(true)), true, "ethtool -K eth1 lro off");
+        one(after(|p| p.rx_vlan = Some(true)), false, "ethtool -K eth1 rxvlan off");
+        one(after(|p| p.features = Some(0)), true, "mlx5_core has no native XDP");
+        one(after(|p| p.features = None), false, "does not say whether mlx5_core has native XDP");
+        one(after(|p| p.features = Some(3)), false, "redirects to it");
+        one(after(|p| (p.features, p.xdp) = (Some(3), true)), true, "redirects to it");
+        one(after(|p| (p.features, p.driver) = (Some(3), "veth".into())), true, "gro on");
+        one(after(|p| p.queues = 7), true, "ethtool -L eth1 combined 8");
+        one(after(|p| p.interrupts[1] = "0".into()), false, "all served by CPU 0");
+        one(after(|p| p.skb = true), false, "slowly");
+    }
+}

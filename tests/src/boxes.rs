@@ -1,0 +1,319 @@
+//! Boxes that are machines of their own: a kernel, cards with a driver, and all that such a box has to get through.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::LabSpec;
+use crate::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host, program};
+use crate::faults::Faults;
+use crate::group::Group;
+use crate::netns::output;
+use crate::process::Running;
+use crate::verbs_ring::{self, Operation, VerbsRingSpec};
+use crate::vm::Card;
+use crate::vm::parts::Kernel;
+
+const RANKS: u32 = 3;
+const JOB: &str = "train";
+const LOSS: f64 = 0.01;
+/// Lanes of a vector; and of one whose all-reduce is still going on when something happens to a port.
+const LEN: usize = 200_000;
+const LONG: usize = 4_000_000;
+/// The port that things happen to.
+const PORT: &str = "port1";
+
+/// A script that sets something at a port when it has received some packets, and sets it back; it fails if no more come after that.
+const DISTURB: &str = "f=/sys/class/net/$0/statistics/rx_packets; read from <$f; echo ready; \
+    wait_for() { i=0; while read now <$f; [ $now -lt $1 ]; do \
+        i=$((i + 1)); [ $i -lt 600 ] || exit 1; /bin/busybox sleep 0.05; done; }; \
+    wait_for $((from + 500)); /usr/bin/ip link set $0 $1 || exit 1; read now <$f; echo $((now - from)); \
+    /bin/busybox sleep 0.3; /usr/bin/ip link set $0 $2; wait_for $((now + 100))";
+
+/// What was found on such a box: a column of the table and what it says.
+pub type Found = Vec<(&'static str, String)>;
+
+/// The columns of the table, in their order.
+pub const COLUMNS: [&str; 11] = [
+    "Linux",
+    "driver",
+    "instructions verified",
+    "queues",
+    "path MTU 1024",
+    "path MTU 2048, 1 % loss",
+    "interrupts elsewhere",
+    "link down, up",
+    "MTU changed",
+    "VLAN",
+    "hosts with Soft-RoCE",
+];
+
+/// Whether a driver has no native XDP with that kernel: vmxnet3's came with Linux 6.6.
+pub fn is_without_xdp(kernel: Kernel, card: Card) -> bool {
+    (kernel, card) == (Kernel::V6_1, Card::Vmxnet3)
+}
+
+fn spec(kernel: Kernel, card: Card) -> LabSpec {
+    LabSpec {
+        mtu: 2300,
+        cables: true,
+        box_vm: Some((kernel, card)),
+        vm_cpus: 2,
+        ..LabSpec::hosts(RANKS as usize)
+    }
+}
+
+/// Has a box sum under all circumstances, hosts being namespaces outside; every sum is compared bit by bit.
+///
+/// # Errors
+/// A wrong sum, or one that the box has not made where it should.
+pub fn try_all(kernel: Kernel, card: Card) -> Result<Found> {
+    let mut trial = Trial::start(kernel, card)?;
+    trial.sums("path MTU 1024", 1024, 0.0)?;
+    trial.sums("path MTU 2048, 1 % loss", 2048, LOSS)?;
+    trial.interrupts_elsewhere()?;
+    // vmxnet3 of Linux 6.12 hands frames past the XDP program once its link was down: the book's `platforms.md`.
+    if card != Card::Vmxnet3 {
+        trial.disturbed("link down, up", ["down", "up"])?;
+        trial.disturbed("MTU changed", ["mtu 2250", "mtu 2300"])?;
+    }
+    Ok(trial.found)
+}
+
+/// The same, and what takes longer: hosts in a VLAN, and hosts that are other machines with their kernels' Soft-RoCE.
+///
+/// # Errors
+/// As [`try_all`].
+pub fn try_everything(kernel: Kernel, card: Card) -> Result<Found> {
+    let mut found = try_all(kernel, card)?;
+    found.push(("VLAN", in_a_vlan(kernel, card)?));
+    found.push(("hosts with Soft-RoCE", stock(kernel, card)?));
+    Ok(found)
+}
+
+/// That a driver without native XDP is refused with a reason.
+///
+/// # Errors
+/// If it is not.
+pub fn refused(kernel: Kernel, card: Card) -> Result<Found> {
+    let cluster = Cluster::without_daemon(spec(kernel, card))?;
+    let mut found = head(&cluster, card)?;
+    let mut cluster = cluster;
+    let error = format!("{:#}", cluster.start_daemon().err().context("it is not refused")?);
+    ensure!(error.contains("port0") && error.contains("xdp = \"skb\""), "{error}");
+    found.push(("path MTU 1024", "refused: no native XDP".into()));
+    Ok(found)
+}
+
+/// The kernel's release, and the driver by its own name.
+fn head(cluster: &Cluster, card: Card) -> Result<Found> {
+    let release = output(cluster.lab().box_().command("/bin/busybox").args(["uname", "-r"]))?;
+    Ok(vec![("Linux", release.trim().to_owned()), ("driver", card.to_string())])
+}
+
+struct Trial {
+    cluster: Cluster,
+    card: Card,
+    job: JobSpec,
+    group: Option<Group>,
+    seed: u64,
+    found: Found,
+}
+
+impl Trial {
+    fn start(kernel: Kernel, card: Card) -> Result<Self> {
+        let mut cluster = Cluster::without_daemon(spec(kernel, card))?;
+        let mut found = head(&cluster, card)?;
+        let queues = check(&cluster)?;
+        cluster.start_daemon()?;
+        let log = cluster.daemon_log();
+        println!("{log}");
+        ensure!(!log.contains("redirects to it"), "{log}");
+        let programs = cluster.netsum_json(&["prog"])?;
+        let programs = programs["programs"].as_array().context("no programs")?;
+        let verified: u64 = programs.iter().filter_map(|p| p["verified_insns"].as_u64()).sum();
+        found.push(("instructions verified", verified.to_string()));
+        found.push(("queues", queues.to_string()));
+        let job = JobSpec::new(JOB, RANKS);
+        Ok(Self { cluster, card, job, group: None, seed: 0, found })
+    }
+
+    /// A job of this path MTU in place of the one that there is.
+    fn begin(&mut self, mtu: u32) -> Result<()> {
+        if self.group.take().is_some() {
+            self.cluster.netsum(&["job", "delete", JOB])?;
+        }
+        // The machine is slow: nobody is dead for that.
+        let patient = Duration::from_secs(60);
+        self.job = JobSpec { mtu, timeout: patient, connect_timeout: patient, ..JobSpec::new(JOB, RANKS) };
+        let token = self.cluster.create_job(&self.job)?;
+        self.group = Some(self.cluster.ranks(&self.job, &token, &one_on_each_host(RANKS))?);
+        Ok(())
+    }
+
+    fn group(&mut self) -> Result<&mut Group> {
+        self.group.as_mut().context("no ranks")
+    }
+
+    /// An all-reduce of each kind by the box; how long they took.
+    fn reduce(&mut self) -> Result<String> {
+        let mut said = String::from("right;");
+        for dtype in ["i32", "f32"] {
+            self.seed += 1;
+            let seed = self.seed;
+            let outcomes = self.group()?.all_reduce(dtype, LEN, seed)?;
+            assert!(outcomes.iter().all(|o| o.wrong == 0), "{dtype}: {outcomes:?}");
+            ensure!(
+                outcomes.iter().all(|o| o.mode == "box"),
+                "{dtype}: {outcomes:?}\n{}",
+                self.cluster.daemon_log()
+            );
+            let slowest = outcomes.iter().map(|o| o.micros).max().unwrap_or_default();
+            write!(said, " {dtype} {:.2} s", slowest as f64 / 1e6)?;
+        }
+        Ok(said)
+    }
+
+    fn sums(&mut self, column: &'static str, mtu: u32, loss: f64) -> Result<()> {
+        self.lose(loss)?;
+        self.begin(mtu)?;
+        let said = self.reduce().with_context(|| format!("{} {column}", self.card))?;
+        self.lose(0.0)?;
+        self.found.push((column, said));
+        Ok(())
+    }
+
+    fn lose(&self, share: f64) -> Result<()> {
+        self.cluster.lab().hosts().iter().try_for_each(|host| {
+            host.set_faults(Faults::loss(share), Faults::loss(share), 7 + host.number() as u32)
+        })
+    }
+
+    fn ip(&self, arguments: &[&str]) -> Result<()> {
+        output(self.cluster.lab().box_().command("/usr/bin/ip").args(arguments)).map(drop)
+    }
+
+    /// Has one CPU serve all interrupts of the ports, and then the other: of the two, one serves the ring.
+    fn interrupts_elsewhere(&mut self) -> Result<()> {
+        let script = "n=0; for irq in $(/bin/busybox awk -F: '/virtio[1-9]|port|Tx|Rx/ {print $1}' /proc/interrupts); do \
+                      echo $0 > /proc/irq/$irq/smp_affinity_list && n=$((n + 1)); done; echo $n";
+        let mut moved = 0;
+        for cpu in ["0", "1"] {
+            let mut shell = self.cluster.lab().box_().command("/bin/busybox");
+            moved = output(shell.args(["sh", "-c", script, cpu]))?.trim().parse::<u32>()?;
+            ensure!(moved >= RANKS, "{moved} interrupts were moved to CPU {cpu}");
+            self.reduce().with_context(|| format!("{}, all interrupts at CPU {cpu}", self.card))?;
+        }
+        self.found.push(("interrupts elsewhere", format!("right; {moved} interrupts")));
+        Ok(())
+    }
+
+    /// In the middle of an all-reduce something is set at a port, and set back. The sum is right, and after it the box sums.
+    fn disturbed(&mut self, column: &'static str, [set, back]: [&str; 2]) -> Result<()> {
+        self.seed += 1;
+        let seed = self.seed;
+        let mut shell = self.cluster.lab().box_().command("/bin/busybox");
+        let mut disturbing = Running::start(column, shell.args(["sh", "-c", DISTURB, PORT, set, back]))?;
+        ensure!(disturbing.line(PATIENCE)? == "ready");
+        let files = self.group()?.order_all_reduce("i32", LONG, seed)?;
+        let outcomes = self.group()?.check_all_reduce("i32", LONG, seed, &files);
+        let outcomes =
+            outcomes.with_context(|| format!("{} {column}\n{}", self.card, self.cluster.daemon_log()))?;
+        assert!(outcomes.iter().all(|o| o.wrong == 0), "{column}: {outcomes:?}");
+        let said = disturbing.success(PATIENCE).with_context(|| format!("{} {column}", self.card))?;
+        println!("{column}, after {} packets: {outcomes:?}", said.lines().last().unwrap_or_default());
+        // Ranks that went on without the box try it again after a second.
+        let mut without = 0;
+        while let Err(error) = self.reduce() {
+            without += 1;
+            ensure!(without < 10, "{} after {column}: {error:#}\n{}", self.card, self.cluster.daemon_log());
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        let again: u64 = outcomes.iter().map(|o| o.retransmissions).sum();
+        let how = if without > 0 || outcomes[0].mode != "box" {
+            "hosts went on alone, and came back"
+        } else {
+            "right"
+        };
+        self.found.push((column, format!("{how}; {again} packets sent again")));
+        Ok(())
+    }
+}
+
+/// `netsum check` before the daemon starts finds no error; the queues of a port.
+fn check(cluster: &Cluster) -> Result<u32> {
+    let mut command = cluster.lab().box_().command(program("netsum")?);
+    let said = output(command.args(["--json", "check", "--bridge", "br0"]))?;
+    let report: Value = serde_json::from_str(&said).context("netsum check")?;
+    ensure!(report["level"] != "error", "{report:#}");
+    println!("{report:#}");
+    let queues = output(cluster.lab().box_().command("/bin/busybox").args([
+        "sh",
+        "-c",
+        "ls -d /sys/class/net/port1/queues/rx-* | /bin/busybox wc -l",
+    ]))?;
+    Ok(queues.trim().parse()?)
+}
+
+/// Hosts and the box are in VLAN 5. Where the driver takes tags off, the daemon says so, and says what mends it.
+fn in_a_vlan(kernel: Kernel, card: Card) -> Result<String> {
+    let mut trial = Trial::start(kernel, card)?;
+    let lab = trial.cluster.lab();
+    for host in lab.hosts() {
+        let ip = format!("{}/16", host.ip(0));
+        for line in [
+            vec!["address", "flush", "dev", "eth0"],
+            vec!["link", "add", "link", "eth0", "name", "vlan5", "type", "vlan", "id", "5"],
+            vec!["address", "add", &ip, "dev", "vlan5"],
+            vec!["link", "set", "vlan5", "up"],
+        ] {
+            output(host.command("ip").args(line))?;
+        }
+    }
+    let ip = format!("{}/16", lab.box_().ip());
+    trial.ip(&["address", "flush", "dev", "br0"])?;
+    trial.ip(&["link", "add", "link", "br0", "name", "vlan5", "type", "vlan", "id", "5"])?;
+    trial.ip(&["address", "add", &ip, "dev", "vlan5"])?;
+    trial.ip(&["link", "set", "vlan5", "up"])?;
+    let warned = trial.cluster.daemon_log().contains("rxvlan off");
+    if warned {
+        for host in 0..RANKS {
+            let port = trial.cluster.lab().box_().port(host as usize);
+            let mut ethtool = trial.cluster.lab().box_().command("/usr/bin/ethtool");
+            output(ethtool.args(["-K", &port, "rxvlan", "off"]))?;
+        }
+    }
+    trial.begin(1024)?;
+    trial.reduce().with_context(|| format!("{card} in a VLAN\n{}", trial.cluster.daemon_log()))?;
+    Ok(if warned { "right with rxvlan off, which netsum asks for" } else { "right" }.into())
+}
+
+/// Kernels' Soft-RoCE on machines of their own.
+fn stock(kernel: Kernel, card: Card) -> Result<String> {
+    let cluster = Cluster::start(LabSpec {
+        cables: false,
+        vms: vec![Kernel::V6_1; RANKS as usize],
+        ..spec(kernel, card)
+    })?;
+    let spec = VerbsRingSpec::new(RANKS as usize, 1024, Operation::Send, 20);
+    let reports = verbs_ring::run(&cluster, &spec, Duration::from_secs(200))?;
+    for (rank, report) in reports.iter().enumerate() {
+        if (report.messages, report.wrong) != (spec.messages.into(), 0) {
+            bail!("rank {rank}: {report:?}");
+        }
+    }
+    Ok("right".into())
+}
+
+/// The table in Markdown.
+pub fn table(rows: &[Found]) -> String {
+    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(COLUMNS.to_vec()) + &line(vec!["---"; COLUMNS.len()]);
+    for row in rows {
+        let cell = |column: &&str| row.iter().find(|(c, _)| c == column).map_or("not run", |(_, said)| said);
+        text += &line(COLUMNS.iter().map(cell).collect());
+    }
+    text
+}

@@ -1,0 +1,42 @@
+//! `deploy/GUIDE.md` as tests follow it, and the package that it begins with.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cluster::program;
+use crate::netns::output;
+
+/// A block of commands, and whom it is for.
+#[derive(Clone, Debug)]
+pub struct Block {
+    pub who: String,
+    pub commands: String,
+}
+
+/// The guide's blocks.
+///
+/// # Errors
+/// If one does not end or is for nobody.
+pub fn blocks() -> Result<Vec<Block>> {
+    let guide = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/GUIDE.md"))?;
+    let fences: Vec<&str> = guide.split("```").collect();
+    ensure!(fences.len() % 2 == 1, "a block does not end");
+    let inside = fences.into_iter().skip(1).step_by(2);
+    inside
+        .map(|block| {
+            let (info, commands) = block.split_once('\n').context("a block without a line")?;
+            let who = info.strip_prefix("sh ").with_context(|| format!("nobody is to run `{commands}`"))?;
+            Ok(Block { who: who.to_owned(), commands: commands.to_owned() })
+        })
+        .collect()
+}
+
+/// Makes the Debian package of the programs beside the test's.
+pub fn package(folder: &Path) -> Result<PathBuf> {
+    let programs = program("netsum")?;
+    let mut dist = Command::new(program("netsum-dist")?);
+    dist.args(["--deb", "--out"]).arg(folder).arg("--programs").arg(programs.parent().context("no folder")?);
+    Ok(PathBuf::from(output(&mut dist)?.trim()))
+}

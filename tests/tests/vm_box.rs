@@ -1,0 +1,68 @@
+//! The box on other kernels than this machine's, and behind network cards: in virtual machines.
+
+use std::time::Duration;
+
+use netsum_lab::boxes;
+use netsum_lab::cluster::program;
+use netsum_lab::process::Running;
+use netsum_lab::vm::Card;
+use netsum_lab::vm::parts::Kernel;
+use netsum_lab::{Lab, LabSpec};
+
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn every_kernel_takes_the_programs_and_sums_with_them() {
+    for kernel in Kernel::ALL {
+        let lab = Lab::new(LabSpec { vm_cpus: 2, ..LabSpec::vms(1, kernel) }).unwrap();
+        let machine = lab.host(0).vm().unwrap();
+        for name in ["netsum", "netsum-rank"] {
+            machine.put(&program(name).unwrap(), &format!("/lab/{name}")).unwrap();
+        }
+        let mut command = lab.host(0).command(program("lab-box").unwrap());
+        let said = Running::start("lab-box", &mut command).unwrap().success(Duration::from_secs(400));
+        let said = said.unwrap_or_else(|error| panic!("{kernel}: {error:#}\n{}", machine.console()));
+        insta::assert_snapshot!(format!("verified_instructions_{kernel}"), said);
+    }
+}
+
+/// Every kernel and every card once. `cargo xtask soak --boxes` tries each with each, and more.
+const TRIED: [(Kernel, Card); 4] = [
+    (Kernel::V6_1, Card::Igb),
+    (Kernel::V6_12, Card::VirtioNet),
+    (Kernel::V6_12, Card::Vmxnet3),
+    (Kernel::V6_1, Card::Vmxnet3),
+];
+
+/// Hosts outside, and a box whose ports are cards with drivers of their own.
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn a_box_sums_between_network_cards_or_says_why_it_cannot() {
+    let Ok(file) = std::env::var("NETSUM_SOAK_BOXES") else {
+        for (kernel, card) in TRIED {
+            println!("{kernel}, {card}");
+            let found = if boxes::is_without_xdp(kernel, card) {
+                boxes::refused(kernel, card)
+            } else {
+                boxes::try_all(kernel, card)
+            };
+            println!("{:?}", found.unwrap());
+        }
+        return;
+    };
+    let every = Kernel::EVERY.into_iter().flat_map(|kernel| Card::ALL.map(|card| (kernel, card)));
+    let (mut rows, mut errors) = (Vec::new(), Vec::new());
+    for (kernel, card) in every {
+        let found = if boxes::is_without_xdp(kernel, card) {
+            boxes::refused(kernel, card)
+        } else {
+            boxes::try_everything(kernel, card)
+        };
+        match found {
+            Ok(found) => rows.push(found),
+            Err(error) => errors.push(format!("{kernel}, {card}: {error:#}")),
+        }
+        println!("{}", boxes::table(&rows));
+    }
+    assert!(errors.is_empty(), "{}", errors.join("\n"));
+    std::fs::write(file, boxes::table(&rows)).unwrap();
+}

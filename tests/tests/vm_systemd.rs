@@ -1,0 +1,383 @@
+//! The package on a Debian 12 with systemd, in a virtual machine: what the unit, the package's scripts and the guide are for.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, one_on_each_host, program};
+use netsum_lab::guide::{self, Block, blocks};
+use netsum_lab::netns::output;
+use netsum_lab::process::Running;
+use netsum_lab::vm::Card;
+use netsum_lab::vm::debian::Debian;
+use netsum_lab::vm::parts::Kernel;
+use tempfile::TempDir;
+
+/// The machine is emulated.
+const PATIENCE: Duration = Duration::from_secs(60);
+const TOKEN: &str = "a-token-that-no-log-has";
+
+/// A box that is a Debian with systemd, two hosts, and the package.
+struct Site {
+    cluster: Cluster,
+    package: PathBuf,
+    _folder: TempDir,
+    began: Instant,
+}
+
+impl Site {
+    fn new() -> Self {
+        let began = Instant::now();
+        let folder = tempfile::tempdir().unwrap();
+        let package = guide::package(folder.path()).unwrap();
+        let cluster = Cluster::without_daemon(LabSpec {
+            mtu: 2200,
+            box_vm: Some((Kernel::V6_12, Card::VirtioNet)),
+            box_debian: true,
+            vm_cpus: 2,
+            ..LabSpec::hosts(2)
+        });
+        let site = Self { cluster: cluster.unwrap(), package, _folder: folder, began };
+        site.put(&site.package);
+        site
+    }
+
+    fn debian(&self) -> Debian<'_> {
+        Debian::new(self.cluster.lab().box_().vm().unwrap()).unwrap()
+    }
+
+    /// Copies a file into root's home.
+    fn put(&self, file: &Path) {
+        let to = Path::new("/root").join(file.file_name().unwrap());
+        self.cluster.lab().box_().vm().unwrap().put(file, to.to_str().unwrap()).unwrap();
+    }
+
+    fn run(&self, script: &str) -> String {
+        let vm = self.cluster.lab().box_().vm().unwrap();
+        Debian::of(vm).run(script).unwrap_or_else(|e| panic!("{e:#}\n{}", self.journal()))
+    }
+
+    /// Runs the guide's commands on both hosts, with the programs that the package has; rank 0's output.
+    fn on_hosts(&self, commands: [&str; 2]) -> String {
+        let folder = program("netsum-perf").unwrap().parent().unwrap().display().to_string();
+        let start = |(i, commands): (usize, &str)| {
+            let mut shell = self.cluster.lab().host(i).command("sh");
+            shell.args(["-euc", &format!("PATH={folder}:$PATH; {commands}")]);
+            Running::start(&format!("host {i}"), &mut shell).unwrap()
+        };
+        let ranks: Vec<_> = commands.into_iter().enumerate().map(start).collect();
+        let said: Vec<_> = ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect();
+        said[0].clone()
+    }
+
+    /// What the unit has logged, with priorities.
+    fn journal(&self) -> String {
+        Debian::of(self.cluster.lab().box_().vm().unwrap()).journal("netsum").unwrap()
+    }
+
+    /// Waits until the unit has logged this as often.
+    fn wait_for_log(&self, text: &str, times: usize) {
+        self.wait(text, || self.journal().matches(text).count() >= times);
+    }
+
+    fn wait(&self, what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", self.journal());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Says how far it has come.
+    fn done(&self, what: &str) {
+        println!("{:6.1} s  {what}", self.began.elapsed().as_secs_f64());
+    }
+}
+
+fn job() -> JobSpec {
+    // The machine is slow: nobody is dead for that.
+    JobSpec { timeout: PATIENCE, connect_timeout: PATIENCE, ..JobSpec::new("train", 2) }
+}
+
+fn create_job(site: &Site, job: &JobSpec) {
+    site.run(&format!("netsum {} --token {TOKEN}", job.create_arguments().join(" ")));
+}
+
+/// All of the guide but the end: a daemon at work, and the guide's own job is done.
+fn follow_the_guide(site: &Site) {
+    let (mut first, mut said) = (None, String::new());
+    for Block { who, commands } in blocks().unwrap() {
+        match &*who {
+            "hosts" | "box remove" => {}
+            "host0" => first = Some(commands.clone()),
+            "host1" => {
+                let table = site.on_hosts([first.as_deref().unwrap(), &commands]);
+                assert!(table.contains("# wrong elements: 0;") && table.contains(" box "), "{table}");
+            }
+            _ => said = site.run(&commands),
+        }
+        if commands.starts_with("netsum port show") {
+            // At once: the unit has not been called started before the daemon answers.
+            assert!(said.contains("eth1") && said.contains("eth2"), "{said}");
+        }
+        site.done(commands.lines().next().unwrap());
+    }
+}
+
+/// What the ranks work on while something is done to the box: some seconds' worth.
+const LONG: usize = 3_000_000;
+
+/// With this variable set what takes minutes is done too.
+const MORE: &str = "NETSUM_SYSTEMD_LONG";
+
+/// A job at work through all that comes.
+struct Work<'a> {
+    site: &'a Site,
+    group: Group,
+    seed: u64,
+}
+
+impl Work<'_> {
+    /// Something happens to the box in the middle of an all-reduce, and every element is right. What the ranks say.
+    fn through(&mut self, what: &str, happens: impl FnOnce(&Site)) -> Vec<Outcome> {
+        self.through_all(what, LONG, happens)
+    }
+
+    /// The same, with so many elements.
+    fn through_all(&mut self, what: &str, len: usize, happens: impl FnOnce(&Site)) -> Vec<Outcome> {
+        self.seed += 1;
+        let files = self.group.order_all_reduce("i32", len, self.seed).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        happens(self.site);
+        let outcomes = self.group.check_all_reduce("i32", len, self.seed, &files);
+        let outcomes =
+            outcomes.unwrap_or_else(|e| panic!("{what}: {e:#}\n{}{}", self.group.log(), self.site.journal()));
+        self.site.done(&format!("{what}: {:?}", outcomes.iter().map(|o| &*o.mode).collect::<Vec<_>>()));
+        outcomes
+    }
+
+    /// Nobody but the box has summed.
+    fn unnoticed(&mut self, what: &str, happens: impl FnOnce(&Site)) {
+        let falls = self.short().fall_backs;
+        for o in self.through(what, happens) {
+            assert_eq!(
+                (&*o.mode, o.wrong, o.fall_backs),
+                ("box", 0, falls),
+                "{what}: {o:?}\n{}",
+                self.site.journal()
+            );
+        }
+        assert_eq!(self.short().fall_backs, falls);
+    }
+
+    /// A small one; what rank 0 says of it.
+    fn short(&mut self) -> Outcome {
+        self.seed += 1;
+        self.group.all_reduce("f32", 20_000, self.seed).unwrap().swap_remove(0)
+    }
+
+    /// Small ones until the box sums.
+    fn until_box(&mut self, what: &str) {
+        let start = Instant::now();
+        while self.short().mode != "box" {
+            assert!(start.elapsed() < PATIENCE, "{what}: {}{}", self.group.log(), self.site.journal());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        self.site.done(&format!("{what}: the box sums again"));
+    }
+}
+
+/// What the sandbox keeps from the daemon, tried from its own mount namespace.
+fn the_sandbox_is_closed(site: &Site) {
+    let security = site.run("systemd-analyze security --no-pager netsum");
+    let left: Vec<_> = security.lines().filter(|line| line.contains('✗') || line.contains('→')).collect();
+    println!("{}", left.join("\n"));
+    assert!(
+        security.contains("Overall exposure level for netsum.service: 2.4 OK"),
+        "SECURITY.md has this figure"
+    );
+    let writable = site.run(
+        "inside=\"nsenter --mount --target $(systemctl show --value -p MainPID netsum)\"
+        for file in /etc/netsum/x /etc/x /run/x /run/systemd/system/x /sys/kernel/mm/ksm/run /usr/bin/x /var/lib/x; do
+            $inside sh -c \": >> $file\" 2> /dev/null && echo $file
+        done
+        $inside systemctl is-active netsum 2> /dev/null || true",
+    );
+    assert_eq!(writable, "");
+    site.done("sandbox");
+}
+
+/// A configuration that is right is read again, one that is wrong is not, and who asks is told.
+fn reload(work: &mut Work) {
+    const FILE: &str = "/etc/netsum/netsum.toml";
+    work.unnoticed("systemctl reload", |site| {
+        site.run(&format!("sed -i 's/^memory = .*/memory = \"200MiB\"/' {FILE}; systemctl reload netsum"));
+        site.wait_for_log("netsum.toml: read again", 1);
+        site.run(&format!("sed -i 's/^memory = .*/memory = \"much\"/' {FILE}; systemctl reload netsum"));
+        site.wait_for_log("<3> SIGHUP changes nothing", 1);
+        assert!(site.run("systemctl status netsum").contains("The configuration has not been read again: "));
+        site.run(&format!("sed -i 's/^memory = .*/memory = \"256MiB\"/' {FILE}; systemctl reload netsum"));
+        site.wait_for_log("netsum.toml: read again", 2);
+    });
+}
+
+/// A newer version of the package is installed, and its daemon takes over.
+fn upgrade(work: &mut Work) {
+    let newer = repacked(&work.site.package);
+    work.site.put(&newer);
+    let before = work.site.run("systemctl show --value -p MainPID netsum");
+    work.unnoticed("dpkg -i of a newer version", |site| {
+        let said = site.run(&format!("dpkg -i {}", newer.file_name().unwrap().display()));
+        assert!(said.contains("'systemctl restart netsum' changes over"), "{said}");
+        assert_eq!(site.run("systemctl show --value -p MainPID netsum"), before, "at work until it is told");
+        site.run("systemctl restart netsum");
+        assert_ne!(site.run("systemctl show --value -p MainPID netsum"), before);
+    });
+}
+
+/// The same package with a higher version.
+fn repacked(package: &Path) -> PathBuf {
+    let folder = package.parent().unwrap();
+    let tree = folder.join("tree");
+    let dpkg_deb = |arguments: &[&Path]| output(Command::new("dpkg-deb").args(arguments)).unwrap();
+    dpkg_deb(&["-R".as_ref(), package, &tree]);
+    let control = tree.join("DEBIAN/control");
+    let text = std::fs::read_to_string(&control).unwrap().replacen("Version: ", "Version: 9.", 1);
+    std::fs::write(&control, text).unwrap();
+    let newer = folder.join("newer.deb");
+    dpkg_deb(&["--root-owner-group".as_ref(), "-Znone".as_ref(), "-b".as_ref(), &tree, &newer]);
+    newer
+}
+
+/// A daemon that does nothing any more is replaced.
+fn watchdog(work: &mut Work) {
+    // Like the unit's, but sooner.
+    work.site.run(
+        "mkdir -p /run/systemd/system/netsum.service.d
+        printf '[Service]\nWatchdogSec=5\n' > /run/systemd/system/netsum.service.d/soon.conf
+        systemctl daemon-reload; systemctl restart netsum",
+    );
+    // It is alive for longer than that.
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(work.site.run("systemctl show --value -p NRestarts netsum").trim(), "0");
+    work.unnoticed("kill -STOP", |site| {
+        site.run("kill -STOP $(systemctl show --value -p MainPID netsum)");
+        site.wait("another daemon", || site.run("systemctl show --value -p NRestarts netsum").trim() == "1");
+        site.wait("it answers", || !site.run("netsum job list || true").is_empty());
+    });
+    let journal = work.site.run("journalctl -u netsum --no-pager");
+    assert!(journal.contains("Watchdog timeout"), "{journal}");
+    work.site
+        .run("rm -r /run/systemd/system/netsum.service.d; systemctl daemon-reload; systemctl restart netsum");
+}
+
+/// `systemctl stop` ends the job: the ranks go on by themselves, and come back when there is a job again.
+fn stop_and_start(work: &mut Work) {
+    work.through("systemctl stop", |site| {
+        site.run("systemctl stop netsum");
+        assert!(site.run("ls -A /run/netsum 2>&1 || true").contains("No such file"));
+        site.run("systemctl start netsum");
+        create_job(site, &job());
+    });
+    work.until_box("stopped and started");
+}
+
+fn reboot(work: &mut Work) {
+    // Ranks do not hear each other while the box boots.
+    let job = JobSpec { name: "patient".into(), timeout: 5 * PATIENCE / 2, ..job() };
+    create_job(work.site, &job);
+    work.group = work.site.cluster.ranks(&job, TOKEN, &one_on_each_host(2)).unwrap();
+    work.through_all("reboot", 2 * LONG, |site| {
+        site.debian().reboot().unwrap();
+        site.done("booted again");
+        site.wait("the unit runs", || site.run("systemctl is-active netsum || true").trim() == "active");
+        let ports = site.run("netsum port show; ip address show br0");
+        assert!(ports.contains("eth1") && ports.contains("eth2") && ports.contains("10.0.0.254"), "{ports}");
+        create_job(site, &job);
+    });
+    work.until_box("booted again");
+}
+
+/// Priorities are the journal's own, lines have no time of their own, and no token is in them.
+fn the_journal(site: &Site) {
+    let journal = site.journal();
+    for level in
+        ["<3> SIGHUP changes nothing", "<6> ports eth1, eth2; 2 CPUs", "<6> SIGUSR1: ending; 1 jobs go on"]
+    {
+        assert!(journal.contains(level), "{level}: {journal}");
+    }
+    assert!(!journal.contains(TOKEN) && !journal.contains(" INFO "), "{journal}");
+}
+
+/// All files that are not of the moment.
+fn files(site: &Site) -> BTreeSet<String> {
+    let changing = [
+        "/var/log",
+        "/var/lib/dpkg",
+        "/var/lib/apt",
+        "/var/lib/systemd",
+        "/var/cache",
+        "/var/tmp",
+        "/tmp",
+        "/root",
+    ];
+    let prune: String = changing.iter().map(|path| format!("-path {path} -o ")).collect();
+    let all = site.run(&format!("find / -xdev \\( {prune} -false \\) -prune -o -print"));
+    // The guide has enabled systemd-networkd.
+    let ours = |path: &&str| !path.starts_with("/etc/systemd/") || path.contains("netsum");
+    all.lines().filter(ours).map(str::to_owned).collect()
+}
+
+/// Programs on network interfaces, and what is pinned.
+fn in_the_kernel(site: &Site) -> String {
+    site.run("bpftool prog show | grep -E ' (xdp|sched_cls) ' || true; ls /sys/fs/bpf; ip link | grep -o xdp || true; ls -d /run/netsum* || true; getent passwd | grep netsum || true")
+}
+
+/// The end: removed in the middle of a job, and purged.
+fn removed(mut work: Work, before: &BTreeSet<String>) {
+    work.through("apt-get remove", |site| {
+        site.run("apt-get -y remove netsum");
+    });
+    let Work { site, group, .. } = work;
+    drop(group);
+    site.wait("nothing is left in the kernel", || in_the_kernel(site).is_empty());
+    let left: Vec<String> = files(site).difference(before).cloned().collect();
+    assert_eq!(left, ["/etc/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"]);
+    site.run("apt-get -y purge netsum");
+    let left: Vec<String> = files(site).difference(before).cloned().collect();
+    assert_eq!(left, [""; 0]);
+    // Exit code 1 where there is none.
+    let known = site
+        .run("systemctl list-unit-files 'netsum*' --no-legend || true; dpkg -s netsum 2> /dev/null || true");
+    assert_eq!(known, "");
+    site.done("purged");
+}
+
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn the_package_does_what_systemd_and_dpkg_expect() {
+    let site = Site::new();
+    site.debian();
+    site.done("booted");
+    let before = files(&site);
+    assert_eq!(in_the_kernel(&site), "");
+    site.done("looked at");
+    follow_the_guide(&site);
+    create_job(&site, &job());
+    let group = site.cluster.ranks(&job(), TOKEN, &one_on_each_host(2)).unwrap();
+    let mut work = Work { site: &site, group, seed: 0 };
+    work.unnoticed("all-reduce", |_| {});
+    the_sandbox_is_closed(&site);
+    reload(&mut work);
+    work.unnoticed("systemctl restart", |site| drop(site.run("systemctl restart netsum")));
+    watchdog(&mut work);
+    the_journal(&site);
+    if std::env::var_os(MORE).is_some() {
+        upgrade(&mut work);
+        stop_and_start(&mut work);
+        reboot(&mut work);
+    }
+    removed(work, &before);
+}

@@ -1,0 +1,26 @@
+//! A newer QEMU than Debian 12's own, which emulates no Intel 82576. It runs from its folder, with the libraries of the one that is
+//! installed.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::cached;
+use super::parts::QEMU;
+use crate::debian::{self, Archive};
+
+const SUITE: &str = "bookworm-backports";
+/// The emulator, its modules, and the BIOSes.
+const PACKAGES: [&str; 4] = ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
+
+/// Unpacks it, unless it is there.
+pub fn prepare(folder: &Path) -> Result<()> {
+    let own = folder.join(QEMU);
+    cached(&own, &format!("1 {SUITE} {PACKAGES:?}"), || {
+        println!("fetching QEMU of Debian {SUITE} for VMs: about 15 MB");
+        let archive = Archive::open(&folder.join("apt"), &[SUITE])?;
+        let packages = PACKAGES.map(|name| format!("{name}/{SUITE}"));
+        let files = archive.download(&packages.each_ref().map(String::as_str))?;
+        files.iter().try_for_each(|package| debian::unpack(package, &own))
+    })
+}
