@@ -417,8 +417,11 @@ impl Requester {
         (self.caution, self.cautious) = ((self.caution * 2).min(longest.max(1)), Some(now));
         if let Some(since) = self.unanswered.take().filter(|_| !self.waits_for_others) {
             let took = now.saturating_duration_since(since);
-            // Where several probes went unanswered, acknowledgements may have been lost, which took more of the time.
-            path.was_slower(if self.retries > 1 { took / 4 } else { took });
+            let probe = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
+            // A quarter, of which a time-out is four times: it may have been an acknowledgement that was lost, and then each time-out
+            // would be four times the last. What the probe took is more than was waited for. Where several went unanswered, more
+            // acknowledgements may have been lost.
+            path.was_slower(if self.retries > 1 { took / 4 } else { (took / 4 + probe).min(took) });
         }
     }
 

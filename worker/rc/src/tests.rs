@@ -1,7 +1,9 @@
 //! Two endpoints and a network that loses, doubles, reorders, delays and corrupts, all from a seed.
 
+use std::cell::Cell;
 use std::collections::BinaryHeap;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use netsum_common::wire::{ROCE_PORT, Syndrome};
@@ -510,6 +512,35 @@ fn a_time_out_is_short_only_where_an_acknowledgement_is_expected() {
         pair.now += due(&pair).unwrap();
         pair.ends[0].handle_timeout(pair.now);
         assert_eq!(sent_now(&mut pair, 0), [(101, true)]);
+    }
+}
+
+#[test]
+fn that_acknowledgements_are_lost_makes_no_time_out_longer_and_longer() {
+    let mut pair = Pair::new(1, Faults::default(), |_| ());
+    let lost = Rc::new(Cell::new(true));
+    let acks = lost.clone();
+    pair.meddle = Some(Box::new(move |_, to, _| match to {
+        0 if acks.get() => vec![],
+        0 => vec![Duration::from_micros(600)],
+        _ => vec![Duration::ZERO],
+    }));
+    // Each time the acknowledgements of a whole flight are lost, and the probe brings one.
+    let mut flight = |id| {
+        let (start, timeouts) = (pair.now, pair.ends[0].stats().local_ack_timeout);
+        pair.ends[1].post_receive(pair.qps[1], Vec::new());
+        pair.ends[0].post_send(pair.qps[0], id, vec![7; 128 * 256], None);
+        lost.set(true);
+        while !matches!(pair.ends[0].poll_event(), Some(Event::Sent { .. })) {
+            assert!(pair.step());
+            lost.set(pair.ends[0].stats().local_ack_timeout == timeouts);
+        }
+        pair.now - start
+    };
+    let first = flight(0);
+    for id in 1..6 {
+        let took = flight(id);
+        assert!(took < first * 3 / 2, "flight {id}: {took:?}, the first {first:?}");
     }
 }
 
