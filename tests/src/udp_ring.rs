@@ -203,6 +203,8 @@ impl Rank {
         out.retry_limit = None;
         out.ack_timeout = load.ack_timeout;
         out.opcode = load.operation;
+        // Through a box an acknowledgement waits for all ranks, and how long one took tells nothing of the link.
+        out.waits_for_others = true;
         let into = QpConfig::new(receive(number), from, send(previous), Psn::default(), psn(previous), mtu);
         let (out, into) = (endpoint.add_qp(out)?, endpoint.add_qp(into)?);
         (0..load.window * 2).for_each(|_| endpoint.post_receive(into, Vec::new()));
