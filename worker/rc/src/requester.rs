@@ -418,9 +418,8 @@ impl Requester {
         if let Some(since) = self.unanswered.take().filter(|_| !self.waits_for_others) {
             let took = now.saturating_duration_since(since);
             let probe = self.went_back.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at));
-            // A quarter, of which a time-out is four times: it may have been an acknowledgement that was lost, and then each time-out
-            // would be four times the last. What the probe took is more than was waited for. Where several went unanswered, more
-            // acknowledgements may have been lost.
+            // A time-out is four times what is learned here. Perhaps only acknowledgements were lost: learning the whole wait would then
+            // make each time-out four times the last. So a quarter of it is learned, plus the probe's own round trip, which is new.
             path.was_slower(if self.retries > 1 { took / 4 } else { (took / 4 + probe).min(took) });
         }
     }
