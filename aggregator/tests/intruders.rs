@@ -202,6 +202,23 @@ async fn joins_that_are_refused_or_asked_again_leave_nothing() {
 }
 
 #[tokio::test]
+async fn a_rank_of_a_release_that_does_not_fit_is_told_both() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
+    let protocol = netsum_api::PROTOCOL + 1;
+    let newer = api::JoinRequest { protocol, release: "9.1\x1b[2J".into(), ..join(0, "sesame", 60_000) };
+    let error = d.worker().await.join(newer).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    let (ours, release) = (netsum_api::PROTOCOL, netsum_api::RELEASE);
+    for part in
+        [format!("rank 0 runs netsum 9.1 [2J (protocol {protocol})"), format!("netsum {release} (protocol {ours})")]
+    {
+        assert!(error.message().contains(&part), "{error}");
+    }
+    assert_eq!(d.shared.lock().waiting(), 0);
+}
+
+#[tokio::test]
 async fn what_a_rank_says_reaches_others_as_plain_short_text() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();

@@ -1,6 +1,6 @@
-//! The Debian package: `cargo xtask dist --deb`.
+//! The Debian packages: `cargo xtask dist --deb`.
 //!
-//! dpkg-deb makes the archive, from a tree that is laid out here. cargo-deb would do the same from a table in Cargo.toml, but takes
+//! dpkg-deb makes the archives, from trees that are laid out here. cargo-deb would do the same from a table in Cargo.toml, but takes
 //! minutes to be built where a package is made, or tested.
 
 use std::fs;
@@ -13,13 +13,63 @@ use object::Object as _;
 
 use crate::{dist, root};
 
-/// The programs that it installs.
-const PROGRAMS: [&str; 2] = ["netsum", "netsum-perf"];
-/// Files that an administrator changes: kept by dpkg.
-const CONFFILES: [&str; 2] = ["/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"];
+/// What is in a package.
+struct Package {
+    name: &'static str,
+    program: &'static str,
+    /// From here in the sources to there on the machine.
+    files: &'static [(&'static str, &'static str)],
+    /// Of those, what an administrator changes: kept by dpkg.
+    conffiles: &'static [&'static str],
+    /// From `deploy/debian`, and their names in the package.
+    scripts: &'static [(&'static str, &'static str)],
+    fields: &'static str,
+}
 
-/// Makes the package from the programs in `programs`, or from a release build; returns its path.
-pub fn build(programs: Option<&Path>, out: &Path) -> Result<PathBuf> {
+/// The box's: daemon and command line.
+const BOX: Package = Package {
+    name: "netsum",
+    program: "netsum",
+    files: &[
+        ("aggregator/netsum.example.toml", "etc/netsum/netsum.toml"),
+        ("deploy/netsum.sysctl", "etc/sysctl.d/50-netsum.conf"),
+        ("deploy/netsum.service", "usr/lib/systemd/system/netsum.service"),
+        ("deploy/grafana-dashboard.json", "usr/share/netsum/grafana-dashboard.json"),
+        ("deploy/prometheus-rules.yml", "usr/share/netsum/prometheus-rules.yml"),
+        ("deploy/GUIDE.md", "usr/share/doc/netsum/GUIDE.md"),
+        ("README.md", "usr/share/doc/netsum/README.md"),
+        ("SECURITY.md", "usr/share/doc/netsum/SECURITY.md"),
+        ("CHANGELOG.md", "usr/share/doc/netsum/CHANGELOG.md"),
+        ("LICENSE", "usr/share/doc/netsum/copyright"),
+    ],
+    conffiles: &["/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"],
+    scripts: &[("postinst", "postinst"), ("prerm", "prerm"), ("postrm", "postrm")],
+    fields: "Recommends: iproute2, ethtool\nSuggests: netsum-hosts\nDescription: all-reduce inside the network: the box\n \
+         XDP programs on a bridge add up the gradients that hosts send each other over\n \
+         RoCEv2. This package has the daemon of the box and its command line (netsum).\n",
+};
+
+/// The hosts': nothing of a daemon.
+const HOSTS: Package = Package {
+    name: "netsum-hosts",
+    program: "netsum-perf",
+    files: &[
+        ("deploy/netsum-hosts.sysctl", "etc/sysctl.d/50-netsum-hosts.conf"),
+        ("book/text/howto/library.md", "usr/share/doc/netsum-hosts/library.md"),
+        ("book/text/howto/transports.md", "usr/share/doc/netsum-hosts/transports.md"),
+        ("CHANGELOG.md", "usr/share/doc/netsum-hosts/CHANGELOG.md"),
+        ("LICENSE", "usr/share/doc/netsum-hosts/copyright"),
+    ],
+    conffiles: &["/etc/sysctl.d/50-netsum-hosts.conf"],
+    scripts: &[("hosts-postinst", "postinst")],
+    fields: "Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the network: its hosts\n \
+         Hosts send each other gradients over RoCEv2, and a box with netsum adds them up on\n \
+         the way. This package has what a host needs: its kernel's settings, and a benchmark\n \
+         that shows whether the box sums (netsum-perf).\n",
+};
+
+/// Makes the packages from the programs in `programs`, or from a release build; returns their paths.
+pub fn build(programs: Option<&Path>, out: &Path) -> Result<Vec<PathBuf>> {
     let programs = match programs {
         Some(folder) => folder.to_owned(),
         None => {
@@ -31,68 +81,57 @@ pub fn build(programs: Option<&Path>, out: &Path) -> Result<PathBuf> {
             root()?.join("target/release")
         }
     };
-    let tree = tempfile::tempdir()?;
-    lay_out(&programs, tree.path())?;
-    let (version, arch) = (env!("CARGO_PKG_VERSION"), output("dpkg", &["--print-architecture"])?);
-    control(tree.path(), version, arch.trim())?;
-    fs::create_dir_all(out)?;
-    let package = out.join(format!("netsum_{version}_{}.deb", arch.trim()));
-    let [from, to] = [tree.path(), &package].map(|path| path.to_str().context("a path that is not UTF-8"));
-    output("dpkg-deb", &["--root-owner-group", "-Zxz", "-z1", "--build", from?, to?])?;
-    Ok(package)
+    [BOX, HOSTS].iter().map(|package| package.build(&programs, out)).collect()
 }
 
-fn lay_out(programs: &Path, tree: &Path) -> Result<()> {
-    let root = root()?;
-    for name in PROGRAMS {
-        let program = tree.join("usr/bin").join(name);
-        install(&programs.join(name), &program, 0o755)?;
+impl Package {
+    fn build(&self, programs: &Path, out: &Path) -> Result<PathBuf> {
+        let tree = tempfile::tempdir()?;
+        self.lay_out(programs, tree.path())?;
+        let (version, arch) = (env!("CARGO_PKG_VERSION"), output("dpkg", &["--print-architecture"])?);
+        self.control(tree.path(), version, arch.trim())?;
+        fs::create_dir_all(out)?;
+        let package = out.join(format!("{}_{version}_{}.deb", self.name, arch.trim()));
+        let [from, to] =
+            [tree.path(), &package].map(|path| path.to_str().context("a path that is not UTF-8"));
+        output("dpkg-deb", &["--root-owner-group", "-Zxz", "-z1", "--build", from?, to?])?;
+        Ok(package)
+    }
+
+    fn lay_out(&self, programs: &Path, tree: &Path) -> Result<()> {
+        let root = root()?;
+        let program = tree.join("usr/bin").join(self.program);
+        install(&programs.join(self.program), &program, 0o755)?;
         output("strip", &["--strip-unneeded", program.to_str().context("a path that is not UTF-8")?])?;
+        for (from, to) in self.files {
+            install(&root.join(from), &tree.join(to), 0o644)?;
+        }
+        if self.program == "netsum" {
+            for (name, page) in dist::man_pages()? {
+                write(&tree.join("usr/share/man/man8").join(name), &page, 0o644)?;
+            }
+            for (path, text) in dist::completions()? {
+                write(&tree.join("usr/share").join(path), &text, 0o644)?;
+            }
+        }
+        Ok(())
     }
-    for (from, to) in [
-        ("aggregator/netsum.example.toml", "etc/netsum/netsum.toml"),
-        ("deploy/netsum.sysctl", "etc/sysctl.d/50-netsum.conf"),
-        ("deploy/netsum.service", "usr/lib/systemd/system/netsum.service"),
-        ("deploy/grafana-dashboard.json", "usr/share/netsum/grafana-dashboard.json"),
-        ("deploy/prometheus-rules.yml", "usr/share/netsum/prometheus-rules.yml"),
-        ("deploy/GUIDE.md", "usr/share/doc/netsum/GUIDE.md"),
-        ("README.md", "usr/share/doc/netsum/README.md"),
-        ("SECURITY.md", "usr/share/doc/netsum/SECURITY.md"),
-        ("CHANGELOG.md", "usr/share/doc/netsum/CHANGELOG.md"),
-        ("LICENSE", "usr/share/doc/netsum/copyright"),
-    ] {
-        install(&root.join(from), &tree.join(to), 0o644)?;
-    }
-    for (name, page) in dist::man_pages()? {
-        write(&tree.join("usr/share/man/man8").join(name), &page, 0o644)?;
-    }
-    for (path, text) in dist::completions()? {
-        write(&tree.join("usr/share").join(path), &text, 0o644)?;
-    }
-    Ok(())
-}
 
-fn control(tree: &Path, version: &str, arch: &str) -> Result<()> {
-    let folder = tree.join("DEBIAN");
-    let glibc = PROGRAMS
-        .iter()
-        .map(|name| newest_glibc(&fs::read(tree.join("usr/bin").join(name))?))
-        .collect::<Result<Vec<_>>>()?;
-    let [major, minor] = glibc.into_iter().max().context("no program")?;
-    let text = format!(
-        "Package: netsum\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
-         Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= {major}.{minor}), libgcc-s1\nRecommends: iproute2, ethtool\n\
-         Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the network\n \
-         XDP programs on a bridge add up the gradients that hosts send each other over\n \
-         RoCEv2. This package has the daemon of the box and its command line (netsum),\n \
-         and a benchmark for hosts (netsum-perf).\n"
-    );
-    write(&folder.join("control"), text.as_bytes(), 0o644)?;
-    write(&folder.join("conffiles"), (CONFFILES.join("\n") + "\n").as_bytes(), 0o644)?;
-    for script in ["postinst", "prerm", "postrm"] {
-        install(&root()?.join("deploy/debian").join(script), &folder.join(script), 0o755)?;
+    fn control(&self, tree: &Path, version: &str, arch: &str) -> Result<()> {
+        let folder = tree.join("DEBIAN");
+        let [major, minor] = newest_glibc(&fs::read(tree.join("usr/bin").join(self.program))?)?;
+        let text = format!(
+            "Package: {}\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
+             Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= {major}.{minor}), libgcc-s1\n{}",
+            self.name, self.fields
+        );
+        write(&folder.join("control"), text.as_bytes(), 0o644)?;
+        write(&folder.join("conffiles"), (self.conffiles.join("\n") + "\n").as_bytes(), 0o644)?;
+        for (from, name) in self.scripts {
+            install(&root()?.join("deploy/debian").join(from), &folder.join(name), 0o755)?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The newest version of the C library whose symbols a program takes: what dpkg-shlibdeps would find in its `.dynsym`, by the names of
@@ -151,16 +190,22 @@ mod tests {
     }
 
     #[test]
-    fn conffiles_are_in_the_package() {
-        let tree = tempfile::tempdir().unwrap();
-        // Any programs will do.
+    fn conffiles_are_in_their_package_and_no_file_is_in_two() {
         let programs = tempfile::tempdir().unwrap();
-        for name in PROGRAMS {
-            fs::copy(std::env::current_exe().unwrap(), programs.path().join(name)).unwrap();
+        let mut files = Vec::<&str>::new();
+        for package in [BOX, HOSTS] {
+            // Any program will do.
+            fs::copy(std::env::current_exe().unwrap(), programs.path().join(package.program)).unwrap();
+            let tree = tempfile::tempdir().unwrap();
+            package.lay_out(programs.path(), tree.path()).unwrap();
+            for file in package.conffiles {
+                assert!(tree.path().join(&file[1..]).is_file(), "{file}");
+            }
+            files.extend(package.files.iter().map(|(_, to)| *to));
         }
-        lay_out(programs.path(), tree.path()).unwrap();
-        for file in CONFFILES {
-            assert!(tree.path().join(&file[1..]).is_file(), "{file}");
-        }
+        let all = files.len();
+        files.sort_unstable();
+        files.dedup();
+        assert_eq!(files.len(), all);
     }
 }

@@ -258,6 +258,7 @@ impl System {
             }),
             epoch: u.int_in_range(0..=3)?,
             timeout_ms: u.arbitrary::<u16>()? as u32,
+            ..Default::default()
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         let Some(a) = r.address else { return Ok(()) };

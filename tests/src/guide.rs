@@ -33,10 +33,21 @@ pub fn blocks() -> Result<Vec<Block>> {
         .collect()
 }
 
-/// Makes the Debian package of the programs beside the test's.
+/// Makes the box's Debian package of the programs beside the test's.
+///
+/// # Errors
+/// As [`packages`].
 pub fn package(folder: &Path) -> Result<PathBuf> {
+    packages(folder)?.into_iter().next().context("no package")
+}
+
+/// Makes the Debian packages of the programs beside the test's: the box's, and the hosts'.
+///
+/// # Errors
+/// If they are not built, or there is no dpkg.
+pub fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
     let programs = program("netsum")?;
     let mut dist = Command::new(program("netsum-dist")?);
     dist.args(["--deb", "--out"]).arg(folder).arg("--programs").arg(programs.parent().context("no folder")?);
-    Ok(PathBuf::from(output(&mut dist)?.trim()))
+    Ok(output(&mut dist)?.lines().map(PathBuf::from).collect())
 }

@@ -45,15 +45,17 @@ fn without_bridge(box_: &Netns) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_guide_leads_to_an_all_reduce() {
-    let package = tempfile::tempdir().unwrap();
-    let debian = guide::package(package.path()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let packages = guide::packages(folder.path()).unwrap();
 
     let lab = Lab::new(LabSpec { mtu: 2200, ..LabSpec::hosts(2) }).unwrap();
     without_bridge(lab.box_());
     let box_ = Machine::new(lab.box_()).unwrap();
     let hosts = [lab.host(0), lab.host(1)].map(|host| Machine::new(host).unwrap());
     for machine in hosts.iter().chain([&box_]) {
-        std::fs::copy(&debian, machine.path("/root").join(debian.file_name().unwrap())).unwrap();
+        for package in &packages {
+            std::fs::copy(package, machine.path("/root").join(package.file_name().unwrap())).unwrap();
+        }
     }
 
     let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), false);
@@ -106,7 +108,10 @@ fn the_guide_leads_to_an_all_reduce() {
     {
         assert!(!box_.path(left).exists(), "{left} is left");
     }
-    let copy = Path::new("/root").join(debian.file_name().unwrap());
+    for host in &hosts {
+        assert!(!host.path("/usr/bin/netsum").exists(), "a host has a daemon");
+    }
+    let copy = Path::new("/root").join(packages[0].file_name().unwrap());
     assert!(
         box_.path(copy.to_str().unwrap()).exists() && !copy.exists(),
         "this machine's own files have been changed"

@@ -56,14 +56,11 @@ impl Archive {
         Ok(files)
     }
 
-    /// Fetches the package that another one, which has nothing in it, depends on.
-    pub fn download_behind(&self, meta: &str) -> Result<PathBuf> {
-        let [meta_file] = &*self.download(&[meta])? else { bail!("not one package {meta}") };
-        let depends = output(Command::new("dpkg-deb").arg("-f").arg(meta_file).arg("Depends"))?;
-        let package = first_dependency(&depends).with_context(|| format!("{meta} depends on nothing"))?;
-        // Its own files are named like those of the one behind it.
-        fs::remove_file(meta_file)?;
-        self.download(&[&package])?.pop().context("no package")
+    /// Fetches those packages that another one depends on whose names begin so.
+    pub fn download_behind(&self, package: &Path, prefixes: &[&str]) -> Result<Vec<PathBuf>> {
+        let depends = output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Depends"))?;
+        let names = dependencies(&depends).filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+        names.map(|name| self.download(&[name])?.pop().context("no package")).collect()
     }
 
     fn apt_get(&self, arguments: &[&str]) -> Result<String> {
@@ -99,9 +96,9 @@ pub fn unpack(package: &Path, to: &Path) -> Result<()> {
     output(Command::new("dpkg").arg("-x").args([package, to])).map(drop)
 }
 
-/// `name (= version) | other, more`: the name.
-fn first_dependency(depends: &str) -> Option<String> {
-    depends.split([' ', ',', '|', '(']).map(str::trim).find(|word| !word.is_empty()).map(str::to_owned)
+/// Of `name (= version) | other, more`: `name` and `more`.
+fn dependencies(depends: &str) -> impl Iterator<Item = &str> {
+    depends.split(',').filter_map(|entry| entry.split_whitespace().next())
 }
 
 /// The machine's release: `bookworm` is Debian 12's.
@@ -168,9 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn the_first_dependency_is_a_name() {
-        let depends = "linux-image-6.12.95+deb12-amd64 (= 6.12.95-1~bpo12+1), x | y\n";
-        assert_eq!(first_dependency(depends).as_deref(), Some("linux-image-6.12.95+deb12-amd64"));
-        assert_eq!(first_dependency("\n"), None);
+    fn dependencies_are_names() {
+        let depends = "linux-base-7-amd64 (= 7.2.12-1), x | y, linux-image-7-amd64\n";
+        let names: Vec<_> = dependencies(depends).collect();
+        assert_eq!(names, ["linux-base-7-amd64", "x", "linux-image-7-amd64"]);
+        assert_eq!(dependencies("\n").count(), 0);
     }
 }

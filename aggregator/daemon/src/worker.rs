@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
+use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::membership::Join;
 use netsum_core::{Action, Connection, Controller, Job, RankAddress};
 use tonic::{Request, Response, Status};
@@ -112,6 +113,18 @@ fn connection_message(c: &Connection) -> api::Connection {
     api::Connection { receive_qpn: c.receive_qpn, send_qpn: c.send_qpn, first_psn: c.first_psn }
 }
 
+/// Refuses a rank that speaks otherwise than this box.
+fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
+    if protocol == PROTOCOL {
+        return Ok(());
+    }
+    let theirs = printable(if release.is_empty() { "before 0.1" } else { release });
+    Err(Status::failed_precondition(format!(
+        "rank {rank} runs netsum {theirs} (protocol {protocol}) and the box netsum {RELEASE} (protocol {PROTOCOL}): \
+         they do not understand each other; install the same release on both"
+    )))
+}
+
 /// Says so where ranks can hardly reach each other by the box.
 fn warn_of_neighbours(controller: &Controller, job: &str) {
     if let Some((rank, next)) = controller.job(job).ok().and_then(Job::neighbours_behind_one_port) {
@@ -147,6 +160,7 @@ impl Worker for WorkerService {
         self.authorise(peer, &r.job, &r.token).await?;
         let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
         let rank = a.rank;
+        fits(rank, r.protocol, &r.release)?;
         let invalid = |what: &str, value: &str, expected: &str| {
             Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
         };

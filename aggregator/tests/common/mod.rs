@@ -281,5 +281,7 @@ pub fn join(rank: u32, token: &str, timeout_ms: u32) -> api::JoinRequest {
         address: Some(address),
         epoch: 0,
         timeout_ms,
+        protocol: netsum_api::PROTOCOL,
+        release: netsum_api::RELEASE.into(),
     }
 }

@@ -18,7 +18,7 @@ struct DistArgs {
     /// Write the JSON schemas to aggregator/schema instead.
     #[arg(long, conflicts_with = "out")]
     schema: bool,
-    /// Make a Debian package that has all this, the programs, the unit and a configuration.
+    /// Make the Debian packages: the box's, which has all this, the daemon, its unit and a configuration; and the hosts'.
     #[arg(long, conflicts_with = "schema")]
     deb: bool,
     /// With --deb: the folder of programs that are built already.
@@ -42,7 +42,9 @@ fn main() -> Result<()> {
         None => root()?.join("target/dist"),
     };
     if args.deb {
-        println!("{}", debian::build(args.programs.as_deref(), &out)?.display());
+        for package in debian::build(args.programs.as_deref(), &out)? {
+            println!("{}", package.display());
+        }
         return Ok(());
     }
     let (man, completions) = (out.join("man"), out.join("completions"));

@@ -170,6 +170,8 @@ impl Control {
                 address: Some(address.clone()),
                 epoch,
                 timeout_ms: left.as_millis() as u32,
+                protocol: netsum_api::PROTOCOL,
+                release: netsum_api::RELEASE.into(),
             };
             // The daemon's own deadline comes first: its answer names the ranks that are missing.
             let wait = left + Duration::from_secs(2);

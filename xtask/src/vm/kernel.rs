@@ -36,6 +36,9 @@ const WANTED: [&str; 12] = [
 /// Modules that VMs with a disk load besides; and again what they depend on. `crc32c_generic` is no dependency that ext4 names.
 const FOR_DISK: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
+/// What newer kernels need no module for.
+const UNTIL_LINUX_6: [&str; 2] = ["crc32_generic", "crc32c_generic"];
+
 /// Decompresses modules.
 const XZ: &str = "xz";
 
@@ -81,25 +84,40 @@ fn suite(kernel: Kernel) -> &'static str {
 pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
     let suite = suite(kernel);
     let own = folder.join(kernel.to_string());
-    let key = format!("7 {suite} {WANTED:?} {FOR_DISK:?}");
+    let key = format!("8 {suite} {WANTED:?} {FOR_DISK:?}");
     cached(&own, &key, || {
         println!("fetching the kernel of Debian {suite} for VMs: about 100 MB");
         let archive = Archive::open(&folder.join("apt"), &[suite])?;
-        let package = archive.download_behind(&format!("linux-image-amd64/{suite}"))?;
         let unpacked = own.join("unpacked");
-        unpack_parts(&package, &unpacked)?;
-        let boot = unpacked.join("boot");
-        let image = fs::read_dir(&boot)?.next().context("no kernel in the package")??;
+        for package in packages(&archive, suite)? {
+            unpack_parts(&package, &unpacked)?;
+        }
+        let modules = ["lib/modules", "usr/lib/modules"].map(|folder| unpacked.join(folder));
+        let modules = modules.iter().find(|folder| folder.is_dir()).context("no modules in the package")?;
+        let release = fs::read_dir(modules)?.next().context("no modules in the package")??.path();
+        let image = match fs::read_dir(unpacked.join("boot")) {
+            Ok(mut boot) => boot.next().context("no kernel in the package")??.path(),
+            Err(_) => release.join("vmlinuz"),
+        };
         // They need libraries that apt needs too.
         let tools = folder.join(userland::UNPACKED).join("usr/bin");
-        write_kernel(&fs::read(image.path())?, &tools, &own.join(KERNEL))?;
+        write_kernel(&fs::read(&image).with_context(|| image.display().to_string())?, &tools, &own.join(KERNEL))?;
         for (wanted, archive, list) in
             [(&WANTED[..], MODULES, MODULE_LIST), (&FOR_DISK, DISK_MODULES, DISK_MODULE_LIST)]
         {
-            write_modules(&unpacked, &tools, wanted, &own.join(archive), list)?;
+            write_modules(&release, &tools, wanted, &own.join(archive), list)?;
         }
         Ok(fs::remove_dir_all(unpacked)?)
     })
+}
+
+/// The package of a kernel, which another one names; and those with its parts, where it has them elsewhere (Linux 7 of Debian).
+fn packages(archive: &Archive, suite: &str) -> Result<Vec<PathBuf>> {
+    let meta = archive.download(&[&format!("linux-image-amd64/{suite}")])?.pop().context("no package")?;
+    let mut packages = archive.download_behind(&meta, &["linux-image-"])?;
+    let image = packages.first().context("linux-image-amd64 depends on no kernel")?;
+    packages.extend(archive.download_behind(image, &["linux-base-", "linux-binary-", "linux-modules-"])?);
+    Ok(packages)
 }
 
 /// Unpacks what is needed: all modules are 400 MB.
@@ -140,16 +158,15 @@ fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     (&image[0x202..0x206] == b"HdrS").then_some((program, payload))
 }
 
-fn write_modules(unpacked: &Path, tools: &Path, wanted: &[&str], to: &Path, list: &str) -> Result<()> {
-    let modules = ["lib/modules", "usr/lib/modules"].map(|folder| unpacked.join(folder));
-    let modules = modules.iter().find(|folder| folder.is_dir()).context("no modules in the package")?;
-    let release = fs::read_dir(modules)?.next().context("no modules in the package")??.path();
+fn write_modules(release: &Path, tools: &Path, wanted: &[&str], to: &Path, list: &str) -> Result<()> {
     let built_in = fs::read_to_string(release.join("modules.builtin"))?;
     let built_in: Vec<String> = built_in.lines().filter_map(|line| name(Path::new(line))).collect();
     let mut files = BTreeMap::new();
     collect(&release.join("kernel"), &mut files)?;
     let mut read = BTreeMap::new();
-    let order = load_order(wanted, &built_in, |module| {
+    let is_there = |module: &&str| !UNTIL_LINUX_6.contains(module) || files.contains_key(*module);
+    let wanted: Vec<_> = wanted.iter().copied().filter(is_there).collect();
+    let order = load_order(&wanted, &built_in, |module| {
         let path = files.get(module).with_context(|| format!("no module {module} in the package"))?;
         let bytes = contents(path, tools)?;
         let depends = depends(&bytes).with_context(|| module.to_owned())?;
