@@ -210,9 +210,10 @@ async fn a_rank_of_a_release_that_does_not_fit_is_told_both() {
     let error = d.worker().await.join(newer).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
     let (ours, release) = (netsum_api::PROTOCOL, netsum_api::RELEASE);
-    for part in
-        [format!("rank 0 runs netsum 9.1 [2J (protocol {protocol})"), format!("netsum {release} (protocol {ours})")]
-    {
+    for part in [
+        format!("rank 0 runs netsum 9.1 [2J (protocol {protocol})"),
+        format!("netsum {release} (protocol {ours})"),
+    ] {
         assert!(error.message().contains(&part), "{error}");
     }
     assert_eq!(d.shared.lock().waiting(), 0);

@@ -59,7 +59,8 @@ impl Archive {
     /// Fetches those packages that another one depends on whose names begin so.
     pub fn download_behind(&self, package: &Path, prefixes: &[&str]) -> Result<Vec<PathBuf>> {
         let depends = output(Command::new("dpkg-deb").arg("-f").arg(package).arg("Depends"))?;
-        let names = dependencies(&depends).filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+        let names =
+            dependencies(&depends).filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
         names.map(|name| self.download(&[name])?.pop().context("no package")).collect()
     }
 

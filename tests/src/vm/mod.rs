@@ -42,6 +42,9 @@ const MEMORY: u32 = 384;
 /// How long a VM may take to boot: 5 s are usual, but several may boot on a busy machine.
 const BOOT: Duration = Duration::from_secs(180);
 
+/// What is said of a VM that has not booted.
+pub const NOT_THERE: &str = "is not there";
+
 /// Network cards that QEMU has, whose Linux drivers take XDP programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Card {
@@ -182,7 +185,7 @@ impl Vm {
                 bail!("the VM {} has ended: {status}\n{}", self.ip, self.console());
             }
             if start.elapsed() > BOOT {
-                bail!("the VM {} is not there within {BOOT:?}: {error}\n{}", self.ip, self.console());
+                bail!("the VM {} {NOT_THERE} within {BOOT:?}: {error}\n{}", self.ip, self.console());
             }
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -101,7 +101,11 @@ pub fn prepare(folder: &Path, kernel: Kernel) -> Result<()> {
         };
         // They need libraries that apt needs too.
         let tools = folder.join(userland::UNPACKED).join("usr/bin");
-        write_kernel(&fs::read(&image).with_context(|| image.display().to_string())?, &tools, &own.join(KERNEL))?;
+        write_kernel(
+            &fs::read(&image).with_context(|| image.display().to_string())?,
+            &tools,
+            &own.join(KERNEL),
+        )?;
         for (wanted, archive, list) in
             [(&WANTED[..], MODULES, MODULE_LIST), (&FOR_DISK, DISK_MODULES, DISK_MODULE_LIST)]
         {
