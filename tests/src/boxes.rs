@@ -73,7 +73,7 @@ fn spec(kernel: Kernel, card: Card) -> LabSpec {
 /// # Errors
 /// A wrong sum, or one that the box has not made where it should.
 pub fn try_all(kernel: Kernel, card: Card) -> Result<Found> {
-    let mut trial = Trial::start(kernel, card)?;
+    let mut trial = Trial::start(spec(kernel, card), card)?;
     trial.sums("path MTU 1024", 1024, 0.0)?;
     trial.sums("path MTU 2048, 1 % loss", 2048, LOSS)?;
     trial.interrupts_elsewhere()?;
@@ -149,8 +149,8 @@ struct Trial {
 }
 
 impl Trial {
-    fn start(kernel: Kernel, card: Card) -> Result<Self> {
-        let mut cluster = Cluster::without_daemon(spec(kernel, card))?;
+    fn start(spec: LabSpec, card: Card) -> Result<Self> {
+        let mut cluster = Cluster::without_daemon(spec)?;
         let mut found = head(&cluster, card)?;
         let queues = check(&cluster)?;
         cluster.start_daemon()?;
@@ -285,20 +285,9 @@ fn check(cluster: &Cluster) -> Result<u32> {
 
 /// Hosts and the box are in VLAN 5. Where the driver takes tags off, the daemon says so, and says what mends it.
 fn in_a_vlan(kernel: Kernel, card: Card) -> Result<String> {
-    let mut trial = Trial::start(kernel, card)?;
-    let lab = trial.cluster.lab();
-    for host in lab.hosts() {
-        let ip = format!("{}/16", host.ip(0));
-        for line in [
-            vec!["address", "flush", "dev", "eth0"],
-            vec!["link", "add", "link", "eth0", "name", "vlan5", "type", "vlan", "id", "5"],
-            vec!["address", "add", &ip, "dev", "vlan5"],
-            vec!["link", "set", "vlan5", "up"],
-        ] {
-            output(host.command("ip").args(line))?;
-        }
-    }
-    let ip = format!("{}/16", lab.box_().ip());
+    let mut trial =
+        Trial::start(LabSpec { tagged: (0..RANKS as usize).collect(), ..spec(kernel, card) }, card)?;
+    let ip = format!("{}/16", trial.cluster.lab().box_().ip());
     trial.ip(&["address", "flush", "dev", "br0"])?;
     trial.ip(&["link", "add", "link", "br0", "name", "vlan5", "type", "vlan", "id", "5"])?;
     trial.ip(&["address", "add", &ip, "dev", "vlan5"])?;

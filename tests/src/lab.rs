@@ -464,6 +464,12 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
             box_ += &format!("link set card{i} master {bridge}\n{}", up(&format!("card{i}")) + &up(&bridge));
         }
         box_ += &format!("link set port{i} master {bridge}\n{}", up(&format!("port{i}")));
+        if spec.box_vm.is_some() && i < spec.vms.len() {
+            // The way to the agent in that host, which is not by the box.
+            let here = format!("10.0.254.{}", i + 1);
+            box_ += &format!("address add {here}/32 dev {bridge}\n");
+            box_ += &format!("route add {}/32 dev {bridge} src {here}\n", host_ip(false, i, 0));
+        }
     }
     if spec.box_vm.is_some() {
         box_ += &(new_tap(AGENT, "", 1500) + &up(AGENT));
@@ -472,6 +478,11 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         box_ += &box_addresses(spec);
     }
     ip_batch(Some(&format!("{prefix}-box")), &box_)?;
+    if spec.box_vm.is_some() {
+        // Each of those addresses is its own bridge's: the machine connects them all.
+        let file = "/proc/sys/net/ipv4/conf/all/arp_ignore";
+        Netns::open(&format!("{prefix}-box"))?.enter(|| std::fs::write(file, "1").context(file))?;
+    }
 
     for i in hosts {
         let (is_vm, host_node) = (i < spec.vms.len(), format!("h{i}"));

@@ -134,8 +134,11 @@ impl Vlan {
             attach(out, node, interface, TcAttachType::Egress)?;
             attach(into, node, interface, TcAttachType::Ingress)?;
         }
-        attach("tag", "box", "br0", TcAttachType::Egress)?;
-        attach("untag", "box", "br0", TcAttachType::Ingress)?;
+        // A machine has interfaces of its own for that.
+        if spec.box_vm.is_none() {
+            attach("tag", "box", "br0", TcAttachType::Egress)?;
+            attach("untag", "box", "br0", TcAttachType::Ingress)?;
+        }
         Ok(Self { _ebpf: ebpf })
     }
 }
