@@ -73,7 +73,8 @@ fn decide(c: &Contribution, state: &mut RingState, slot: &mut Slot) -> Verdict {
     }
     let Contribution { frame, len, .. } = *c;
     let (index, len) = (c.party.index, len as u32);
-    slot::on_fragment(
+    // No ring has a parent yet.
+    slot::decide::<false>(
         c.ring,
         state,
         slot,

@@ -31,6 +31,8 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: &Verdict) 
             maps::count(party.ring, Counter::Released);
             tag(ctx, c, ReleaseTag::ALL).and_then(|()| maps::to_all(party.ring))
         }
+        // Of rings with a parent, of which there are none yet.
+        Output::Up => None,
         Output::Replay => {
             let next = if party.rank + 1 >= ring.ranks { 0 } else { party.rank + 1 };
             tag(ctx, c, next as u16).and_then(|()| maps::to_rank(party.ring, next))

@@ -171,6 +171,14 @@ counters! {
     EgressNoSlot "egress_no_slot" Drop,
     /// the data plane's maps contradict each other: a defect of netsum
     Internal "internal_error" Drop,
+    /// partial sums sent to the parent box
+    Partials "partial_sent" Work,
+    /// total sums received from the parent box
+    Totals "total_received" Work,
+    /// partial sums sent to the parent box once more, so that it replays the total to the next group
+    SentUpAgain "sent_up_again" Work,
+    /// total sums from the parent box to which this box has sent nothing
+    TotalUnexpected "total_unexpected" Drop,
 }
 
 /// How many counters there are for each ring.

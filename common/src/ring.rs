@@ -10,6 +10,8 @@ pub mod ring_flags {
     pub const RELAXED: u32 = 4;
     /// The job is set up in band: messages begin with a [`crate::wire::JobHeader`].
     pub const IN_BAND: u32 = 8;
+    /// The box has a parent: the last member is the way up to it.
+    pub const UPLINK: u32 = 16;
 }
 
 /// What user space decides about a ring.
@@ -18,7 +20,7 @@ pub mod ring_flags {
 pub struct RingConfig {
     /// Bits of [`ring_flags`].
     pub flags: u32,
-    /// Ranks, 2 to 64.
+    /// Members, 2 to 64: ranks, groups of ranks behind other boxes, and the way up to a parent.
     pub ranks: u32,
     /// Slots, a power of two and at least `2 * credit`.
     pub slots: u32,

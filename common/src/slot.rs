@@ -21,6 +21,14 @@
 //! message begins one PSN late, behind an empty packet. What shows is that a fragment begins or ends a message where the other
 //! ranks' do not. Which of its other fragments have slipped nobody can tell, so nothing of the ring is summed any more.
 //!
+//! ## A box with a parent
+//! Its ring has one more member, behind the last: U, the way up ([`ring_flags::UPLINK`]). When all others have contributed, their
+//! *partial* sum goes to U, as a contribution on the connection that leaves the group behind its last member. What comes from U, on the
+//! connection that enters the group at its first member, is the *total*: it takes the partial's place, and is released as a sum is.
+//! Only the parent can replay to the next group, so what the last member sends again goes up again. The parent needs to know
+//! nothing: groups are its members. The argument above speaks of ranks and sums alone, and holds in a tree: who sends m+2W holds
+//! the total of m+W, hence every rank under every box has sent m+W, hence holds the total of m.
+//!
 //! All comparisons are serial numbers modulo 2^24.
 
 use crate::counters::Counter;
@@ -49,7 +57,7 @@ pub struct Slot {
 impl Slot {
     /// The slot holds an index.
     pub const USED: u32 = 1;
-    /// All ranks have contributed.
+    /// All members have contributed, and the parent, where there is one.
     pub const COMPLETE: u32 = 2;
     /// The result has been sent to all ranks.
     pub const RELEASED: u32 = 4;
@@ -61,6 +69,10 @@ impl Slot {
     pub const FIRST: u32 = 32;
     /// The fragment ends a message.
     pub const LAST: u32 = 64;
+    /// All members below have contributed, where there is a parent.
+    pub const PARTIAL: u32 = 128;
+    /// That sum has been sent up.
+    pub const SENT: u32 = 256;
     /// Where the fragment is in its message.
     const BOUNDS: u32 = Self::FIRST | Self::LAST;
 
@@ -81,17 +93,19 @@ pub struct RingState {
     pub stopped: u32,
     /// For each rank the index behind its last contiguous fragment.
     pub expected: [u32; MAX_RANKS],
+    /// The lowest index whose partial sum has not been sent up, where there is a parent and results leave in order.
+    pub up: u32,
 }
 
 impl Default for RingState {
     fn default() -> Self {
-        Self { low: 0, stopped: 0, expected: [0; MAX_RANKS] }
+        Self { low: 0, stopped: 0, expected: [0; MAX_RANKS], up: 0 }
     }
 }
 
 const _: () = {
     assert!(size_of::<Slot>() == 24);
-    assert!(size_of::<RingState>() == 8 + 4 * MAX_RANKS);
+    assert!(size_of::<RingState>() == 12 + 4 * MAX_RANKS);
 };
 
 /// A data fragment as the state machine sees it.
@@ -125,10 +139,12 @@ pub enum Payload {
 pub enum Output {
     /// Absorbed: drop it.
     Drop,
-    /// Put the sum into it and send it to all ranks.
+    /// Put the sum into it and send it to all members.
     Release,
-    /// Put the sum into it and send it to the next rank.
+    /// Put the sum into it and send it to the next member.
     Replay,
+    /// Put the sum into it and send it to the parent.
+    Up,
     /// Pass it on with a PSN from far behind ([`STALE_PSN_BEHIND`]): its receiver has the result and acknowledges again.
     Stale,
     /// Pass it on with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN that it misses.
@@ -173,7 +189,7 @@ pub struct Verdict {
     pub payload: Payload,
     /// Save the packet's headers for its rank.
     pub save_header: bool,
-    /// The slot has just received its last contribution: compute its CRC after the payload is added.
+    /// The slot has just received the last contribution to a sum that leaves the box: compute its CRC after the payload is added.
     pub completed: bool,
     /// What to do with the packet.
     pub output: Output,
@@ -196,16 +212,25 @@ impl Verdict {
             bits |= Counter::EcnMarked.bit();
         }
         if self.completed {
-            bits |= Counter::Completed.bit();
-            if !matches!(self.output, Output::Release) {
+            if !matches!(self.counter, Counter::Totals) {
+                bits |= Counter::Completed.bit();
+            }
+            if self.is_held() {
                 bits |= Counter::Held.bit();
             }
         }
         match self.output {
             Output::Release => bits | Counter::Released.bit(),
             Output::Gap => bits | Counter::GapForwarded.bit(),
-            Output::Drop | Output::Replay | Output::Stale => bits,
+            Output::Up if !matches!(self.counter, Counter::SentUpAgain) => bits | Counter::Partials.bit(),
+            Output::Drop | Output::Replay | Output::Stale | Output::Up => bits,
         }
+    }
+
+    /// The sum is there and has to wait for an earlier one.
+    #[inline(always)]
+    pub const fn is_held(&self) -> bool {
+        self.completed && !matches!(self.output, Output::Release | Output::Up)
     }
 
     const fn only(output: Output, counter: Counter) -> Self {
@@ -223,6 +248,20 @@ const LOW_STEPS: u32 = 1024;
 /// A relaxed ring must call [`advance_low`] first.
 #[inline(always)]
 pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f: Fragment) -> Verdict {
+    match ring.flags & ring_flags::UPLINK {
+        0 => decide::<false>(ring, state, slot, f),
+        _ => decide::<true>(ring, state, slot, f),
+    }
+}
+
+/// [`on_fragment`] of a ring with a parent, or of one without.
+#[inline(always)]
+pub fn decide<const HAS_PARENT: bool>(
+    ring: &RingConfig,
+    state: &mut RingState,
+    slot: &mut Slot,
+    f: Fragment,
+) -> Verdict {
     let relaxed = ring.flags & ring_flags::RELAXED != 0;
     if state.stopped != 0 {
         return Verdict::only(Output::Drop, Counter::RingStopped);
@@ -237,6 +276,15 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
     if used && distance < 0 {
         return Verdict::only(Output::Stale, Counter::Stale);
     }
+
+    // Members before the way up, if there is one.
+    let members = ring.ranks.wrapping_sub(HAS_PARENT as u32);
+    let is_total = HAS_PARENT && f.rank == members;
+    if is_total && !(used && distance == 0 && slot.is(Slot::SENT)) {
+        // Nobody can have a total to which nothing was sent from here.
+        return Verdict::only(Output::Drop, Counter::TotalUnexpected);
+    }
+    let is_last = HAS_PARENT && f.rank + 1 == members;
 
     // Gaps: what of this rank's is missing, as far as the box has seen.
     let expected = &mut state.expected[f.rank as usize % MAX_RANKS];
@@ -268,11 +316,16 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
             checksum: 0,
             crc: 0,
         };
+        // The only rank below a box, whose partial sum is what it sends.
+        let alone = HAS_PARENT && members == 1;
+        if alone {
+            slot.flags |= Slot::PARTIAL;
+        }
         return Verdict {
             payload: Payload::Copy,
             save_header: true,
-            completed: false,
-            output: absorbed,
+            completed: alone,
+            output: if alone && goes_up(state, slot, relaxed) { Output::Up } else { absorbed },
             counter: Counter::Fragments,
             gap: past_gap,
         };
@@ -290,7 +343,9 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
         if -ahead > ring.credit as i32 {
             return Verdict::only(Output::Stale, Counter::Stale);
         }
-        return Verdict { save_header: true, ..Verdict::only(Output::Replay, Counter::Replays) };
+        let (output, counter) =
+            if is_last { (Output::Up, Counter::SentUpAgain) } else { (Output::Replay, Counter::Replays) };
+        return Verdict { save_header: true, ..Verdict::only(output, counter) };
     }
     let new = slot.contributors & bit == 0;
     let mut completed = false;
@@ -299,14 +354,17 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
         if f.ce {
             slot.flags |= Slot::CE;
         }
-        let all = u64::MAX >> (64 - ring.ranks.clamp(1, 64));
-        completed = slot.contributors == all;
+        let all = u64::MAX >> (64 - members.clamp(1, 64));
+        completed = is_total || slot.contributors == all;
         if completed {
-            slot.flags |= Slot::COMPLETE;
+            slot.flags |= if HAS_PARENT && !is_total { Slot::PARTIAL } else { Slot::COMPLETE };
         }
     }
-    let counter = if new { Counter::Fragments } else { Counter::Duplicate };
-    let payload = if new { Payload::Add } else { Payload::Leave };
+    let (payload, mut counter) = match new {
+        true if is_total => (Payload::Copy, Counter::Totals),
+        true => (Payload::Add, Counter::Fragments),
+        false => (Payload::Leave, Counter::Duplicate),
+    };
     if slot.is(Slot::COMPLETE) && (relaxed || ahead == 0) {
         slot.flags |= Slot::RELEASED;
         if ahead == 0 {
@@ -321,7 +379,26 @@ pub fn on_fragment(ring: &RingConfig, state: &mut RingState, slot: &mut Slot, f:
             gap: past_gap,
         };
     }
-    Verdict { payload, save_header: true, completed, output: absorbed, counter, gap: past_gap }
+    let mut output = absorbed;
+    if HAS_PARENT && slot.is(Slot::SENT) {
+        if is_last {
+            (output, counter) = (Output::Up, Counter::SentUpAgain);
+        }
+    } else if HAS_PARENT && slot.is(Slot::PARTIAL) && goes_up(state, slot, relaxed) {
+        output = Output::Up;
+    }
+    Verdict { payload, save_header: true, completed, output, counter, gap: past_gap }
+}
+
+/// Whether it is a finished partial sum's turn to be sent up, and notes that it is.
+#[inline(always)]
+fn goes_up(state: &mut RingState, slot: &mut Slot, relaxed: bool) -> bool {
+    if !relaxed && slot.index != state.up {
+        return false;
+    }
+    slot.flags |= Slot::SENT;
+    state.up = serial::add(slot.index, 1);
+    true
 }
 
 /// Whether an index is so far behind that [`on_fragment`] would find it [`Output::Stale`] in any state with this `low`, or a

@@ -47,7 +47,7 @@ fn layout() -> String {
         EgressPort { count cursor ranks }
         ReleaseTag { ring index rank payload }
         Slot { index flags contributors len checksum crc }
-        RingState { low stopped expected }
+        RingState { low stopped expected up }
         Timing { started completion ranks }
     );
     // Their numbers are places in a map.

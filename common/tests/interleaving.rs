@@ -129,7 +129,7 @@ impl Model {
                 assert!(state.received[next] > index, "who gets a stale fragment must have its sum");
                 0..0
             }
-            Output::Drop | Output::Gap => 0..0,
+            Output::Drop | Output::Gap | Output::Up => 0..0,
         };
         for receiver in to {
             if s.queues[receiver].len() == self.queue {

@@ -108,7 +108,8 @@ impl System {
             mtu: 256,
             cpu: 0,
         };
-        let state = RingState { low: case.start, stopped: 0, expected: [case.start; MAX_RANKS] };
+        let state =
+            RingState { low: case.start, stopped: 0, up: case.start, expected: [case.start; MAX_RANKS] };
         let host = || Host { acked: 0, next: 0, received: 0, early: BTreeMap::new(), naked: false, idle: 0 };
         Self {
             ring,
@@ -264,6 +265,7 @@ impl System {
                 }
             }
             Output::Replay => self.put(Packet::Result { to: next, index, value: self.sums[s] }),
+            Output::Up => unreachable!("no parent"),
             Output::Stale => {
                 let index = serial::sub(index, STALE_PSN_BEHIND);
                 self.put(Packet::Result { to: next, index, value });
@@ -299,6 +301,7 @@ impl System {
                 }
             }
             Output::Replay | Output::Stale => assert!(self.naive.released.contains(&index)),
+            Output::Up => unreachable!("no parent"),
             Output::Gap => assert!(!self.naive.released.contains(&index) && !self.case.relaxed),
             Output::Drop => {
                 // Nothing is ever dropped that could be released now.

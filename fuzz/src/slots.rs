@@ -127,7 +127,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
     let ring = RingConfig { flags, ranks, slots, credit, mtu: 256, cpu: 0 };
     let start = *u.choose(&[0, serial::MASK - 3, 0x7f_fff0])?;
-    let mut state = RingState { low: start, stopped: 0, expected: [start; MAX_RANKS] };
+    let mut state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
     let mut array = vec![(Slot::default(), 0u32); slots as usize];
     let (held, released) = (BTreeMap::new(), BTreeSet::new());
     let mut naive = Naive { ring, relaxed, start, low: start, stopped: false, held, released };
@@ -168,6 +168,7 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             Output::Stale => assert!(serial::before(index, state.low), "not everybody can have its result"),
             Output::Gap => assert!(!relaxed && v.gap && !naive.released.contains(&index)),
             Output::Drop => {}
+            Output::Up => unreachable!("the ring has no parent"),
         }
         assert_eq!(v.output == Output::Replay, v.counter == Counter::Replays);
         assert_eq!(v.output == Output::Stale, v.counter == Counter::Stale);

@@ -558,6 +558,7 @@ impl Model {
                 }
                 Verdict::Pass
             }
+            Output::Up => unreachable!("rings here have no parent"),
             Output::Release | Output::Replay => {
                 packet[at..at + len].copy_from_slice(sum);
                 let to = match verdict.output {

@@ -185,7 +185,7 @@ impl Aggregator {
             Output::Replay | Output::Stale => {
                 assert!(relaxed || serial::before(index, ring.next), "{:?} of {index}", verdict.output);
             }
-            Output::Drop | Output::Gap => {}
+            Output::Drop | Output::Gap | Output::Up => {}
         }
         let n = self.ips.len();
         let mut send = |rank: usize, bth: &Bth, payload: &[u8]| {
@@ -195,7 +195,8 @@ impl Aggregator {
             out.push((src, dst, datagram));
         };
         match verdict.output {
-            Output::Drop => {}
+            // Boxes have no parent here.
+            Output::Drop | Output::Up => {}
             Output::Release => {
                 for (rank, bth) in ring.headers[s].iter().enumerate() {
                     send(rank, &bth.expect("a header of each rank"), &ring.sums[s]);
