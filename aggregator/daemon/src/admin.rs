@@ -15,12 +15,12 @@ use netsum_core::{Action, Job, JobRing, State};
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
-use super::diagnose;
 use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
 use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, state_message};
 use super::netlink::Netlink;
 use super::state::{Inner, Shared};
 use super::trace;
+use super::{diagnose, memory};
 
 /// Answers administration.
 #[derive(Clone)]
@@ -82,6 +82,7 @@ impl Admin for AdminService {
         let name = spec.name.clone();
         self.look_at_ports().await?;
         let mut inner = self.shared.lock();
+        memory::look(&mut inner.controller);
         let actions = inner.controller.create_job(spec).map_err(refused)?;
         if let Err(error) = inner.carry_out(None, actions) {
             let actions = inner.controller.delete_job(&name).map_err(refused)?;

@@ -155,9 +155,11 @@ impl Inner {
     }
 
     fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
-        let mut first_error = None;
+        let (mut first_error, mut no_memory) = (None, false);
         for action in actions {
             if let Err(error) = self.one(action) {
+                let errors = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
+                no_memory |= errors.into_iter().any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
                 first_error.get_or_insert(format!("{error:#}"));
             }
         }
@@ -169,7 +171,8 @@ impl Inner {
                 }
             }
         }
-        Err(Status::internal(format!("the data plane refused: {error}")))
+        let message = format!("the data plane refused: {error}");
+        Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
     }
 
     fn one(&mut self, action: Action) -> anyhow::Result<()> {
