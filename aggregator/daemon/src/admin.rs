@@ -47,6 +47,22 @@ impl AdminService {
         Ok(())
     }
 
+    async fn create(&self, request: api::CreateJobRequest) -> Result<api::Job, Status> {
+        let spec = job_spec(request)?;
+        let name = spec.name.clone();
+        self.look_at_ports().await?;
+        let mut inner = self.shared.lock();
+        memory::look(&mut inner.controller);
+        let actions = inner.controller.create_job(spec).map_err(refused)?;
+        if let Err(error) = inner.carry_out(None, actions) {
+            let actions = inner.controller.delete_job(&name).map_err(refused)?;
+            inner.carry_out(None, actions)?;
+            return Err(error);
+        }
+        log::info!("job {name} created");
+        Ok(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true))
+    }
+
     /// A job, and its token only for those who ask for it.
     fn job(&self, inner: &Inner, job: &Job, token: bool) -> api::Job {
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
@@ -78,19 +94,8 @@ fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
-        let spec = job_spec(request.into_inner())?;
-        let name = spec.name.clone();
-        self.look_at_ports().await?;
-        let mut inner = self.shared.lock();
-        memory::look(&mut inner.controller);
-        let actions = inner.controller.create_job(spec).map_err(refused)?;
-        if let Err(error) = inner.carry_out(None, actions) {
-            let actions = inner.controller.delete_job(&name).map_err(refused)?;
-            inner.carry_out(None, actions)?;
-            return Err(error);
-        }
-        log::info!("job {name} created");
-        Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true)))
+        let result = self.create(request.into_inner()).await;
+        result.map(Response::new).inspect_err(|why| self.shared.lock().refused_jobs.count(why.code()))
     }
 
     async fn list_tenants(&self, _: Request<api::ListTenantsRequest>) -> Answer<api::ListTenantsReply> {
