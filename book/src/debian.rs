@@ -16,7 +16,8 @@ use crate::{dist, root};
 /// The programs that it installs.
 const PROGRAMS: [&str; 2] = ["netsum", "netsum-perf"];
 /// Files that an administrator changes: kept by dpkg.
-const CONFFILES: [&str; 2] = ["/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"];
+const CONFFILES: [&str; 3] =
+    ["/etc/apparmor.d/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"];
 
 /// Makes the package from the programs in `programs`, or from a release build; returns its path.
 pub fn build(programs: Option<&Path>, out: &Path) -> Result<PathBuf> {
@@ -51,6 +52,7 @@ fn lay_out(programs: &Path, tree: &Path) -> Result<()> {
     }
     for (from, to) in [
         ("aggregator/netsum.example.toml", "etc/netsum/netsum.toml"),
+        ("deploy/netsum.apparmor", "etc/apparmor.d/netsum"),
         ("deploy/netsum.sysctl", "etc/sysctl.d/50-netsum.conf"),
         ("deploy/netsum.service", "usr/lib/systemd/system/netsum.service"),
         ("deploy/grafana-dashboard.json", "usr/share/netsum/grafana-dashboard.json"),

@@ -1,11 +1,13 @@
-//! A box that has little: memory, no IPv6, and a clock that jumps.
+//! A box that has little: memory, no IPv6, a clock that jumps, and AppArmor.
 
 use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, DaemonOptions, Group, JobSpec, program};
+use netsum_lab::cluster::{Cluster, DaemonOptions, Group, JobSpec, one_on_each_host, program};
+use netsum_lab::guide;
 use netsum_lab::netns::output;
 use netsum_lab::vm::Card;
+use netsum_lab::vm::debian::Debian;
 use netsum_lab::vm::parts::Kernel;
 use serde_json::Value;
 
@@ -207,4 +209,84 @@ fn a_box_with_little_memory_without_ipv6_whose_clock_jumps_serves_255_rings() {
     assert!(limit.contains(" 8388608 "), "{limit}");
     all_rings(&site);
     more_than_there_is(&site);
+}
+
+/// With this variable set what takes a Debian with systemd is done too.
+const MORE: &str = "NETSUM_SYSTEMD_LONG";
+
+/// The bridge, its ports and the daemon, as in the guide.
+const SET_UP: &str = "ip link add br0 type bridge
+    for port in eth1 eth2; do ip link set $port mtu 2200 master br0 up; done
+    ip link set br0 up; ip address add 10.0.0.254/16 dev br0
+    systemctl start netsum; systemctl reload netsum";
+
+/// Shell commands under the daemon's profile, each of which must fail; and what the kernel says of that.
+const FORBIDDEN: [(&str, &str); 4] = [
+    ("echo > /etc/x", "name=\"/etc/x\""),
+    ("cat /etc/shadow", "name=\"/etc/shadow\""),
+    ("echo > /run/x", "name=\"/run/x\""),
+    ("mount -t tmpfs tmpfs /mnt", "operation=\"mount\""),
+];
+
+#[test]
+#[ignore = "needs root, BPF and QEMU: cargo xtask test"]
+fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
+    if std::env::var_os(MORE).is_none() {
+        return println!("{MORE} is not set");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let package = guide::package(folder.path()).unwrap();
+    let cluster = Cluster::without_daemon(LabSpec {
+        mtu: 2200,
+        box_vm: Some((Kernel::V6_12, Card::VirtioNet)),
+        box_debian: true,
+        box_line: "apparmor=1 security=apparmor".into(),
+        vm_cpus: 2,
+        ..LabSpec::hosts(2)
+    })
+    .unwrap();
+    let vm = cluster.lab().box_().vm().unwrap();
+    vm.put(&package, "/root/netsum.deb").unwrap();
+    let debian = Debian::new(vm).unwrap();
+    let denied = || debian.run("dmesg | grep 'apparmor=\"DENIED\"' || true").unwrap();
+    let run = |script: &str| {
+        debian
+            .run(script)
+            .unwrap_or_else(|e| panic!("{e:#}\n{}{}", denied(), debian.journal("netsum").unwrap_or_default()))
+    };
+    let profile = "cat /proc/$(systemctl show --value -p MainPID netsum)/attr/current";
+    println!("{}", run("dpkg -i netsum.deb; apparmor_parser -Q -K /etc/apparmor.d/netsum; aa-status"));
+    run(SET_UP);
+    assert_eq!(run(profile).trim(), "netsum (enforce)");
+
+    let job = JobSpec { timeout: PATIENCE, connect_timeout: PATIENCE, ..JobSpec::new("train", 2) };
+    run(&format!("netsum {} --token {TOKEN}", job.create_arguments().join(" ")));
+    let mut group = vec![cluster.ranks(&job, TOKEN, &one_on_each_host(2)).unwrap()];
+    sums(&mut group, 1);
+    // Taken over, by a daemon that needs what the first one did not.
+    run("systemctl restart netsum; netsum job show train; netsum stats train");
+    assert_eq!(run(profile).trim(), "netsum (enforce)");
+    sums(&mut group, 2);
+    assert_eq!(denied(), "");
+    println!("{}", debian.journal("netsum").unwrap());
+
+    for (command, said) in FORBIDDEN {
+        // The shell is bound by what the daemon may not do, and has what it needs to try.
+        let tried = format!("aa-exec -p netsum-tries -- /bin/sh -c '{command}'");
+        run(&format!(
+            "sed 's/^profile netsum /profile netsum-tries /; s|^  /usr/bin/netsum mr,|&\\n  /{{,usr/}}bin/* mrix,|' \
+             /etc/apparmor.d/netsum | apparmor_parser -r
+             if {tried} 2> /dev/null; then exit 1; fi"
+        ));
+        let denied = denied();
+        assert!(
+            denied.lines().any(|l| l.contains("netsum-tries") && l.contains(said)),
+            "{command}: {denied}"
+        );
+    }
+    drop(group);
+    run(
+        "systemctl stop netsum; apt-get -y purge netsum; ! grep '^netsum ' /sys/kernel/security/apparmor/profiles",
+    );
+    assert!(run("ls /etc/apparmor.d/*netsum* /etc/apparmor.d/*/netsum 2> /dev/null || true").is_empty());
 }
