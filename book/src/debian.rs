@@ -32,6 +32,7 @@ const BOX: Package = Package {
     program: "netsum",
     files: &[
         ("aggregator/netsum.example.toml", "etc/netsum/netsum.toml"),
+        ("deploy/netsum.apparmor", "etc/apparmor.d/netsum"),
         ("deploy/netsum.sysctl", "etc/sysctl.d/50-netsum.conf"),
         ("deploy/netsum.service", "usr/lib/systemd/system/netsum.service"),
         ("deploy/grafana-dashboard.json", "usr/share/netsum/grafana-dashboard.json"),
@@ -42,7 +43,7 @@ const BOX: Package = Package {
         ("CHANGELOG.md", "usr/share/doc/netsum/CHANGELOG.md"),
         ("LICENSE", "usr/share/doc/netsum/copyright"),
     ],
-    conffiles: &["/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"],
+    conffiles: &["/etc/apparmor.d/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"],
     scripts: &[("postinst", "postinst"), ("prerm", "prerm"), ("postrm", "postrm")],
     fields: "Recommends: iproute2, ethtool\nSuggests: netsum-hosts\nDescription: all-reduce inside the network: the box\n \
          XDP programs on a bridge add up the gradients that hosts send each other over\n \

@@ -23,10 +23,11 @@ const INCLUDED: [&str; 6] = [
 ];
 
 /// Links in those files, and the pages that they are in the book.
-const LINKS: [(&str, &str); 3] = [
+const LINKS: [(&str, &str); 4] = [
     ("[SECURITY.md](SECURITY.md)", "[SECURITY.md](../howto/security.md)"),
     ("(deploy/GUIDE.md)", "(../howto/deploy.md)"),
     ("[deploy/netsum.service](deploy/netsum.service)", "`deploy/netsum.service`"),
+    ("[deploy/netsum.apparmor](deploy/netsum.apparmor)", "`deploy/netsum.apparmor`"),
 ];
 
 /// Builds the book into a folder, and checks all links in it; returns how many there are.

@@ -169,7 +169,7 @@ impl Cluster {
 
     /// The file with the jobs that outlive the daemon.
     pub fn state_file(&self) -> PathBuf {
-        self.folder.path().join("state.json")
+        self.folder.path().join("state/state.json")
     }
 
     /// The daemon's process; 0 when none runs.

@@ -54,6 +54,10 @@ pub struct LabSpec {
     pub box_debian: bool,
     /// CPUs of each virtual machine.
     pub vm_cpus: u32,
+    /// Memory of each virtual machine in MiB; as much as is usual for its CPUs if `None`.
+    pub vm_memory: Option<u32>,
+    /// What the kernel of a box that is a virtual machine is told, beyond the usual.
+    pub box_line: String,
     /// Prefix of the namespaces' names; `ns<pid>-<n>` if `None`.
     pub name: Option<String>,
 }
@@ -74,6 +78,8 @@ impl Default for LabSpec {
             box_vm: None,
             box_debian: false,
             vm_cpus: 1,
+            vm_memory: None,
+            box_line: String::new(),
             name: None,
         }
     }
@@ -334,6 +340,7 @@ fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
         Vm::start(&VmSpec {
             kernel,
             cpus: spec.vm_cpus,
+            memory: spec.vm_memory,
             tap: (&taps, tap(spec, i)),
             cards: None,
             lab: &box_,
@@ -341,6 +348,7 @@ fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
             mtu: spec.mtu,
             addresses: addresses(spec, i, false),
             disk: false,
+            line: "",
         })
     };
     let mut vms = spec.vms.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
@@ -355,6 +363,7 @@ fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
     let mut vm = Vm::start(&VmSpec {
         kernel,
         cpus: spec.vm_cpus,
+        memory: spec.vm_memory,
         tap: (&box_, AGENT.to_owned()),
         cards: Some((card, (0..spec.hosts).map(|i| format!("card{i}")).collect())),
         lab: &box_,
@@ -362,6 +371,7 @@ fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
         mtu: 1500,
         addresses: vec![(BOX_AGENT.into(), 16)],
         disk: spec.box_debian,
+        line: &spec.box_line,
     })?;
     vm.wait()?;
     if spec.box_debian {
@@ -374,6 +384,9 @@ fn boot_box(spec: &LabSpec, prefix: &str) -> Result<Option<Vm>> {
         lines += &up(&format!("port{i}"));
     }
     lines += &box_addresses(spec);
+    if spec.box_line.contains("ipv6.disable=1") {
+        lines = lines.lines().filter(|l| !l.contains("addrgenmode")).map(|l| format!("{l}\n")).collect();
+    }
     batch(&mut vm.command("/usr/bin/ip"), &lines)?;
     Ok(Some(vm))
 }

@@ -179,6 +179,13 @@ fn samples(text: &str) -> BTreeMap<String, BTreeSet<String>> {
 fn metrics_count_what_the_command_line_shows() {
     // The daemon has given up all capabilities but two by now.
     let (cluster, mut group) = busy();
+    for line in [
+        "job create train --ranks 2",
+        "job create x --ranks 2 --mtu 4096",
+        "job create x --ranks 2 --rings 200",
+    ] {
+        assert_eq!(netsum(&cluster, line).status.code(), Some(3), "{line}");
+    }
     let before = scrape(&cluster);
     parse_openmetrics(&before).unwrap_or_else(|e| panic!("{e:?}\n{before}"));
     group.all_reduce("i32", 200_000, 2).unwrap();
@@ -210,6 +217,10 @@ fn metrics_count_what_the_command_line_shows() {
         ("netsum_port_up{port=\"port0\"}", 1.0),
         ("netsum_ring_info{job_name=\"train\",ring=\"1\"", 1.0),
         ("netsum_ring_slots_used{job_name=\"idle\",ring=\"0\"}", 0.0),
+        ("netsum_refused_jobs_total{reason=\"exists\"}", 1.0),
+        ("netsum_refused_jobs_total{reason=\"invalid\"}", 1.0),
+        ("netsum_refused_jobs_total{reason=\"exhausted\"}", 1.0),
+        ("netsum_refused_jobs_total{reason=\"failed\"}", 0.0),
         ("netsum_tenant_jobs{tenant=\"default\"}", 2.0),
         ("netsum_tenant_jobs_limit{tenant=\"default\"}", 9.0),
         ("netsum_tenant_rings{tenant=\"default\"}", 3.0),

@@ -344,7 +344,10 @@ fn removed(mut work: Work, before: &BTreeSet<String>) {
     drop(group);
     site.wait("nothing is left in the kernel", || in_the_kernel(site).is_empty());
     let left: Vec<String> = files(site).difference(before).cloned().collect();
-    assert_eq!(left, ["/etc/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"]);
+    assert_eq!(
+        left,
+        ["/etc/apparmor.d/netsum", "/etc/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"]
+    );
     site.run("apt-get -y purge netsum");
     let left: Vec<String> = files(site).difference(before).cloned().collect();
     assert_eq!(left, [""; 0]);

@@ -191,6 +191,11 @@ impl Controller {
         self.pool.set_total(memory)
     }
 
+    /// Takes note of the bytes that the machine has left for rings.
+    pub fn set_available(&mut self, bytes: u64) {
+        self.pool.set_available(bytes);
+    }
+
     /// Changes how long a rank may be silent.
     pub fn set_heartbeat_timeout(&mut self, timeout: Duration) {
         self.heartbeat_timeout = timeout;

@@ -12,6 +12,8 @@ use crate::size::Size;
 pub struct Pool {
     total: u64,
     used: u64,
+    /// What the machine has left, as far as is known.
+    available: u64,
     /// Ring numbers in use, by number.
     rings: [bool; MAX_RINGS as usize],
     /// Rings on each CPU.
@@ -39,7 +41,8 @@ pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
 impl Pool {
     /// Nothing taken.
     pub fn new(total: u64, cpus: u32) -> Self {
-        Self { total, used: 0, rings: [false; MAX_RINGS as usize], load: vec![0; cpus.max(1) as usize] }
+        let load = vec![0; cpus.max(1) as usize];
+        Self { total, used: 0, available: u64::MAX, rings: [false; MAX_RINGS as usize], load }
     }
 
     /// Bytes in all.
@@ -57,24 +60,34 @@ impl Pool {
         Ok(())
     }
 
+    /// Takes note of the bytes that the machine has left.
+    pub fn set_available(&mut self, available: u64) {
+        self.available = available;
+    }
+
     /// Bytes taken.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Bytes that are free.
+    /// Bytes that a job may take.
     pub(super) fn free(&self) -> u64 {
-        self.total - self.used
+        (self.total - self.used).min(self.available)
     }
 
     /// That there is what a job needs.
     pub(super) fn check_room(&self, spec: &JobSpec, slots: u32) -> Result<(), Refusal> {
         if job_memory(spec, slots) > self.free() {
+            let (free, total) = (Size(self.total - self.used), Size(self.total));
+            let machine = if self.available < free.0 {
+                format!(", but the machine has {} left for rings", Size(self.available))
+            } else {
+                String::new()
+            };
             return Err(Refusal::Exhausted(format!(
-                "not enough memory for slots: {}; {} of {} are free; a smaller --window, --message-size or --rings needs less",
-                memory_in_words(spec, slots),
-                Size(self.free()),
-                Size(self.total)
+                "not enough memory for slots: {}; {free} of {total} are free{machine}; a smaller --window, --message-size or --rings \
+                 needs less",
+                memory_in_words(spec, slots)
             )));
         }
         let free = self.rings[1..].iter().filter(|taken| !**taken).count();
@@ -91,6 +104,7 @@ impl Pool {
         let free: Vec<u32> =
             (1..MAX_RINGS).filter(|&i| !self.rings[i as usize]).take(spec.rings as usize).collect();
         self.used += job_memory(spec, slots);
+        self.available = self.available.saturating_sub(job_memory(spec, slots));
         let rings = free.into_iter().map(|id| {
             self.rings[id as usize] = true;
             let cpu = (0..self.load.len()).min_by_key(|&c| self.load[c]).unwrap_or(0);
@@ -103,7 +117,7 @@ impl Pool {
     /// Takes what a job has had already, under an earlier daemon. Its rings may get other CPUs, where there are fewer now.
     pub fn take_again(&mut self, spec: &JobSpec, slots: u32, rings: &mut [RingSpec]) -> Result<(), Refusal> {
         let needed = job_memory(spec, slots);
-        if needed > self.free() {
+        if needed > self.total - self.used {
             return Err(Refusal::Exhausted(format!(
                 "{} do not fit into pool.memory = {} any more",
                 memory_in_words(spec, slots),

@@ -693,6 +693,14 @@ fn the_pool_shrinks_to_what_the_jobs_take_and_no_further() {
     assert!(matches!(c.create_job(spec("b", 2)), Err(Refusal::Exhausted(_))));
     c.set_memory(2 * used).unwrap();
     c.create_job(spec("b", 2)).unwrap();
+
+    c.set_memory(4 * used).unwrap();
+    c.set_available(used - 1);
+    let error = c.create_job(spec("more", 2)).unwrap_err().to_string();
+    assert!(error.contains("are free, but the machine has") && error.contains("would fit"), "{error}");
+    assert_eq!(c.memory_used(), 2 * used);
+    c.set_available(u64::MAX);
+    c.create_job(spec("more", 2)).unwrap();
 }
 
 /// What a job of [`small`] takes: 32 slots of 256 + 2 x 112 + 24 bytes.

@@ -15,12 +15,12 @@ use netsum_core::{Action, Job, JobRing, State};
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
-use super::diagnose;
 use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
 use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, state_message};
 use super::netlink::Netlink;
 use super::state::{Inner, Shared};
 use super::trace;
+use super::{diagnose, memory};
 
 /// Answers administration.
 #[derive(Clone)]
@@ -45,6 +45,22 @@ impl AdminService {
             self.shared.lock().controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         }
         Ok(())
+    }
+
+    async fn create(&self, request: api::CreateJobRequest) -> Result<api::Job, Status> {
+        let spec = job_spec(request)?;
+        let name = spec.name.clone();
+        self.look_at_ports().await?;
+        let mut inner = self.shared.lock();
+        memory::look(&mut inner.controller);
+        let actions = inner.controller.create_job(spec).map_err(refused)?;
+        if let Err(error) = inner.carry_out(None, actions) {
+            let actions = inner.controller.delete_job(&name).map_err(refused)?;
+            inner.carry_out(None, actions)?;
+            return Err(error);
+        }
+        log::info!("job {name} created");
+        Ok(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true))
     }
 
     /// A job, and its token only for those who ask for it.
@@ -78,18 +94,8 @@ fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
-        let spec = job_spec(request.into_inner())?;
-        let name = spec.name.clone();
-        self.look_at_ports().await?;
-        let mut inner = self.shared.lock();
-        let actions = inner.controller.create_job(spec).map_err(refused)?;
-        if let Err(error) = inner.carry_out(None, actions) {
-            let actions = inner.controller.delete_job(&name).map_err(refused)?;
-            inner.carry_out(None, actions)?;
-            return Err(error);
-        }
-        log::info!("job {name} created");
-        Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true)))
+        let result = self.create(request.into_inner()).await;
+        result.map(Response::new).inspect_err(|why| self.shared.lock().refused_jobs.count(why.code()))
     }
 
     async fn list_tenants(&self, _: Request<api::ListTenantsRequest>) -> Answer<api::ListTenantsReply> {

@@ -9,6 +9,7 @@
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
+//! | [`memory`] | what the machine has left of it |
 //! | [`message`] | what the controller knows, as the API says it |
 //! | [`doorman`] | what strangers on the workers' TCP port may use up |
 //! | [`socket`] | the administration socket: who may open it |
@@ -33,6 +34,7 @@ pub mod doorman;
 pub mod in_band;
 pub mod load;
 pub mod manager;
+pub mod memory;
 pub mod message;
 pub mod metrics;
 pub mod netlink;

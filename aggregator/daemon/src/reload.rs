@@ -9,6 +9,7 @@ use tokio::signal::unix::Signal;
 
 use super::device;
 use super::manager;
+use super::memory;
 use super::netlink::{Interface, Netlink};
 use super::state::{Inner, Shared, programs_of_now};
 use crate::config::Config;
@@ -80,6 +81,7 @@ impl Reloader {
                 }
             }
             inner.controller.set_memory(new.memory)?;
+            memory::tell(&mut inner.controller);
             inner.controller.set_heartbeat_timeout(new.heartbeat_timeout);
             inner.controller.set_tenants(new.tenants.clone());
             inner.watch.set_patience(new.patience);

@@ -25,7 +25,7 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{device, diagnose, in_band, manager, metrics, privileges, tls};
+use super::{device, diagnose, in_band, manager, memory, metrics, privileges, tls};
 use crate::config::Config;
 
 /// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
@@ -85,6 +85,7 @@ impl Ready {
         let shared = Shared::new(controller, Box::new(plane), config.heartbeat, config.patience);
         {
             let mut inner = shared.lock();
+            memory::tell(&mut inner.controller);
             inner.store = store;
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
         }
@@ -233,8 +234,14 @@ pub async fn serve(
 }
 
 async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {
-    let listener = TcpListener::bind(address).await;
-    Ok(listener.with_context(|| format!("{field} = \"{address}\": cannot listen"))?.into_std()?)
+    let listener = TcpListener::bind(address).await.map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EAFNOSUPPORT) if address.is_ipv6() => "; this kernel has no IPv6",
+            _ => "",
+        };
+        anyhow::Error::new(e).context(format!("{field} = \"{address}\": cannot listen{hint}"))
+    });
+    Ok(listener?.into_std()?)
 }
 
 /// Hands the XDP programs' log on to `log`.

@@ -10,7 +10,7 @@ use netsum_core::watch::{Patience, Watch};
 use netsum_core::{Action, Controller, Refusal};
 use netsum_dataplane::DataPlane;
 use tokio::sync::oneshot;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::persist::Store;
 use super::tracers::Tracers;
@@ -40,10 +40,35 @@ pub struct Inner {
     pub ended: Ended,
     /// Who traces packets.
     pub tracers: Tracers,
+    pub refused_jobs: RefusedJobs,
     /// Where the controller's state is kept for the next daemon.
     pub store: Option<Store>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
+}
+
+/// How many jobs were not created, by reason.
+#[derive(Clone, Debug, Default)]
+pub struct RefusedJobs([u64; 4]);
+
+impl RefusedJobs {
+    /// A wrong argument; there is one of this name; no room in the pool, the machine or the tenant's limits; all else.
+    const REASONS: [(&str, Option<Code>); 4] = [
+        ("invalid", Some(Code::InvalidArgument)),
+        ("exists", Some(Code::AlreadyExists)),
+        ("exhausted", Some(Code::ResourceExhausted)),
+        ("failed", None),
+    ];
+
+    /// One more, whose creator is told this code.
+    pub fn count(&mut self, code: Code) {
+        let known = Self::REASONS.iter().position(|(_, c)| *c == Some(code));
+        self.0[known.unwrap_or(Self::REASONS.len() - 1)] += 1;
+    }
+
+    pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Self::REASONS.iter().zip(self.0).map(|((reason, _), n)| (*reason, n))
+    }
 }
 
 /// A number for programs that have just been attached. Never 0.
@@ -68,6 +93,7 @@ impl Shared {
             watchers: 0,
             ended: Ended::default(),
             tracers: Tracers::default(),
+            refused_jobs: RefusedJobs::default(),
             store: None,
             waiters: HashMap::new(),
             next_waiter: 0,
@@ -155,9 +181,11 @@ impl Inner {
     }
 
     fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
-        let mut first_error = None;
+        let (mut first_error, mut no_memory) = (None, false);
         for action in actions {
             if let Err(error) = self.one(action) {
+                let errors = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
+                no_memory |= errors.into_iter().any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
                 first_error.get_or_insert(format!("{error:#}"));
             }
         }
@@ -169,7 +197,8 @@ impl Inner {
                 }
             }
         }
-        Err(Status::internal(format!("the data plane refused: {error}")))
+        let message = format!("the data plane refused: {error}");
+        Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
     }
 
     fn one(&mut self, action: Action) -> anyhow::Result<()> {

@@ -92,6 +92,8 @@ pub struct VmSpec<'a> {
     pub kernel: Kernel,
     /// Its CPUs.
     pub cpus: u32,
+    /// Its memory in MiB; the usual if `None`.
+    pub memory: Option<u32>,
     /// The tap device that is the other end of its cable, and the namespace where that is.
     pub tap: (&'a Netns, String),
     /// From where its agent is reached.
@@ -105,6 +107,8 @@ pub struct VmSpec<'a> {
     pub addresses: Vec<(IpAddr, u8)>,
     /// Boot the Debian on the disk, and let it boot again; what it writes is gone with the VM.
     pub disk: bool,
+    /// What its kernel is told, beyond the usual.
+    pub line: &'a str,
 }
 
 /// A virtual machine. It is ended on drop.
@@ -135,8 +139,10 @@ impl Vm {
         if image.disk.is_some() {
             line += debian::LINE;
         }
+        line = line + " " + spec.line;
         // COMMAND_LINE_SIZE of x86.
         anyhow::ensure!(line.len() < 2048, "too many addresses for a VM: {}", addresses.len());
+        let memory = spec.memory.unwrap_or(spec.cpus * MEMORY);
         let console = tempfile::tempfile()?;
         let (mut command, machine) = match spec.cards {
             // A card for PCI Express, which Debian 12's own QEMU has not.
@@ -146,7 +152,7 @@ impl Vm {
         command
             .args(["-nodefaults", "-no-user-config", "-display", "none"])
             .args(["-machine", machine, "-accel", "tcg", "-cpu", "max"])
-            .args(["-smp", &spec.cpus.to_string(), "-m", &(spec.cpus * MEMORY).to_string()])
+            .args(["-smp", &spec.cpus.to_string(), "-m", &memory.to_string()])
             .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
             .args(["-netdev", &format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=off")])
             .args(["-device", &format!("virtio-net-pci,netdev=net,mac={},romfile=,{PLAIN}", spec.mac)])

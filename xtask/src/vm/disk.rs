@@ -12,8 +12,8 @@ use crate::debian;
 use crate::paths::{find_program, output};
 
 /// Packages besides those that every Debian has. `bpftool` shows what is left in the kernel.
-const PACKAGES: [&str; 8] =
-    ["bpftool", "dbus", "ethtool", "iproute2", "kmod", "procps", "systemd-sysv", "udev"];
+const PACKAGES: [&str; 9] =
+    ["apparmor", "bpftool", "dbus", "ethtool", "iproute2", "kmod", "procps", "systemd-sysv", "udev"];
 
 /// What an installer would write.
 const FILES: [(&str, &str); 4] = [

@@ -88,6 +88,9 @@ fn families(s: &Snapshot) -> Vec<Family> {
             vec![(Vec::new(), Value::Gauge(s.memory.1))],
         ),
     ];
+    let refused =
+        s.refused_jobs.by_reason().map(|(reason, n)| (vec![label("reason", reason)], Value::Count(n)));
+    all.push(counter("refused_jobs", None, "jobs that were not created, by reason", refused.collect()));
     all.extend(tenants::families(&s.tenants));
     all.extend(of_jobs(&s.jobs));
     all.extend(of_timings(&s.jobs));
@@ -320,9 +323,11 @@ mod tests {
     use super::*;
     use crate::load::{RingLoad, Timings};
     use crate::netlink::Interface;
+    use crate::state::RefusedJobs;
     use netsum_common::abi::RingConfig;
     use netsum_core::tenant::TenantView;
     use netsum_core::tenant::{Amount, Limits};
+    use tonic::Code;
 
     fn snapshot() -> Snapshot {
         let ring =
@@ -367,7 +372,10 @@ mod tests {
         };
         let some = Limits { jobs: Some(2), memory: Some(2 << 20), ..Limits::default() };
         let tenants = vec![tenant("vision", Some(some)), tenant("gone", None)];
-        Snapshot { memory: (256 << 20, 1 << 20), no_job, tenants, jobs: vec![job], ports: vec![port] }
+        let mut refused_jobs = RefusedJobs::default();
+        [Code::ResourceExhausted, Code::Internal].into_iter().for_each(|code| refused_jobs.count(code));
+        let memory = (256 << 20, 1 << 20);
+        Snapshot { memory, no_job, tenants, refused_jobs, jobs: vec![job], ports: vec![port] }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use netsum_core::{Job, State, pool};
 
 use crate::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
 use crate::netlink::{Interface, Netlink};
-use crate::state::Shared;
+use crate::state::{RefusedJobs, Shared};
 
 /// The box at one moment, or nearly so.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +20,7 @@ pub struct Snapshot {
     /// Counters of packets that belong to no ring.
     pub no_job: Vec<u64>,
     pub tenants: Vec<TenantView>,
+    pub refused_jobs: RefusedJobs,
     pub jobs: Vec<JobSnapshot>,
     pub ports: Vec<Interface>,
 }
@@ -66,6 +67,7 @@ pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapsh
             memory: (inner.controller.memory(), inner.controller.memory_used()),
             no_job: counters(&inner, [0])?,
             tenants: inner.controller.tenants(),
+            refused_jobs: inner.refused_jobs.clone(),
             jobs: Vec::new(),
             ports: interfaces.into_iter().filter(|l| ports.contains(&l.ifindex)).collect(),
         };

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufReader, Read, Write};
-use std::net::{Ipv6Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -20,8 +20,9 @@ use crate::start::PATH;
 
 /// Answers requests for ever.
 pub fn serve() -> Result<()> {
-    // IPv4 too.
-    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))?;
+    // IPv4 too; or that alone, on a kernel without IPv6.
+    let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+    let listener = TcpListener::bind(&any.map(|ip| SocketAddr::new(ip, PORT))[..])?;
     println!("lab-agent: ready");
     loop {
         // A connection that ends before it is taken is none.

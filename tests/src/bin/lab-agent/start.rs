@@ -35,10 +35,11 @@ pub fn up() -> Result<()> {
     wait_for(Path::new("/sys/class/net/eth0"))?;
     let given =
         |name: &str| std::env::var(name).with_context(|| format!("{name} on the kernel's command line"));
-    let mut lines = format!(
-        "link set lo up\nlink set eth0 addrgenmode none\nlink set eth0 mtu {} txqueuelen 8192 up\n",
-        given("lab_mtu")?
-    );
+    // Without IPv6 there is no such mode.
+    let quiet =
+        if Path::new("/proc/net/if_inet6").exists() { "link set eth0 addrgenmode none\n" } else { "" };
+    let mut lines =
+        format!("link set lo up\n{quiet}link set eth0 mtu {} txqueuelen 8192 up\n", given("lab_mtu")?);
     for address in given("lab_addresses")?.split(',') {
         let nodad = if address.contains(':') { " nodad" } else { "" };
         lines += &format!("address add {address} dev eth0{nodad}\n");

@@ -1,0 +1,70 @@
+//! Memory that the machine has left for rings.
+
+use std::fs;
+
+use netsum_core::Controller;
+use netsum_core::size::Size;
+
+/// What rings leave to everybody else, packets that wait for the rings' CPUs among them. The kernel takes maps from the last page that there
+/// is, and then ends some process, such as the daemon.
+const KEPT: u64 = 64 << 20;
+
+/// What counts: free, or freed where somebody needs it.
+const FIELDS: [&str; 4] = ["MemFree", "Active(file)", "Inactive(file)", "SReclaimable"];
+
+/// Bytes that rings may take beyond what they have; `None` where the kernel does not say.
+pub fn available() -> Option<u64> {
+    // Under systemd the daemon sees nothing of /proc but processes (ProcSubset=pid). A kernel without NUMA has no nodes.
+    let nodes = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
+    let mut texts: Vec<_> = nodes.filter_map(|n| fs::read_to_string(n.path().join("meminfo")).ok()).collect();
+    if texts.is_empty() {
+        texts.push(fs::read_to_string("/proc/meminfo").ok()?);
+    }
+    Some(texts.iter().map(|text| usable(text)).sum::<u64>().saturating_sub(KEPT))
+}
+
+/// The bytes of [`FIELDS`] in such a file.
+fn usable(text: &str) -> u64 {
+    let of_line = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        let wanted = FIELDS.contains(&name.split_whitespace().last()?);
+        let kib: u64 = value.split_whitespace().next()?.parse().ok()?;
+        wanted.then_some(kib << 10)
+    };
+    text.lines().filter_map(of_line).sum()
+}
+
+/// Tells the controller how much there is.
+pub fn look(controller: &mut Controller) {
+    controller.set_available(available().unwrap_or(u64::MAX));
+}
+
+/// The same, and says so where the machine has less than the configuration promises.
+pub fn tell(controller: &mut Controller) {
+    look(controller);
+    let promised = controller.memory().saturating_sub(controller.memory_used());
+    if let Some(available) = available().filter(|available| *available < promised) {
+        log::warn!(
+            "pool.memory: {} are free for jobs, but the machine has {} left for rings, beside {} that it keeps; jobs that need more are \
+             refused",
+            Size(promised),
+            Size(available),
+            Size(KEPT)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_free_or_can_be_freed_counts() {
+        let node = "Node 0 MemTotal:        1000 kB\nNode 0 MemFree:          100 kB\nNode 0 Active(file):      20 kB\n\
+                    Node 0 Inactive(file):     3 kB\nNode 0 Active(anon):    500 kB\nNode 0 SReclaimable:       4 kB\n";
+        assert_eq!(usable(node), 127 << 10);
+        assert_eq!(usable(&node.replace("Node 0 ", "")), 127 << 10);
+        assert_eq!(usable("Node 0 HugePages_Free: 7\nnonsense\n"), 0);
+        assert!(available().is_some());
+    }
+}
