@@ -19,7 +19,8 @@ use crate::{maps, trace};
 pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: &Verdict) -> u32 {
     let Contribution { frame, ring, len, party } = *c;
     let sent = match verdict.output {
-        Output::Drop => return XDP_DROP,
+        // No ring has a parent yet.
+        Output::Drop | Output::Up => return XDP_DROP,
         Output::Stale => {
             return if payload::move_psn(ctx, frame, len, AS_DUPLICATE) { XDP_PASS } else { XDP_DROP };
         }
@@ -31,8 +32,6 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: &Verdict) 
             maps::count(party.ring, Counter::Released);
             tag(ctx, c, ReleaseTag::ALL).and_then(|()| maps::to_all(party.ring))
         }
-        // Of rings with a parent, of which there are none yet.
-        Output::Up => None,
         Output::Replay => {
             let next = if party.rank + 1 >= ring.ranks { 0 } else { party.rank + 1 };
             tag(ctx, c, next as u16).and_then(|()| maps::to_rank(party.ring, next))

@@ -143,12 +143,12 @@ pub enum Output {
     Release,
     /// Put the sum into it and send it to the next member.
     Replay,
-    /// Put the sum into it and send it to the parent.
-    Up,
     /// Pass it on with a PSN from far behind ([`STALE_PSN_BEHIND`]): its receiver has the result and acknowledges again.
     Stale,
     /// Pass it on with a PSN from far ahead ([`GAP_PSN_AHEAD`]): its receiver NAKs with the PSN that it misses.
     Gap,
+    /// Put the sum into it and send it to the parent.
+    Up,
 }
 
 /// How far ahead of its own PSN a packet's is set when it is forwarded so that the receiver NAKs.
@@ -360,11 +360,11 @@ pub fn decide<const HAS_PARENT: bool>(
             slot.flags |= if HAS_PARENT && !is_total { Slot::PARTIAL } else { Slot::COMPLETE };
         }
     }
-    let (payload, mut counter) = match new {
-        true if is_total => (Payload::Copy, Counter::Totals),
-        true => (Payload::Add, Counter::Fragments),
-        false => (Payload::Leave, Counter::Duplicate),
-    };
+    let mut counter = if new { Counter::Fragments } else { Counter::Duplicate };
+    let mut payload = if new { Payload::Add } else { Payload::Leave };
+    if is_total && new {
+        (payload, counter) = (Payload::Copy, Counter::Totals);
+    }
     if slot.is(Slot::COMPLETE) && (relaxed || ahead == 0) {
         slot.flags |= Slot::RELEASED;
         if ahead == 0 {
