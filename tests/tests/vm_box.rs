@@ -25,27 +25,17 @@ fn every_kernel_takes_the_programs_and_sums_with_them() {
     }
 }
 
-/// Every kernel and every card once. `cargo xtask soak --boxes` tries each with each, and more.
-const TRIED: [(Kernel, Card); 4] = [
-    (Kernel::V6_1, Card::Igb),
-    (Kernel::V6_12, Card::VirtioNet),
-    (Kernel::V6_12, Card::Vmxnet3),
-    (Kernel::V6_1, Card::Vmxnet3),
-];
+/// Every kernel with a card. `cargo xtask soak --boxes` tries each with each, and more.
+const TRIED: [(Kernel, Card); 2] = [(Kernel::V6_1, Card::Igb), (Kernel::V6_12, Card::VirtioNet)];
 
 /// Hosts outside, and a box whose ports are cards with drivers of their own.
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
-fn a_box_sums_between_network_cards_or_says_why_it_cannot() {
+fn a_box_sums_between_network_cards() {
     let Ok(file) = std::env::var("NETSUM_SOAK_BOXES") else {
         for (kernel, card) in TRIED {
             println!("{kernel}, {card}");
-            let found = if boxes::is_without_xdp(kernel, card) {
-                boxes::refused(kernel, card)
-            } else {
-                boxes::try_all(kernel, card)
-            };
-            println!("{:?}", found.unwrap());
+            println!("{:?}", boxes::try_all(kernel, card).unwrap());
         }
         return;
     };
