@@ -1,27 +1,69 @@
-//! The log as systemd's journal takes it from standard error: lines with their priority (sd-daemon(3)). It has the time and the program.
+//! The log as systemd's journal takes it: records with their priority, where in the sources they come from, and what they are about
+//! (`NETSUM_JOB`, `NETSUM_PORT` and so on), in fields.
 
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs;
+use std::path::Path;
 
-use env_logger::fmt::Formatter;
-use log::{Level, Record};
+use env_logger::Logger;
+use log::{Log, Metadata, Record};
+use systemd_journal_logger::{JournalLog, connected_to_journal};
 
-/// Whether standard error goes to the journal: systemd names what it has connected (systemd.exec(5), `$JOURNAL_STREAM`).
-pub fn is_stderr() -> bool {
-    let stderr = || File::from(io::stderr().as_fd().try_clone_to_owned().ok()?).metadata().ok();
-    let stream = std::env::var("JOURNAL_STREAM").ok();
-    stream.zip(stderr()).is_some_and(|(stream, file)| stream == format!("{}:{}", file.dev(), file.ino()))
+/// What passes the filter goes to the journal.
+pub struct Journal {
+    filter: Logger,
+    journal: JournalLog,
 }
 
-/// Writes a record.
-pub fn write(to: &mut Formatter, record: &Record) -> io::Result<()> {
-    let priority = match record.level() {
-        Level::Error => 3,
-        Level::Warn => 4,
-        Level::Info => 6,
-        Level::Debug | Level::Trace => 7,
-    };
-    record.args().to_string().lines().try_for_each(|line| writeln!(to, "<{priority}>{line}"))
+impl Journal {
+    /// One, if standard error goes to the journal and it can be reached. Of the logger the filter alone is taken.
+    ///
+    /// # Errors
+    /// The logger again, if not.
+    pub fn open(filter: Logger) -> Result<Self, Logger> {
+        let open = || JournalLog::new().ok().filter(|_| connected_to_journal());
+        let Some(mut journal) = open() else { return Err(filter) };
+        // journald looks up a process's unit when it reads a record: too late for the last ones of a process that has ended. So
+        // each names the unit; `journalctl -u` takes root's word for it.
+        if let Some(unit) = fs::read_to_string("/proc/self/cgroup").ok().as_deref().and_then(unit) {
+            journal = journal.add_extra_field("OBJECT_SYSTEMD_UNIT", unit);
+        }
+        Ok(Self { filter, journal })
+    }
+}
+
+impl Log for Journal {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        self.filter.enabled(metadata)
+    }
+
+    fn log(&self, record: &Record) {
+        if self.filter.matches(record) {
+            self.journal.log(record);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// The service whose control group this is.
+fn unit(cgroup: &str) -> Option<&str> {
+    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let names = Path::new(path).iter().filter_map(|name| name.to_str());
+    names.rev().find(|name| name.ends_with(".service"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unit;
+
+    #[test]
+    fn a_control_group_names_its_service() {
+        assert_eq!(unit("0::/system.slice/netsum.service\n"), Some("netsum.service"));
+        assert_eq!(
+            unit("1:name=systemd:/x\n0::/system.slice/system-a.slice/a@1.service/sub\n"),
+            Some("a@1.service")
+        );
+        assert_eq!(unit("0::/user.slice/user-0.slice/session-1.scope\n"), None);
+        assert_eq!(unit(""), None);
+    }
 }

@@ -4,7 +4,8 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use netsum_aggregator::{execute, journal};
+use netsum_aggregator::execute;
+use netsum_aggregator::journal::Journal;
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::{Cli, Command};
 use netsum_daemon::config::Config;
@@ -19,11 +20,13 @@ fn main() -> ExitCode {
     if cli.debug {
         logger.filter_module("netsum", log::LevelFilter::Debug);
     }
-    let to_journal = daemon && journal::is_stderr();
-    if to_journal {
-        logger.format(journal::write);
-    }
-    logger.init();
+    let logger = logger.build();
+    log::set_max_level(logger.filter());
+    let journal = if daemon { Journal::open(logger) } else { Err(logger) };
+    let to_journal = journal.is_ok();
+    let logger = journal.map_or_else(|terminal| Box::new(terminal) as Box<dyn log::Log>, |j| Box::new(j));
+    // It fails where there is a logger already, and this is the first one.
+    log::set_boxed_logger(logger).unwrap_or_else(|e| eprintln!("netsum: {e}"));
     let result = match cli.command {
         Command::Run { ref config, reset, detach_now } => match Config::read(config) {
             Ok(read) => run::run(config, &read, reset, detach_now).map_err(Failure::from),

@@ -60,7 +60,10 @@ fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String,
         for (variable, meaning) in [
             ("NETSUM_SOCKET", "the daemon's administration socket, as --socket"),
             ("NO_COLOR", "no colours, also on a terminal"),
-            ("RUST_LOG", "what is logged to standard error, as env_logger(3) takes it"),
+            (
+                "RUST_LOG",
+                "what is logged to standard error, or by a service to the journal, as env_logger(3) takes it",
+            ),
         ] {
             roff.control("TP", []);
             roff.text([bold(variable)]);
@@ -70,6 +73,7 @@ fn page(command: &clap::Command, name: &str, top: bool, pages: &mut Vec<(String,
         for (file, meaning) in [
             ("/etc/netsum/netsum.toml", "the daemon's configuration"),
             ("/run/netsum/netsum.sock", "its administration socket"),
+            ("/var/lib/netsum/jobs.json", "the jobs that it creates again at every start, with their tokens"),
         ] {
             roff.control("TP", []);
             roff.text([bold(file)]);

@@ -126,6 +126,8 @@ pub struct Cluster {
     daemon: Option<Running>,
     /// Whether jobs outlive a daemon that is killed.
     pinned: bool,
+    /// Whether its jobs are created again at every start.
+    kept: bool,
     /// Whether the daemon listens on the box's IPv6 address.
     v6: bool,
     folder: TempDir,
@@ -143,12 +145,17 @@ impl Cluster {
     /// Builds a lab; its box is a plain bridge.
     pub fn without_daemon(spec: LabSpec) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
-        Ok(Self { daemon: None, pinned: false, v6: false, folder, lab: Lab::new(spec)? })
+        Ok(Self { daemon: None, pinned: false, kept: false, v6: false, folder, lab: Lab::new(spec)? })
     }
 
     /// From the next start on, the daemon's jobs outlive it when it is killed.
     pub fn pin(&mut self) {
         self.pinned = true;
+    }
+
+    /// From the next start on, the daemon's jobs are created again at every start.
+    pub fn keep_jobs(&mut self) {
+        self.kept = true;
     }
 
     /// From the next start on, the daemon listens for workers over IPv6.
@@ -170,6 +177,11 @@ impl Cluster {
     /// The file with the jobs that outlive the daemon.
     pub fn state_file(&self) -> PathBuf {
         self.folder.path().join("state/state.json")
+    }
+
+    /// The file with the jobs that are created again, in a folder of its own.
+    pub fn jobs_file(&self) -> PathBuf {
+        self.folder.path().join("kept/jobs.json")
     }
 
     /// The daemon's process; 0 when none runs.
@@ -260,7 +272,8 @@ impl Cluster {
     fn config(&self) -> String {
         let pins = self.pins();
         let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
-        let restart = format!("[restart]\npin = {pin:?}\nstate = {:?}\n", self.state_file());
+        let jobs = if self.kept { self.jobs_file() } else { "none".into() };
+        let restart = format!("[restart]\npin = {pin:?}\nstate = {:?}\njobs = {jobs:?}\n", self.state_file());
         format!(
             "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
             self.socket(),

@@ -252,6 +252,11 @@ impl Group {
         victim.signal(Signal::SIGKILL)
     }
 
+    /// Kills all ranks, and waits for their ends: their addresses are for others then.
+    pub fn end(&mut self) {
+        self.ranks.iter_mut().for_each(|rank| drop(rank.take()));
+    }
+
     /// Starts a killed rank again. It answers when all ranks have connected anew.
     pub fn start_again(&mut self, cluster: &Cluster, rank: usize) -> Result<()> {
         let (host, spec) = &self.homes[rank];

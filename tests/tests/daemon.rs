@@ -196,12 +196,16 @@ fn a_job_over_tls_with_client_certificates() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn the_file_with_the_tokens_is_its_owners_alone() {
+fn the_files_with_the_tokens_are_their_owners_alone() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.pin();
+    cluster.keep_jobs();
     cluster.start_daemon().unwrap();
     let token = cluster.create_job(&JobSpec::new("kept", 2)).unwrap();
-    let file = cluster.state_file();
-    assert!(std::fs::read_to_string(&file).unwrap().contains(&token), "this is not the file");
-    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    for file in [cluster.state_file(), cluster.jobs_file()] {
+        assert!(std::fs::read_to_string(&file).unwrap().contains(&token), "{file:?} is not the file");
+        assert_eq!(mode(&file), 0o600);
+    }
+    assert_eq!(mode(cluster.jobs_file().parent().unwrap()), 0o700);
 }

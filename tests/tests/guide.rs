@@ -103,9 +103,13 @@ fn the_guide_leads_to_an_all_reduce() {
         }
     }
     assert!(summed, "nobody has summed");
-    for left in
-        ["/usr/bin/netsum", "/etc/netsum/netsum.toml", "/sys/fs/bpf/netsum", "/run/netsum/netsum.sock"]
-    {
+    for left in [
+        "/usr/bin/netsum",
+        "/etc/netsum/netsum.toml",
+        "/sys/fs/bpf/netsum",
+        "/run/netsum/netsum.sock",
+        "/var/lib/netsum",
+    ] {
         assert!(!box_.path(left).exists(), "{left} is left");
     }
     for host in &hosts {

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::VERSION;
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, one_on_each_host};
+use netsum_lab::cluster::{
+    Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE, one_on_each_host,
+};
 use netsum_lab::netns;
 use serde_json::Value;
 
@@ -135,7 +137,11 @@ fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     cluster.kill_daemon().unwrap();
     std::fs::remove_file(cluster.state_file()).unwrap();
     cluster.start_daemon().unwrap();
-    assert!(cluster.daemon_log().contains("has left its maps, and not its jobs"), "{}", cluster.daemon_log());
+    assert!(
+        cluster.daemon_log().contains("has left rings of jobs that it has not told of"),
+        "{}",
+        cluster.daemon_log()
+    );
     // A state file that is none.
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
     cluster.kill_daemon().unwrap();
@@ -259,4 +265,113 @@ fn a_guard_that_was_left_without_its_port_is_replaced() {
     let guarded = shown["programs"].as_array().unwrap().iter().find(|p| p["name"] == "guard").unwrap();
     assert_eq!(guarded["type"], "sched_cls");
     assert_eq!(guarded["attached"].as_array().unwrap().len(), 1, "{guarded:#}");
+}
+
+/// A lab with a daemon whose jobs are created again.
+fn kept(hosts: usize, options: &DaemonOptions) -> Cluster {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(hosts)).unwrap();
+    cluster.pin();
+    cluster.keep_jobs();
+    cluster.start_daemon_as(options).unwrap();
+    cluster
+}
+
+fn jobs(cluster: &Cluster) -> Vec<String> {
+    let listed = cluster.netsum_json(&["job", "list"]).unwrap();
+    listed.as_array().unwrap().iter().map(|job| job["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// All-reduces, each of which is right, until the box sums.
+fn until_box(cluster: &Cluster, group: &mut Group) {
+    let start = Instant::now();
+    for seed in 100.. {
+        if group.all_reduce("i32", 50_000, seed).unwrap().iter().all(|o| o.mode == "box") {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "{}{}", group.log(), cluster.daemon_log());
+        std::thread::sleep(SECOND / 20);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn jobs_that_were_not_deleted_are_created_again_and_their_ranks_come_back() {
+    let mut cluster = kept(2, &DaemonOptions::default());
+    let job = JobSpec { timeout: 5 * SECOND, ..JobSpec::new("train", 2) };
+    for name in ["first", "idle"] {
+        cluster.create_job(&JobSpec::new(name, 2)).unwrap();
+    }
+    let mut group = start(&cluster, &job);
+    assert_box(&group.all_reduce("i32", 50_000, 1).unwrap());
+    cluster.netsum(&["job", "delete", "first"]).unwrap();
+
+    // The daemon is stopped in the middle of an all-reduce, and started.
+    let files = group.order_all_reduce("i32", 4_000_000, 2).unwrap();
+    cluster.stop_daemon().unwrap();
+    group.check_all_reduce("i32", 4_000_000, 2, &files).unwrap();
+    cluster.start_daemon().unwrap();
+    assert!(cluster.daemon_log().contains("job train is created again, with empty rings"));
+    assert_eq!(jobs(&cluster), ["idle", "train"]);
+    until_box(&cluster, &mut group);
+    // The next one takes them over, and creates nothing.
+    cluster.kill_daemon().unwrap();
+    cluster.start_daemon().unwrap();
+    assert!(!cluster.daemon_log().contains("created again"));
+    // As a boot leaves it: no map, no program, no state, and for a while a plain bridge.
+    let files = group.order_all_reduce("i32", 4_000_000, 3).unwrap();
+    cluster.kill_daemon().unwrap();
+    std::fs::remove_dir_all(cluster.pins()).unwrap();
+    std::fs::remove_file(cluster.state_file()).unwrap();
+    group.check_all_reduce("i32", 4_000_000, 3, &files).unwrap();
+    cluster.start_daemon().unwrap();
+    assert_eq!(jobs(&cluster), ["idle", "train"]);
+    until_box(&cluster, &mut group);
+    drop(group);
+
+    // Who wants none of it says so.
+    cluster.kill_daemon().unwrap();
+    cluster.start_daemon_with(&["--reset"]).unwrap();
+    assert_eq!(jobs(&cluster), [""; 0]);
+    cluster.stop_daemon().unwrap();
+    cluster.start_daemon().unwrap();
+    assert_eq!(jobs(&cluster), [""; 0]);
+    cluster.stop_daemon().unwrap();
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_full_disk_leaves_the_jobs_that_it_has_and_gets_the_others_later() {
+    // The disk is the daemon's alone.
+    let mount = "mkdir \"$1\"; mount -t tmpfs -o size=16k,mode=700 tmpfs \"$1\"; shift; exec \"$@\"";
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
+    cluster.pin();
+    cluster.keep_jobs();
+    let folder = cluster.jobs_file().parent().unwrap().to_owned();
+    let words = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", mount, "sh"];
+    let prefix = words.iter().map(|&word| word.to_owned()).chain([folder.display().to_string()]).collect();
+    cluster.start_daemon_as(&DaemonOptions { prefix, ..DaemonOptions::default() }).unwrap();
+    cluster.create_job(&JobSpec::new("first", 2)).unwrap();
+
+    let root = std::path::PathBuf::from(format!("/proc/{}/root", cluster.daemon_pid()));
+    let seen = |path: &std::path::Path| root.join(path.strip_prefix("/").unwrap());
+    let filler = seen(&folder.join("filler"));
+    std::fs::write(&filler, vec![0; 1 << 20]).unwrap_err();
+    for name in ["second", "third"] {
+        cluster.create_job(&JobSpec::new(name, 2)).unwrap();
+    }
+    let (log, file) = (cluster.daemon_log(), seen(&cluster.jobs_file()));
+    let failed = format!("{}: cannot be written: No space left on device", cluster.jobs_file().display());
+    assert_eq!(log.matches(&failed).count(), 1, "{log}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("first") && !text.contains("second"), "{text}");
+    assert!(!file.with_extension("new").exists());
+
+    std::fs::remove_file(&filler).unwrap();
+    let start = Instant::now();
+    while !cluster.daemon_log().contains("jobs.json: written again") {
+        assert!(start.elapsed() < PATIENCE, "{}", cluster.daemon_log());
+        std::thread::sleep(SECOND / 20);
+    }
+    assert!(std::fs::read_to_string(&file).unwrap().contains("third"));
+    cluster.stop_daemon().unwrap();
 }

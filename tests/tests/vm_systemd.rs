@@ -31,15 +31,20 @@ impl Site {
     fn new() -> Self {
         let began = Instant::now();
         let folder = tempfile::tempdir().unwrap();
-        let package = guide::package(folder.path()).unwrap();
-        let cluster = Cluster::without_daemon(LabSpec {
+        let spec = LabSpec {
             mtu: 2200,
             box_vm: Some((Kernel::V6_12, Card::VirtioNet)),
             box_debian: true,
             vm_cpus: 2,
             ..LabSpec::hosts(2)
+        };
+        // Both take their time. What is in the lab dies with the thread that starts it: that is this one.
+        let (package, cluster) = std::thread::scope(|s| {
+            let package = s.spawn(|| guide::package(folder.path()).unwrap());
+            let cluster = Cluster::without_daemon(spec).unwrap();
+            (package.join().unwrap(), cluster)
         });
-        let site = Self { cluster: cluster.unwrap(), package, _folder: folder, began };
+        let site = Self { cluster, package, _folder: folder, began };
         site.put(&site.package);
         site
     }
@@ -129,6 +134,9 @@ fn follow_the_guide(site: &Site) {
 /// What the ranks work on while something is done to the box: some seconds' worth.
 const LONG: usize = 3_000_000;
 
+/// How long they should be at work where the box must not be done first.
+const AT_WORK: Duration = Duration::from_secs(10);
+
 /// With this variable set what takes minutes is done too.
 const MORE: &str = "NETSUM_SYSTEMD_LONG";
 
@@ -137,6 +145,8 @@ struct Work<'a> {
     site: &'a Site,
     group: Group,
     seed: u64,
+    /// Elements in a second, of the fastest all-reduce yet.
+    speed: f64,
 }
 
 impl Work<'_> {
@@ -154,8 +164,17 @@ impl Work<'_> {
         let outcomes = self.group.check_all_reduce("i32", len, self.seed, &files);
         let outcomes =
             outcomes.unwrap_or_else(|e| panic!("{what}: {e:#}\n{}{}", self.group.log(), self.site.journal()));
+        self.speed = self.speed.max(len as f64 / Duration::from_micros(outcomes[0].micros).as_secs_f64());
         self.site.done(&format!("{what}: {:?}", outcomes.iter().map(|o| &*o.mode).collect::<Vec<_>>()));
         outcomes
+    }
+
+    /// The same, with elements enough that the box cannot be done before. It is given up.
+    fn through_without_box(&mut self, what: &str, happens: impl FnOnce(&Site)) {
+        let len = (self.speed * AT_WORK.as_secs_f64()) as usize;
+        for o in self.through_all(what, len, happens) {
+            assert_eq!(o.mode, "ring", "{what}: {o:?} {}", self.group.log());
+        }
     }
 
     /// Nobody but the box has summed.
@@ -186,6 +205,8 @@ impl Work<'_> {
             std::thread::sleep(Duration::from_millis(200));
         }
         self.site.done(&format!("{what}: the box sums again"));
+        let o = self.through(&format!("{what}: a large one"), |_| {}).swap_remove(0);
+        assert_eq!((&*o.mode, o.wrong), ("box", 0), "{o:?}\n{}{}", self.group.log(), self.site.journal());
     }
 }
 
@@ -226,7 +247,9 @@ fn reload(work: &mut Work) {
 /// A newer version of the package is installed, and its daemon takes over.
 fn upgrade(work: &mut Work) {
     let newer = repacked(&work.site.package);
+    work.site.done("a newer version is made");
     work.site.put(&newer);
+    work.site.done("and there");
     let before = work.site.run("systemctl show --value -p MainPID netsum");
     work.unnoticed("dpkg -i of a newer version", |site| {
         let said = site.run(&format!("dpkg -i {}", newer.file_name().unwrap().display()));
@@ -247,20 +270,33 @@ fn repacked(package: &Path) -> PathBuf {
     let text = std::fs::read_to_string(&control).unwrap().replacen("Version: ", "Version: 9.", 1);
     std::fs::write(&control, text).unwrap();
     let newer = folder.join("newer.deb");
-    dpkg_deb(&["--root-owner-group".as_ref(), "-Znone".as_ref(), "-b".as_ref(), &tree, &newer]);
+    dpkg_deb(&[
+        "--root-owner-group".as_ref(),
+        "-Zgzip".as_ref(),
+        "-z1".as_ref(),
+        "-b".as_ref(),
+        &tree,
+        &newer,
+    ]);
     newer
 }
 
-/// A daemon that does nothing any more is replaced.
-fn watchdog(work: &mut Work) {
+/// A job lives through a restart, and a daemon that does nothing any more is replaced.
+fn restart_and_watchdog(work: &mut Work) {
     // Like the unit's, but sooner.
-    work.site.run(
-        "mkdir -p /run/systemd/system/netsum.service.d
-        printf '[Service]\nWatchdogSec=5\n' > /run/systemd/system/netsum.service.d/soon.conf
-        systemctl daemon-reload; systemctl restart netsum",
-    );
+    let limit = Duration::from_secs(5);
+    let mut started = Instant::now();
+    work.unnoticed("systemctl restart", |site| {
+        site.run(&format!(
+            "mkdir -p /run/systemd/system/netsum.service.d
+            printf '[Service]\nWatchdogSec={}\n' > /run/systemd/system/netsum.service.d/soon.conf
+            systemctl daemon-reload; systemctl restart netsum",
+            limit.as_secs()
+        ));
+        started = Instant::now();
+    });
     // It is alive for longer than that.
-    std::thread::sleep(Duration::from_secs(7));
+    std::thread::sleep((limit + Duration::from_secs(2)).saturating_sub(started.elapsed()));
     assert_eq!(work.site.run("systemctl show --value -p NRestarts netsum").trim(), "0");
     work.unnoticed("kill -STOP", |site| {
         site.run("kill -STOP $(systemctl show --value -p MainPID netsum)");
@@ -269,46 +305,79 @@ fn watchdog(work: &mut Work) {
     });
     let journal = work.site.run("journalctl -u netsum --no-pager");
     assert!(journal.contains("Watchdog timeout"), "{journal}");
-    work.site
-        .run("rm -r /run/systemd/system/netsum.service.d; systemctl daemon-reload; systemctl restart netsum");
+    // The daemon that is at work keeps the limit.
+    work.site.run("rm -r /run/systemd/system/netsum.service.d; systemctl daemon-reload");
 }
 
-/// `systemctl stop` ends the job: the ranks go on by themselves, and come back when there is a job again.
+/// `systemctl stop` ends the job: the ranks go on by themselves, and come back when the next start has created it again.
 fn stop_and_start(work: &mut Work) {
-    work.through("systemctl stop", |site| {
+    work.through_without_box("systemctl stop", |site| {
         site.run("systemctl stop netsum");
         assert!(site.run("ls -A /run/netsum 2>&1 || true").contains("No such file"));
         site.run("systemctl start netsum");
-        create_job(site, &job());
+        site.wait_for_log("job train is created again", 1);
+        assert!(!site.journal().contains("not told of"), "nothing is wrong: {}", site.journal());
     });
     work.until_box("stopped and started");
 }
 
+/// The machine boots in the middle of an all-reduce. Nobody does anything, and the same ranks are back on the box.
 fn reboot(work: &mut Work) {
+    let site = work.site;
     // Ranks do not hear each other while the box boots.
-    let job = JobSpec { name: "patient".into(), timeout: 5 * PATIENCE / 2, ..job() };
-    create_job(work.site, &job);
-    work.group = work.site.cluster.ranks(&job, TOKEN, &one_on_each_host(2)).unwrap();
-    work.through_all("reboot", 2 * LONG, |site| {
+    let patient = JobSpec { name: "patient".into(), timeout: 5 * PATIENCE / 2, ..job() };
+    create_job(site, &patient);
+    // Addresses are for one rank at a time.
+    work.group.end();
+    work.group = site.cluster.ranks(&patient, TOKEN, &one_on_each_host(2)).unwrap();
+    work.unnoticed("all-reduce of patient ranks", |_| {});
+    let created = "job patient is created again";
+    assert!(!site.journal().contains(created));
+    work.through_without_box("reboot", |site| {
         site.debian().reboot().unwrap();
         site.done("booted again");
         site.wait("the unit runs", || site.run("systemctl is-active netsum || true").trim() == "active");
+        site.done("the daemon is there");
         let ports = site.run("netsum port show; ip address show br0");
         assert!(ports.contains("eth1") && ports.contains("eth2") && ports.contains("10.0.0.254"), "{ports}");
-        create_job(site, &job);
+        site.wait_for_log(created, 1);
     });
     work.until_box("booted again");
+    let jobs = site.run("netsum job list");
+    assert!(jobs.contains("train") && jobs.contains("patient") && !jobs.contains("trial"), "{jobs}");
 }
 
-/// Priorities are the journal's own, lines have no time of their own, and no token is in them.
+/// Records have the journal's own priorities, no time of their own and no token, and say what they are about.
 fn the_journal(site: &Site) {
     let journal = site.journal();
     for level in
-        ["<3> SIGHUP changes nothing", "<6> ports eth1, eth2; 2 CPUs", "<6> SIGUSR1: ending; 1 jobs go on"]
+        ["<3> SIGHUP changes nothing", "<5> ports eth1, eth2; 2 CPUs", "<5> SIGUSR1: ending; 1 jobs go on"]
     {
         assert!(journal.contains(level), "{level}: {journal}");
     }
-    assert!(!journal.contains(TOKEN) && !journal.contains(" INFO "), "{journal}");
+    assert!(!journal.contains(" INFO "), "{journal}");
+    let of = |what: &str| -> Vec<serde_json::Value> {
+        let lines = site.run(&format!("journalctl {what} --no-pager -o json"));
+        assert!(!lines.contains(TOKEN));
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    // Of this job, and of nothing else.
+    let (train, all) = (of("-u netsum NETSUM_JOB=train"), of("-u netsum"));
+    let says =
+        |record: &serde_json::Value, what| record["MESSAGE"].as_str().is_some_and(|m| m.contains(what));
+    assert_eq!(train.len(), all.iter().filter(|r| says(r, "job train")).count(), "{train:?}");
+    for record in &train {
+        assert_eq!(record["NETSUM_JOB"], "train");
+    }
+    let created = train.iter().find(|r| says(r, "job train created")).unwrap();
+    assert_eq!((&created["TARGET"], &created["PRIORITY"]), (&"netsum_daemon::admin".into(), &"5".into()));
+    assert!(created["CODE_FILE"].as_str().is_some_and(|file| file.ends_with("src/admin.rs")), "{created}");
+    assert_eq!(of("-u netsum NETSUM_JOB=trial").len(), 2, "created and deleted");
+    // What a process says that has ended when journald reads it.
+    site.run("systemd-run --quiet --wait --collect --unit netsum-fails netsum run --config /nowhere || true");
+    let last = of("-u netsum-fails -p err");
+    assert!(last.iter().any(|r| says(r, "cannot read /nowhere: No such file")), "{last:?}");
+    site.done("journal");
 }
 
 /// All files that are not of the moment.
@@ -344,10 +413,10 @@ fn removed(mut work: Work, before: &BTreeSet<String>) {
     drop(group);
     site.wait("nothing is left in the kernel", || in_the_kernel(site).is_empty());
     let left: Vec<String> = files(site).difference(before).cloned().collect();
-    assert_eq!(
-        left,
-        ["/etc/apparmor.d/netsum", "/etc/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"]
-    );
+    let [jobs, kept] = ["/var/lib/netsum", "/var/lib/netsum/jobs.json"];
+    let ours =
+        ["/etc/apparmor.d/netsum", "/etc/netsum", "/etc/netsum/netsum.toml", "/etc/sysctl.d/50-netsum.conf"];
+    assert_eq!(left, [&ours[..], &[jobs, kept]].concat());
     site.run("apt-get -y purge netsum");
     let left: Vec<String> = files(site).difference(before).cloned().collect();
     assert_eq!(left, [""; 0]);
@@ -362,6 +431,7 @@ fn removed(mut work: Work, before: &BTreeSet<String>) {
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
 fn the_package_does_what_systemd_and_dpkg_expect() {
     let site = Site::new();
+    site.done("the package is made, and there");
     site.debian();
     site.done("booted");
     let before = files(&site);
@@ -370,12 +440,11 @@ fn the_package_does_what_systemd_and_dpkg_expect() {
     follow_the_guide(&site);
     create_job(&site, &job());
     let group = site.cluster.ranks(&job(), TOKEN, &one_on_each_host(2)).unwrap();
-    let mut work = Work { site: &site, group, seed: 0 };
+    let mut work = Work { site: &site, group, seed: 0, speed: 0.0 };
     work.unnoticed("all-reduce", |_| {});
     the_sandbox_is_closed(&site);
     reload(&mut work);
-    work.unnoticed("systemctl restart", |site| drop(site.run("systemctl restart netsum")));
-    watchdog(&mut work);
+    restart_and_watchdog(&mut work);
     the_journal(&site);
     if std::env::var_os(MORE).is_some() {
         upgrade(&mut work);

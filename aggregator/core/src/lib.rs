@@ -258,6 +258,14 @@ impl Controller {
             // Without a port: Ethernet's usual MTU.
             spec.mtu = largest_mtu(self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500));
         }
+        spec.check()?;
+        let who = format!("--mtu {}", spec.mtu);
+        self.ports.iter().try_for_each(|port| self.check_mtu(&who, spec.mtu, port.ifindex))?;
+        self.add_job(spec)
+    }
+
+    /// Creates a job whose path MTU is known, whatever the ports carry.
+    fn add_job(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
         let slots = spec.check()?;
         self.check_new(&spec)?;
         self.check_room(&spec, slots)?;
@@ -284,8 +292,6 @@ impl Controller {
                 names.join(", ")
             )));
         }
-        let who = format!("--mtu {}", spec.mtu);
-        self.ports.iter().try_for_each(|port| self.check_mtu(&who, spec.mtu, port.ifindex))?;
         let twin =
             self.jobs.values().map(|j| &j.spec).find(|other| other.in_band && other.token == spec.token);
         if let Some(other) = twin.filter(|_| spec.in_band) {

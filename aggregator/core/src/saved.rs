@@ -1,5 +1,5 @@
 //! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
-//! that was killed goes on with it.
+//! that was killed goes on with it. What outlives the machine, too, is less: what the jobs were created with.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobSpec, State};
 use super::membership::{Epoch, RankAddress};
-use super::{Action, Controller, PortInfo};
+use super::{Action, Controller, PortInfo, Refusal};
 use crate::plane::{FlowSpec, RingSpec, mapped, unmapped};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,6 +105,20 @@ impl Controller {
         };
         let jobs = self.jobs.values().map(job).collect();
         Saved { ports: self.ports.clone(), jobs }
+    }
+
+    /// What the jobs were created with: enough to create them again.
+    pub fn specs(&self) -> impl Iterator<Item = &JobSpec> {
+        self.jobs.values().map(|job| &job.spec)
+    }
+
+    /// Creates a job again that an earlier controller had: its rings are empty, and may have other numbers. Ports are not looked at.
+    /// At boot some come late, and each rank's is looked at when it joins.
+    ///
+    /// # Errors
+    /// If it does not fit any more, as [`Controller::create_job`] says it.
+    pub fn create_again(&mut self, spec: JobSpec) -> Result<Vec<Action>, Refusal> {
+        self.add_job(spec)
     }
 
     /// Takes over what another has saved, into a controller without jobs. The present ports are set already. Jobs for

@@ -557,6 +557,43 @@ fn what_is_saved_works_on_after_a_restart() {
 }
 
 #[test]
+fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_epoch() {
+    let (mut c, now) = (controller(), Instant::now());
+    for (name, in_band) in [("z", true), ("train", false)] {
+        c.create_job(JobSpec { in_band, in_order: Some(true), ..spec(name, 2) }).unwrap();
+    }
+    for epoch in [0, 2, 3] {
+        (0..2).for_each(|rank| drop(c.join(join("train", rank, epoch, 0, now), now).unwrap()));
+    }
+    assert_eq!(epoch_number(c.job("train").unwrap()), 3);
+    let text = serde_json::to_string(&c.specs().collect::<Vec<_>>()).unwrap();
+    let kept: Vec<JobSpec> = serde_json::from_str(&text).unwrap();
+    assert_eq!(kept.iter().collect::<Vec<_>>(), c.specs().collect::<Vec<_>>());
+
+    // The machine has booted, and no port has come yet; one comes with the MTU that it had before it was configured.
+    let mut next = Controller::new(64 << 20, 2, Duration::from_secs(1));
+    let actions: Vec<_> =
+        kept.clone().into_iter().flat_map(|spec| next.create_again(spec).unwrap()).collect();
+    let made = actions.iter().filter(|a| matches!(a, Action::CreateRing(_))).count();
+    let listens = actions.iter().filter(|a| matches!(a, Action::ListenInBand(..))).count();
+    assert_eq!((made, listens), (2, 1), "{actions:?}");
+    next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 576 }]);
+    let error = next.join(join("train", 0, 0, 0, now), now).unwrap_err().to_string();
+    assert!(error.contains("port p0 has an MTU of 576"), "{error}");
+    next.set_ports(c.ports().to_vec());
+    let job = next.heartbeat("train", "t", 0, 3, now).unwrap();
+    assert_eq!((&job.state, job.last_epoch), (&State::Waiting, 0), "their epoch is unknown here");
+    (0..2).for_each(|rank| drop(next.join(join("train", rank, 0, 0, now), now).unwrap()));
+    assert_eq!(next.job("train").unwrap().state, State::Active);
+
+    // What does not fit any more says why, and is no job.
+    let mut small = Controller::new(1 << 10, 2, Duration::from_secs(1));
+    let error = small.create_again(kept[0].clone()).unwrap_err().to_string();
+    assert!(error.contains("not enough memory for slots"), "{error}");
+    assert_eq!(small.jobs().count(), 0);
+}
+
+#[test]
 fn what_does_not_fit_any_more_is_refused_and_lost_ports_end_their_jobs() {
     let mut c = controller();
     c.create_job(spec("a", 2)).unwrap();

@@ -59,7 +59,7 @@ impl AdminService {
             inner.carry_out(None, actions)?;
             return Err(error);
         }
-        log::info!("job {name} created");
+        log::info!(NETSUM_JOB = name; "job {name} created");
         Ok(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true))
     }
 
@@ -112,7 +112,7 @@ impl Admin for AdminService {
         let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
         actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
         inner.carry_out(None, actions)?;
-        log::info!("job {name} deleted");
+        log::info!(NETSUM_JOB = name; "job {name} deleted");
         Ok(Response::new(api::DeleteJobReply {}))
     }
 
@@ -121,7 +121,7 @@ impl Admin for AdminService {
         let mut inner = self.shared.lock();
         let actions = inner.controller.restart_job(&name).map_err(refused)?;
         inner.carry_out(Some(&name), actions)?;
-        log::info!("job {name} restarted: its rings are empty and wait for flows");
+        log::info!(NETSUM_JOB = name; "job {name} restarted: its rings are empty and wait for flows");
         Ok(Response::new(self.job(&inner, inner.controller.job(&name).map_err(refused)?, false)))
     }
 
@@ -130,7 +130,7 @@ impl Admin for AdminService {
         let mut inner = self.shared.lock();
         inner.controller.renew_job(&name).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
-        log::info!("job {name}: its ranks are asked to connect anew");
+        log::info!(NETSUM_JOB = name; "job {name}: its ranks are asked to connect anew");
         Ok(Response::new(api::RenewJobReply {}))
     }
 

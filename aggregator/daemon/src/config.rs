@@ -45,6 +45,8 @@ pub struct Config {
     pub pin: Option<PathBuf>,
     /// File for the jobs that do.
     pub state: PathBuf,
+    /// File for the jobs that are created again at every start; `None`: none are.
+    pub jobs: Option<PathBuf>,
     /// How long sums may wait.
     pub patience: Patience,
     /// Where Prometheus calls, on a loopback address; nowhere when `None`.
@@ -79,7 +81,7 @@ pub struct Tls {
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {0}: {1}")]
-    Read(PathBuf, #[source] std::io::Error),
+    Read(PathBuf, std::io::Error),
     /// Not TOML, an unknown field, or a value of another type.
     #[error("{0}: {1}")]
     Syntax(PathBuf, String),
@@ -197,11 +199,16 @@ impl Default for Watch {
 struct Restart {
     pin: PathBuf,
     state: PathBuf,
+    jobs: PathBuf,
 }
 
 impl Default for Restart {
     fn default() -> Self {
-        Self { pin: "/sys/fs/bpf/netsum".into(), state: "/run/netsum/state.json".into() }
+        Self {
+            pin: "/sys/fs/bpf/netsum".into(),
+            state: "/run/netsum/state.json".into(),
+            jobs: "/var/lib/netsum/jobs.json".into(),
+        }
     }
 }
 
@@ -300,6 +307,14 @@ impl Config {
         if file.restart.state.file_name().is_none() {
             return refuse("restart.state", &file.restart.state, "a file like \"/run/netsum/state.json\"");
         }
+        let jobs = if file.restart.jobs.as_os_str() == "none" { None } else { Some(file.restart.jobs) };
+        if let Some(path) = &jobs
+            && (path.file_name().is_none()
+                || path.with_extension("") == file.restart.state.with_extension(""))
+        {
+            let expected = "a file of its own like \"/var/lib/netsum/jobs.json\", or \"none\"";
+            return refuse("restart.jobs", path, expected);
+        }
         let metrics = match file.metrics.listen.as_str() {
             "none" => None,
             address => match address.parse::<SocketAddr>() {
@@ -333,6 +348,7 @@ impl Config {
             heartbeat_timeout: Duration::from_millis(timeout_ms),
             pin,
             state: file.restart.state,
+            jobs,
             patience: Patience {
                 hold: Duration::from_millis(hold_ms),
                 stall: Duration::from_millis(stall_ms),
@@ -374,7 +390,7 @@ impl Config {
             ("listen.admin", self.admin == other.admin),
             ("listen.admin-mode, listen.admin-group", self.admin_access == other.admin_access),
             ("heartbeat.interval-ms", self.heartbeat == other.heartbeat),
-            ("restart", (&self.pin, &self.state) == (&other.pin, &other.state)),
+            ("restart", (&self.pin, &self.state, &self.jobs) == (&other.pin, &other.state, &other.jobs)),
             ("metrics.listen", self.metrics == other.metrics),
         ];
         fields.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
@@ -393,6 +409,12 @@ mod tests {
     fn the_example_is_what_it_says_about_defaults() {
         let example = parse(include_str!("../../netsum.example.toml")).unwrap();
         assert_eq!(example, parse("bridge = \"br0\"").unwrap());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_says_why_once() {
+        let error = anyhow::Error::from(Config::read(Path::new("/nowhere")).unwrap_err());
+        assert_eq!(format!("{error:#}"), "cannot read /nowhere: No such file or directory (os error 2)");
     }
 
     #[test]
@@ -451,6 +473,11 @@ mod tests {
             ),
             ("bridge = \"br0\"\n[restart]\npin = \"here\"", "restart.pin = \"here\": a folder like"),
             ("bridge = \"br0\"\n[restart]\nstate = \"/\"", "restart.state = \"/\": a file like"),
+            ("bridge = \"br0\"\n[restart]\njobs = \"/\"", "restart.jobs = \"/\": a file of its own like"),
+            (
+                "bridge = \"br0\"\n[restart]\njobs = \"/run/netsum/state.jobs\"",
+                "restart.jobs = \"/run/netsum/state.jobs\": a file of its own",
+            ),
             ("bridge = \"br0\"\n[watch]\nhold-ms = 0", "watch.hold-ms = 0: at least 1"),
             ("bridge = \"br0\"\n[heartbeat]\ntimeout-ms = 5", "heartbeat.timeout-ms = 5: at least twice"),
         ] {

@@ -43,10 +43,10 @@ pub fn tell(interfaces: &[Interface], mode: XdpMode, cpus: &[u32]) {
         match facts(interface, mode, cpus) {
             Ok(facts) => {
                 for defect in defects(&PortFacts { xdp: true, ..facts }) {
-                    log::warn!("port {}: {}; {}", interface.name, defect.found, defect.mend);
+                    log::warn!(NETSUM_PORT = interface.name; "port {}: {}; {}", interface.name, defect.found, defect.mend);
                 }
             }
-            Err(e) => log::warn!("port {}: {e:#}", interface.name),
+            Err(e) => log::warn!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name),
         }
     }
 }

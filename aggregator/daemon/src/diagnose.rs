@@ -43,7 +43,7 @@ fn look(inner: &mut Inner, now: Instant) {
         let view = match view(inner, &ring, &flows) {
             Ok(view) => view,
             Err(e) => {
-                log::error!("job {job}: ring {number} cannot be looked at: {e:#}");
+                log::error!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} cannot be looked at: {e:#}");
                 continue;
             }
         };
@@ -51,15 +51,18 @@ fn look(inner: &mut Inner, now: Instant) {
             match finding {
                 Finding::Held { slot } => {
                     log::debug!(
+                        NETSUM_JOB = job, NETSUM_RING = number.0;
                         "job {job}: ring {number}: slot {slot} is complete and nothing takes it along"
                     );
                     if let Err(e) = inner.plane.send_held(&ring, slot, &flows[0]) {
                         log::error!(
+                            NETSUM_JOB = job, NETSUM_RING = number.0;
                             "job {job}: ring {number}: slot {slot} is held and cannot be sent: {e:#}"
                         );
                     }
                 }
                 Finding::Stalled { index, since, missing } => {
+                    let numbers = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
                     let ranks: Vec<String> = missing
                         .iter()
                         .map(|&r| {
@@ -68,13 +71,14 @@ fn look(inner: &mut Inner, now: Instant) {
                         })
                         .collect();
                     log::warn!(
+                        NETSUM_JOB = job, NETSUM_RING = number.0, NETSUM_RANK = numbers;
                         "job {job}: ring {number} stands still at index {index} for {:.1} s; missing: rank {}; try `netsum diagnose {job}`",
                         since.as_secs_f64(),
                         ranks.join(", rank ")
                     );
                 }
                 Finding::Resumed { after } => {
-                    log::info!("job {job}: ring {number} goes on after {:.1} s", after.as_secs_f64());
+                    log::info!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} goes on after {:.1} s", after.as_secs_f64());
                 }
             }
         }

@@ -88,14 +88,11 @@ fn take(inner: &mut Inner, number: u32, packets: &[FirstPacket], lines: &mut Lin
     let job = &answer.job;
     let mut began = false;
     for (packet, outcome) in packets.iter().zip(answer.outcomes) {
+        let (rank, ring) = (packet.header.rank, packet.header.ring);
+        let port = inner.controller.port_name(packet.ifindex);
         let what = format!(
-            "rank {} of ring {} has shown up: {} behind {} to queue pair {:#x} of {}",
-            packet.header.rank,
-            packet.header.ring,
-            packet.src,
-            inner.controller.port_name(packet.ifindex),
-            packet.qpn,
-            packet.dst
+            "rank {rank} of ring {ring} has shown up: {} behind {port} to queue pair {:#x} of {}",
+            packet.src, packet.qpn, packet.dst
         );
         let (level, line) = match outcome {
             Outcome::Known => continue,
@@ -107,15 +104,16 @@ fn take(inner: &mut Inner, number: u32, packets: &[FirstPacket], lines: &mut Lin
                 (log::Level::Info, format!("{what}; all are there, epoch {epoch} begins"))
             }
         };
-        log::log!(lines.level(level, now), "job {job}: {line}");
+        let level = lines.level(level, now);
+        log::log!(level, NETSUM_JOB = job, NETSUM_RING = ring, NETSUM_RANK = rank, NETSUM_PORT = port; "job {job}: {line}");
     }
     if !answer.actions.is_empty()
         && let Err(e) = inner.carry_out(Some(job), answer.actions)
     {
-        log::error!("job {job}: {}", e.message());
+        log::error!(NETSUM_JOB = job; "job {job}: {}", e.message());
     }
     if !began && let Err(e) = inner.plane.resume_rings(&paused) {
-        log::error!("job {job}: its rings cannot go on: {e:#}");
+        log::error!(NETSUM_JOB = job; "job {job}: its rings cannot go on: {e:#}");
     }
 }
 

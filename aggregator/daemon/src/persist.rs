@@ -1,35 +1,39 @@
-//! The file that the controller's state outlives the daemon in, and how a daemon begins with it.
+//! The files that the controller's state outlives the daemon in, and how a daemon begins with them.
 
-use std::fs;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use netsum_core::saved::{Saved, SavedJob};
-use netsum_core::{Action, Controller};
+use netsum_core::{Action, Controller, JobSpec};
 use netsum_dataplane::pins::{Found, Pins};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::netlink::Interface;
 use crate::config::Config;
 
-/// The state file. It holds the jobs' tokens and is readable by its owner alone.
+/// A file. It holds the jobs' tokens and is readable by its owner alone.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
     last: String,
+    /// What was to be written last is not in it.
+    behind: bool,
 }
 
 impl Store {
     /// A file that may not be there yet.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, last: String::new() }
+        Self { path, last: String::new(), behind: false }
     }
 
     /// What it holds; `None` when it is not there.
-    pub fn read(&self) -> Result<Option<Saved>> {
+    pub fn read<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         let text = match fs::read_to_string(&self.path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text?,
@@ -37,20 +41,49 @@ impl Store {
         serde_json::from_str(&text).context("not what a netsum of this version writes")
     }
 
-    /// Writes what has changed, all or nothing.
-    pub fn write(&mut self, saved: &Saved) -> Result<()> {
-        let text = serde_json::to_string(saved)?;
+    /// Writes what has changed. Where that fails the file stays as it was, and it is said once, with what follows from it.
+    pub fn keep(&mut self, value: &impl Serialize, then: &str) {
+        let before = self.behind;
+        let result = self.write(value);
+        self.behind = result.is_err();
+        match result {
+            Ok(()) if before => log::info!("{}: written again", self.path.display()),
+            Err(e) if !before => log::error!("{}: cannot be written: {e:#}; {then}", self.path.display()),
+            _ => {}
+        }
+    }
+
+    /// Whether it should be written again.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Writes what has changed, all or nothing, also where the machine loses its power.
+    fn write(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(value)?;
         if text == self.last {
             return Ok(());
         }
         let new = self.path.with_extension("new");
-        let mut file =
-            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(text.as_bytes())?;
-        drop(file);
-        fs::rename(&new, &self.path)?;
+        self.replace(&new, &text).inspect_err(|_| drop(fs::remove_file(&new)))?;
         self.last = text;
         Ok(())
+    }
+
+    fn replace(&self, new: &Path, text: &str) -> io::Result<()> {
+        let folder = self.folder()?;
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(new, &self.path)?;
+        folder.sync_all()
+    }
+
+    /// Its folder, which is made if it is not there.
+    fn folder(&self) -> io::Result<File> {
+        let folder = self.path.parent().filter(|path| *path != Path::new("")).unwrap_or(Path::new("."));
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        File::open(folder)
     }
 
     pub fn remove(&self) -> io::Result<()> {
@@ -62,6 +95,66 @@ impl Store {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// The file of the jobs that are to be there whenever a daemon starts, as they were created: all but those that were deleted.
+#[derive(Debug)]
+pub struct Wanted {
+    store: Store,
+    /// Those that could not be created at this start, and stay in the file for the next one.
+    missing: Vec<JobSpec>,
+    /// Its folder, locked as long as the daemon lives.
+    _lock: Option<File>,
+}
+
+/// What is in it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Jobs {
+    jobs: Vec<JobSpec>,
+}
+
+impl Wanted {
+    /// Takes hold of the file; what is in it. One that cannot be understood is put aside.
+    ///
+    /// # Errors
+    /// If another daemon holds it.
+    pub fn open(path: PathBuf) -> Result<(Self, Vec<JobSpec>)> {
+        let store = Store::new(path);
+        // Without a folder nothing can be written either, which is said then.
+        let lock = store.folder().ok();
+        if let Some(Err(TryLockError::WouldBlock)) = lock.as_ref().map(File::try_lock) {
+            let path = store.path().display();
+            bail!(
+                "{path}: another `netsum run` keeps its jobs in this folder; give this one `restart.jobs` of its own"
+            );
+        }
+        let read = store.read().map(Option::<Jobs>::unwrap_or_default).unwrap_or_else(|e| {
+            let aside = store.path().with_extension("bad");
+            let path = store.path().display();
+            log::error!("{path}: {e:#}; no job is created again; the file is {} now", aside.display());
+            fs::rename(store.path(), &aside).unwrap_or_else(|e| log::error!("{path}: {e}"));
+            Jobs::default()
+        });
+        Ok((Self { store, missing: Vec::new(), _lock: lock }, read.jobs))
+    }
+
+    /// This one is not there, and why.
+    pub fn is_missing(&mut self, spec: JobSpec, why: &str) {
+        let (name, path) = (&spec.name, self.store.path().display());
+        log::error!(NETSUM_JOB = name; "job {name} of {path} cannot be created again, and stays there: {why}");
+        self.missing.push(spec);
+    }
+
+    /// Writes which jobs there are now.
+    pub fn keep(&mut self, controller: &Controller) {
+        self.missing.retain(|spec| controller.job(&spec.name).is_err());
+        let jobs = controller.specs().chain(&self.missing).cloned().collect();
+        self.store.keep(&Jobs { jobs }, "if the machine boots now, jobs are missing, or others are there");
+    }
+
+    pub fn is_behind(&self) -> bool {
+        self.store.is_behind()
     }
 }
 
@@ -104,16 +197,11 @@ pub fn begin(
     }
     let saved = match pins.find()? {
         Found::Nothing => None,
-        Found::Ours => {
-            let saved = store.read().unwrap_or_else(|e| {
-                log::warn!("{}: {e:#}", store.path().display());
-                None
-            });
-            if saved.is_none() {
-                log::warn!("an earlier daemon has left its maps, and not its jobs: they end");
-            }
-            Some(saved.unwrap_or_default())
-        }
+        // One that was stopped may have left connections that have ended, and no jobs.
+        Found::Ours => Some(store.read::<Saved>().map(Option::unwrap_or_default).unwrap_or_else(|e| {
+            log::warn!("{}: {e:#}", store.path().display());
+            Saved::default()
+        })),
     };
     let Some(saved) = saved else {
         old.extend(pins.clear()?);
@@ -134,7 +222,9 @@ pub fn begin(
     attach(&mut plane, config, interfaces, &taken, &[])?;
     let rings: Vec<u32> = saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
-    plane.forget_others(&rings, &flows)?;
+    if plane.forget_others(&rings, &flows)? > 0 {
+        log::warn!("an earlier daemon has left rings of jobs that it has not told of: they end");
+    }
     let mut broken = Vec::new();
     for job in &saved.jobs {
         for ring in job.rings() {
@@ -211,4 +301,81 @@ fn attach(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn spec(name: &str, window: u32) -> JobSpec {
+        serde_json::from_value(serde_json::json!({
+            "name": name, "ranks": 2, "dtype": "i32", "mtu": 1024, "message_size": 16384, "window": window, "rings": 1,
+            "verify_icrc": true, "in_band": false, "token": "secret"
+        }))
+        .unwrap()
+    }
+
+    fn controller(jobs: &[JobSpec]) -> Controller {
+        let mut controller = Controller::new(1 << 20, 1, Duration::from_secs(1));
+        jobs.iter().for_each(|spec| drop(controller.create_again(spec.clone()).unwrap()));
+        controller
+    }
+
+    #[test]
+    fn what_is_wanted_is_its_owners_alone_and_outlives_what_cannot_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("of/its/own/jobs.json");
+        let (mut wanted, jobs) = Wanted::open(path.clone()).unwrap();
+        assert_eq!(jobs, []);
+        wanted.keep(&controller(&[spec("a", 2)]));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        let error = Wanted::open(path.clone()).unwrap_err().to_string();
+        assert!(error.contains("another `netsum run` keeps its jobs"), "{error}");
+
+        // What is written first cannot be made.
+        let new = path.with_extension("new");
+        fs::create_dir(&new).unwrap();
+        wanted.keep(&controller(&[]));
+        assert!(wanted.is_behind());
+        drop(wanted);
+        let (mut wanted, jobs) = Wanted::open(path.clone()).unwrap();
+        assert_eq!(jobs, [spec("a", 2)]);
+        wanted.keep(&controller(&[]));
+        fs::remove_dir(&new).unwrap();
+        wanted.keep(&controller(&[spec("b", 2)]));
+        assert!(!wanted.is_behind() && !new.exists());
+        assert!(fs::read_to_string(&path).unwrap().contains("\"b\""));
+    }
+
+    #[test]
+    fn a_job_that_does_not_fit_stays_in_the_file_until_there_is_another_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs.json");
+        let (mut wanted, _) = Wanted::open(path.clone()).unwrap();
+        wanted.is_missing(spec("large", 100), "not enough memory");
+        wanted.keep(&controller(&[spec("a", 2)]));
+        assert_eq!(names(&path), ["a", "large"]);
+        wanted.keep(&controller(&[spec("large", 2)]));
+        assert_eq!(names(&path), ["large"]);
+        wanted.keep(&controller(&[]));
+        assert_eq!(names(&path), [""; 0]);
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let file: Jobs = Store::new(path.to_owned()).read().unwrap().unwrap();
+        file.jobs.into_iter().map(|spec| spec.name).collect()
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs.json");
+        fs::write(&path, "{\"jobs\": [").unwrap();
+        let (_, jobs) = Wanted::open(path.clone()).unwrap();
+        assert_eq!(jobs, []);
+        assert!(!path.exists() && path.with_extension("bad").exists());
+    }
 }

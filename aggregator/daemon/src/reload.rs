@@ -134,12 +134,12 @@ impl Reloader {
             };
             match attached {
                 Ok(()) => {
-                    log::info!("port {} has come", interface.name);
+                    log::info!(NETSUM_PORT = interface.name; "port {} has come", interface.name);
                     device::tell(std::slice::from_ref(interface), self.config.xdp, &self.cpus);
                     ports.push(interface.port());
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {
-                    log::error!("port {}: {e:#}", interface.name)
+                    log::error!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name)
                 }
                 Err(_) => {}
             }
@@ -149,6 +149,7 @@ impl Reloader {
             match inner.plane.attach(interface.ifindex, self.config.xdp) {
                 Ok(()) => {
                     log::warn!(
+                        NETSUM_PORT = interface.name;
                         "port {}: somebody has detached the program; it is attached again",
                         interface.name
                     );
@@ -156,7 +157,7 @@ impl Reloader {
                     inner.programs = programs_of_now();
                 }
                 Err(e) if self.refused.insert(interface.ifindex) => {
-                    log::error!("port {}: {e:#}", interface.name)
+                    log::error!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name)
                 }
                 Err(_) => {}
             }
@@ -167,7 +168,7 @@ impl Reloader {
                 log::error!("{}", e.message());
             }
             for port in known.iter().filter(|p| gone.contains(&p.ifindex)) {
-                log::warn!("port {} is gone", port.name);
+                log::warn!(NETSUM_PORT = port.name; "port {} is gone", port.name);
             }
         }
         if ports != known {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use netsum_api::v1::admin_server::AdminServer;
 use netsum_api::v1::worker_server::WorkerServer;
-use netsum_core::Controller;
+use netsum_core::{Controller, JobSpec};
 use netsum_dataplane::{Logger, online_cpus};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, UnixListener};
@@ -20,7 +20,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 use super::admin::AdminService;
 use super::doorman::{Doorman, Limits};
 use super::netlink::{Interface, Netlink};
-use super::persist::{Begun, begin};
+use super::persist::{Begun, Wanted, begin};
 use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
@@ -30,7 +30,7 @@ use crate::config::Config;
 
 /// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
 ///
-/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier daemon has left; with
+/// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier daemon has left, and its jobs; with
 /// `detach_now` nothing stays on the ports when this one ends.
 pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
     // One thread, and all that takes privileges.
@@ -45,6 +45,8 @@ pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Resul
 struct Ready {
     interfaces: Vec<Interface>,
     begun: Begun,
+    /// The jobs that are to be there.
+    wanted: Option<(Wanted, Vec<JobSpec>)>,
     cpus: Vec<u32>,
     admin: std::os::unix::net::UnixListener,
     _file: SocketFile,
@@ -70,13 +72,17 @@ impl Ready {
         let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
         controller.set_ports(interfaces.iter().map(Interface::port).collect());
         controller.set_tenants(config.tenants.clone());
+        let mut wanted = config.jobs.clone().map(Wanted::open).transpose()?;
+        if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
+            jobs.clear();
+        }
         let begun = begin(config, &cpus, &interfaces, reset, controller)?;
         device::tell(&interfaces, config.xdp, &cpus);
-        Ok(Self { interfaces, begun, cpus, admin, _file, workers, metrics })
+        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, metrics })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { interfaces, begun, cpus, admin, _file, workers, metrics } = self;
+        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, metrics } = self;
         let Begun { mut plane, controller, actions, store } = begun;
         let netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -88,6 +94,9 @@ impl Ready {
             memory::tell(&mut inner.controller);
             inner.store = store;
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
+            if let Some((wanted, jobs)) = wanted {
+                inner.create_again(wanted, jobs);
+            }
         }
         let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
         log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());

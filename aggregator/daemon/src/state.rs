@@ -7,12 +7,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use netsum_core::ended::Ended;
 use netsum_core::watch::{Patience, Watch};
-use netsum_core::{Action, Controller, Refusal};
+use netsum_core::{Action, Controller, JobSpec, Refusal};
 use netsum_dataplane::DataPlane;
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
-use super::persist::Store;
+use super::persist::{Store, Wanted};
 use super::tracers::Tracers;
 
 /// What a rank in `join` waits for.
@@ -43,6 +43,8 @@ pub struct Inner {
     pub refused_jobs: RefusedJobs,
     /// Where the controller's state is kept for the next daemon.
     pub store: Option<Store>,
+    /// Where the jobs are kept for every start.
+    pub wanted: Option<Wanted>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
 }
@@ -95,6 +97,7 @@ impl Shared {
             tracers: Tracers::default(),
             refused_jobs: RefusedJobs::default(),
             store: None,
+            wanted: None,
             waiters: HashMap::new(),
             next_waiter: 0,
         };
@@ -146,25 +149,59 @@ impl Inner {
     pub fn carry_out(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let began = Instant::now();
         let result = self.all(job, actions);
-        // The rings of a large job take seconds, and heartbeats wait for the lock.
-        self.controller.was_deaf(began.elapsed());
         // After the deed: a daemon that comes next finds what has not been told and ends the job.
-        if let Some(store) = &mut self.store
-            && let Err(e) = store.write(&self.controller.save())
-        {
-            log::error!("{}: {e:#}; if the daemon is killed now, its jobs end", store.path().display());
-        }
+        self.keep();
+        // The rings of a large job take seconds, a disk may too, and heartbeats wait for the lock.
+        self.controller.was_deaf(began.elapsed());
         result
     }
 
-    /// Ends all jobs.
+    /// Writes what is to outlive the daemon.
+    fn keep(&mut self) {
+        if let Some(store) = &mut self.store {
+            store.keep(&self.controller.save(), "if the daemon is killed now, its jobs end");
+        }
+        if let Some(wanted) = &mut self.wanted {
+            wanted.keep(&self.controller);
+        }
+    }
+
+    /// Creates the jobs again that are to be there and are not, as after the machine has booted. From now on changes are written.
+    pub fn create_again(&mut self, mut wanted: Wanted, jobs: Vec<JobSpec>) {
+        for spec in jobs {
+            let name = spec.name.clone();
+            if self.controller.job(&name).is_ok() {
+                continue;
+            }
+            match self.controller.create_again(spec.clone()) {
+                Ok(actions) => match self.carry_out(Some(&name), actions) {
+                    Ok(()) => log::info!(NETSUM_JOB = name; "job {name} is created again, with empty rings"),
+                    Err(e) => {
+                        log::error!(NETSUM_JOB = name; "job {name} is created again, and cannot begin: {}", e.message())
+                    }
+                },
+                Err(refusal) => wanted.is_missing(spec, &refusal.to_string()),
+            }
+        }
+        self.wanted = Some(wanted);
+        self.keep();
+    }
+
+    /// Ends all jobs. Those that are wanted are so at the next start, too.
     pub fn end_all(&mut self) -> Result<(), Status> {
+        self.wanted = None;
         let actions = self.controller.end_all();
         self.carry_out(None, actions)
     }
 
-    /// Forgets flows that ended long ago, and lets go of ports that are none any more and from which nothing must be kept.
+    /// Tries again to write what could not be written, forgets flows that ended long ago, and lets go of ports that are none any more and
+    /// from which nothing must be kept.
     pub fn tidy(&mut self, now: Instant) -> anyhow::Result<()> {
+        if self.store.as_ref().is_some_and(Store::is_behind)
+            || self.wanted.as_ref().is_some_and(Wanted::is_behind)
+        {
+            self.keep();
+        }
         let flows = self.plane.ended_flows()?;
         self.plane.forget_ended(&self.ended.observe(&flows, now))?;
         self.detach_if_done()
@@ -193,7 +230,7 @@ impl Inner {
         if let Some(job) = job {
             for action in self.controller.data_plane_failed(job, &error) {
                 if let Err(e) = self.one(action) {
-                    log::error!("after a failure: {e:#}");
+                    log::error!(NETSUM_JOB = job; "after a failure: {e:#}");
                 }
             }
         }

@@ -128,11 +128,11 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
 /// Says so where ranks can hardly reach each other by the box.
 fn warn_of_neighbours(controller: &Controller, job: &str) {
     if let Some((rank, next)) = controller.job(job).ok().and_then(Job::neighbours_behind_one_port) {
+        let port = controller.port_name(rank.ifindex);
         log::warn!(
-            "job {job}: ranks {} and {} are neighbours behind port {}: what they send each other may never come by the box",
-            rank.rank,
-            next.rank,
-            controller.port_name(rank.ifindex)
+            NETSUM_JOB = job, NETSUM_PORT = port;
+            "job {job}: ranks {} and {} are neighbours behind port {port}: what they send each other may never come by the box",
+            rank.rank, next.rank
         );
     }
 }

@@ -44,7 +44,7 @@ impl Pins {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 bail!(
-                    "another `netsum run` is at work with {}; give this one a `pin` and `state` of its own",
+                    "another `netsum run` is at work with {}; give this one a `pin`, `state` and `jobs` of its own",
                     dir.display()
                 )
             }

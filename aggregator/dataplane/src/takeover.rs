@@ -52,8 +52,8 @@ impl BpfDataPlane {
         self.watch(watch::RANKS, ranks)
     }
 
-    /// Removes rings other than these, and ends other flows.
-    pub fn forget_others(&mut self, rings: &[u32], flows: &[FlowSpec]) -> Result<()> {
+    /// Removes rings other than these, and ends other flows. How many rings there were.
+    pub fn forget_others(&mut self, rings: &[u32], flows: &[FlowSpec]) -> Result<usize> {
         let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let all: Vec<(FlowKey, Flow)> = map.iter().collect::<Result<_, _>>()?;
@@ -72,9 +72,11 @@ impl BpfDataPlane {
         for (token, _) in jobs.iter().filter(|(_, job)| !rings.contains(&job.job)) {
             self.ignore(token.bytes())?;
         }
+        let mut removed = 0;
         for ring in (1..MAX_RINGS).filter(|r| !rings.contains(r)) {
+            removed += usize::from(self.ring_config(ring)?.mtu != 0);
             self.end_ring(ring, &[], &[])?;
         }
-        Ok(())
+        Ok(removed)
     }
 }
