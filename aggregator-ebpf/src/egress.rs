@@ -71,6 +71,10 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c, `udp_gro_receive_segment`).
     let with_checksum = slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
     amend(&p, ip, l3, slot.is(Slot::CE))?;
+    let tells = slot.tells(source);
+    if tells != 0 {
+        p.store(udp + UdpHdr::LEN + BTH_ECN, [tells])?;
+    }
 
     let len = slot.len as usize;
     if len > MAX_MTU {
@@ -132,6 +136,8 @@ fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
     Some(())
 }
 
+/// Offset of [`netsum_common::wire::Bth::ecn`] in a BTH.
+const BTH_ECN: usize = 4;
 /// Offset of the checksum in a UDP header.
 const CHECKSUM: usize = offset_of!(UdpHdr, check);
 /// Length of both Ethernet addresses.

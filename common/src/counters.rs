@@ -81,7 +81,7 @@ counters! {
     Steered "steered" Work,
     /// contributions that came in on the CPU of their ring, and were taken there at once
     Inline "inline" Work,
-    /// fragments that arrived while an earlier one of the same rank had not; not counted where results may leave in any order
+    /// fragments that arrived while an earlier one of the same rank had not
     OutOfSequence "out_of_sequence" Work,
     /// packets forwarded past a gap so that their receiver NAKs
     GapForwarded "gap_forwarded" Pass,

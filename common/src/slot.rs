@@ -34,7 +34,7 @@
 use crate::counters::Counter;
 use crate::limits::{MAX_RANKS, MAX_SLOTS};
 use crate::ring::{RingConfig, ring_flags};
-use crate::serial;
+use crate::{serial, wire};
 
 /// State of one fragment's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -73,8 +73,21 @@ impl Slot {
     pub const PARTIAL: u32 = 128;
     /// That sum has been sent up.
     pub const SENT: u32 = 256;
+    /// In a relaxed ring: all before it had been released when it was.
+    pub const IN_ORDER: u32 = 512;
+    /// In a relaxed ring: the last contribution came past a gap of its rank's, which is in the bits from [`Slot::GAP_RANK`] on.
+    pub const PAST_GAP: u32 = 1024;
+    /// Lowest bit of that rank.
+    pub const GAP_RANK: u32 = 16;
     /// Where the fragment is in its message.
     const BOUNDS: u32 = Self::FIRST | Self::LAST;
+
+    /// What its sum says to the receiver of a rank's packets: bits of [`Bth::ecn`](crate::wire::Bth::ecn).
+    #[inline(always)]
+    pub const fn tells(&self, rank: u32) -> u8 {
+        let past_gap = self.is(Self::PAST_GAP) && self.flags >> Self::GAP_RANK == rank;
+        (if self.is(Self::IN_ORDER) { wire::IN_ORDER } else { 0 }) | if past_gap { wire::PAST_GAP } else { 0 }
+    }
 
     /// Whether a flag is set.
     #[inline(always)]
@@ -91,7 +104,7 @@ pub struct RingState {
     pub low: u32,
     /// 0; or 1 + the rank that made the ring stop, because its fragments are not cut as those of the others are.
     pub stopped: u32,
-    /// For each rank the index behind its last contiguous fragment.
+    /// For each rank the index behind its last contiguous fragment; in a relaxed ring, behind its newest one.
     pub expected: [u32; MAX_RANKS],
     /// The lowest index whose partial sum has not been sent up, where there is a parent and results leave in order.
     pub up: u32,
@@ -294,12 +307,13 @@ pub fn decide<const HAS_PARENT: bool>(
         *expected = state.low;
     }
     let gap = serial::diff(f.index, *expected);
-    if gap == 0 {
+    let past_gap = gap > 0;
+    if gap == 0 || relaxed && past_gap {
         *expected = serial::add(f.index, 1);
     }
-    let past_gap = !relaxed && gap > 0;
-    // Forwarded at gaps of 1, 2, 4, ...: one lost NAK does not cost a time-out, and a long gap costs few packets.
-    let absorbed = if past_gap && gap & (gap - 1) == 0 { Output::Gap } else { Output::Drop };
+    // In order at gaps of 1, 2, 4, ...: one lost NAK does not cost a time-out, and a long gap costs few packets. Relaxed once:
+    // where that is lost, the receivers see from later sums what is missing.
+    let absorbed = if past_gap && (relaxed || gap & (gap - 1) == 0) { Output::Gap } else { Output::Drop };
 
     let bit = 1u64 << (f.rank & 63);
     if !used || distance > 0 {
@@ -367,8 +381,12 @@ pub fn decide<const HAS_PARENT: bool>(
     }
     if slot.is(Slot::COMPLETE) && (relaxed || ahead == 0) {
         slot.flags |= Slot::RELEASED;
+        if relaxed && past_gap {
+            slot.flags |= Slot::PAST_GAP | f.rank << Slot::GAP_RANK;
+        }
         if ahead == 0 {
             state.low = serial::add(f.index, 1);
+            slot.flags |= if relaxed { Slot::IN_ORDER } else { 0 };
         }
         return Verdict {
             payload,

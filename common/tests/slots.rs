@@ -302,7 +302,7 @@ impl System {
             }
             Output::Replay | Output::Stale => assert!(self.naive.released.contains(&index)),
             Output::Up => unreachable!("no parent"),
-            Output::Gap => assert!(!self.naive.released.contains(&index) && !self.case.relaxed),
+            Output::Gap => assert!(v.gap && !self.naive.released.contains(&index)),
             Output::Drop => {
                 // Nothing is ever dropped that could be released now.
                 let turn = self.case.relaxed

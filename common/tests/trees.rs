@@ -419,7 +419,7 @@ impl System {
             }
             Output::Replay => assert!(node.released.contains(&index)),
             Output::Stale => assert!(node.released.contains(&index)),
-            Output::Gap => assert!(!node.released.contains(&index) && !relaxed),
+            Output::Gap => assert!(v.gap && !node.released.contains(&index)),
             Output::Drop => {
                 // Nothing is ever dropped that could go on now.
                 let refused = matches!(v.counter, Counter::CreditViolation | Counter::TotalUnexpected);

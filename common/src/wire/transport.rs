@@ -144,6 +144,12 @@ impl Opcode {
     }
 }
 
+/// In a sum that a relaxed ring releases: the sums of all packets before it have been released. A reserved bit of [`Bth::ecn`]'s byte,
+/// which may change on the way.
+pub const IN_ORDER: u8 = 1;
+/// In the same place: the box has not got a packet that the sender sent before this one.
+pub const PAST_GAP: u8 = 2;
+
 /// Base transport header, 12 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
@@ -159,7 +165,7 @@ pub struct Bth {
     pub version: u8,
     /// Partition key.
     pub pkey: u16,
-    /// FECN, BECN and six reserved bits; not covered by the ICRC.
+    /// FECN, BECN and six reserved bits, of which one is [`IN_ORDER`]; not covered by the ICRC.
     pub ecn: u8,
     /// Destination queue pair number, 24 bits.
     pub qpn: u32,

@@ -635,6 +635,10 @@ impl Model {
                 }
             }
         }
+        let tells = ring.slots[s].tells((to + ranks - 1) % ranks);
+        if tells != 0 {
+            frame[ip + l3.header_len() + 8 + 4] = tells;
+        }
         let checksum_at = ip + l3.header_len() + 6;
         let with_checksum = ring.slots[s].checksum != 0 && u16_at(&frame, checksum_at) != 0;
         no_udp_checksum(&mut frame, ip + l3.header_len());

@@ -277,7 +277,7 @@ impl Endpoint {
             }
             let (id, events) = (qp.id, &mut self.events);
             let received = |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
-            let arrival = qp.responder.on_data(&packet, received);
+            let arrival = qp.responder.on_data(&packet, (now, self.path.pause()), received);
             if qp.sums && arrival == Arrival::Taken {
                 self.path.on_sum(now);
             }
@@ -285,6 +285,7 @@ impl Endpoint {
                 Arrival::Taken => {}
                 Arrival::Duplicate => self.stats.duplicate_request += 1,
                 Arrival::OutOfSequence { nak } => {
+                    self.path.note_gap(now);
                     self.stats.out_of_sequence += 1;
                     self.stats.naks_sent += nak as u64;
                 }
@@ -372,12 +373,14 @@ impl Endpoint {
 
     /// When [`handle_timeout`](Self::handle_timeout) should be called next.
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.qps.iter().filter(|q| !q.failed).filter_map(|q| q.requester.deadline(&self.path)).min()
+        let deadlines = |q: &Qp| [q.requester.deadline(&self.path), q.responder.deadline()];
+        self.qps.iter().filter(|q| !q.failed).flat_map(deadlines).flatten().min()
     }
 
     /// Looks at the clock.
     pub fn handle_timeout(&mut self, now: Instant) {
         for qp in self.qps.iter_mut().filter(|q| !q.failed) {
+            self.stats.naks_sent += u64::from(qp.responder.on_timeout(now));
             match qp.requester.on_timeout(now, &self.path) {
                 Effect::None => {}
                 Effect::WentBack => self.stats.local_ack_timeout += 1,

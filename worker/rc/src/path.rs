@@ -19,6 +19,10 @@ const SLOWEST_BYTE: u64 = 3 * 800;
 pub(super) const AROUND: u64 = 38 + 20 + 8 + 12 + 4;
 /// What a smaller load took says little of one that is larger than twice this: a link that is shaped lets a burst pass at once.
 const TELLING: u64 = 32 << 10;
+/// So long after a gap was seen, more are expected.
+const LOSSY: Duration = Duration::from_millis(100);
+/// What is asked for behind a box is asked for again after so long at the most, or what round trips ask for if that is longer.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 /// Until one has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
@@ -73,6 +77,8 @@ pub(super) struct Path {
     credit: u64,
     /// A packet was missed by its receiver: to wait for long costs more than a packet too many.
     lossy: bool,
+    /// When a gap was last seen, here or on the other side.
+    gap: Option<Instant>,
 }
 
 impl Path {
@@ -87,12 +93,25 @@ impl Path {
             sums: (0, None),
             credit: 0,
             lossy: false,
+            gap: None,
         }
     }
 
     /// A packet was missed by its receiver. While connections start, that is no loss: the receiver was not there yet.
     pub fn on_gap(&mut self) {
         self.lossy |= self.load > TELLING / 4;
+    }
+
+    /// A gap was seen, here or on the other side.
+    pub fn note_gap(&mut self, now: Instant) {
+        self.gap = Some(now);
+    }
+
+    /// When the end of what was sent may be lost, of a time-out that was started as in [`since`](Self::since). Only where others are:
+    /// without loss, sums stop because a rank computes.
+    pub fn may_be_lost(&self, start: (Instant, u64)) -> Option<Instant> {
+        let at = self.since(start) + self.usual();
+        self.gap.filter(|gap| at < *gap + LOSSY).map(|_| at)
     }
 
     /// As many packets more may be sent without their sums.
@@ -172,6 +191,12 @@ impl Path {
     pub fn usual(&self) -> Duration {
         let mean = self.mean.map_or(Duration::ZERO, |(mean, deviation)| mean + deviation * 4);
         mean.max(self.loaded.get() * 4)
+    }
+
+    /// How long what was asked for may take to come by the box. Little is known of more than was measured, and then a time-out's
+    /// time is enough.
+    pub fn pause(&self) -> Duration {
+        self.usual().max(self.longest().min(LONGEST_PAUSE))
     }
 
     /// The same for what is on its way.

@@ -114,11 +114,13 @@ impl Repeats {
         packets: Range<u64>,
         came: Option<Came>,
         oldest: u64,
+        overdue: Option<Duration>,
         (now, path, most): (Instant, &Path, Duration),
     ) {
         for n in packets {
             if let Some(then) = self.repeated.get_mut(&n) {
-                if !came.is_some_and(|came| came.is_after(then)) {
+                let is_overdue = overdue.is_some_and(|after| now >= then.at + after);
+                if !is_overdue && !came.is_some_and(|came| came.is_after(then)) {
                     continue;
                 }
                 let next = then.next(path, most);
@@ -177,7 +179,7 @@ mod tests {
 
     fn missing(repeats: &mut Repeats, packets: Range<u64>, came: u64) {
         let came = repeats.came(came);
-        repeats.add_missing(packets, Some(came), 3, (Instant::now(), &Path::new(), Duration::ZERO));
+        repeats.add_missing(packets, Some(came), 3, None, (Instant::now(), &Path::new(), Duration::ZERO));
     }
 
     #[test]

@@ -97,6 +97,8 @@ pub struct Requester {
     /// NAKs that had the same packet sent again, but the first.
     naks: u32,
     sample: Option<Sample>,
+    /// The last packet has not asked since something was acknowledged.
+    may_ask: bool,
 }
 
 /// Where a time-out has led. It does not say what was lost, or whether anything was: perhaps only the acknowledgement, or
@@ -175,6 +177,7 @@ impl Requester {
             went_back: None,
             naks: 0,
             sample: None,
+            may_ask: true,
         }
     }
 
@@ -367,6 +370,7 @@ impl Requester {
             path.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
         }
         self.acked = packet;
+        self.may_ask = true;
         self.next = self.next.max(packet);
         self.repeats.acknowledge(packet);
         self.retries = 0;
@@ -483,10 +487,12 @@ impl Requester {
         let came = self.packet(gaps.came).filter(|p| *p < sent).map(|p| self.repeats.came(p));
         self.acknowledge(now, path, packet, &mut done);
         path.on_gap();
+        path.note_gap(now);
         for &(first, len) in &gaps.missing {
             let Some(first) = self.packet(first).filter(|p| *p >= self.acked) else { continue };
             let row = first..sent.min(first + u64::from(len));
-            self.repeats.add_missing(row, came, self.acked, (now, path, self.ack_timeout));
+            let overdue = self.waits_for_others.then(|| path.pause());
+            self.repeats.add_missing(row, came, self.acked, overdue, (now, path, self.ack_timeout));
         }
         // A sign of life. What has been sent again is waited for from now on.
         self.retries = 0;
@@ -533,7 +539,17 @@ impl Requester {
 
     /// When [`on_timeout`](Self::on_timeout) or [`poll`](Self::poll) should be called next.
     pub(super) fn deadline(&self, path: &Path) -> Option<Instant> {
-        [self.due(path), self.not_before, self.repeats.deadline()].into_iter().flatten().min()
+        [self.due(path), self.not_before, self.repeats.deadline(), self.tail(path)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// When the last packet asks, behind a box: what is lost at the end of what a rank may send is missing in all sums, and no gap
+    /// shows it.
+    fn tail(&self, path: &Path) -> Option<Instant> {
+        let asks = self.waits_for_others && self.selective && self.may_ask && self.probe == Probe::None;
+        path.may_be_lost(self.waiting.filter(|_| asks && self.acked < self.sent)?)
     }
 
     /// Looks at the clock.
@@ -542,6 +558,10 @@ impl Requester {
             self.not_before = None;
         }
         if self.repeats.asks(now) && self.acked < self.sent {
+            self.repeats.add(self.sent - 1);
+        }
+        if self.tail(path).is_some_and(|t| now >= t) {
+            self.may_ask = false;
             self.repeats.add(self.sent - 1);
         }
         let Some(due) = self.due(path).filter(|t| now >= *t) else { return Effect::None };

@@ -1,14 +1,23 @@
 //! The receiving half of a queue pair: packets in, messages out, acknowledgements back (IBTA 9.7.4, 9.7.5, 9.7.8).
 //!
-//! A selective one keeps what comes early, and tells what is missing ([`Gaps`]).
+//! A selective one keeps what comes early, and tells what is missing ([`Gaps`]). Behind a box a gap may be another rank's loss, and only
+//! that rank is to send again. So the receiver asks at once only for what the box tells it to:
+//!
+//! - A packet past a gap of its sender's at the box is moved ahead ([`GAP_PSN_AHEAD`]), or is a sum marked [`PAST_GAP`].
+//! - A sum marked [`IN_ORDER`] follows all others: what has not come was lost on the way here.
+//!
+//! What nothing tells of is asked for after a while. What was asked for and does not come is asked for again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
 use netsum_common::serial;
-use netsum_common::wire::{Aeth, Nak, Opcode, Syndrome};
+use netsum_common::slot::GAP_PSN_AHEAD;
+use netsum_common::wire::{Aeth, IN_ORDER, Nak, Opcode, PAST_GAP, Syndrome};
 
 use super::gaps::Gaps;
 use super::packet::Packet;
+use super::path::LONGEST_PAUSE;
 use super::{Psn, QpConfig};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
@@ -22,6 +31,8 @@ pub struct Responder {
     taken: u64,
     /// What has come early, by number; `None` where that is dropped.
     early: Option<BTreeMap<u64, Early>>,
+    /// Where a gap may be another rank's loss.
+    patience: Option<Patience>,
     /// The last packet that came, of those that may.
     came: Psn,
     /// How far ahead of the expected packet one may be that is kept.
@@ -38,6 +49,28 @@ pub struct Responder {
     pending: Option<Pending>,
     /// The NAK that is due answers a packet from far ahead.
     from_far: bool,
+}
+
+/// What is asked for behind a box, and when. Packets have their numbers.
+#[derive(Debug, Default)]
+struct Patience {
+    /// Gaps that may be another rank's loss: what is missing before the packet is asked for from then on.
+    waiting: VecDeque<(u64, Instant)>,
+    /// What is missing before this one is asked for.
+    asked: u64,
+    /// What the box has not got from this connection's sender is asked for, too.
+    told: BTreeSet<u64>,
+    /// When to ask again for what has not come, and how long that was waited for.
+    again: Option<(Instant, Duration)>,
+}
+
+impl Patience {
+    /// Asks for what is missing before a packet. Whether there was a gap before it that waits.
+    fn ask(&mut self, before: u64) -> bool {
+        self.asked = self.asked.max(before);
+        let gaps = self.waiting.partition_point(|(end, _)| *end <= before);
+        self.waiting.drain(..gaps).count() > 0
+    }
 }
 
 /// A packet that came before its turn.
@@ -82,6 +115,7 @@ impl Responder {
             taken: 0,
             came: c.recv_psn,
             early: c.selective.then(BTreeMap::new),
+            patience: (c.selective && c.waits_for_others).then(Patience::default),
             reach: u64::from(c.max_early),
             msn: 0,
             partial: None,
@@ -100,8 +134,14 @@ impl Responder {
         self.buffers.push_back(buffer);
     }
 
-    /// Takes a data packet in; `done` gets the messages that it completes.
-    pub fn on_data(&mut self, p: &Packet<'_>, mut done: impl FnMut(Vec<u8>, Option<u32>)) -> Arrival {
+    /// Takes a data packet in; `done` gets the messages that it completes. What is asked for behind a box is asked for
+    /// again after `pause`.
+    pub fn on_data(
+        &mut self,
+        p: &Packet<'_>,
+        (now, pause): (Instant, Duration),
+        mut done: impl FnMut(Vec<u8>, Option<u32>),
+    ) -> Arrival {
         let psn = Psn::new(p.bth.psn);
         let ahead = psn.ahead_of(self.expected);
         if ahead < self.reach as i32 {
@@ -113,7 +153,11 @@ impl Responder {
             return Arrival::Duplicate;
         }
         if ahead > 0 {
-            return if self.early.is_some() { self.keep(p, ahead as u64) } else { self.past_gap(psn, ahead) };
+            return if self.early.is_some() {
+                self.keep(p, ahead as u64, (now, pause))
+            } else {
+                self.past_gap(psn, ahead)
+            };
         }
         if let Err(refused) = self.take(p.bth.opcode, p.payload, p.immediate, &mut done) {
             return refused;
@@ -138,6 +182,10 @@ impl Responder {
         }
         if filled {
             self.acknowledge();
+            if let Some(patience) = &mut self.patience {
+                patience.ask(self.taken);
+                patience.told = patience.told.split_off(&self.taken);
+            }
         }
         Arrival::Taken
     }
@@ -146,7 +194,7 @@ impl Responder {
     fn past_gap(&mut self, psn: Psn, ahead: i32) -> Arrival {
         // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
         // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
-        let far = ahead >= netsum_common::slot::GAP_PSN_AHEAD as i32;
+        let far = ahead >= GAP_PSN_AHEAD as i32;
         let nak = far || self.nak_sent_for.is_none_or(|answered| psn.ahead_of(answered) <= 0);
         if nak {
             self.from_far |= far;
@@ -156,8 +204,29 @@ impl Responder {
         Arrival::OutOfSequence { nak }
     }
 
+    /// The box has not got a packet of the sender's before `packet`, which has come there: the last one that is missing here.
+    fn lost_before(&mut self, packet: u64) -> bool {
+        let early = self.early.as_ref();
+        let lacks = |n: &u64| early.is_some_and(|early| !early.contains_key(n));
+        let lost = (self.taken..packet).rev().find(lacks);
+        if let (Some(lost), Some(patience)) = (lost, &mut self.patience) {
+            patience.told.insert(lost);
+            self.came = self.expected.plus((packet - self.taken) as u32);
+            self.acknowledge();
+        }
+        lost.is_some()
+    }
+
     /// A packet past a gap is kept, and the gap told of if it is a new one.
-    fn keep(&mut self, p: &Packet<'_>, ahead: u64) -> Arrival {
+    fn keep(&mut self, p: &Packet<'_>, ahead: u64, (now, pause): (Instant, Duration)) -> Arrival {
+        let before = ahead as i64 - i64::from(GAP_PSN_AHEAD);
+        if self.patience.is_some() && before.unsigned_abs() <= self.reach {
+            let lost = self.lost_before(self.taken.saturating_add_signed(before));
+            if let Some(patience) = self.patience.as_mut().filter(|_| lost) {
+                patience.again = Some((now + pause, pause));
+            }
+            return Arrival::OutOfSequence { nak: lost };
+        }
         // Dropped, and told of as where nothing is kept: the list would not have it.
         let may = ahead < self.reach && p.payload.len() <= self.mtu;
         let Some(early) = self.early.as_mut().filter(|_| may) else {
@@ -170,7 +239,20 @@ impl Responder {
             let (opcode, immediate) = (p.bth.opcode, p.immediate);
             early.insert(number, Early { opcode, immediate, payload: p.payload.to_vec() });
         }
-        let nak = behind_a_gap || known || p.bth.ack_request;
+        let lost = self.patience.is_some() && p.bth.ecn & PAST_GAP != 0 && self.lost_before(number);
+        let asks = match &mut self.patience {
+            // The box has sent all before it: what has not come is lost.
+            Some(patience) if p.bth.ecn & IN_ORDER != 0 => patience.ask(number) || behind_a_gap,
+            Some(patience) if behind_a_gap => {
+                patience.waiting.push_back((number, now + pause));
+                lost
+            }
+            _ => behind_a_gap || lost,
+        };
+        if let Some(patience) = self.patience.as_mut().filter(|_| asks) {
+            patience.again = Some((now + pause, pause));
+        }
+        let nak = asks || known || p.bth.ack_request;
         if nak {
             self.acknowledge();
         }
@@ -237,6 +319,34 @@ impl Responder {
         }
     }
 
+    /// When [`on_timeout`](Self::on_timeout) should be called.
+    pub fn deadline(&self) -> Option<Instant> {
+        let patience = self.patience.as_ref()?;
+        let waiting = patience.waiting.front().map(|(_, until)| *until);
+        [waiting, patience.again.map(|(at, _)| at)].into_iter().flatten().min()
+    }
+
+    /// Looks at the clock. Whether a NAK asks for what is missing.
+    pub fn on_timeout(&mut self, now: Instant) -> bool {
+        let Some(patience) = &mut self.patience else { return false };
+        let over = patience.waiting.iter().take_while(|(_, until)| *until <= now).last();
+        let over = over.map(|(end, _)| *end);
+        let again = patience.again.take_if(|(at, _)| now >= *at);
+        if let Some((_, pause)) = again.filter(|(_, pause)| *pause < LONGEST_PAUSE) {
+            patience.again = Some((now + pause * 2, pause * 2));
+        }
+        if let Some(end) = over {
+            patience.ask(end);
+        }
+        let asks = (over.is_some() || again.is_some()) && self.gaps().is_some();
+        if asks {
+            self.acknowledge();
+        } else if let Some(patience) = self.patience.as_mut().filter(|_| again.is_some()) {
+            patience.again = None;
+        }
+        asks
+    }
+
     /// Whether an acknowledgement is due.
     pub fn due(&self) -> bool {
         self.pending.is_some()
@@ -258,17 +368,18 @@ impl Responder {
     fn gaps(&self) -> Option<Gaps> {
         let early = self.early.as_ref()?;
         let psn = |number: u64| self.expected.plus((number - self.taken) as u32);
-        if early.is_empty() {
-            return None;
-        }
+        let asked = self.patience.as_ref().map_or(u64::MAX, |patience| patience.asked);
         let (mut missing, mut next) = (Vec::new(), self.taken);
         for &number in early.keys() {
-            if number > next {
-                missing.push((psn(next), (number - next) as u32));
+            let end = number.min(asked);
+            if end > next {
+                missing.push((psn(next), (end - next) as u32));
             }
             next = number + 1;
         }
-        Some(Gaps { came: self.came, missing })
+        let told = self.patience.iter().flat_map(|patience| patience.told.range(asked.max(self.taken)..));
+        missing.extend(told.filter(|n| !early.contains_key(n)).map(|n| (psn(*n), 1)));
+        (!missing.is_empty()).then_some(Gaps { came: self.came, missing })
     }
 }
 
@@ -326,7 +437,8 @@ mod tests {
             encode(&mut datagram, peer, own, 0, &bth, &Extended::default(), &vec![7; len]);
             let mut verifier = Verifier::new(own, false);
             let packet = verifier.decode((peer, ROCE_PORT).into(), &datagram).unwrap();
-            responder.on_data(&packet, |_, _| panic!("nothing is complete"));
+            responder
+                .on_data(&packet, (Instant::now(), Duration::ZERO), |_, _| panic!("nothing is complete"));
             let early = responder.early.as_ref().unwrap();
             assert!(early.len() < 8 && early.values().all(|early| early.payload.len() <= MTU));
             responder.poll().map(|(psn, _, gaps)| (psn, gaps.map(|gaps| gaps.missing)))
@@ -338,5 +450,79 @@ mod tests {
         let missing = vec![(Psn::new(0), 1)];
         assert_eq!(take(7, MTU), Some((Psn::new(0), Some(missing))));
         assert_eq!(take(1, 60_000), Some((Psn::new(0), None)), "the sender goes back");
+    }
+
+    /// A selective receiver that expects PSN 0, where the pause is 10 ms.
+    struct Receiver {
+        responder: Responder,
+        start: Instant,
+    }
+
+    const PAUSE: Duration = Duration::from_millis(10);
+
+    impl Receiver {
+        fn new(waits_for_others: bool) -> Self {
+            let peer = IpAddr::from([10, 0, 0, 1]);
+            let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
+            let mut responder = Responder::new(&QpConfig { selective: true, waits_for_others, ..config });
+            (0..9).for_each(|_| responder.post(Vec::new()));
+            Self { responder, start: Instant::now() }
+        }
+
+        /// Packets come, some with marks; the rows that a NAK lists then.
+        fn take(&mut self, packets: &[(u32, u8)]) -> Vec<(u32, u32)> {
+            for &(psn, ecn) in packets {
+                let bth = Bth { ecn, ..Bth::new(Opcode::SEND_ONLY, 1, psn) };
+                let packet = Packet { bth, immediate: None, aeth: None, payload: &[7; MTU] };
+                self.responder.on_data(&packet, (self.start, PAUSE), |_, _| ());
+            }
+            self.asks()
+        }
+
+        fn asks(&mut self) -> Vec<(u32, u32)> {
+            let gaps = self.responder.poll().and_then(|(_, _, gaps)| gaps);
+            gaps.map_or(vec![], |g| g.missing.iter().map(|(first, len)| (first.get(), *len)).collect())
+        }
+
+        fn at(&mut self, after: Duration) -> Vec<(u32, u32)> {
+            self.responder.on_timeout(self.start + after);
+            self.asks()
+        }
+    }
+
+    #[test]
+    fn a_gap_is_asked_for_at_once_where_no_box_is() {
+        let mut receiver = Receiver::new(false);
+        assert_eq!(receiver.take(&[(1, 0)]), [(0, 1)]);
+        assert_eq!(receiver.responder.deadline(), None);
+    }
+
+    #[test]
+    fn behind_a_box_a_gap_is_asked_for_when_the_box_says_whose_it_is() {
+        let mut receiver = Receiver::new(true);
+        assert_eq!(receiver.take(&[(0, IN_ORDER), (2, 0), (3, 0), (5, 0)]), [], "another rank's, perhaps");
+        // All sums before 3 were released: 1 was lost on the way here, and of 4 nothing is known.
+        assert_eq!(receiver.take(&[(3, IN_ORDER)]), [(1, 1)]);
+        assert_eq!(receiver.take(&[(6 + GAP_PSN_AHEAD, 0)]), [(1, 1), (4, 1)], "the sender's");
+        assert_eq!(receiver.take(&[(1, 0), (4, 0)]), []);
+        assert_eq!(receiver.take(&[(7, PAST_GAP)]), [(6, 1)], "the sender's, and this is a sum");
+        assert_eq!(receiver.take(&[(6, 0)]), []);
+        assert_eq!(receiver.at(PAUSE), []);
+        assert_eq!(receiver.responder.deadline(), None, "all have come");
+    }
+
+    #[test]
+    fn behind_a_box_a_gap_that_nobody_tells_of_is_asked_for_after_a_while_and_again() {
+        let mut receiver = Receiver::new(true);
+        assert_eq!(receiver.take(&[(1, 0)]), []);
+        assert_eq!(receiver.responder.deadline(), Some(receiver.start + PAUSE));
+        assert_eq!(receiver.at(PAUSE / 2), []);
+        assert_eq!(receiver.at(PAUSE), [(0, 1)]);
+        assert_eq!(receiver.take(&[(3 + GAP_PSN_AHEAD, 0)]), [(0, 1), (2, 1)]);
+        // Lost, or what answers it.
+        assert_eq!(receiver.at(PAUSE), [(0, 1), (2, 1)]);
+        assert_eq!(receiver.at(2 * PAUSE), []);
+        assert_eq!(receiver.at(3 * PAUSE), [(0, 1), (2, 1)]);
+        assert_eq!(receiver.responder.deadline(), None, "the rest is left to time-outs");
     }
 }

@@ -194,15 +194,17 @@ impl Aggregator {
             encode(&mut datagram, src, dst, 0, bth, &Extended::default(), payload);
             out.push((src, dst, datagram));
         };
+        let tells = |rank: usize| ring.slots[s].tells(rank as u32);
         match verdict.output {
             // Boxes have no parent here.
             Output::Drop | Output::Up => {}
             Output::Release => {
                 for (rank, bth) in ring.headers[s].iter().enumerate() {
-                    send(rank, &bth.expect("a header of each rank"), &ring.sums[s]);
+                    let bth = Bth { ecn: tells(rank), ..bth.expect("a header of each rank") };
+                    send(rank, &bth, &ring.sums[s]);
                 }
             }
-            Output::Replay => send(flow.rank, &packet.bth, &ring.sums[s]),
+            Output::Replay => send(flow.rank, &Bth { ecn: tells(flow.rank), ..packet.bth }, &ring.sums[s]),
             Output::Stale => {
                 let bth = Bth { psn: serial::sub(packet.bth.psn, STALE_PSN_BEHIND), ..packet.bth };
                 send(flow.rank, &bth, packet.payload);
