@@ -477,8 +477,8 @@ impl Sim {
             let calls = h.calls.len() + h.engine.open();
             format!("{calls} calls, {:?} {:?}", h.engine.mode(), h.engine.statistics())
         });
-        let held = self.aggregator.held().join("; ");
-        format!("{}\nheld: {held}", hosts.collect::<Vec<_>>().join("\n"))
+        let unreleased = self.aggregator.unreleased().join("; ");
+        format!("{}\nunreleased: {unreleased}", hosts.collect::<Vec<_>>().join("\n"))
     }
 }
 
