@@ -12,7 +12,6 @@ use crate::report::Mode;
 
 const LAYOUT: Layout = Layout { message_size: 1024, window: 2, rings: 2 };
 const CALLS: usize = 4;
-/// The last one.
 const LAST: usize = 1;
 
 fn data(rank: u32, n: usize) -> Vector {

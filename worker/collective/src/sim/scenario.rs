@@ -37,7 +37,6 @@ pub struct Summary {
     pub packets: u64,
     /// Data packets sent again.
     pub retransmissions: u64,
-    /// Time-outs.
     pub timeouts: u64,
     /// Simulated time.
     pub time: Duration,
