@@ -13,7 +13,7 @@ use netsum_common::wire::{Bytes, EthHdr, Frame};
 use crate::check::{Contribution, check};
 use crate::classify::refused;
 use crate::packet::Packet;
-use crate::payload::{self, Op, Place, UDP_CHECKSUM_LEN};
+use crate::payload::{self, Op, SumAddress, UDP_CHECKSUM_LEN};
 use crate::trace::{self, Party};
 use crate::{Way, maps, output, saved};
 
@@ -50,8 +50,9 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
 /// Packets are found anew behind calls: kept over them, they would take more stack than there is.
 #[inline(always)]
 fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
-    let place = Place { ring: c.party.ring, slot: c.party.index & (c.ring.slots - 1), mtu: c.ring.mtu };
-    let (state, slot) = (maps::state(place.ring)?, maps::slot(place.ring, place.slot)?);
+    let address =
+        SumAddress { ring: c.party.ring, slot: c.party.index & (c.ring.slots - 1), mtu: c.ring.mtu };
+    let (state, slot) = (maps::state(address.ring)?, maps::slot(address.ring, address.slot)?);
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
     let (state, slot) = unsafe { (&mut *state, &mut *slot) };
     let verdict = decide(c, state, slot);
@@ -59,10 +60,10 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     // Here the packet is still as it came, and its slot as it will be.
     trace::contribution(ctx, c.party, verdict.counters(c.frame.ce));
     if verdict.save_header {
-        save(ctx, c, slot, &place)?;
+        save(ctx, c, slot, &address)?;
     }
     time(c, &verdict);
-    sum(ctx, c, slot, &verdict, &place)?;
+    sum(ctx, c, slot, &verdict, &address)?;
     Some(output::send(ctx, c, slot, &verdict))
 }
 
@@ -99,8 +100,8 @@ fn count(c: &Contribution, flow: &mut Flow, verdict: &Verdict) {
 }
 
 #[inline(always)]
-fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, place: &Place) -> Option<()> {
-    saved::save(ctx, c.frame, place.ring, place.slot * c.ring.ranks + c.party.rank)?;
+fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddress) -> Option<()> {
+    saved::save(ctx, c.frame, address.ring, address.slot * c.ring.ranks + c.party.rank)?;
     if c.frame.ip != EthHdr::LEN {
         slot.flags |= Slot::TAGGED;
     }
@@ -118,25 +119,31 @@ fn time(c: &Contribution, verdict: &Verdict) {
 
 /// Takes the payload into the slot, and a sum that is to be sent into the packet.
 #[inline(always)]
-fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: &Verdict, place: &Place) -> Option<()> {
+fn sum(
+    ctx: &XdpContext,
+    c: &Contribution,
+    slot: &mut Slot,
+    verdict: &Verdict,
+    address: &SumAddress,
+) -> Option<()> {
     let (at, len) = (c.frame.payload(), c.len);
     match verdict.payload {
         Payload::Leave => Some(()),
-        Payload::Copy => payload::apply(ctx, Op::Store, at, len, place),
-        Payload::Add => payload::apply(ctx, Op::Add, at, len, place),
+        Payload::Copy => payload::apply(ctx, Op::Store, at, len, address),
+        Payload::Add => payload::apply(ctx, Op::Add, at, len, address),
     }?;
     if verdict.completed || matches!(verdict.output, Output::Release | Output::Replay) {
-        payload::apply(ctx, Op::Load, at, len, place)?;
+        payload::apply(ctx, Op::Load, at, len, address)?;
     }
     if verdict.completed {
-        maps::count(place.ring, Counter::Completed);
+        maps::count(address.ring, Counter::Completed);
         slot.crc = payload::crc(ctx, at, len, 0)?;
         let own = Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
         if own != [0; UDP_CHECKSUM_LEN] {
             slot.checksum = payload::checksum(ctx, at, len)?;
         }
         if verdict.output != Output::Release {
-            maps::count(place.ring, Counter::Held);
+            maps::count(address.ring, Counter::Held);
         }
     }
     Some(())

@@ -17,7 +17,6 @@ use crate::{in_band, maps, payload};
 pub struct Contribution<'a> {
     /// Its packet's headers.
     pub frame: &'a Frame,
-    /// Its ring.
     pub ring: &'a RingConfig,
     /// Length of its payload.
     pub len: usize,

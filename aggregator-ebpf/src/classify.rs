@@ -52,7 +52,6 @@ impl Found {
     };
 }
 
-/// Classifies the packet.
 #[inline(always)]
 pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
     let rejected = match wire::parse_into(p, &mut found.frame) {

@@ -186,13 +186,11 @@ pub fn owner(address: &Address) -> Option<&'static Owner> {
     OWNERS.get_ptr(address).map(|o| unsafe { &*o })
 }
 
-/// A ring's configuration.
 #[inline(always)]
 pub fn ring(ring: u32) -> Option<&'static RingConfig> {
     RINGS.get(ring)
 }
 
-/// A ring's state.
 #[inline(always)]
 pub fn state(ring: u32) -> Option<*mut RingState> {
     STATES.get_ptr_mut(ring)
@@ -204,7 +202,6 @@ pub fn timing(ring: u32) -> Option<*mut Timing> {
     TIMINGS.get_ptr_mut(ring)
 }
 
-/// A slot.
 #[inline(always)]
 pub fn slot(ring: u32, slot: u32) -> Option<*mut Slot> {
     SLOTS.get(ring)?.get_ptr_mut(slot)

@@ -23,7 +23,6 @@ pub struct Party {
     pub ring: u32,
     /// Rank, or [`TraceEvent::NONE`].
     pub rank: u32,
-    /// Fragment index.
     pub index: u32,
 }
 

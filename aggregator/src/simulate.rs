@@ -19,7 +19,7 @@ use netsum_core::JobRing;
 use netsum_core::diagnose::{Case, explain};
 use netsum_core::plane::unmapped;
 use netsum_core::trace::program_name;
-use netsum_daemon::message::{Place, packet_message};
+use netsum_daemon::message::{RingOfJob, packet_message};
 use netsum_dataplane::replica::{LONGEST, Replica, Step};
 
 /// XDP verdicts (`include/uapi/linux/bpf.h`).
@@ -69,10 +69,10 @@ impl Box_ {
         })
     }
 
-    fn place(&self, ring: u32) -> Option<Place> {
+    fn ring_of_job(&self, ring: u32) -> Option<RingOfJob> {
         self.jobs.iter().find_map(|job| {
             let number = job.ring_ids.iter().position(|&id| id == ring)?;
-            Some(Place { job: job.name.clone(), ring: JobRing(number as u32), ranks: job.ranks })
+            Some(RingOfJob { job: job.name.clone(), ring: JobRing(number as u32), ranks: job.ranks })
         })
     }
 }
@@ -206,8 +206,8 @@ fn simulated(
         if !egress {
             (frame.reason, frame.next) =
                 reason(frame.outcome, event.counters, event, &captured.frame, box_, copy);
-            let place = box_.place(event.ring);
-            let said = Packet::new(packet_message(&step.traced, 0, String::new(), place, 0), 0);
+            let ring = box_.ring_of_job(event.ring);
+            let said = Packet::new(packet_message(&step.traced, 0, String::new(), ring, 0), 0);
             (frame.job, frame.ring, frame.slot) = (said.job, said.ring, said.slot);
         }
         frame.steps.push(SimulatedStep {

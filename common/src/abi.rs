@@ -199,7 +199,6 @@ impl Address {
         self.0
     }
 
-    /// From its [`words`](Self::words).
     #[inline(always)]
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
@@ -288,7 +287,6 @@ pub struct TraceEvent {
     pub expected: u32,
     /// Index that its slot holds.
     pub slot_index: u32,
-    /// The slot's flags.
     pub slot_flags: u32,
     /// The port that it came in on or, at egress, leaves by.
     pub ifindex: u32,
@@ -298,7 +296,6 @@ pub struct TraceEvent {
     pub len: u32,
     /// How many bytes of it follow.
     pub captured: u32,
-    /// The CPU.
     pub cpu: u32,
 }
 
@@ -311,7 +308,6 @@ impl TraceEvent {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct TraceRecord {
-    /// The event.
     pub event: TraceEvent,
     /// The frame's first bytes.
     pub frame: [u8; MAX_CAPTURE],
@@ -354,9 +350,7 @@ impl Token {
 pub struct InBandJob {
     /// Number of its first ring, which stands for the job.
     pub job: u32,
-    /// Its ranks.
     pub ranks: u32,
-    /// Its rings.
     pub rings: u32,
     /// Bits of [`ring_flags`]: whether the ICRC is verified.
     pub flags: u32,
@@ -385,7 +379,6 @@ pub struct Claim {
     pub header: [u64; JOB_HEADER_LEN / 8],
     /// Where it comes from and goes to.
     pub connection: StrangerKey,
-    /// The packet's PSN.
     pub psn: u32,
     /// Length of its payload in bytes.
     pub len: u32,
@@ -434,7 +427,6 @@ pub struct EgressPort {
     pub count: u32,
     /// Whose turn it is, below `count`.
     pub cursor: u32,
-    /// The ranks.
     pub ranks: [u8; MAX_RANKS],
 }
 

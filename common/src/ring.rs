@@ -1,6 +1,5 @@
 //! A ring as user space sets it up.
 
-/// Flags of a ring.
 pub mod ring_flags {
     /// All flows are there: contributions count.
     pub const ACTIVE: u32 = 1;

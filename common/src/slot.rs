@@ -193,7 +193,6 @@ pub struct Verdict {
     pub completed: bool,
     /// What to do with the packet.
     pub output: Output,
-    /// What to count.
     pub counter: Counter,
     /// The fragment arrived past a gap of its rank.
     pub gap: bool,

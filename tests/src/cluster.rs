@@ -98,10 +98,10 @@ impl JobSpec {
 }
 
 /// Where a rank lives: number of the host, and which of its addresses.
-pub type Place = (usize, usize);
+pub type RankHost = (usize, usize);
 
 /// Rank r on host r.
-pub fn one_on_each_host(ranks: u32) -> Vec<Place> {
+pub fn one_on_each_host(ranks: u32) -> Vec<RankHost> {
     (0..ranks as usize).map(|host| (host, 0)).collect()
 }
 
@@ -326,19 +326,19 @@ impl Cluster {
     }
 
     /// Starts the ranks of a job and waits until they are connected.
-    pub fn ranks(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
+    pub fn ranks(&self, job: &JobSpec, token: &str, places: &[RankHost]) -> Result<Group> {
         let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, false)
     }
 
     /// The same over IPv6.
-    pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
+    pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[RankHost]) -> Result<Group> {
         let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, true)
     }
 
     /// Ranks that know of no daemon.
-    pub fn ranks_alone(&self, job: &JobSpec, places: &[Place]) -> Result<Group> {
+    pub fn ranks_alone(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
         self.group(job, None, places, false)
     }
 
@@ -346,11 +346,11 @@ impl Cluster {
         &self,
         job: &JobSpec,
         controller: Option<(String, &str)>,
-        places: &[Place],
+        places: &[RankHost],
         v6: bool,
     ) -> Result<Group> {
         ensure!(places.len() == job.ranks as usize, "{} places for {} ranks", places.len(), job.ranks);
-        let ip = |&(host, k): &Place| {
+        let ip = |&(host, k): &RankHost| {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
         let peers: Vec<_> = places.iter().map(ip).collect();

@@ -150,7 +150,6 @@ pub struct Outcome {
     pub verified: u64,
     /// Packets sent again; 0 over an RDMA adapter, where nobody knows.
     pub retransmissions: u64,
-    /// Time taken.
     pub micros: u64,
     /// Fall-backs to the ring, since the start.
     pub fall_backs: u64,

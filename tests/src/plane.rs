@@ -10,7 +10,7 @@ use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
 use netsum_worker::comm::config::static_connection;
 
 use crate::Lab;
-use crate::cluster::{JobSpec, Place};
+use crate::cluster::{JobSpec, RankHost};
 
 /// The programs on all ports of a lab's box.
 pub struct Plane<'a> {
@@ -49,7 +49,7 @@ impl<'a> Plane<'a> {
     }
 
     /// Makes a job's rings and registers its flows.
-    pub fn add(&mut self, job: &JobSpec, places: &[Place]) -> Result<()> {
+    pub fn add(&mut self, job: &JobSpec, places: &[RankHost]) -> Result<()> {
         let fragments = job.message_size.div_ceil(job.mtu);
         for ring_of_job in 0..job.rings {
             self.rings += 1;

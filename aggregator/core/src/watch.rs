@@ -76,7 +76,7 @@ impl RingView {
 
 /// What somebody should do about a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum RingEvent {
     /// A complete sum waits for a packet to go out with.
     Held { slot: u32 },
     /// The ring has stood still for too long. Told once.
@@ -132,7 +132,7 @@ impl Watch {
     }
 
     /// Takes note of a ring, and says what is to be done.
-    pub fn observe(&mut self, ring: &RingSpec, view: &RingView, now: Instant) -> Vec<Finding> {
+    pub fn observe(&mut self, ring: &RingSpec, view: &RingView, now: Instant) -> Vec<RingEvent> {
         let track = self.rings.entry(ring.id).or_insert_with(|| Track {
             low: view.state.low,
             pending: None,
@@ -146,28 +146,28 @@ impl Watch {
                 *known = (seen.packets, Some(now));
             }
         }
-        let mut findings = Vec::new();
+        let mut events = Vec::new();
         let pending = view.is_pending(ring.config.credit);
         if track.low != view.state.low || !pending {
             if track.reported {
                 let after = track.pending.map_or(Duration::ZERO, |t| now - t);
-                findings.push(Finding::Resumed { after });
+                events.push(RingEvent::Resumed { after });
             }
             (track.low, track.reported, track.sent) = (view.state.low, false, None);
             track.pending = pending.then_some(now);
-            return findings;
+            return events;
         }
         let waited = now - *track.pending.get_or_insert(now);
         let held = view.front().is_some_and(|s| s.is(Slot::COMPLETE));
         if held && waited >= self.patience.hold && track.sent.is_none_or(|t| now - t >= self.patience.hold) {
             track.sent = Some(now);
-            findings.push(Finding::Held { slot: view.state.low & (ring.config.slots - 1) });
+            events.push(RingEvent::Held { slot: view.state.low & (ring.config.slots - 1) });
         }
         if !track.reported && waited >= self.patience.stall {
             track.reported = true;
-            findings.push(Finding::Stalled { index: view.state.low, since: waited, missing: view.missing() });
+            events.push(RingEvent::Stalled { index: view.state.low, since: waited, missing: view.missing() });
         }
-        findings
+        events
     }
 
     /// Since when a ring has stood still with something pending.
@@ -237,13 +237,13 @@ mod tests {
         let since = Duration::from_secs(5);
         assert_eq!(
             watch.observe(&ring(), &v, at(5000)),
-            [Finding::Stalled { index: 4, since, missing: vec![1] }]
+            [RingEvent::Stalled { index: 4, since, missing: vec![1] }]
         );
         assert_eq!(watch.observe(&ring(), &v, at(9000)), []);
         let v = view(5, 0, [Some(4), Some(4)]);
         assert_eq!(
             watch.observe(&ring(), &v, at(9100)),
-            [Finding::Resumed { after: Duration::from_millis(9100) }]
+            [RingEvent::Resumed { after: Duration::from_millis(9100) }]
         );
         assert_eq!(watch.observe(&ring(), &v, at(20000)), []);
     }
@@ -266,7 +266,7 @@ mod tests {
         let since = Duration::from_secs(6);
         assert_eq!(
             watch.observe(&ring(), &v, start + since),
-            [Finding::Stalled { index: 4, since, missing: vec![0, 1] }]
+            [RingEvent::Stalled { index: 4, since, missing: vec![0, 1] }]
         );
     }
 
@@ -276,7 +276,8 @@ mod tests {
         let v = view(20, 3, [Some(20), Some(20)]);
         let mut sent = Vec::new();
         for ms in (0..400).step_by(50) {
-            if watch.observe(&ring(), &v, start + Duration::from_millis(ms)) == [Finding::Held { slot: 4 }] {
+            if watch.observe(&ring(), &v, start + Duration::from_millis(ms)) == [RingEvent::Held { slot: 4 }]
+            {
                 sent.push(ms);
             }
         }

@@ -8,7 +8,7 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use netsum_core::plane::{RingSpec, unmapped};
-use netsum_core::watch::Finding;
+use netsum_core::watch::RingEvent;
 use netsum_core::{Job, JobRing, State};
 use netsum_dataplane::count;
 use tonic::Status;
@@ -47,9 +47,9 @@ fn look(inner: &mut Inner, now: Instant) {
                 continue;
             }
         };
-        for finding in inner.watch.observe(&ring, &view, now) {
-            match finding {
-                Finding::Held { slot } => {
+        for event in inner.watch.observe(&ring, &view, now) {
+            match event {
+                RingEvent::Held { slot } => {
                     log::debug!(
                         NETSUM_JOB = job, NETSUM_RING = number.0;
                         "job {job}: ring {number}: slot {slot} is complete and nothing takes it along"
@@ -61,7 +61,7 @@ fn look(inner: &mut Inner, now: Instant) {
                         );
                     }
                 }
-                Finding::Stalled { index, since, missing } => {
+                RingEvent::Stalled { index, since, missing } => {
                     let numbers = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
                     let ranks: Vec<String> = missing
                         .iter()
@@ -77,7 +77,7 @@ fn look(inner: &mut Inner, now: Instant) {
                         ranks.join(", rank ")
                     );
                 }
-                Finding::Resumed { after } => {
+                RingEvent::Resumed { after } => {
                     log::info!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} goes on after {:.1} s", after.as_secs_f64());
                 }
             }

@@ -122,9 +122,9 @@ pub(crate) fn job_message(
     }
 }
 
-/// Where a ring belongs.
+/// A ring, as its job counts it.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct RingOfJob {
     pub job: String,
     pub ring: JobRing,
     /// The job's ranks.
@@ -136,11 +136,11 @@ pub fn packet_message(
     traced: &Traced,
     clock: u64,
     port: String,
-    place: Option<Place>,
+    ring: Option<RingOfJob>,
     capture: u32,
 ) -> api::TracedPacket {
     let Traced { event, frame } = traced;
-    let ranks = place.as_ref().map_or(0, |p| p.ranks);
+    let ranks = ring.as_ref().map_or(0, |r| r.ranks);
     api::TracedPacket {
         time_ns: event.time.wrapping_add(clock),
         program: program_name(event.program).into(),
@@ -150,8 +150,8 @@ pub fn packet_message(
         verdict: of_bits(event.counters).map(|c| c.name().into()).collect(),
         len: event.len,
         frame: frame[..frame.len().min(capture as usize)].to_vec(),
-        ring: place.as_ref().map(|p| p.ring.0),
-        job: place.map(|p| p.job).unwrap_or_default(),
+        ring: ring.as_ref().map(|r| r.ring.0),
+        job: ring.map(|r| r.job).unwrap_or_default(),
         slot: (event.rank != TraceEvent::NONE).then(|| slot_message(event, ranks)),
     }
 }

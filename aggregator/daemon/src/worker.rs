@@ -66,18 +66,18 @@ impl WorkerService {
     }
 
     /// The port behind which a rank is, and the MAC address that its packets have there.
-    async fn place_of(&self, rank: u32, address: &RankAddress) -> Result<(u32, [u8; 6]), Status> {
+    async fn port_of(&self, rank: u32, address: &RankAddress) -> Result<(u32, [u8; 6]), Status> {
         let netlink = match &self.ports {
             PortFinder::Fixed(ifindex) => return Ok((*ifindex, address.mac)),
             PortFinder::Bridge(netlink) => netlink,
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
-        let found = netlink.place_of(address.mac, address.ip).await.map_err(internal)?;
+        let found = netlink.port_of(address.mac, address.ip).await.map_err(internal)?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
         let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
         let (ifindex, mac) = match found {
-            Found::Place { ifindex, mac } => (ifindex, mac),
+            Found::Port { ifindex, mac } => (ifindex, mac),
             Found::Nothing { router: None } => {
                 return refused(format!(
                     "the bridge has not seen {of} on any port; a rank behind a router is found by the box's route to it"
@@ -174,7 +174,7 @@ impl Worker for WorkerService {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
         };
-        let (ifindex, mac) = self.place_of(rank, &address).await?;
+        let (ifindex, mac) = self.port_of(rank, &address).await?;
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let receiver = {
             let mut inner = self.shared.lock();

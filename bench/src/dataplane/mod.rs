@@ -82,7 +82,7 @@ impl Settings {
 
 /// All that has been measured.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct Figures {
     /// Rounds of which `paths` and `fragments` have the best.
     pub rounds: usize,
     /// Ways through the programs.
@@ -114,7 +114,7 @@ pub struct Program {
 ///
 /// # Errors
 /// If a program does something else than it is to do.
-pub fn run(settings: &Settings) -> Result<Report> {
+pub fn run(settings: &Settings) -> Result<Figures> {
     let mut bench = load()?;
     let programs = programs(&mut bench)?;
     let paths = paths::measure(&mut bench, settings)?;
@@ -126,7 +126,7 @@ pub fn run(settings: &Settings) -> Result<Report> {
         None => (live::measure(settings)?, None),
     };
     let parts = paths::parts(&paths);
-    Ok(Report { rounds: settings.rounds, paths, parts, fragments, live, live_skipped, memory, programs })
+    Ok(Figures { rounds: settings.rounds, paths, parts, fragments, live, live_skipped, memory, programs })
 }
 
 /// The programs with a ring, for test runs.
