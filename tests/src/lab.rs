@@ -44,6 +44,8 @@ pub struct LabSpec {
     pub xdp: bool,
     /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
     pub tagged: Vec<usize>,
+    /// Racks: the hosts are spread over as many leaf boxes, one after the other, and the box is the spine between these. None if 0.
+    pub racks: usize,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
     pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
@@ -73,6 +75,7 @@ impl Default for LabSpec {
             rate: None,
             xdp: false,
             tagged: Vec::new(),
+            racks: 0,
             routed: 0,
             vms: Vec::new(),
             box_vm: None,
@@ -96,8 +99,18 @@ impl LabSpec {
         Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
     }
 
+    /// The rack that a host is in.
+    pub fn rack(&self, host: usize) -> usize {
+        host * self.racks / self.hosts
+    }
+
+    /// The namespace of the box whose port leads to a host.
+    fn box_of(&self, host: usize) -> String {
+        if self.racks == 0 { "box".to_owned() } else { leaf(self.rack(host)) }
+    }
+
     /// Whether something lies between a host and its port, in the namespace `wire`.
-    fn has_wire(&self) -> bool {
+    pub(crate) fn has_wire(&self) -> bool {
         self.cables || self.rate.is_some()
     }
 }
@@ -108,6 +121,7 @@ pub struct Lab {
     spec: LabSpec,
     prefix: String,
     box_: BoxNode,
+    leaves: Vec<BoxNode>,
     hosts: Vec<Host>,
     _vlan: Option<Vlan>,
     // The last field: dropped, and the namespaces with it, after all that lives in them.
@@ -119,6 +133,8 @@ pub struct Lab {
 pub struct BoxNode {
     netns: Netns,
     vm: Option<Vm>,
+    /// The rack, of a leaf.
+    rack: Option<usize>,
 }
 
 /// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
@@ -147,10 +163,12 @@ impl Deref for Host {
 
 impl BoxNode {
     pub const BRIDGE: &str = "br0";
+    /// A leaf's port towards the spine.
+    pub const UPLINK: &str = "uplink";
 
     /// The box's own address on the bridge.
     pub fn ip(&self) -> IpAddr {
-        IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254))
+        box_ip(self.rack)
     }
 
     /// The box's own IPv6 address on the bridge.
@@ -174,6 +192,11 @@ impl BoxNode {
     /// The port that leads to host `i`.
     pub fn port(&self, i: usize) -> String {
         format!("port{i}")
+    }
+
+    /// The spine's port that leads to a rack.
+    pub fn rack_port(&self, rack: usize) -> String {
+        format!("rack{rack}")
     }
 }
 
@@ -259,6 +282,12 @@ impl Lab {
         );
         ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
+        ensure!(
+            spec.racks <= spec.hosts && (spec.racks == 0 || spec.box_vm.is_none() && spec.tagged.is_empty()),
+            "{} racks for {} hosts: each needs a host, and boxes and hosts of the plain kind",
+            spec.racks,
+            spec.hosts
+        );
         ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
@@ -271,7 +300,10 @@ impl Lab {
         let janitor = Janitor::start(&prefix)?;
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
-        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)? };
+        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)?, rack: None };
+        let leaves = (0..spec.racks)
+            .map(|rack| Ok(BoxNode { netns: netns(&leaf(rack))?, vm: None, rack: Some(rack) }))
+            .collect::<Result<_>>()?;
         let vms = boot(&spec, &prefix)?;
         let hosts = vms
             .into_iter()
@@ -290,7 +322,7 @@ impl Lab {
             })
             .collect::<Result<_>>()?;
         let _vlan = if spec.tagged.is_empty() { None } else { Some(Vlan::new(&spec, &prefix)?) };
-        Ok(Self { spec, prefix, box_, hosts, _vlan, janitor })
+        Ok(Self { spec, prefix, box_, leaves, hosts, _vlan, janitor })
     }
 
     /// What it was built from.
@@ -305,6 +337,11 @@ impl Lab {
 
     pub fn box_(&self) -> &BoxNode {
         &self.box_
+    }
+
+    /// The box of a rack.
+    pub fn leaf(&self, rack: usize) -> &BoxNode {
+        &self.leaves[rack]
     }
 
     pub fn host(&self, i: usize) -> &Host {
@@ -335,8 +372,9 @@ pub fn tear_down(prefix: &str) -> Result<bool> {
 /// Starts the virtual machines, and waits until all have booted.
 fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
     let box_ = Netns::open(&format!("{prefix}-box"))?;
-    let taps = if spec.has_wire() { Netns::open(&format!("{prefix}-wire"))? } else { box_.clone() };
     let start = |(i, &kernel): (usize, &Kernel)| {
+        let taps = if spec.has_wire() { "wire".to_owned() } else { spec.box_of(i) };
+        let taps = Netns::open(&format!("{prefix}-{taps}"))?;
         Vm::start(&VmSpec {
             kernel,
             cpus: spec.vm_cpus,
@@ -397,7 +435,7 @@ const AGENT: &str = "agent";
 pub const BOX_AGENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
 
 /// The line that makes the box's bridge.
-fn bridge_line() -> String {
+pub(crate) fn bridge_line() -> String {
     format!("link add {} address 02:00:00:00:00:fe {BRIDGE}\n", BoxNode::BRIDGE)
 }
 
@@ -405,6 +443,16 @@ fn bridge_line() -> String {
 fn box_addresses(spec: &LabSpec) -> String {
     let v6 = if spec.ipv6 { "address add fd00::fe/64 dev br0 nodad\n" } else { "" };
     up("br0") + "address add 10.0.0.254/16 dev br0\n" + v6
+}
+
+/// A box's own address: the spine's or the only box's, or that of a rack's.
+pub(crate) fn box_ip(rack: Option<usize>) -> IpAddr {
+    IpAddr::V4(rack.map_or(Ipv4Addr::new(10, 0, 0, 254), |rack| Ipv4Addr::new(10, 0, 253, rack as u8 + 1)))
+}
+
+/// The name of a rack's box.
+pub(crate) fn leaf(rack: usize) -> String {
+    format!("leaf{rack}")
 }
 
 /// Options of a bridge.
@@ -444,13 +492,17 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     for i in 0..spec.hosts + spec.routed {
         namespaces += &format!("netns add {prefix}-h{i}\n");
     }
+    for rack in 0..spec.racks {
+        namespaces += &format!("netns add {prefix}-{}\n", leaf(rack));
+    }
     ip_batch(None, &namespaces)?;
 
     if spec.has_wire() {
         let mut wire = String::from("link set lo up\n");
         for i in hosts.clone() {
             wire += &towards_host(spec, prefix, i);
-            wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
+            let box_ = format!("{prefix}-{}", spec.box_of(i));
+            wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &box_);
             if spec.rate.is_none() {
                 wire += &format!("link add cable{i} {BRIDGE}\n");
                 wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
@@ -464,7 +516,11 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     if spec.box_vm.is_none() {
         box_ += &bridge_line();
     }
-    for i in hosts.clone() {
+    topology::racks(spec, prefix)?;
+    for rack in 0..spec.racks {
+        box_ += &format!("link set rack{rack} master br0\n{}", up(&format!("rack{rack}")));
+    }
+    for i in hosts.clone().filter(|_| spec.racks == 0) {
         if !spec.has_wire() {
             box_ += &towards_host(spec, prefix, i);
         }
@@ -504,9 +560,9 @@ fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
             ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         }
         // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
-        let mut ends = Vec::new();
+        let (mut ends, box_) = (Vec::new(), spec.box_of(i));
         if spec.has_wire() || !is_vm {
-            ends.push(("box", format!("port{i}")));
+            ends.push((&*box_, format!("port{i}")));
         }
         if !is_vm {
             ends.push((&host_node, "eth0".to_owned()));
@@ -550,7 +606,7 @@ pub(crate) fn address_lines(spec: &LabSpec, host: usize, routed: bool) -> String
 }
 
 /// The lines that make a host's link: a veth pair up to the host's `eth0`, or a tap for QEMU.
-fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
+pub(crate) fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
     let (here, mtu) = (tap(spec, i), spec.mtu);
     if i < spec.vms.len() {
         return new_tap(&here, "", mtu);
