@@ -3,6 +3,7 @@
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, Flow, FlowKey};
 use netsum_common::counters::Counter;
+use netsum_common::slot;
 use netsum_common::wire::{self, Frame, Reject, Wrapped};
 
 use crate::maps;
@@ -118,6 +119,13 @@ pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(
         return Err(Counter::WrongSourceMac);
     }
     Ok(())
+}
+
+/// Whether another box has moved a packet's PSN, so that its receiver takes it for no data.
+#[inline(always)]
+pub fn is_moved(flow: &Flow, frame: &Frame) -> bool {
+    let next = if flow.next_psn == Flow::NONE_TAKEN { flow.base_psn } else { flow.next_psn };
+    flow.by_box != 0 && slot::is_moved(frame.bth.psn, next)
 }
 
 /// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged acknowledgement, or

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::helpers::bpf_xdp_adjust_head;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, SavedHeader};
+use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
@@ -50,7 +50,8 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // SAFETY: map values that the ring's CPU wrote, which is this one.
     let (slot, header) = unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.ranks + source)?) };
     // A late replay may wait behind the packet that takes its slot. It would get that one's PSN, over the old sum.
-    if slot.index != tag.index || !slot.is(Slot::RELEASED) {
+    let goes_up = ring.flags & ring_flags::UPLINK != 0 && rank == ring.ranks - 1;
+    if slot.index != tag.index || !slot.is(if goes_up { Slot::SENT } else { Slot::RELEASED }) {
         return None;
     }
     let header_len = header.len as usize;
@@ -90,7 +91,8 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
         };
         p.store(udp + CHECKSUM, checksum.to_ne_bytes())?;
     }
-    if slot.is(Slot::TAGGED) {
+    // What goes up stays in the VLAN of the last member.
+    if slot.is(Slot::TAGGED) && !goes_up {
         retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
     }
     Some(Party { ring: tag.ring, rank, index: tag.index })

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 pub use crate::limits::*;
 pub use crate::ring::{RingConfig, ring_flags};
@@ -31,6 +31,8 @@ pub mod maps {
     pub const HEADERS: &str = "HEADERS";
     /// Array of maps, ring to device map with the port of each rank, in rank order.
     pub const PORTS: &str = "PORTS";
+    /// Device map, ring to the port towards its parent box, where it has one.
+    pub const UPLINKS: &str = "UPLINKS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
     /// Per-CPU array of one [`crate::icrc::Lagged`], for the CRC of a long payload.
@@ -63,10 +65,10 @@ pub mod maps {
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
     pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
-    pub const ALL: [&str; 26] = [
-        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
-        WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST, SCRATCH,
-        LAGGED, PROGRAMS,
+    pub const ALL: [&str; 27] = [
+        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, UPLINKS,
+        EGRESS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST,
+        SCRATCH, LAGGED, PROGRAMS,
     ];
 }
 
@@ -112,8 +114,8 @@ pub struct Flow {
     pub src_mac: [u8; 6],
     /// 1 where user space has given `src_mac`, 0 where it is learned.
     pub mac_given: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// 1 where it comes by another box, which may have moved a PSN ([`crate::slot::is_moved`]).
+    pub by_box: u8,
     /// Data packets that came for it, whatever became of them; this and what follows is written by the ring's CPU and
     /// read by whoever asks why a job stands still.
     pub packets: u32,
@@ -145,7 +147,7 @@ impl Flow {
         src_ip: [0; 16],
         src_mac: [0; 6],
         mac_given: 0,
-        reserved: 0,
+        by_box: 0,
         packets: 0,
         refused: 0,
         last_psn: 0,

@@ -1,7 +1,7 @@
 //! The lab: a box with a bridge, hosts on its ports.
 
 use std::ffi::OsStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Deref;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,9 @@ use crate::topology::{Rate, Vlan};
 use crate::vm::parts::Kernel;
 use crate::vm::{Card, Vm};
 pub use build::{BOX_AGENT, host_ip};
-pub(crate) use build::{address_lines, ip_batch, mac, network, up, veth};
+pub(crate) use build::{
+    address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network, towards_host, up, veth,
+};
 use build::{boot, boot_box, build, host_ipv6};
 
 mod build;
@@ -45,6 +47,8 @@ pub struct LabSpec {
     pub xdp: bool,
     /// Hosts whose frames bear the tag of VLAN 5. All of the lab is in that VLAN then: others have ports that translate.
     pub tagged: Vec<usize>,
+    /// Racks: the hosts are spread over as many leaf boxes, one after the other, and the box is the spine between these. None if 0.
+    pub racks: usize,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
     pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
@@ -74,6 +78,7 @@ impl Default for LabSpec {
             rate: None,
             xdp: false,
             tagged: Vec::new(),
+            racks: 0,
             routed: 0,
             vms: Vec::new(),
             box_vm: None,
@@ -97,8 +102,18 @@ impl LabSpec {
         Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
     }
 
+    /// The rack that a host is in.
+    pub fn rack(&self, host: usize) -> usize {
+        host * self.racks / self.hosts
+    }
+
+    /// The namespace of the box whose port leads to a host.
+    fn box_of(&self, host: usize) -> String {
+        if self.racks == 0 { "box".to_owned() } else { leaf(self.rack(host)) }
+    }
+
     /// Whether something lies between a host and its port, in the namespace `wire`.
-    fn has_wire(&self) -> bool {
+    pub(crate) fn has_wire(&self) -> bool {
         self.cables || self.rate.is_some()
     }
 }
@@ -109,6 +124,7 @@ pub struct Lab {
     spec: LabSpec,
     prefix: String,
     box_: BoxNode,
+    leaves: Vec<BoxNode>,
     hosts: Vec<Host>,
     _vlan: Option<Vlan>,
     // The last field: dropped, and the namespaces with it, after all that lives in them.
@@ -120,6 +136,8 @@ pub struct Lab {
 pub struct BoxNode {
     netns: Netns,
     vm: Option<Vm>,
+    /// The rack, of a leaf.
+    rack: Option<usize>,
 }
 
 /// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
@@ -148,10 +166,12 @@ impl Deref for Host {
 
 impl BoxNode {
     pub const BRIDGE: &str = "br0";
+    /// A leaf's port towards the spine.
+    pub const UPLINK: &str = "uplink";
 
     /// The box's own address on the bridge.
     pub fn ip(&self) -> IpAddr {
-        IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254))
+        box_ip(self.rack)
     }
 
     /// The box's own IPv6 address on the bridge.
@@ -175,6 +195,11 @@ impl BoxNode {
     /// The port that leads to host `i`.
     pub fn port(&self, i: usize) -> String {
         format!("port{i}")
+    }
+
+    /// The spine's port that leads to a rack.
+    pub fn rack_port(&self, rack: usize) -> String {
+        format!("rack{rack}")
     }
 }
 
@@ -251,6 +276,12 @@ impl Lab {
         );
         ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
+        ensure!(
+            spec.racks <= spec.hosts && (spec.racks == 0 || spec.box_vm.is_none() && spec.tagged.is_empty()),
+            "{} racks for {} hosts: each needs a host, and boxes and hosts of the plain kind",
+            spec.racks,
+            spec.hosts
+        );
         ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
@@ -263,7 +294,10 @@ impl Lab {
         let janitor = Janitor::start(&prefix)?;
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
-        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)? };
+        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)?, rack: None };
+        let leaves = (0..spec.racks)
+            .map(|rack| Ok(BoxNode { netns: netns(&leaf(rack))?, vm: None, rack: Some(rack) }))
+            .collect::<Result<_>>()?;
         let vms = boot(&spec, &prefix)?;
         let hosts = vms
             .into_iter()
@@ -282,7 +316,7 @@ impl Lab {
             })
             .collect::<Result<_>>()?;
         let _vlan = if spec.tagged.is_empty() { None } else { Some(Vlan::new(&spec, &prefix)?) };
-        Ok(Self { spec, prefix, box_, hosts, _vlan, janitor })
+        Ok(Self { spec, prefix, box_, leaves, hosts, _vlan, janitor })
     }
 
     /// What it was built from.
@@ -297,6 +331,11 @@ impl Lab {
 
     pub fn box_(&self) -> &BoxNode {
         &self.box_
+    }
+
+    /// The box of a rack.
+    pub fn leaf(&self, rack: usize) -> &BoxNode {
+        &self.leaves[rack]
     }
 
     pub fn host(&self, i: usize) -> &Host {

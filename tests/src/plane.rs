@@ -78,6 +78,7 @@ impl<'a> Plane<'a> {
                     dst: ip(next),
                     qpn: static_connection(next, Some(ring_of_job)).receive_qpn.get(),
                     src_mac: None,
+                    by_box: false,
                 });
             }
             // Ports are found by their number, which means something in the box's namespace alone.

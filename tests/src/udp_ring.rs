@@ -93,6 +93,7 @@ impl Load {
             dst,
             qpn: receive_qpn((rank + 1) % self.ranks),
             src_mac: None,
+            by_box: false,
         }
     }
 

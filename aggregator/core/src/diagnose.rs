@@ -509,6 +509,7 @@ mod tests {
                 dst: [10, 0, 0, 2 - rank as u8].into(),
                 qpn: 17,
                 src_mac: None,
+                by_box: false,
             },
             seen,
             last: None,

@@ -337,7 +337,17 @@ impl Job {
         let flow = |(&(ring, rank), claimed): (&(JobRing, u32), &Claimed)| {
             let FirstPacket { ifindex, src, src_mac, dst, qpn, psn, .. } = claimed.packet;
             let ring = self.rings[ring.0 as usize].id;
-            FlowSpec { ring, rank, base_psn: psn, ifindex, src, dst, qpn, src_mac: Some(src_mac) }
+            FlowSpec {
+                ring,
+                rank,
+                base_psn: psn,
+                ifindex,
+                src,
+                dst,
+                qpn,
+                src_mac: Some(src_mac),
+                by_box: false,
+            }
         };
         claims.iter().map(flow).collect()
     }

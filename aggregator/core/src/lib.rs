@@ -7,6 +7,7 @@
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
+//! | [`members`] | who contributes to a box, where boxes are in levels |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`plane`] | rings and flows, as said to the data plane |
 //! | [`port`] | what a port's driver cannot do |
@@ -23,6 +24,7 @@ pub mod diagnose;
 pub mod ended;
 pub mod in_band;
 pub mod job;
+pub mod members;
 pub mod membership;
 mod owners;
 pub mod plane;

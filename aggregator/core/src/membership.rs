@@ -194,6 +194,7 @@ impl Controller {
                     dst: next.address.ip,
                     qpn: next.address.rings[r].receive_qpn,
                     src_mac: Some(w.mac),
+                    by_box: false,
                 });
             }
         }

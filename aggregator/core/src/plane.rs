@@ -37,6 +37,9 @@ pub struct FlowSpec {
     pub qpn: u32,
     /// Sender's MAC address; learned from the first verified packet when `None`.
     pub src_mac: Option<[u8; 6]>,
+    /// It comes by another box, above or below.
+    #[serde(default)]
+    pub by_box: bool,
 }
 
 impl FlowSpec {

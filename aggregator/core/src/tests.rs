@@ -46,6 +46,7 @@ fn flow(rank: u32, ranks: u32) -> FlowSpec {
         dst: ip((rank + 1) % ranks),
         qpn: 100 + rank,
         src_mac: None,
+        by_box: false,
     }
 }
 

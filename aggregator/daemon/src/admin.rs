@@ -174,6 +174,7 @@ impl Admin for AdminService {
             dst: address("--dst", &f.dst)?,
             qpn: f.qpn,
             src_mac,
+            by_box: false,
         };
         let actions = inner.controller.add_flow(&r.job, JobRing(f.ring), flow).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;

@@ -30,6 +30,7 @@ impl BpfDataPlane {
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             mac_given: flow.src_mac.is_some().into(),
+            by_box: flow.by_box.into(),
             ..Flow::NOTHING
         };
         self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, bail};
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, DevMap, MapData};
 use netsum_common::abi::{
     self, EgressKey, EgressPort, FlowKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, SavedHeader, maps,
     ring_flags,
@@ -30,7 +30,8 @@ impl BpfDataPlane {
         check(ring)?;
         let config = self.config(ring)?;
         let RingConfig { slots, mtu, ranks, .. } = config;
-        self.put_maps(ring.id, ring.cpu, &Sizes { slots, mtu, headers: slots * ranks, ports: ranks })?;
+        let ports = ranks - has_parent(&config) as u32;
+        self.put_maps(ring.id, ring.cpu, &Sizes { slots, mtu, headers: slots * ranks, ports })?;
         self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
         self.array(maps::RINGS)?.set(ring.id, config, 0)?;
         Ok(())
@@ -42,6 +43,13 @@ impl BpfDataPlane {
             bail!("{} ports for {} ranks", ports.len(), ring.config.ranks);
         }
         let egress = self.egress.try_clone()?;
+        let (ports, uplink) = ports.split_at(ports.len() - has_parent(&ring.config) as usize);
+        if let &[uplink] = uplink {
+            let mut uplinks = DevMap::try_from(self.map_mut(maps::UPLINKS)?)?;
+            uplinks
+                .set(ring.id, uplink, Some(&egress), 0)
+                .with_context(|| format!("the way up: interface {uplink} cannot be a target of redirects"))?;
+        }
         let devices = &mut self.rings.get_mut(&ring.id).context("the ring has not been created")?.ports;
         let mut behind: HashMap<u32, EgressPort> = HashMap::new();
         for (rank, &ifindex) in ports.iter().enumerate() {
@@ -140,6 +148,11 @@ impl BpfDataPlane {
         let cpu = *self.cpus.get(ring.cpu as usize).with_context(|| format!("no CPU number {}", ring.cpu))?;
         Ok(RingConfig { cpu, ..ring.config })
     }
+}
+
+/// Whether its last member is the way up to another box.
+fn has_parent(ring: &RingConfig) -> bool {
+    ring.flags & ring_flags::UPLINK != 0
 }
 
 fn check(&RingSpec { id, config: ring, .. }: &RingSpec) -> Result<()> {

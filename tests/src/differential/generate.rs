@@ -93,6 +93,7 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         dst: ip((rank + 1) % ring.config.ranks),
         qpn: ring.id << 8 | rank,
         src_mac: None,
+        by_box: false,
     }
 }
 

@@ -18,8 +18,9 @@ use crate::vm::{Vm, VmSpec};
 /// Starts the virtual machines, and waits until all have booted.
 pub(super) fn boot(spec: &LabSpec, prefix: &str) -> Result<Vec<Vm>> {
     let box_ = Netns::open(&format!("{prefix}-box"))?;
-    let taps = if spec.has_wire() { Netns::open(&format!("{prefix}-wire"))? } else { box_.clone() };
     let start = |(i, &kernel): (usize, &Kernel)| {
+        let taps = if spec.has_wire() { "wire".to_owned() } else { spec.box_of(i) };
+        let taps = Netns::open(&format!("{prefix}-{taps}"))?;
         Vm::start(&VmSpec {
             kernel,
             cpus: spec.vm_cpus,
@@ -80,7 +81,7 @@ const AGENT: &str = "agent";
 pub const BOX_AGENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
 
 /// The line that makes the box's bridge.
-fn bridge_line() -> String {
+pub(crate) fn bridge_line() -> String {
     format!("link add {} address 02:00:00:00:00:fe {BRIDGE}\n", BoxNode::BRIDGE)
 }
 
@@ -88,6 +89,16 @@ fn bridge_line() -> String {
 fn box_addresses(spec: &LabSpec) -> String {
     let v6 = if spec.ipv6 { "address add fd00::fe/64 dev br0 nodad\n" } else { "" };
     up("br0") + "address add 10.0.0.254/16 dev br0\n" + v6
+}
+
+/// A box's own address: the spine's or the only box's, or that of a rack's.
+pub(crate) fn box_ip(rack: Option<usize>) -> IpAddr {
+    IpAddr::V4(rack.map_or(Ipv4Addr::new(10, 0, 0, 254), |rack| Ipv4Addr::new(10, 0, 253, rack as u8 + 1)))
+}
+
+/// The name of a rack's box.
+pub(crate) fn leaf(rack: usize) -> String {
+    format!("leaf{rack}")
 }
 
 /// Options of a bridge.
@@ -136,13 +147,17 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     for i in 0..spec.hosts + spec.routed {
         namespaces += &format!("netns add {prefix}-h{i}\n");
     }
+    for rack in 0..spec.racks {
+        namespaces += &format!("netns add {prefix}-{}\n", leaf(rack));
+    }
     ip_batch(None, &namespaces)?;
 
     if spec.has_wire() {
         let mut wire = String::from("link set lo up\n");
         for i in hosts.clone() {
             wire += &towards_host(spec, prefix, i);
-            wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &format!("{prefix}-box"));
+            let box_ = format!("{prefix}-{}", spec.box_of(i));
+            wire += &veth(&format!("down{i}"), &format!("port{i}"), mtu, &box_);
             if spec.rate.is_none() {
                 wire += &format!("link add cable{i} {BRIDGE}\n");
                 wire += &format!("link set up{i} master cable{i}\nlink set down{i} master cable{i}\n");
@@ -156,7 +171,11 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     if spec.box_vm.is_none() {
         box_ += &bridge_line();
     }
-    for i in hosts.clone() {
+    topology::racks(spec, prefix)?;
+    for rack in 0..spec.racks {
+        box_ += &format!("link set rack{rack} master br0\n{}", up(&format!("rack{rack}")));
+    }
+    for i in hosts.clone().filter(|_| spec.racks == 0) {
         if !spec.has_wire() {
             box_ += &towards_host(spec, prefix, i);
         }
@@ -196,9 +215,9 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
             ip_batch(Some(&format!("{prefix}-{host_node}")), &host)?;
         }
         // A veth's peer must poll (NAPI), or the frames that XDP redirects to it vanish; GRO turns that on.
-        let mut ends = Vec::new();
+        let (mut ends, box_) = (Vec::new(), spec.box_of(i));
         if spec.has_wire() || !is_vm {
-            ends.push(("box", format!("port{i}")));
+            ends.push((&*box_, format!("port{i}")));
         }
         if !is_vm {
             ends.push((&host_node, "eth0".to_owned()));
@@ -242,7 +261,7 @@ pub(crate) fn address_lines(spec: &LabSpec, host: usize, routed: bool) -> String
 }
 
 /// The lines that make a host's link: a veth pair up to the host's `eth0`, or a tap for QEMU.
-fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
+pub(crate) fn towards_host(spec: &LabSpec, prefix: &str, i: usize) -> String {
     let (here, mtu) = (tap(spec, i), spec.mtu);
     if i < spec.vms.len() {
         return new_tap(&here, "", mtu);

@@ -117,6 +117,7 @@ mod tests {
                 dst: ip,
                 qpn: 1,
                 src_mac: None,
+                by_box: false,
             };
             RankEvidence { flow, seen, last: None, moved: 0, heartbeat: None, port: PortEvidence::default() }
         };
