@@ -174,7 +174,7 @@ impl System {
             ranks: number(u, &[2, 3, 64])?,
             dtype: "i32".into(),
             mtu: number(u, &[256, 1024])?,
-            message_size: number(u, &[1024, 64, 65536])?,
+            message_size: number(u, &[1024, 64, 65536])?.into(),
             window: number(u, &[1, 2, 16])?,
             rings: number(u, &[1, 1, 2, 8, 255])?,
             icrc: "verify".into(),

@@ -6,6 +6,7 @@ use netsum_common::counters::of_bits;
 use netsum_common::serial;
 use netsum_common::slot::Slot;
 use netsum_core::plane::{FirstPacket, FlowSpec};
+use netsum_core::size::Size;
 use netsum_core::trace::program_name;
 use netsum_core::{Job, JobRing, JobSpec, Refusal, State, epoch_number, pool, tenant};
 use netsum_dataplane::Traced;
@@ -183,6 +184,10 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         v if v == no => Ok(false),
         v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
     };
+    let message_size = u32::try_from(r.message_size).map_err(|_| {
+        let size = Size(r.message_size);
+        Status::invalid_argument(format!("--message-size {size}: less than 4 GiB is possible"))
+    })?;
     Ok(JobSpec {
         verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
         in_order: match r.order.as_str() {
@@ -193,7 +198,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         ranks: r.ranks,
         dtype: r.dtype,
         mtu: r.mtu,
-        message_size: r.message_size,
+        message_size,
         window: r.window,
         rings: r.rings,
         in_band: r.in_band,
