@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags, ring_slots};
+use netsum_common::abi::{Fragments, MAX_RANKS, RingConfig, ring_flags, ring_slots};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{
@@ -99,7 +99,7 @@ struct System {
 
 impl System {
     fn new(case: Case) -> Self {
-        let slots = ring_slots(case.window, case.fragments).unwrap();
+        let slots = ring_slots(Fragments(case.window * case.fragments)).unwrap();
         let ring = RingConfig {
             flags: ring_flags::ACTIVE | if case.relaxed { ring_flags::RELAXED } else { 0 },
             ranks: case.ranks,

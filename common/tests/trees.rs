@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags, ring_slots};
+use netsum_common::abi::{Fragments, MAX_RANKS, RingConfig, ring_flags, ring_slots};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{
@@ -155,7 +155,7 @@ impl System {
     /// Makes a box of this level with all that is below it; its number.
     fn grow(&mut self, level: u32, parent: Option<(usize, usize)>) -> usize {
         let number = self.boxes.len();
-        let slots = ring_slots(self.case.window, self.case.fragments).unwrap();
+        let slots = ring_slots(Fragments(self.case.window * self.case.fragments)).unwrap();
         let start = self.case.start;
         self.boxes.push(Node {
             members: Vec::new(),
