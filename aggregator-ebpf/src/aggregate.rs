@@ -23,7 +23,7 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was last seen are written
     // here, by the ring's CPU.
     let flow = unsafe { &mut *flow };
-    let ring_id = flow.ring;
+    let ring_id = flow.ring.0;
     let index = serial::sub(frame.bth.psn, flow.base_psn);
     let party = Party { ring: ring_id, rank: flow.rank, index };
     let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };

@@ -79,12 +79,12 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
     };
     found.flow = flow;
     // SAFETY: a map value; flows are written by user space as a whole, except for the learned MAC address.
-    found.ring = unsafe { (*flow).ring };
+    found.ring = unsafe { (*flow).ring.0 };
     if rejected {
         return Class::Refuse;
     }
     if found.frame.bth.opcode.is_rc_data() {
-        if found.ring != Flow::ENDED {
+        if found.ring != Flow::ENDED.0 {
             return Class::Data;
         }
         found.counter = Counter::JobEnded;

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::helpers::bpf_xdp_adjust_head;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, SavedHeader, ring_flags};
+use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
@@ -142,7 +142,7 @@ const MACS: usize = 12;
 /// The rank that the next clone for this port is for.
 #[inline(always)]
 fn next_rank_of_port(ring: u32, ifindex: u32) -> Option<u32> {
-    let port = maps::egress_port(&EgressKey { ring, ifindex })?;
+    let port = maps::egress_port(&EgressKey { ring: RingNumber(ring), ifindex })?;
     // SAFETY: a map value; a ring's clones leave on the ring's CPU, so nobody else moves the cursor.
     unsafe {
         let cursor = (*port).cursor;

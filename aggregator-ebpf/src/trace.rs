@@ -38,7 +38,7 @@ impl Party {
         }
         // SAFETY: a map value; what is read here is written by user space as a whole.
         let flow = unsafe { &*found.flow };
-        Self { ring: flow.ring, rank: flow.rank, index: serial::sub(found.frame.bth.psn, flow.base_psn) }
+        Self { ring: flow.ring.0, rank: flow.rank, index: serial::sub(found.frame.bth.psn, flow.base_psn) }
     }
 }
 

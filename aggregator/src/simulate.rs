@@ -11,7 +11,7 @@ use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::format::Format;
 use netsum_cli::simulation::{Outcome, Simulated, SimulatedStep, Simulation, print};
 use netsum_cli::trace::{Packet, describe};
-use netsum_common::abi::{self, Flow, TraceEvent};
+use netsum_common::abi::{self, Flow, RingNumber, TraceEvent};
 use netsum_common::counters::{Counter, Kind as CounterKind, of_bits};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{self, Frame};
@@ -169,8 +169,8 @@ fn reason(
         return fine(format!("counted among {help}"));
     }
     let psn = wire::parse(frame).map(|f| f.bth.psn).unwrap_or_default();
-    let flow = copy.flows().iter().find(|(_, f)| (f.ring, f.rank) == (event.ring, event.rank));
-    let (Some((_, flow)), Some(ring)) = (flow, copy.ring(event.ring)) else {
+    let flow = copy.flows().iter().find(|(_, f)| (f.ring.0, f.rank) == (event.ring, event.rank));
+    let (Some((_, flow)), Some(ring)) = (flow, copy.ring(RingNumber(event.ring))) else {
         return (format!("counted among {help}"), "look who sends it, and whether it should".into());
     };
     let front = event.slot_flags & Slot::USED != 0 && event.slot_index == event.low;
@@ -330,7 +330,7 @@ mod tests {
             outbound: false,
         };
         let flow = Flow {
-            ring: 1,
+            ring: RingNumber(1),
             rank: 2,
             base_psn: 0,
             ifindex: 12,

@@ -10,7 +10,7 @@ use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 pub const VERSION: u32 = 13;
 
 pub use crate::limits::*;
-pub use crate::ring::{RingConfig, ring_flags};
+pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
 
 /// Names of the maps in the BPF object.
 pub mod maps {
@@ -100,8 +100,8 @@ pub struct FlowKey {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Flow {
-    /// Ring number, 1 to `MAX_RINGS - 1`; or [`Flow::ENDED`].
-    pub ring: u32,
+    /// Its ring, or [`Flow::ENDED`].
+    pub ring: RingNumber,
     /// The sending rank.
     pub rank: u32,
     /// PSN of fragment index 0.
@@ -137,7 +137,7 @@ pub struct Flow {
 impl Flow {
     /// In place of a ring: the flow's job has ended. What its sender still sends is dropped, because its receiver would take it for
     /// a sum.
-    pub const ENDED: u32 = 0;
+    pub const ENDED: RingNumber = RingNumber::NONE;
     /// No flow at all.
     pub const NOTHING: Self = Self {
         ring: Self::ENDED,
@@ -350,8 +350,8 @@ impl Token {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct InBandJob {
-    /// Number of its first ring, which stands for the job.
-    pub job: u32,
+    /// Its first ring, which stands for the job.
+    pub job: RingNumber,
     pub ranks: u32,
     pub rings: u32,
     /// Bits of [`ring_flags`]: whether the ICRC is verified.
@@ -362,8 +362,8 @@ pub struct InBandJob {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct ClaimKey {
-    /// Number of the job's first ring.
-    pub job: u32,
+    /// The job's first ring.
+    pub job: RingNumber,
     /// Ring of the job that the packet names; the job's number of rings where it names more.
     pub ring: u32,
     /// Rank that the packet names; the job's number of ranks where it names more.
@@ -415,8 +415,8 @@ pub struct SavedHeader {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct EgressKey {
-    /// Ring number.
-    pub ring: u32,
+    /// The ring.
+    pub ring: RingNumber,
     /// The port's interface.
     pub ifindex: u32,
 }
@@ -484,10 +484,9 @@ pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
             + size_of::<crate::slot::Slot>() as u64)
 }
 
-/// Slots that a ring needs for a window of `window` messages of `fragments` each: twice the credit, rounded up to a power of two. `None` where that is more than [`MAX_SLOTS`].
-pub const fn ring_slots(window: u32, fragments: u32) -> Option<u32> {
-    let Some(credit) = window.checked_mul(fragments) else { return None };
-    let Some(double) = credit.checked_mul(2) else { return None };
+/// Slots that a ring needs for a credit: twice as many, rounded up to a power of two. `None` where that is more than [`MAX_SLOTS`].
+pub const fn ring_slots(credit: Fragments) -> Option<u32> {
+    let Some(double) = credit.0.checked_mul(2) else { return None };
     if double == 0 || double > MAX_SLOTS { None } else { Some(double.next_power_of_two()) }
 }
 

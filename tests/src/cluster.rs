@@ -313,7 +313,7 @@ impl Cluster {
     /// Registers a flow by hand, as an administrator does.
     pub fn add_flow(&self, job: &str, flow: &FlowSpec, port: &str) -> Result<String> {
         let FlowSpec { ring, rank, base_psn, src, dst, qpn, src_mac, .. } = flow;
-        let numbers = [ring, rank, qpn, base_psn].map(u32::to_string);
+        let numbers = [ring.0, rank.0, qpn.get(), base_psn.get()].map(|n| n.to_string());
         let [ring, rank, qpn, psn] = numbers.each_ref().map(String::as_str);
         let (src, dst) = (src.to_string(), dst.to_string());
         let mac = src_mac.map(|mac| mac.map(|b| format!("{b:02x}")).join(":")).unwrap_or_default();

@@ -3,8 +3,9 @@
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
 use anyhow::{Context, Result};
-use netsum_common::abi::{self, RingConfig, ring_flags};
+use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber, ring_flags};
 use netsum_common::counters::Counter;
+use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
 use netsum_worker::comm::config::static_connection;
@@ -77,17 +78,18 @@ impl<'a> Racks<'a> {
         relaxed: bool,
         has_parent: bool,
     ) -> Result<()> {
-        let fragments = job.message_size.div_ceil(job.mtu);
+        let fragments = Fragments(job.message_size.div_ceil(job.mtu));
+        let credit = Messages(job.window).of(fragments).context("too many fragments")?;
         let flags = [(relaxed, ring_flags::RELAXED), (has_parent, ring_flags::UPLINK)];
         let config = RingConfig {
             flags: flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum(),
             ranks: members.len() as u32,
-            slots: abi::ring_slots(job.window, fragments).context("too many slots")?,
-            credit: job.window * fragments,
+            slots: abi::ring_slots(credit).context("too many slots")?,
+            credit: credit.0,
             mtu: job.mtu,
             cpu: 0,
         };
-        let ring = RingSpec { id: 1, cpu: number as u32 % 2, config };
+        let ring = RingSpec { id: RingNumber(1), cpu: number as u32 % 2, config };
         let (node, ..) = self.members(number);
         let ip = |rank: u32| self.lab.host(rank as usize).ip(0);
         let ports = members.iter().map(|member| node.ifindex(&member.port)).collect::<Result<Vec<_>>>()?;
@@ -95,12 +97,12 @@ impl<'a> Racks<'a> {
             let next = (member.rank + 1) % job.ranks;
             FlowSpec {
                 ring: ring.id,
-                rank: number as u32,
-                base_psn: static_connection(member.rank, Some(0)).first_psn.get(),
+                rank: Rank(number as u32),
+                base_psn: static_connection(member.rank, Some(0)).first_psn,
                 ifindex,
                 src: ip(member.rank),
                 dst: ip(next),
-                qpn: static_connection(next, Some(0)).receive_qpn.get(),
+                qpn: static_connection(next, Some(0)).receive_qpn,
                 src_mac: None,
                 by_box: member.by_box,
             }
@@ -148,5 +150,5 @@ fn load(node: &BoxNode, members: &[Member]) -> Result<BpfDataPlane> {
 }
 
 fn count_on(plane: &BpfDataPlane, counter: Counter) -> Result<u64> {
-    (0..=1).map(|ring| Ok(count(&plane.counters(ring)?, counter))).sum()
+    (0..=1).map(|ring| Ok(count(&plane.counters(RingNumber(ring))?, counter))).sum()
 }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
-use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS, RingConfig, ring_flags};
+use netsum_common::abi::{
+    self, Fragments, MAX_RANKS, MAX_RINGS, MAX_SLOTS, Messages, RingConfig, RingNumber, ring_flags,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +28,7 @@ pub struct JobSpec {
     /// Bytes of a message.
     pub message_size: u32,
     /// Messages that a rank may send without having their sums.
-    pub window: u32,
+    pub window: Messages,
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
@@ -54,18 +56,18 @@ fn default_tenant() -> String {
 
 impl JobSpec {
     /// Fragments of a full message.
-    pub fn fragments(&self) -> u32 {
-        self.message_size.div_ceil(self.mtu)
+    pub fn fragments(&self) -> Fragments {
+        Fragments(self.message_size.div_ceil(self.mtu))
     }
 
     /// Slots of a ring, had the job this window. `None` where that are too many.
-    pub fn slots_for(&self, window: u32) -> Option<u32> {
-        abi::ring_slots(window, self.fragments())
+    pub fn slots_for(&self, window: Messages) -> Option<u32> {
+        window.of(self.fragments()).and_then(abi::ring_slots)
     }
 
     /// What the data plane is to know of each of its rings, which release results `in_order`.
     pub(super) fn ring_config(&self, slots: u32, in_order: bool) -> RingConfig {
-        let credit = self.window * self.fragments();
+        let credit = self.window.of(self.fragments()).map_or(0, |credit| credit.0);
         let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
         RingConfig { flags: self.flags() | relaxed, ranks: self.ranks, slots, credit, mtu: self.mtu, cpu: 0 }
     }
@@ -108,7 +110,7 @@ impl JobSpec {
                 self.message_size
             ));
         }
-        if self.window == 0 {
+        if self.window == Messages(0) {
             return invalid("--window 0: at least 1 is needed".into());
         }
         if self.rings == 0 || self.rings >= MAX_RINGS {
@@ -133,11 +135,34 @@ impl JobSpec {
     }
 }
 
-/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a [`RingSpec::id`].
+/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a [`RingNumber`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobRing(pub u32);
 
 impl fmt::Display for JobRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A rank of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Rank(pub u32);
+
+impl Rank {
+    /// All of a job that has so many.
+    pub fn all(ranks: u32) -> impl Iterator<Item = Self> + Clone {
+        (0..ranks).map(Self)
+    }
+
+    /// The one that it sends to.
+    pub fn next(self, ranks: u32) -> Self {
+        Self((self.0 + 1) % ranks)
+    }
+}
+
+impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -201,21 +226,21 @@ impl Job {
     }
 
     /// Which of them has this number on the box.
-    pub fn job_ring(&self, id: u32) -> Option<JobRing> {
+    pub fn job_ring(&self, id: RingNumber) -> Option<JobRing> {
         self.numbered_rings().find(|(_, ring)| ring.id == id).map(|(ring, _)| ring)
     }
 
     /// Interface of each rank in a ring whose flows are all there.
-    fn ports(&self, ring: u32) -> Vec<u32> {
+    fn ports(&self, ring: RingNumber) -> Vec<u32> {
         let port = |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
-        (0..self.spec.ranks).filter_map(port).collect()
+        Rank::all(self.spec.ranks).filter_map(port).collect()
     }
 
     /// Neighbours in a ring that are behind one port: what they send each other may never come by the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
-        let next = |f: &FlowSpec| (f.rank + 1) % self.spec.ranks;
         self.flows.iter().find_map(|f| {
-            let is_next = |o: &&FlowSpec| o.ring == f.ring && o.rank == next(f) && o.ifindex == f.ifindex;
+            let next = (f.ring, f.rank.next(self.spec.ranks), f.ifindex);
+            let is_next = |o: &&FlowSpec| (o.ring, o.rank, o.ifindex) == next;
             Some((f, self.flows.iter().find(is_next)?))
         })
     }
@@ -238,7 +263,7 @@ impl Job {
         self.ended.extend(flows.iter().map(FlowSpec::key));
         let more = self.ended.len().saturating_sub(MOST_ENDED.max(flows.len()));
         self.ended.drain(..more);
-        let of = |id: u32| flows.iter().filter(move |f| f.ring == id);
+        let of = |id: RingNumber| flows.iter().filter(move |f| f.ring == id);
         self.rings
             .iter()
             .map(|ring| Action::DeleteRing {

@@ -42,13 +42,12 @@ pub mod watch;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{self, FlowKey, InBandJob};
-use netsum_common::serial;
+use netsum_common::abi::{self, FlowKey, InBandJob, RingNumber};
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
 use crate::plane::{FlowSpec, RingSpec};
-pub use job::{Job, JobRing, JobSpec, State};
+pub use job::{Job, JobRing, JobSpec, Rank, State};
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
@@ -86,7 +85,7 @@ pub enum Action {
     /// Make a ring's maps.
     CreateRing(RingSpec),
     /// Set a ring's counters to zero: it is another job's now.
-    ResetCounters(u32),
+    ResetCounters(RingNumber),
     /// Register a flow.
     AddFlow(FlowSpec),
     /// Note and drop first packets with a job's token.
@@ -97,7 +96,7 @@ pub enum Action {
     ActivateRing(RingSpec, Vec<u32>),
     /// Remove a ring, its ports, and end its flows: what still comes on them is dropped.
     DeleteRing {
-        ring: u32,
+        ring: RingNumber,
         flows: Vec<FlowKey>,
         /// Its ports' interfaces.
         ports: Vec<u32>,
@@ -362,7 +361,7 @@ impl Controller {
             )));
         }
         flow.ring = job.ring(ring)?.id;
-        if flow.rank >= job.spec.ranks {
+        if flow.rank.0 >= job.spec.ranks {
             return Err(Refusal::Invalid(format!(
                 "--rank {}: the job has ranks 0 to {}",
                 flow.rank,
@@ -372,11 +371,6 @@ impl Controller {
         if flow.src.is_ipv4() != flow.dst.is_ipv4() {
             let message = format!("--dst {}: not of the same family as --src {}", flow.dst, flow.src);
             return Err(Refusal::Invalid(message));
-        }
-        for (option, value) in [("--qpn", flow.qpn), ("--psn", flow.base_psn)] {
-            if value > serial::MASK {
-                return Err(Refusal::Invalid(format!("{option} {value:#x}: more than 24 bits")));
-            }
         }
         if job.flows.iter().any(|f| f.ring == flow.ring && f.rank == flow.rank) {
             return Err(Refusal::Exists(format!(
@@ -411,7 +405,9 @@ impl Controller {
         match taken {
             Some(job) => Err(Refusal::Exists(format!(
                 "--dst {} --qpn {:#x}: a flow of job `{}` goes there already",
-                flow.dst, flow.qpn, job.spec.name
+                flow.dst,
+                flow.qpn.get(),
+                job.spec.name
             ))),
             None => Ok(()),
         }

@@ -1,11 +1,12 @@
 //! What the controller knows, as the API says it, and the other way round.
 
 use netsum_api::v1 as api;
-use netsum_common::abi::TraceEvent;
+use netsum_common::abi::{Messages, TraceEvent};
 use netsum_common::counters::of_bits;
 use netsum_common::serial;
 use netsum_common::slot::Slot;
 use netsum_core::plane::{FirstPacket, FlowSpec};
+use netsum_core::size::Size;
 use netsum_core::trace::program_name;
 use netsum_core::{Job, JobRing, JobSpec, Refusal, State, epoch_number, pool, tenant};
 use netsum_dataplane::Traced;
@@ -68,12 +69,12 @@ pub(crate) fn job_message(
     };
     let flow = |f: &FlowSpec| api::Flow {
         ring: job.job_ring(f.ring).map_or(0, |ring| ring.0),
-        rank: f.rank,
+        rank: f.rank.0,
         port: port_name(f.ifindex),
         src: f.src.to_string(),
         dst: f.dst.to_string(),
-        qpn: f.qpn,
-        psn: f.base_psn,
+        qpn: f.qpn.get(),
+        psn: f.base_psn.get(),
         src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
         seen: None,
     };
@@ -83,8 +84,8 @@ pub(crate) fn job_message(
         port: port_name(p.ifindex),
         src: p.src.to_string(),
         dst: p.dst.to_string(),
-        qpn: p.qpn,
-        psn: p.psn,
+        qpn: p.qpn.get(),
+        psn: p.psn.get(),
         src_mac: mac_text(p.src_mac),
         seen: None,
     };
@@ -98,13 +99,13 @@ pub(crate) fn job_message(
         token: if secret { spec.token.reveal().to_owned() } else { String::new() },
         heartbeat_ms,
         epoch: epoch_number(job),
-        ring_ids: job.rings.iter().map(|r| r.id).collect(),
+        ring_ids: job.rings.iter().map(|r| r.id.0).collect(),
         in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
         claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
         unclaimed: job
             .unclaimed()
             .into_iter()
-            .map(|(ring, rank)| api::Place { ring: ring.0, rank })
+            .map(|(ring, rank)| api::Place { ring: ring.0, rank: rank.0 })
             .collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
         name: spec.name.clone(),
@@ -112,7 +113,7 @@ pub(crate) fn job_message(
         dtype: spec.dtype.clone(),
         mtu: spec.mtu,
         message_size: spec.message_size,
-        window: spec.window,
+        window: spec.window.0,
         rings: spec.rings,
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if job.is_in_order() { "in-order" } else { "relaxed" }.into(),
@@ -183,6 +184,10 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         v if v == no => Ok(false),
         v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
     };
+    let message_size = u32::try_from(r.message_size).map_err(|_| {
+        let size = Size(r.message_size);
+        Status::invalid_argument(format!("--message-size {size}: less than 4 GiB is possible"))
+    })?;
     Ok(JobSpec {
         verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
         in_order: match r.order.as_str() {
@@ -193,8 +198,8 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         ranks: r.ranks,
         dtype: r.dtype,
         mtu: r.mtu,
-        message_size: r.message_size,
-        window: r.window,
+        message_size,
+        window: Messages(r.window),
         rings: r.rings,
         in_band: r.in_band,
         token: if r.token.is_empty() { token()? } else { r.token }.into(),

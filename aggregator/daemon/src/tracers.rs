@@ -1,6 +1,7 @@
 //! Who traces packets, and what each of them gets.
 
 use netsum_api::v1 as api;
+use netsum_common::abi::RingNumber;
 use netsum_core::trace::{Wanted, together};
 use netsum_core::{Controller, Refusal};
 use netsum_dataplane::DataPlane;
@@ -98,7 +99,7 @@ impl Tracers {
         let packets = plane.traced(BATCH)?;
         let lost = plane.trace_lost()?;
         let lost_now = lost.wrapping_sub(std::mem::replace(&mut self.lost, lost));
-        let ring_of_job = |ring: u32| {
+        let ring_of_job = |ring: RingNumber| {
             controller.jobs().find_map(|job| {
                 let ring = job.job_ring(ring)?;
                 Some(RingOfJob { job: job.spec.name.clone(), ring, ranks: job.spec.ranks })
@@ -110,7 +111,13 @@ impl Tracers {
             let mut messages: Vec<api::TracedPacket> = wanted
                 .map(|p| {
                     let port = controller.port_name(p.event.ifindex);
-                    packet_message(p, clock, port, ring_of_job(p.event.ring), client.wanted.capture)
+                    packet_message(
+                        p,
+                        clock,
+                        port,
+                        ring_of_job(RingNumber(p.event.ring)),
+                        client.wanted.capture,
+                    )
                 })
                 .collect();
             if messages.is_empty() && client.lost == 0 {

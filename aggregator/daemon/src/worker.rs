@@ -6,7 +6,7 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::membership::Join;
-use netsum_core::{Action, Connection, Controller, Job, RankAddress};
+use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress};
 use tonic::{Request, Response, Status};
 
 use super::doorman::Peer;
@@ -165,7 +165,7 @@ impl Worker for WorkerService {
             Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
         };
         let address = RankAddress {
-            rank,
+            rank: Rank(rank),
             ip: a.ip.parse().map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
             mac: mac_from_text(&a.mac)
                 .ok_or_else(|| invalid("mac", &a.mac, "six bytes in hex are needed"))?,
@@ -205,7 +205,7 @@ impl Worker for WorkerService {
             return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
         };
         let ranks = current.ranks.iter().map(|a| api::RankAddress {
-            rank: a.rank,
+            rank: a.rank.0,
             ip: a.ip.to_string(),
             mac: mac_text(a.mac),
             rings: a.rings.iter().map(connection_message).collect(),
@@ -226,7 +226,7 @@ impl Worker for WorkerService {
             let mut inner = self.shared.lock();
             let job = inner
                 .controller
-                .heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())
+                .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, Instant::now())
                 .map_err(refused)?;
             (job.epoch.as_ref().is_some_and(|epoch| epoch.renew), inner.programs)
         };
@@ -239,7 +239,7 @@ impl Worker for WorkerService {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.leave(&r.job, &r.token, r.rank, r.epoch).map_err(refused)?;
+        let actions = inner.controller.leave(&r.job, &r.token, Rank(r.rank), r.epoch).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::LeaveReply {}))
     }
@@ -250,7 +250,7 @@ impl Worker for WorkerService {
         let mut inner = self.shared.lock();
         let actions = inner
             .controller
-            .abort(&r.job, &r.token, r.rank, r.epoch, &printable(&r.reason))
+            .abort(&r.job, &r.token, Rank(r.rank), r.epoch, &printable(&r.reason))
             .map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))

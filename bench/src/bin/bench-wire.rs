@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use netsum_api::v1::CreateJobRequest;
 use netsum_bench::contest::link::{Link, Wire};
 use netsum_bench::contest::report::{Row, picture, tables};
 use netsum_bench::contest::wire::{Part, who};
 use netsum_bench::keep::Keep;
-use netsum_cli::args::CreateJob;
 use netsum_core::size::Size;
 use netsum_lab::cluster::JobSpec;
 
@@ -65,13 +65,13 @@ struct Args {
 #[derive(Parser)]
 struct Create {
     #[command(flatten)]
-    job: CreateJob,
+    job: CreateJobRequest,
 }
 
 impl Args {
     fn job(&self, ranks: u32, link_mtu: u32) -> Result<JobSpec> {
         let default = Create::try_parse_from(["create", "wire", "--ranks", &ranks.to_string()])?.job;
-        let message_size = self.message_size.unwrap_or(default.message_size);
+        let message_size = self.message_size.unwrap_or(Size(default.message_size));
         Ok(JobSpec {
             mtu: self.mtu.unwrap_or(netsum_core::largest_mtu(link_mtu)),
             message_size: message_size

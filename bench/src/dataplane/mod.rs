@@ -22,6 +22,7 @@ pub mod picture;
 pub mod table;
 
 use anyhow::Result;
+use netsum_common::serial::Psn;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use serde::Serialize;
 
@@ -139,7 +140,7 @@ fn load() -> Result<Bench> {
 
 /// The flows of a ring whose usual packets have index 1, because index 0 is timed.
 fn flows(ring: &RingSpec) -> Vec<FlowSpec> {
-    let one_earlier = |r| FlowSpec { base_psn: BASE_PSN - 1, ..flow(ring, r, false) };
+    let one_earlier = |r| FlowSpec { base_psn: Psn::new(BASE_PSN - 1), ..flow(ring, r, false) };
     (0..ring.config.ranks).map(one_earlier).collect()
 }
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use netsum_common::abi::{RingConfig, ring_flags, ring_slots};
+use netsum_common::abi::{Fragments, RingConfig, ring_flags, ring_slots};
 use netsum_common::counters::Counter;
 use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
@@ -189,7 +189,7 @@ impl System {
         let config = RingConfig {
             flags: flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum(),
             ranks: (members + parent.is_some() as usize) as u32,
-            slots: ring_slots(self.case.window, self.case.fragments).unwrap(),
+            slots: ring_slots(Fragments(self.case.window * self.case.fragments)).unwrap(),
             credit: self.case.window * self.case.fragments,
             mtu: 256,
             cpu: 0,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use netsum_common::abi::{RingConfig, ring_flags, ring_slots};
+use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
 use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
@@ -43,13 +43,14 @@ pub(super) enum Spoil {
 
 impl Aggregator {
     pub fn new(shape: &JobShape, ranks: &[RankNumbers]) -> Self {
-        let fragments = shape.layout.message_size.div_ceil(shape.mtu);
-        let slots = ring_slots(shape.layout.window, fragments).unwrap();
+        let fragments = Fragments(shape.layout.message_size.div_ceil(shape.mtu));
+        let credit = Messages(shape.layout.window).of(fragments).unwrap();
+        let slots = ring_slots(credit).unwrap();
         let config = RingConfig {
             flags: ring_flags::ACTIVE | if shape.relaxed { ring_flags::RELAXED } else { 0 },
             ranks: shape.ranks,
             slots,
-            credit: shape.layout.window * fragments,
+            credit: credit.0,
             mtu: shape.mtu,
             cpu: 0,
         };
