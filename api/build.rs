@@ -3,7 +3,7 @@
 /// Messages that the command line reads as they are.
 const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
 /// Their options, beyond names and comments.
-const OPTIONS: [(&str, &str); 19] = [
+const OPTIONS: [(&str, &str); 22] = [
     ("CreateJobRequest.ranks", r#"value_name = "N""#),
     ("CreateJobRequest.dtype", r#"default_value = "i32""#),
     (
@@ -21,6 +21,9 @@ const OPTIONS: [(&str, &str); 19] = [
     ("CreateJobRequest.in_band", ""),
     ("CreateJobRequest.token", r#"default_value = """#),
     ("CreateJobRequest.tenant", r#"default_value = netsum_core::tenant::DEFAULT, value_name = "TENANT""#),
+    ("CreateJobRequest.members", r#"default_value = "", value_name = "RANKS""#),
+    ("CreateJobRequest.groups", r#"default_value = "", value_name = "RANKS,..""#),
+    ("CreateJobRequest.uplink", r#"default_value = "", value_name = "IFNAME""#),
     ("Flow.ring", r#"value_parser = number, value_name = "R""#),
     ("Flow.rank", r#"value_parser = number, value_name = "K""#),
     ("Flow.port", r#"value_name = "IFNAME""#),

@@ -182,6 +182,9 @@ impl System {
             token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
             in_band: u.ratio(1u8, 3u8)?,
             tenant: String::new(),
+            members: (*u.choose(&["", "", "", "0-1", "1"])?).into(),
+            groups: (*u.choose(&["", "", "", "2-3", "0-0,1-1"])?).into(),
+            uplink: (*u.choose(&["", "", "p0"])?).into(),
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make one up, and a run would not be the same twice.

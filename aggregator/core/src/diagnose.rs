@@ -154,7 +154,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     for (job_ring, ring) in job.numbered_rings() {
-        for rank in Rank::all(job.spec.ranks) {
+        for rank in Rank::all(job.spec.member_count()) {
             if !job.flows.iter().any(|f| f.ring == ring.id && f.rank == rank) {
                 findings.push(Finding {
                     ring: Some(job_ring),

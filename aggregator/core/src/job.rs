@@ -11,6 +11,7 @@ use netsum_common::abi::{
 use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
+use super::members::Members;
 use super::membership::{Epoch, Forming};
 use super::{Action, Refusal, Token, tenant};
 use crate::plane::{FlowSpec, RingSpec};
@@ -42,7 +43,13 @@ pub struct JobSpec {
     /// Whose it is.
     #[serde(default = "default_tenant")]
     pub tenant: String,
+    /// Who contributes here, where boxes are in levels.
+    #[serde(default)]
+    pub members: Members,
 }
+
+/// Most ranks of a job over several boxes, each of which has 64 members at most.
+const MOST_RANKS: u32 = 4096;
 
 /// Whether a text can be the name of a job, or of a tenant.
 pub fn is_name(text: &str) -> bool {
@@ -69,13 +76,21 @@ impl JobSpec {
     pub(super) fn ring_config(&self, slots: u32, in_order: bool) -> RingConfig {
         let credit = self.window.of(self.fragments()).map_or(0, |credit| credit.0);
         let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
-        RingConfig { flags: self.flags() | relaxed, ranks: self.ranks, slots, credit, mtu: self.mtu, cpu: 0 }
+        let ranks = self.member_count();
+        RingConfig { flags: self.flags() | relaxed, ranks, slots, credit, mtu: self.mtu, cpu: 0 }
+    }
+
+    /// Members of each of its rings here.
+    pub fn member_count(&self) -> u32 {
+        self.members.count(self.ranks)
     }
 
     /// Bits of [`ring_flags`] that do not depend on its ranks.
     pub(super) fn flags(&self) -> u32 {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
-        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE) | flag(self.in_band, ring_flags::IN_BAND)
+        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE)
+            | flag(self.in_band, ring_flags::IN_BAND)
+            | flag(self.members.uplink.is_some(), ring_flags::UPLINK)
     }
 
     /// Checks every property; the slots of a ring.
@@ -84,8 +99,15 @@ impl JobSpec {
         if !is_name(&self.name) {
             return invalid(format!("NAME `{}`: 1 to 64 of a-z, 0-9, `.`, `_`, `-` are possible", self.name));
         }
-        if !(2..=MAX_RANKS as u32).contains(&self.ranks) {
-            return invalid(format!("--ranks {}: 2 to {MAX_RANKS} are possible", self.ranks));
+        let most = if self.members.is_part() { MOST_RANKS } else { MAX_RANKS as u32 };
+        if !(2..=most).contains(&self.ranks) {
+            return invalid(format!("--ranks {}: 2 to {most} are possible", self.ranks));
+        }
+        self.members.check(self.ranks)?;
+        if self.in_band && self.members.is_part() {
+            return invalid(
+                "--in-band with --members, --groups or --uplink: this box sees only some of the ranks".into(),
+            );
         }
         match self.dtype.as_str() {
             "i32" => {}
@@ -213,6 +235,16 @@ impl Job {
         Self { spec, slots, rings, flows, state, epoch, last_epoch, forming, in_band, ended }
     }
 
+    /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.
+    pub fn sender(&self, member: Rank) -> Rank {
+        if self.spec.members.is_part() {
+            let sender =
+                |rank: &u32| self.spec.members.of(*rank, self.spec.ranks).is_some_and(|(n, _)| n == member.0);
+            return (0..self.spec.ranks).find(sender).map_or(member, Rank);
+        }
+        member
+    }
+
     /// Its rings, as it counts them.
     pub fn numbered_rings(&self) -> impl Iterator<Item = (JobRing, &RingSpec)> {
         (0..).map(JobRing).zip(&self.rings)
@@ -233,20 +265,20 @@ impl Job {
     /// Interface of each rank in a ring whose flows are all there.
     fn ports(&self, ring: RingNumber) -> Vec<u32> {
         let port = |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
-        Rank::all(self.spec.ranks).filter_map(port).collect()
+        Rank::all(self.spec.member_count()).filter_map(port).collect()
     }
 
     /// Neighbours in a ring that are behind one port: what they send each other may never come by the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
         self.flows.iter().find_map(|f| {
-            let next = (f.ring, f.rank.next(self.spec.ranks), f.ifindex);
+            let next = (f.ring, f.rank.next(self.spec.member_count()), f.ifindex);
             let is_next = |o: &&FlowSpec| (o.ring, o.rank, o.ifindex) == next;
             Some((f, self.flows.iter().find(is_next)?))
         })
     }
 
     pub(super) fn activate_if_complete(&mut self) -> Vec<Action> {
-        if self.flows.len() < self.rings.len() * self.spec.ranks as usize {
+        if self.flows.len() < self.rings.len() * self.spec.member_count() as usize {
             return Vec::new();
         }
         self.state = State::Active;

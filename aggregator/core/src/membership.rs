@@ -95,6 +95,10 @@ impl Controller {
         self.job_for(&join.job, join.token.reveal())?;
         self.check_address(&join)?;
         let job = self.job_mut(&join.job)?;
+        if job.spec.members.is_part() {
+            let message = format!("job `{}`: is over several boxes; its flows are added by hand", join.job);
+            return Err(Refusal::NotNow(message));
+        }
         if job.spec.in_band {
             let message = format!("job `{}`: is set up in band, ranks cannot join", join.job);
             return Err(Refusal::NotNow(message));

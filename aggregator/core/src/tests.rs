@@ -26,6 +26,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         in_band: false,
         token: "t".into(),
         tenant: "default".into(),
+        members: members::Members::default(),
     }
 }
 

@@ -63,14 +63,16 @@ fn look(inner: &mut Inner, now: Instant) {
                     }
                 }
                 RingEvent::Stalled { index, since, missing } => {
-                    let numbers = missing.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ");
+                    let Ok(found) = inner.controller.job(&job) else { continue };
                     let ranks: Vec<String> = missing
                         .iter()
                         .map(|&r| {
                             let psn = flows[r.0 as usize].base_psn.plus(index).get();
-                            format!("{r} (PSN {psn:#x})")
+                            format!("{} (PSN {psn:#x})", found.sender(r))
                         })
                         .collect();
+                    let missing = missing.iter().map(|&r| found.sender(r));
+                    let numbers = missing.map(|r| r.to_string()).collect::<Vec<_>>().join(", ");
                     log::warn!(
                         NETSUM_JOB = job, NETSUM_RING = number.0, NETSUM_RANK = numbers;
                         "job {job}: ring {number} stands still at index {index} for {:.1} s; missing: rank {}; try `netsum diagnose {job}`",

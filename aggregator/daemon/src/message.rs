@@ -5,6 +5,7 @@ use netsum_common::abi::{Messages, TraceEvent};
 use netsum_common::counters::of_bits;
 use netsum_common::serial;
 use netsum_common::slot::Slot;
+use netsum_core::members::{self, Member, Members};
 use netsum_core::plane::{FirstPacket, FlowSpec};
 use netsum_core::size::Size;
 use netsum_core::trace::program_name;
@@ -69,7 +70,7 @@ pub(crate) fn job_message(
     };
     let flow = |f: &FlowSpec| api::Flow {
         ring: job.job_ring(f.ring).map_or(0, |ring| ring.0),
-        rank: f.rank.0,
+        rank: job.sender(f.rank).0,
         port: port_name(f.ifindex),
         src: f.src.to_string(),
         dst: f.dst.to_string(),
@@ -108,6 +109,7 @@ pub(crate) fn job_message(
             .map(|(ring, rank)| api::Place { ring: ring.0, rank: rank.0 })
             .collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
+        members: if spec.members.is_part() { texts(&spec.members.list(spec.ranks)) } else { Vec::new() },
         name: spec.name.clone(),
         ranks: spec.ranks,
         dtype: spec.dtype.clone(),
@@ -204,7 +206,29 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         in_band: r.in_band,
         token: if r.token.is_empty() { token()? } else { r.token }.into(),
         tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
+        members: members(&r.members, &r.groups, r.uplink)?,
     })
+}
+
+fn texts(members: &[Member]) -> Vec<String> {
+    members.iter().map(Member::to_string).collect()
+}
+
+fn members(ranks: &str, groups: &str, uplink: String) -> Result<Members, Status> {
+    let parsed = |option: &str, text: &str| match text {
+        "" => Ok(Vec::new()),
+        text => members::groups(option, text).map_err(refused),
+    };
+    let ranks = match parsed("--members", ranks)?[..] {
+        [] => None,
+        [group] => Some(group),
+        _ => {
+            return Err(Status::invalid_argument(format!(
+                "--members {ranks}: one range of ranks is possible"
+            )));
+        }
+    };
+    Ok(Members { groups: parsed("--groups", groups)?, ranks, uplink: (!uplink.is_empty()).then_some(uplink) })
 }
 
 fn token() -> Result<String, Status> {
