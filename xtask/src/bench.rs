@@ -86,9 +86,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         What::Wire { save, arguments } => {
             setup::require_bpf()?;
             // Without them the benchmark says who is missing.
-            if let Err(error) = setup::require_rivals() {
-                println!("{error:#}");
-            }
+            setup::install_rivals();
             recorded("wire", arguments, save)
         }
     }

@@ -26,8 +26,8 @@ struct Args {
     /// Sizes of each rank's vector, as 64K,16M. Without it one for each rate: 16 MiB up to 250mbit, 32 MiB at 500mbit, else 64 MiB.
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
-    /// Only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, mpich; and netsum-ring-no-offload, gloo-no-offload and
-    /// openmpi-no-offload, which take part without being asked where the rate is `none`.
+    /// Only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, openmpi5, mpich, oneccl;
+    /// and netsum-ring-no-offload, gloo-no-offload and openmpi-no-offload, which take part without being asked where the rate is `none`.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds of each contestant with each size, in each launch.

@@ -156,6 +156,6 @@ mod tests {
             let link: Link = link.parse().unwrap();
             Who::ALL.iter().filter(|who| who.is_usual(link.0)).count()
         };
-        assert_eq!((usual("1gbit"), usual("none")), (7, 10));
+        assert_eq!((usual("1gbit"), usual("none")), (9, 12));
     }
 }
