@@ -409,6 +409,11 @@ impl Group {
         Ok(outcomes)
     }
 
+    /// Process ids of the ranks that live.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.ranks.iter().flatten().map(Running::pid)
+    }
+
     /// What the ranks have said on standard error.
     pub fn log(&self) -> String {
         self.ranks.iter().flatten().map(Running::stderr).collect()
