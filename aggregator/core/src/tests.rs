@@ -447,10 +447,36 @@ fn events() -> impl Strategy<Value = Event> {
 }
 
 #[test]
+fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
+    let mut c = controller();
+    let ranks = Some(members::Group { first: 2, last: 3 });
+    let leaf = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".into()) };
+    let spec = JobSpec { members: leaf, ..spec("a", 6) };
+    let actions = c.create_job(spec.clone()).unwrap();
+    let made = actions.iter().find_map(|a| if let Action::CreateRing(r) = a { Some(r.config) } else { None });
+    let config = made.unwrap();
+    assert_eq!((config.ranks, config.flags & ring_flags::UPLINK), (3, ring_flags::UPLINK));
+    let ten = |rank: u32, ifindex| FlowSpec { ifindex, qpn: Qpn::new(100 + rank), ..flow(rank, 6) };
+    let add = |c: &mut Controller, rank, ifindex| c.add_flow("a", JobRing(0), ten(rank, ifindex));
+    let error = add(&mut c, 4, 10).unwrap_err().to_string();
+    assert!(error.contains("those of ranks 2, 3, 1 do"), "{error}");
+    add(&mut c, 2, 10).unwrap();
+    add(&mut c, 1, 13).unwrap();
+    let actions = add(&mut c, 3, 11).unwrap();
+    let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((last.rank, last.by_box, &ports[..]), (Rank(1), false, &[10, 11, 13][..]));
+    let job = c.job("a").unwrap();
+    assert!(job.flows.iter().any(|f| f.rank == Rank(2) && f.by_box && job.sender(f.rank) == Rank(1)));
+    let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
+    assert!(error.contains("only some of the ranks"), "{error}");
+}
+
+#[test]
 fn the_state_file_has_plain_numbers() {
     let flow = FlowSpec { ring: RingNumber(3), ..flow(0, 2) };
     let text = r#"{"ring":3,"rank":0,"base_psn":5,"ifindex":10,"src":"10.0.0.1","dst":"10.0.0.2","qpn":100,"src_mac":null}"#;
-    assert_eq!(serde_json::to_string(&flow).unwrap(), text);
+    let written = serde_json::to_string(&flow).unwrap();
+    assert_eq!(written, text.replace("null}", "null,\"by_box\":false}"));
     assert_eq!(serde_json::from_str::<FlowSpec>(text).unwrap(), flow);
     assert_eq!(serde_json::to_value(spec("a", 2)).unwrap()["window"], 2);
 }
