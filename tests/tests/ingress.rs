@@ -185,6 +185,35 @@ fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
 
 #[test]
 #[ignore = "needs root and BPF"]
+fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
+    let spec = ring(2, 256, 8);
+    let mut flows: Vec<FlowSpec> = (0..2).map(|rank| flow(&spec, rank, false)).collect();
+    flows[0].by_box = true;
+    let mut bench = Bench::with_flows(spec, flows).unwrap();
+    let at = |rank, by: u32| {
+        let mut data = fragment(rank, 2, 0, lanes(9, 64));
+        data.bth.psn = serial::add(data.bth.psn, by);
+        data.build()
+    };
+    let behind = serial::sub(0, STALE_PSN_BEHIND);
+    for by in [GAP_PSN_AHEAD, GAP_PSN_AHEAD + 1, behind] {
+        assert_eq!(bench.run("ingress", &at(0, by)).unwrap().action, PASS, "{by:#x}");
+        assert_eq!(
+            bench.run("ingress", &at(1, by)).unwrap().action,
+            REDIRECT,
+            "{by:#x}: as every contribution"
+        );
+    }
+    // What is data to its receiver does not pass on either.
+    for by in [0, 1, 1 << 20, GAP_PSN_AHEAD / 2, serial::sub(0, 1)] {
+        assert_eq!(bench.run("ingress", &at(0, by)).unwrap().action, REDIRECT, "{by:#x}");
+    }
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::Moved, 3)), "{counters:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
 fn an_address_of_a_rank_passes_on_its_own_port_alone() {
     let spec = ring(2, 256, 16);
     // Rank 0 is behind `port`; packets come in by the loopback interface.
