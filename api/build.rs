@@ -1,8 +1,52 @@
 //! Generates the API from its proto file. protox stands in for protoc, so that nothing has to be installed.
 
+/// Messages that the command line reads as they are.
+const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
+/// Their options, beyond names and comments.
+const OPTIONS: [(&str, &str); 22] = [
+    ("CreateJobRequest.ranks", r#"value_name = "N""#),
+    ("CreateJobRequest.dtype", r#"default_value = "i32""#),
+    (
+        "CreateJobRequest.mtu",
+        r#"default_value = "auto", hide_default_value = true, value_name = "BYTES", value_parser = mtu"#,
+    ),
+    (
+        "CreateJobRequest.message_size",
+        r#"default_value = "64KiB", value_name = "BYTES", value_parser = bytes"#,
+    ),
+    ("CreateJobRequest.window", r#"default_value_t = 8, value_name = "W""#),
+    ("CreateJobRequest.rings", r#"default_value_t = 1, value_name = "R""#),
+    ("CreateJobRequest.icrc", r#"default_value = "verify""#),
+    ("CreateJobRequest.order", r#"default_value = "auto""#),
+    ("CreateJobRequest.in_band", ""),
+    ("CreateJobRequest.token", r#"default_value = """#),
+    ("CreateJobRequest.tenant", r#"default_value = netsum_core::tenant::DEFAULT, value_name = "TENANT""#),
+    ("CreateJobRequest.members", r#"default_value = "", value_name = "RANKS""#),
+    ("CreateJobRequest.groups", r#"default_value = "", value_name = "RANKS,..""#),
+    ("CreateJobRequest.uplink", r#"default_value = "", value_name = "IFNAME""#),
+    ("Flow.ring", r#"value_parser = number, value_name = "R""#),
+    ("Flow.rank", r#"value_parser = number, value_name = "K""#),
+    ("Flow.port", r#"value_name = "IFNAME""#),
+    ("Flow.src", r#"value_name = "IP""#),
+    ("Flow.dst", r#"value_name = "IP""#),
+    ("Flow.qpn", "value_parser = number"),
+    ("Flow.psn", "value_parser = number"),
+    ("Flow.src_mac", r#"default_value = "", value_name = "MAC""#),
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(["proto/netsum.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    let mut builder = tonic_prost_build::configure();
+    if cfg!(feature = "clap") {
+        for message in READ {
+            builder = builder.type_attribute(message, "#[derive(clap::Args)]");
+        }
+        for (field, option) in OPTIONS {
+            builder = builder.field_attribute(field, format!("#[arg(long, {option})]"));
+        }
+        builder = builder.field_attribute("Flow.seen", "#[arg(skip)]");
+    }
+    builder.compile_fds(descriptors)?;
     Ok(())
 }

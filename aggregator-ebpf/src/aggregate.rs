@@ -6,14 +6,14 @@ use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Flow, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
-use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, Verdict};
+use netsum_common::slot::{self, Fragment, Packed, Payload, Slot};
 use netsum_common::timing::{self, Part};
 use netsum_common::wire::{Bytes, EthHdr, Frame};
 
 use crate::check::{Contribution, check};
 use crate::classify::refused;
 use crate::packet::Packet;
-use crate::payload::{self, Op, Place, UDP_CHECKSUM_LEN};
+use crate::payload::{self, Op, SumAddress, UDP_CHECKSUM_LEN};
 use crate::trace::{self, Party};
 use crate::{Way, maps, output, saved};
 
@@ -23,7 +23,7 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     // SAFETY: a map value that user space writes as a whole; the learned MAC address and what was last seen are written
     // here, by the ring's CPU.
     let flow = unsafe { &mut *flow };
-    let ring_id = flow.ring;
+    let ring_id = flow.ring.0;
     let index = serial::sub(frame.bth.psn, flow.base_psn);
     let party = Party { ring: ring_id, rank: flow.rank, index };
     let Some(ring) = maps::ring(ring_id) else { return internal(ctx, Party::NOBODY) };
@@ -50,47 +50,48 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
 /// Packets are found anew behind calls: kept over them, they would take more stack than there is.
 #[inline(always)]
 fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
-    let place = Place { ring: c.party.ring, slot: c.party.index & (c.ring.slots - 1), mtu: c.ring.mtu };
-    let (state, slot) = (maps::state(place.ring)?, maps::slot(place.ring, place.slot)?);
-    // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
-    let (state, slot) = unsafe { (&mut *state, &mut *slot) };
-    let verdict = decide(c, state, slot);
-    count(c, flow, &verdict);
-    // Here the packet is still as it came, and its slot as it will be.
-    trace::contribution(ctx, c.party, verdict.counters(c.frame.ce));
-    if verdict.save_header {
-        save(ctx, c, slot, &place)?;
-    }
-    time(c, &verdict);
-    sum(ctx, c, slot, &verdict, &place)?;
-    Some(output::send(ctx, c, slot, &verdict))
-}
-
-#[inline(always)]
-fn decide(c: &Contribution, state: &mut RingState, slot: &mut Slot) -> Verdict {
+    let address = SumAddress { ring: c.party.ring, slot: c.party.index & (c.ring.slots - 1), mtu: c.ring.mtu };
     if c.ring.flags & ring_flags::RELAXED != 0 {
         relaxed_advance(c.party.ring);
     }
-    let Contribution { frame, len, .. } = *c;
-    let (index, len) = (c.party.index, len as u32);
-    // No ring has a parent yet.
-    slot::decide::<false>(
-        c.ring,
-        state,
-        slot,
-        Fragment { rank: c.party.rank, index, len, ce: frame.ce, bounds: frame.bounds() },
-    )
+    let Party { ring, rank, index } = c.party;
+    let rest = c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | c.len as u32;
+    let verdict = Packed(decide(ring, index, rank, rest));
+    // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
+    let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
+    count(c, flow, verdict);
+    // Here the packet is still as it came, and its slot as it will be.
+    trace::contribution(ctx, c.party, verdict.counters(c.frame.ce));
+    if verdict.save_header() {
+        save(ctx, c, slot, &address)?;
+    }
+    time(c, verdict);
+    sum(ctx, c, slot, verdict, &address)?;
+    Some(output::send(ctx, c, slot, verdict))
+}
+
+/// Lets the slot machine decide; a [`Packed`] verdict. A global function, as in [`payload`]: inline it would take more stack than
+/// there is, and the verifier would follow all that comes behind it once for each of its ways.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {
+    let Some(ring) = maps::ring(ring_id) else { return Packed::INTERNAL.0 };
+    let Some(state) = maps::state(ring_id) else { return Packed::INTERNAL.0 };
+    let Some(slot) = maps::slot(ring_id, index & ring.slots.wrapping_sub(1)) else { return Packed::INTERNAL.0 };
+    let fragment = Fragment { rank, index, len: rest & 0x7fff, ce: rest >> 15 & 1 != 0, bounds: rest >> 16 };
+    // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
+    unsafe { slot::on_fragment(ring, &mut *state, &mut *slot, fragment) }.packed().0
 }
 
 #[inline(always)]
-fn count(c: &Contribution, flow: &mut Flow, verdict: &Verdict) {
+fn count(c: &Contribution, flow: &mut Flow, verdict: Packed) {
     let ring = c.party.ring;
-    flow.last_outcome = verdict.counter as u32;
-    if verdict.counter == Counter::LengthMismatch {
+    flow.last_outcome = verdict.counter();
+    if verdict.counts(Counter::LengthMismatch) {
         (flow.mismatch_psn, flow.mismatch_len) = (c.frame.bth.psn, c.len as u32);
     }
-    maps::count(ring, verdict.counter);
-    if verdict.gap {
+    maps::count_number(ring, verdict.counter());
+    if verdict.gap() {
         maps::count(ring, Counter::OutOfSequence);
     }
     if c.frame.ce {
@@ -99,8 +100,8 @@ fn count(c: &Contribution, flow: &mut Flow, verdict: &Verdict) {
 }
 
 #[inline(always)]
-fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, place: &Place) -> Option<()> {
-    saved::save(ctx, c.frame, place.ring, place.slot * c.ring.ranks + c.party.rank)?;
+fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddress) -> Option<()> {
+    saved::save(ctx, c.frame, address.ring, address.slot * c.ring.ranks + c.party.rank)?;
     if c.frame.ip != EthHdr::LEN {
         slot.flags |= Slot::TAGGED;
     }
@@ -108,35 +109,40 @@ fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, place: &Place) -> O
 }
 
 #[inline(always)]
-fn time(c: &Contribution, verdict: &Verdict) {
+fn time(c: &Contribution, verdict: Packed) {
     let Party { ring, index, .. } = c.party;
-    if verdict.payload != Payload::Leave && timing::is_sampled(index) {
-        let part = (verdict.payload == Payload::Add) as u32 + verdict.completed as u32;
+    // What the parent has added is none of the ranks' here.
+    let of_rank = !verdict.payload_is(Payload::Leave) && !verdict.counts(Counter::Totals);
+    if of_rank && timing::is_sampled(index) {
+        let part = verdict.payload_is(Payload::Add) as u32 + verdict.completed() as u32;
         note_time(ring, index, c.party.rank, part);
     }
 }
 
 /// Takes the payload into the slot, and a sum that is to be sent into the packet.
 #[inline(always)]
-fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: &Verdict, place: &Place) -> Option<()> {
+fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: Packed, address: &SumAddress) -> Option<()> {
     let (at, len) = (c.frame.payload(), c.len);
-    match verdict.payload {
-        Payload::Leave => Some(()),
-        Payload::Copy => payload::apply(ctx, Op::Store, at, len, place),
-        Payload::Add => payload::apply(ctx, Op::Add, at, len, place),
-    }?;
-    if verdict.completed || matches!(verdict.output, Output::Release | Output::Replay) {
-        payload::apply(ctx, Op::Load, at, len, place)?;
+    if verdict.payload_is(Payload::Copy) {
+        payload::apply(ctx, Op::Store, at, len, address)?;
     }
-    if verdict.completed {
-        maps::count(place.ring, Counter::Completed);
+    if verdict.payload_is(Payload::Add) {
+        payload::apply(ctx, Op::Add, at, len, address)?;
+    }
+    if verdict.completed() || verdict.leaves() {
+        payload::apply(ctx, Op::Load, at, len, address)?;
+    }
+    if verdict.completed() {
+        if !verdict.counts(Counter::Totals) {
+            maps::count(address.ring, Counter::Completed);
+        }
         slot.crc = payload::crc(ctx, at, len, 0)?;
         let own = Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
         if own != [0; UDP_CHECKSUM_LEN] {
             slot.checksum = payload::checksum(ctx, at, len)?;
         }
-        if verdict.output != Output::Release {
-            maps::count(place.ring, Counter::Held);
+        if verdict.is_held() {
+            maps::count(address.ring, Counter::Held);
         }
     }
     Some(())

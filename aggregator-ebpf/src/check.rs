@@ -17,7 +17,6 @@ use crate::{in_band, maps, payload};
 pub struct Contribution<'a> {
     /// Its packet's headers.
     pub frame: &'a Frame,
-    /// Its ring.
     pub ring: &'a RingConfig,
     /// Length of its payload.
     pub len: usize,
@@ -29,7 +28,7 @@ pub struct Contribution<'a> {
 /// that was set up in band: there the first packet of a connection made anew may look so.
 #[inline(always)]
 pub fn is_laps_behind(ring: &RingConfig, flow: &Flow, frame: &Frame) -> bool {
-    let Some(state) = maps::state(flow.ring) else { return false };
+    let Some(state) = maps::state(flow.ring.0) else { return false };
     // SAFETY: an aligned word of a map value; the ring's CPU may be about to write a later one.
     let low = unsafe { (&raw const (*state).low).read_volatile() };
     ring.flags & (ring_flags::ACTIVE | ring_flags::IN_BAND) == ring_flags::ACTIVE
@@ -61,7 +60,7 @@ pub fn check(
         Err(reject) => {
             // No ICRC is asked for: chance does not change both length fields alike.
             if frame.is_empty_message() {
-                ring_stop(flow.ring, flow.rank);
+                ring_stop(flow.ring.0, flow.rank);
                 return Err(Counter::LayoutMismatch);
             }
             return Err(reason(reject));

@@ -3,6 +3,7 @@
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::{Address, Flow, FlowKey};
 use netsum_common::counters::Counter;
+use netsum_common::slot;
 use netsum_common::wire::{self, Frame, Reject, Wrapped};
 
 use crate::maps;
@@ -52,7 +53,6 @@ impl Found {
     };
 }
 
-/// Classifies the packet.
 #[inline(always)]
 pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
     let rejected = match wire::parse_into(p, &mut found.frame) {
@@ -79,12 +79,12 @@ pub fn classify(p: &impl Wrapped, found: &mut Found) -> Class {
     };
     found.flow = flow;
     // SAFETY: a map value; flows are written by user space as a whole, except for the learned MAC address.
-    found.ring = unsafe { (*flow).ring };
+    found.ring = unsafe { (*flow).ring.0 };
     if rejected {
         return Class::Refuse;
     }
     if found.frame.bth.opcode.is_rc_data() {
-        if found.ring != Flow::ENDED {
+        if found.ring != Flow::ENDED.0 {
             return Class::Data;
         }
         found.counter = Counter::JobEnded;
@@ -119,6 +119,13 @@ pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(
         return Err(Counter::WrongSourceMac);
     }
     Ok(())
+}
+
+/// Whether another box has moved a packet's PSN, so that its receiver takes it for no data.
+#[inline(always)]
+pub fn is_moved(flow: &Flow, frame: &Frame) -> bool {
+    let next = if flow.next_psn == Flow::NONE_TAKEN { flow.base_psn } else { flow.next_psn };
+    flow.by_box != 0 && slot::is_moved(frame.bth.psn, next)
 }
 
 /// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged acknowledgement, or

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::helpers::bpf_xdp_adjust_head;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, SavedHeader};
+use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
@@ -50,7 +50,8 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // SAFETY: map values that the ring's CPU wrote, which is this one.
     let (slot, header) = unsafe { (&*slot, &*maps::header(tag.ring, slot_no * ring.ranks + source)?) };
     // A late replay may wait behind the packet that takes its slot. It would get that one's PSN, over the old sum.
-    if slot.index != tag.index || !slot.is(Slot::RELEASED) {
+    let goes_up = ring.flags & ring_flags::UPLINK != 0 && rank == ring.ranks - 1;
+    if slot.index != tag.index || !slot.is(if goes_up { Slot::SENT } else { Slot::RELEASED }) {
         return None;
     }
     let header_len = header.len as usize;
@@ -71,8 +72,9 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c, `udp_gro_receive_segment`).
     let with_checksum = slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
     amend(&p, ip, l3, slot.is(Slot::CE))?;
-    let tells = slot.tells(source);
-    if tells != 0 {
+    if ring.flags & ring_flags::RELAXED != 0 {
+        // What another box has told is of its ring.
+        let tells = if goes_up { 0 } else { slot.tells(source) };
         p.store(udp + UdpHdr::LEN + BTH_ECN, [tells])?;
     }
 
@@ -94,7 +96,8 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
         };
         p.store(udp + CHECKSUM, checksum.to_ne_bytes())?;
     }
-    if slot.is(Slot::TAGGED) {
+    // What goes up stays in the VLAN of the last member.
+    if slot.is(Slot::TAGGED) && !goes_up {
         retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
     }
     Some(Party { ring: tag.ring, rank, index: tag.index })
@@ -146,7 +149,7 @@ const MACS: usize = 12;
 /// The rank that the next clone for this port is for.
 #[inline(always)]
 fn next_rank_of_port(ring: u32, ifindex: u32) -> Option<u32> {
-    let port = maps::egress_port(&EgressKey { ring, ifindex })?;
+    let port = maps::egress_port(&EgressKey { ring: RingNumber(ring), ifindex })?;
     // SAFETY: a map value; a ring's clones leave on the ring's CPU, so nobody else moves the cursor.
     unsafe {
         let cursor = (*port).cursor;

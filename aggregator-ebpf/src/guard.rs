@@ -11,7 +11,7 @@ use netsum_common::counters::Counter;
 use netsum_common::slot;
 use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
 
-use crate::classify::{Class, Found, classify, is_spoofed};
+use crate::classify::{Class, Found, classify, is_moved, is_spoofed};
 use crate::maps;
 
 /// All headers, whatever they are, end before.
@@ -32,7 +32,8 @@ pub fn on_port(ctx: &TcContext) -> i32 {
         Class::Data => {
             // SAFETY: a map value, which lives as long as the program runs.
             let flow = unsafe { &*found.flow };
-            flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(found.frame.bth.psn, flow.next_psn)
+            is_moved(flow, &found.frame)
+                || flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(found.frame.bth.psn, flow.next_psn)
         }
         Class::Pass => !found.has_ended() && !is_spoofed(port(ctx), &found.frame) && !waits(port(ctx), &found),
         Class::Refuse => false,

@@ -117,7 +117,7 @@ extern "C" fn first_look(ctx: *mut xdp_md, at: u32) -> u64 {
     match maps::in_band_job(&Token::from_words([word(words, 1), word(words, 2)])) {
         Some(job) => {
             let verify = if job.flags & ring_flags::ICRC_IGNORE == 0 { VERIFY } else { 0 };
-            (job.job as u64) << JOB_SHIFT | verify | Counter::InBandFirst as u64
+            (job.job.0 as u64) << JOB_SHIFT | verify | Counter::InBandFirst as u64
         }
         None => Counter::InBandToken as u64,
     }

@@ -40,7 +40,7 @@ use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;
 use netsum_common::wire::Bytes as _;
 
-use classify::{Class, Found, classify, from_its_sender, is_spoofed, reason, refused};
+use classify::{Class, Found, classify, from_its_sender, is_moved, is_spoofed, reason, refused};
 use packet::Packet;
 
 /// What is added to the PSN of a stale packet.
@@ -72,6 +72,10 @@ pub fn on_port(ctx: &XdpContext) -> u32 {
                 found.counter = counter;
                 seen_here(flow, &found);
                 return refuse(ctx, traced_by::INGRESS, &found);
+            }
+            if is_moved(flow, &found.frame) {
+                found.counter = Counter::Moved;
+                return pass(ctx, traced_by::INGRESS, &found);
             }
             if check::is_laps_behind(ring, flow, &found.frame) {
                 return stale(ctx, &p, flow, &mut found);

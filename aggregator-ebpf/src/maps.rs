@@ -73,6 +73,8 @@ static HEADERS: ArrayOfMaps<InnerArray<SavedHeader, { size_of::<SavedHeader>() }
 #[btf_map]
 static PORTS: ArrayOfMaps<DevMap<MAX_RANKS>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
+static UPLINKS: DevMap<RINGS_LEN> = DevMap::new();
+#[btf_map]
 static EGRESS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap::new();
 #[btf_map]
 static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
@@ -167,7 +169,13 @@ pub fn lagged() -> Option<*mut Lagged> {
 /// Adds one to a ring's counter; ring 0 stands for none.
 #[inline(always)]
 pub fn count(ring: u32, counter: Counter) {
-    if let Some(c) = COUNTERS.get_ptr_mut(ring * COUNTERS_PER_RING + counter as u32) {
+    count_number(ring, counter as u32);
+}
+
+/// The same, by the counter's number.
+#[inline(always)]
+pub fn count_number(ring: u32, counter: u32) {
+    if let Some(c) = COUNTERS.get_ptr_mut(ring * COUNTERS_PER_RING + counter) {
         // SAFETY: a per-CPU value, and XDP programs of one CPU do not interrupt each other.
         unsafe { *c += 1 }
     }
@@ -186,13 +194,11 @@ pub fn owner(address: &Address) -> Option<&'static Owner> {
     OWNERS.get_ptr(address).map(|o| unsafe { &*o })
 }
 
-/// A ring's configuration.
 #[inline(always)]
 pub fn ring(ring: u32) -> Option<&'static RingConfig> {
     RINGS.get(ring)
 }
 
-/// A ring's state.
 #[inline(always)]
 pub fn state(ring: u32) -> Option<*mut RingState> {
     STATES.get_ptr_mut(ring)
@@ -204,7 +210,6 @@ pub fn timing(ring: u32) -> Option<*mut Timing> {
     TIMINGS.get_ptr_mut(ring)
 }
 
-/// A slot.
 #[inline(always)]
 pub fn slot(ring: u32, slot: u32) -> Option<*mut Slot> {
     SLOTS.get(ring)?.get_ptr_mut(slot)
@@ -276,6 +281,12 @@ pub fn to_all(ring: u32) -> Option<u32> {
 #[inline(always)]
 pub fn to_rank(ring: u32, rank: u32) -> Option<u32> {
     PORTS.get(ring)?.redirect(rank, 0).ok()
+}
+
+/// Sends the packet to a ring's parent box.
+#[inline(always)]
+pub fn to_parent(ring: u32) -> Option<u32> {
+    UPLINKS.redirect(ring, 0).ok()
 }
 
 /// Which packets are traced.

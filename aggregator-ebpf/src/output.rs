@@ -2,10 +2,10 @@
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::ReleaseTag;
+use netsum_common::abi::{ReleaseTag, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
-use netsum_common::slot::{GAP_PSN_AHEAD, Output, Slot, Verdict};
+use netsum_common::slot::{GAP_PSN_AHEAD, Output, Packed, Slot};
 use netsum_common::wire::Frame;
 
 use crate::AS_DUPLICATE;
@@ -16,27 +16,41 @@ use crate::{maps, trace};
 
 /// Drops, forwards or sends it, with the sum in it where there is to be one.
 #[inline(always)]
-pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: &Verdict) -> u32 {
+pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) -> u32 {
     let Contribution { frame, ring, len, party } = *c;
-    let sent = match verdict.output {
-        // No ring has a parent yet.
-        Output::Drop | Output::Up => return XDP_DROP,
-        Output::Stale => {
-            return if payload::move_psn(ctx, frame, len, AS_DUPLICATE) { XDP_PASS } else { XDP_DROP };
+    if verdict.output_is(Output::Gap) {
+        maps::count(party.ring, Counter::GapForwarded);
+        return forward_past_gap(ctx, frame, len, if verdict.completed() { Some(slot.crc) } else { None });
+    }
+    if verdict.output_is(Output::Stale) && payload::move_psn(ctx, frame, len, AS_DUPLICATE) {
+        return XDP_PASS;
+    }
+    if !verdict.leaves() {
+        return XDP_DROP;
+    }
+    // The way up is behind all others, and receives no totals.
+    let last = ring.ranks - 1;
+    let receiver = if verdict.output_is(Output::Release) {
+        maps::count(party.ring, Counter::Released);
+        ReleaseTag::ALL as u32
+    } else if verdict.output_is(Output::Up) {
+        if !verdict.counts(Counter::SentUpAgain) {
+            maps::count(party.ring, Counter::Partials);
         }
-        Output::Gap => {
-            maps::count(party.ring, Counter::GapForwarded);
-            return forward_past_gap(ctx, frame, len, if verdict.completed { Some(slot.crc) } else { None });
-        }
-        Output::Release => {
-            maps::count(party.ring, Counter::Released);
-            tag(ctx, c, ReleaseTag::ALL).and_then(|()| maps::to_all(party.ring))
-        }
-        Output::Replay => {
-            let next = if party.rank + 1 >= ring.ranks { 0 } else { party.rank + 1 };
-            tag(ctx, c, next as u16).and_then(|()| maps::to_rank(party.ring, next))
-        }
+        last
+    } else {
+        let end = if ring.flags & ring_flags::UPLINK == 0 { ring.ranks } else { last };
+        if party.rank + 1 >= end { 0 } else { party.rank + 1 }
     };
+    let sent = tag(ctx, c, receiver as u16).and_then(|()| {
+        if verdict.output_is(Output::Release) {
+            maps::to_all(party.ring)
+        } else if verdict.output_is(Output::Up) {
+            maps::to_parent(party.ring)
+        } else {
+            maps::to_rank(party.ring, receiver)
+        }
+    });
     match sent {
         Some(action) => action,
         None => {

@@ -78,22 +78,21 @@ fn returned(state: u64) -> Option<u32> {
 
 /// Applies an operation to `len` bytes at offset `at` of the packet and a slot's sum.
 #[inline(always)]
-pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, ring: &Place) -> Option<()> {
+pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, sum: &SumAddress) -> Option<()> {
     // One number: a global function takes five arguments at the most.
-    let place = ring.mtu.trailing_zeros() << 24 | (at as u32) << 16 | len as u32;
+    let packed = sum.mtu.trailing_zeros() << 24 | (at as u32) << 16 | len as u32;
     let result = match op {
-        Op::Store => payload_store(ctx.ctx, place, ring.ring, ring.slot),
-        Op::Add => payload_add(ctx.ctx, place, ring.ring, ring.slot),
-        Op::Load => payload_load(ctx.ctx, place, ring.ring, ring.slot),
+        Op::Store => payload_store(ctx.ctx, packed, sum.ring, sum.slot),
+        Op::Add => payload_add(ctx.ctx, packed, sum.ring, sum.slot),
+        Op::Load => payload_load(ctx.ctx, packed, sum.ring, sum.slot),
     };
     if result == 0 { Some(()) } else { None }
 }
 
 /// Where a sum is.
-pub struct Place {
+pub struct SumAddress {
     /// Ring number.
     pub ring: u32,
-    /// Slot number.
     pub slot: u32,
     /// The ring's path MTU.
     pub mtu: u32,
@@ -161,7 +160,9 @@ extern "C" fn psn_move(ctx: *mut xdp_md, at: u32, behind: u32, by: u32) -> u64 {
     let p = Packet::new(&XdpContext::new(ctx));
     let (at, behind) = (bounded(at, OFFSET_MASK), (behind & LEN_MASK) as usize);
     // The nearer first: the compiler leaves out a comparison that follows from a farther one, and the verifier does not follow.
-    let Some(psn_at) = p.at::<{ UDP_CHECKSUM_LEN + BTH_LEN }>(at).map(|_| at + UDP_CHECKSUM_LEN + BTH_LEN - 4) else {
+    let Some(psn_at) =
+        p.at::<{ UDP_CHECKSUM_LEN + BTH_LEN }>(at).map(|_| at + UDP_CHECKSUM_LEN + BTH_LEN - 4)
+    else {
         return FAILED;
     };
     let Some(old) = p.load::<4>(psn_at) else { return FAILED };
@@ -318,12 +319,12 @@ macro_rules! global {
     ($name:ident, $op:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $name(ctx: *mut xdp_md, place: u32, ring: u32, slot: u32) -> u64 {
+        extern "C" fn $name(ctx: *mut xdp_md, packed: u32, ring: u32, slot: u32) -> u64 {
             const OP: u8 = Op::$op as u8;
             let p = Packet::new(&XdpContext::new(ctx));
-            let (at, len) = (bounded(place >> 16, OFFSET_MASK), (place & LEN_MASK) as usize);
+            let (at, len) = (bounded(packed >> 16, OFFSET_MASK), (packed & LEN_MASK) as usize);
             // By path MTU, so that a slot takes no more memory than its payload and one look-up finds all of it.
-            let done = match place >> 24 {
+            let done = match packed >> 24 {
                 8 => maps::sum_256(ring, slot).and_then(|s| apply_to::<OP, 1, 256>(&p, at, len, s.cast())),
                 9 => maps::sum_512(ring, slot).and_then(|s| apply_to::<OP, 2, 512>(&p, at, len, s.cast())),
                 10 => maps::sum_1024(ring, slot).and_then(|s| apply_to::<OP, 4, 1024>(&p, at, len, s.cast())),

@@ -23,7 +23,6 @@ pub struct Party {
     pub ring: u32,
     /// Rank, or [`TraceEvent::NONE`].
     pub rank: u32,
-    /// Fragment index.
     pub index: u32,
 }
 
@@ -39,7 +38,7 @@ impl Party {
         }
         // SAFETY: a map value; what is read here is written by user space as a whole.
         let flow = unsafe { &*found.flow };
-        Self { ring: flow.ring, rank: flow.rank, index: serial::sub(found.frame.bth.psn, flow.base_psn) }
+        Self { ring: flow.ring.0, rank: flow.rank, index: serial::sub(found.frame.bth.psn, flow.base_psn) }
     }
 }
 

@@ -11,7 +11,7 @@ use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::format::Format;
 use netsum_cli::simulation::{Outcome, Simulated, SimulatedStep, Simulation, print};
 use netsum_cli::trace::{Packet, describe};
-use netsum_common::abi::{self, Flow, TraceEvent};
+use netsum_common::abi::{self, Flow, RingNumber, TraceEvent};
 use netsum_common::counters::{Counter, Kind as CounterKind, of_bits};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{self, Frame};
@@ -19,7 +19,7 @@ use netsum_core::JobRing;
 use netsum_core::diagnose::{Case, explain};
 use netsum_core::plane::unmapped;
 use netsum_core::trace::program_name;
-use netsum_daemon::message::{Place, packet_message};
+use netsum_daemon::message::{RingOfJob, packet_message};
 use netsum_dataplane::replica::{LONGEST, Replica, Step};
 
 /// XDP verdicts (`include/uapi/linux/bpf.h`).
@@ -69,10 +69,10 @@ impl Box_ {
         })
     }
 
-    fn place(&self, ring: u32) -> Option<Place> {
+    fn ring_of_job(&self, ring: u32) -> Option<RingOfJob> {
         self.jobs.iter().find_map(|job| {
             let number = job.ring_ids.iter().position(|&id| id == ring)?;
-            Some(Place { job: job.name.clone(), ring: JobRing(number as u32), ranks: job.ranks })
+            Some(RingOfJob { job: job.name.clone(), ring: JobRing(number as u32), ranks: job.ranks })
         })
     }
 }
@@ -169,8 +169,8 @@ fn reason(
         return fine(format!("counted among {help}"));
     }
     let psn = wire::parse(frame).map(|f| f.bth.psn).unwrap_or_default();
-    let flow = copy.flows().iter().find(|(_, f)| (f.ring, f.rank) == (event.ring, event.rank));
-    let (Some((_, flow)), Some(ring)) = (flow, copy.ring(event.ring)) else {
+    let flow = copy.flows().iter().find(|(_, f)| (f.ring.0, f.rank) == (event.ring, event.rank));
+    let (Some((_, flow)), Some(ring)) = (flow, copy.ring(RingNumber(event.ring))) else {
         return (format!("counted among {help}"), "look who sends it, and whether it should".into());
     };
     let front = event.slot_flags & Slot::USED != 0 && event.slot_index == event.low;
@@ -206,8 +206,8 @@ fn simulated(
         if !egress {
             (frame.reason, frame.next) =
                 reason(frame.outcome, event.counters, event, &captured.frame, box_, copy);
-            let place = box_.place(event.ring);
-            let said = Packet::new(packet_message(&step.traced, 0, String::new(), place, 0), 0);
+            let ring = box_.ring_of_job(event.ring);
+            let said = Packet::new(packet_message(&step.traced, 0, String::new(), ring, 0), 0);
             (frame.job, frame.ring, frame.slot) = (said.job, said.ring, said.slot);
         }
         frame.steps.push(SimulatedStep {
@@ -330,7 +330,7 @@ mod tests {
             outbound: false,
         };
         let flow = Flow {
-            ring: 1,
+            ring: RingNumber(1),
             rank: 2,
             base_psn: 0,
             ifindex: 12,

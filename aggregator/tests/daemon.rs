@@ -11,8 +11,9 @@ use netsum_aggregator::execute;
 use netsum_api::v1 as api;
 use netsum_cli::Cli;
 use netsum_cli::failure::Kind;
-use netsum_common::abi::{MAX_CAPTURE, MIN_CAPTURE, TraceEvent, traced_by};
+use netsum_common::abi::{MAX_CAPTURE, MIN_CAPTURE, RingNumber, TraceEvent, traced_by};
 use netsum_common::counters::Counter;
+use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_core::plane::FirstPacket;
@@ -83,9 +84,18 @@ async fn refusals_reach_the_command_line_in_plain_words() {
         ("job create a --ranks 2 --icrc maybe".into(), "--icrc maybe: verify or ignore is possible"),
         ("job create a --ranks two".into(), "invalid value 'two' for '--ranks <N>'"),
         ("job create a --ranks 2 --message-size huge".into(), "`huge` is no size"),
+        (
+            "job create a --ranks 2 --message-size 5G".into(),
+            "--message-size 5.0 GiB: less than 4 GiB is possible",
+        ),
+        ("job create a --ranks 2 --mtu 0".into(), "invalid value '0' for '--mtu <BYTES>'"),
         ("job show nobody".into(), "NAME `nobody`: no such job"),
         (format!("{flow} --qpn 1 --port eth9"), "--port `eth9`: netsum has ports p0, p1, p2"),
         (format!("{flow} --qpn 0x1000000 --port p0"), "--qpn 0x1000000: more than 24 bits"),
+        (
+            format!("{flow} --qpn 1 --port p0").replace("--psn 1", "--psn 0xffffffff"),
+            "--psn 0xffffffff: more than 24 bits",
+        ),
         (format!("{flow} --qpn twelve --port p0"), "a number is expected, decimal or 0x"),
         (format!("{flow} --qpn 1 --port p0 --src-mac 1:2"), "--src-mac `1:2`: six bytes"),
         ("slot show train --ring 4".into(), "--ring 4: the job has rings 0 to 0"),
@@ -112,9 +122,19 @@ fn first_packet(rank: u32, change: fn(&mut FirstPacket)) -> FirstPacket {
     let ip = |rank: u32| IpAddr::from([10, 0, 0, rank as u8 + 1]);
     let (src, dst) = (ip(rank), ip((rank + 1) % 2));
     let src_mac = [2, 0, 0, 0, 0, rank as u8 + 1];
-    let (ifindex, qpn, psn) = (10 + rank, 0x20 + rank, 5);
-    let mut packet =
-        FirstPacket { job: 1, header, ifindex, src, src_mac, dst, qpn, psn, len: 512, only: true };
+    let (ifindex, qpn, psn) = (10 + rank, Qpn::new(0x20 + rank), Psn::new(5));
+    let mut packet = FirstPacket {
+        job: RingNumber(1),
+        header,
+        ifindex,
+        src,
+        src_mac,
+        dst,
+        qpn,
+        psn,
+        len: 512,
+        only: true,
+    };
     change(&mut packet);
     packet
 }
@@ -186,7 +206,7 @@ async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_ma
         let places = (0..RINGS).flat_map(|ring| (0..2).map(move |rank| (ring, rank)));
         let packet = |(ring, rank)| {
             let mut packet = first_packet(rank, |p| (p.len, p.only, p.header.fragments) = (1024, false, 4));
-            (packet.header.ring, packet.qpn) = (ring, base_qpn + 2 * ring + rank);
+            (packet.header.ring, packet.qpn) = (ring, Qpn::new(base_qpn + 2 * ring + rank));
             packet
         };
         d.told.lock().unwrap().first_packets = places.map(packet).collect();
@@ -310,12 +330,12 @@ async fn a_diagnosis_names_the_ranks_that_have_not_joined() {
 }
 
 /// A traced contribution of a rank, as the data plane notes it.
-fn traced(ring: u32, rank: u32, index: u32, counter: Counter) -> Traced {
+fn traced(ring: RingNumber, rank: u32, index: u32, counter: Counter) -> Traced {
     let event = TraceEvent {
         time: 0,
         counters: counter.bit(),
         contributors: 1 << rank,
-        ring,
+        ring: ring.0,
         rank,
         index,
         low: 3,
@@ -343,7 +363,7 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
             traced(ring, 1, 3, Counter::Fragments),
             traced(ring, 0, 4, Counter::Fragments),
             traced(ring, 1, 4, Counter::Duplicate),
-            traced(9, 1, 5, Counter::Fragments),
+            traced(RingNumber(9), 1, 5, Counter::Fragments),
             traced(ring, 1, 6, Counter::Fragments),
         ];
     }

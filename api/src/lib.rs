@@ -1,10 +1,14 @@
 //! Messages, clients and servers of the control API; see `proto/netsum.proto` for what they mean.
 
+#[cfg(feature = "clap")]
+pub mod arguments;
 pub mod tls;
 
 /// Version 1 of the API.
 pub mod v1 {
     #![allow(clippy::all, reason = "generated")]
+    #[cfg(feature = "clap")]
+    use crate::arguments::{bytes, mtu, number};
     tonic::include_proto!("netsum.v1");
 }
 

@@ -121,7 +121,7 @@ where
     }
     let place = match panel.height {
         Height::Log => SeriesLabelPosition::LowerRight,
-        Height::Linear => SeriesLabelPosition::UpperLeft,
+        Height::Linear => SeriesLabelPosition::LowerLeft,
     };
     chart
         .configure_series_labels()

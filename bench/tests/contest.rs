@@ -3,7 +3,7 @@
 use netsum_bench::contest::Order;
 use netsum_bench::contest::link::{Link, Wire};
 use netsum_bench::contest::start::{Who, start};
-use netsum_bench::contest::wire::Part;
+use netsum_bench::contest::wire::{Part, Progress};
 use netsum_lab::cluster::JobSpec;
 
 #[test]
@@ -36,9 +36,9 @@ fn nobody_is_faster_than_the_links() {
         who: vec![Who::Box, Who::Xdp, Who::Ring { offload: true }],
         launches: 2,
         rounds: 1,
-        seconds: 0.1,
+        round_seconds: 0.1,
     };
-    let rows = part.measure().unwrap();
+    let rows = part.measure(&mut Progress::of(std::slice::from_ref(&part))).unwrap();
     let found: Vec<(usize, &str)> = rows.iter().map(|row| (row.bytes, &*row.name)).collect();
     let names = ["netsum", "netsum-xdp", "netsum-ring"];
     let expected: Vec<_> = part.sizes.iter().flat_map(|size| names.map(|name| (*size, name))).collect();

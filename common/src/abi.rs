@@ -7,10 +7,10 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 pub use crate::limits::*;
-pub use crate::ring::{RingConfig, ring_flags};
+pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
 
 /// Names of the maps in the BPF object.
 pub mod maps {
@@ -31,6 +31,8 @@ pub mod maps {
     pub const HEADERS: &str = "HEADERS";
     /// Array of maps, ring to device map with the port of each rank, in rank order.
     pub const PORTS: &str = "PORTS";
+    /// Device map, ring to the port towards its parent box, where it has one.
+    pub const UPLINKS: &str = "UPLINKS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
     /// Per-CPU array of one [`crate::icrc::Lagged`], for the CRC of a long payload.
@@ -63,10 +65,10 @@ pub mod maps {
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
     pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
-    pub const ALL: [&str; 26] = [
-        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, EGRESS,
-        WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST, SCRATCH,
-        LAGGED, PROGRAMS,
+    pub const ALL: [&str; 27] = [
+        OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, UPLINKS,
+        EGRESS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST,
+        SCRATCH, LAGGED, PROGRAMS,
     ];
 }
 
@@ -98,8 +100,8 @@ pub struct FlowKey {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Flow {
-    /// Ring number, 1 to `MAX_RINGS - 1`; or [`Flow::ENDED`].
-    pub ring: u32,
+    /// Its ring, or [`Flow::ENDED`].
+    pub ring: RingNumber,
     /// The sending rank.
     pub rank: u32,
     /// PSN of fragment index 0.
@@ -112,8 +114,8 @@ pub struct Flow {
     pub src_mac: [u8; 6],
     /// 1 where user space has given `src_mac`, 0 where it is learned.
     pub mac_given: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// 1 where it comes by another box, which may have moved a PSN ([`crate::slot::is_moved`]).
+    pub by_box: u8,
     /// Data packets that came for it, whatever became of them; this and what follows is written by the ring's CPU and
     /// read by whoever asks why a job stands still.
     pub packets: u32,
@@ -135,7 +137,7 @@ pub struct Flow {
 impl Flow {
     /// In place of a ring: the flow's job has ended. What its sender still sends is dropped, because its receiver would take it for
     /// a sum.
-    pub const ENDED: u32 = 0;
+    pub const ENDED: RingNumber = RingNumber::NONE;
     /// No flow at all.
     pub const NOTHING: Self = Self {
         ring: Self::ENDED,
@@ -145,7 +147,7 @@ impl Flow {
         src_ip: [0; 16],
         src_mac: [0; 6],
         mac_given: 0,
-        reserved: 0,
+        by_box: 0,
         packets: 0,
         refused: 0,
         last_psn: 0,
@@ -199,7 +201,6 @@ impl Address {
         self.0
     }
 
-    /// From its [`words`](Self::words).
     #[inline(always)]
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
@@ -288,7 +289,6 @@ pub struct TraceEvent {
     pub expected: u32,
     /// Index that its slot holds.
     pub slot_index: u32,
-    /// The slot's flags.
     pub slot_flags: u32,
     /// The port that it came in on or, at egress, leaves by.
     pub ifindex: u32,
@@ -298,7 +298,6 @@ pub struct TraceEvent {
     pub len: u32,
     /// How many bytes of it follow.
     pub captured: u32,
-    /// The CPU.
     pub cpu: u32,
 }
 
@@ -311,7 +310,6 @@ impl TraceEvent {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct TraceRecord {
-    /// The event.
     pub event: TraceEvent,
     /// The frame's first bytes.
     pub frame: [u8; MAX_CAPTURE],
@@ -352,11 +350,9 @@ impl Token {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct InBandJob {
-    /// Number of its first ring, which stands for the job.
-    pub job: u32,
-    /// Its ranks.
+    /// Its first ring, which stands for the job.
+    pub job: RingNumber,
     pub ranks: u32,
-    /// Its rings.
     pub rings: u32,
     /// Bits of [`ring_flags`]: whether the ICRC is verified.
     pub flags: u32,
@@ -366,8 +362,8 @@ pub struct InBandJob {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct ClaimKey {
-    /// Number of the job's first ring.
-    pub job: u32,
+    /// The job's first ring.
+    pub job: RingNumber,
     /// Ring of the job that the packet names; the job's number of rings where it names more.
     pub ring: u32,
     /// Rank that the packet names; the job's number of ranks where it names more.
@@ -385,7 +381,6 @@ pub struct Claim {
     pub header: [u64; JOB_HEADER_LEN / 8],
     /// Where it comes from and goes to.
     pub connection: StrangerKey,
-    /// The packet's PSN.
     pub psn: u32,
     /// Length of its payload in bytes.
     pub len: u32,
@@ -420,8 +415,8 @@ pub struct SavedHeader {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct EgressKey {
-    /// Ring number.
-    pub ring: u32,
+    /// The ring.
+    pub ring: RingNumber,
     /// The port's interface.
     pub ifindex: u32,
 }
@@ -434,7 +429,6 @@ pub struct EgressPort {
     pub count: u32,
     /// Whose turn it is, below `count`.
     pub cursor: u32,
-    /// The ranks.
     pub ranks: [u8; MAX_RANKS],
 }
 
@@ -490,10 +484,9 @@ pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
             + size_of::<crate::slot::Slot>() as u64)
 }
 
-/// Slots that a ring needs for a window of `window` messages of `fragments` each: twice the credit, rounded up to a power of two. `None` where that is more than [`MAX_SLOTS`].
-pub const fn ring_slots(window: u32, fragments: u32) -> Option<u32> {
-    let Some(credit) = window.checked_mul(fragments) else { return None };
-    let Some(double) = credit.checked_mul(2) else { return None };
+/// Slots that a ring needs for a credit: twice as many, rounded up to a power of two. `None` where that is more than [`MAX_SLOTS`].
+pub const fn ring_slots(credit: Fragments) -> Option<u32> {
+    let Some(double) = credit.0.checked_mul(2) else { return None };
     if double == 0 || double > MAX_SLOTS { None } else { Some(double.next_power_of_two()) }
 }
 

@@ -179,6 +179,8 @@ counters! {
     SentUpAgain "sent_up_again" Work,
     /// total sums from the parent box to which this box has sent nothing
     TotalUnexpected "total_unexpected" Drop,
+    /// packets of another box that are no data to their receiver, who answers them: passed on
+    Moved "moved" Pass,
 }
 
 /// How many counters there are for each ring.

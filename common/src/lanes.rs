@@ -165,7 +165,6 @@ pub struct Stamp {
 pub struct MessageId {
     /// A random number that the ranks agree on when they connect.
     pub run: u64,
-    /// Ring.
     pub ring: u32,
     /// Number in the ring, from 0.
     pub number: u64,
@@ -209,7 +208,7 @@ pub struct Check {
 
 /// What a received sum is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Finding {
+pub enum Verification {
     /// The sum over all ranks.
     Sum,
     /// One rank's message as sent: no box summed it.
@@ -222,7 +221,6 @@ pub enum Finding {
 }
 
 impl Check {
-    /// As lanes.
     pub fn encode(&self) -> [u32; CHECK_LANES] {
         let mut lanes = [0; CHECK_LANES];
         let Stamp { count, sequence, rank } = self.stamp;
@@ -231,7 +229,6 @@ impl Check {
         lanes
     }
 
-    /// From lanes.
     pub fn decode(lanes: [u32; CHECK_LANES]) -> Self {
         let [count, sequence, rank, data @ ..] = lanes;
         Self { stamp: Stamp { count, sequence, rank }, data }
@@ -239,15 +236,15 @@ impl Check {
 
     /// What has arrived from rank `from`, with `data` as the sums over its data lanes, where the sum of a message over `ranks`
     /// ranks should.
-    pub fn examine(&self, id: &MessageId, ranks: u32, from: u32, data: &[u32; DATA_SUMS]) -> Finding {
+    pub fn examine(&self, id: &MessageId, ranks: u32, from: u32, data: &[u32; DATA_SUMS]) -> Verification {
         if self.data == *data && self.stamp == id.of_all(ranks) {
-            Finding::Sum
+            Verification::Sum
         } else if self.data == *data && self.stamp == id.of(from) {
-            Finding::Unsummed
+            Verification::Unsummed
         } else if self.data == *data && self.stamp.count == ranks {
-            Finding::Stray
+            Verification::Stray
         } else {
-            Finding::Wrong
+            Verification::Wrong
         }
     }
 }
@@ -267,7 +264,7 @@ mod tests {
         [&check.encode()[..], x].concat()
     }
 
-    fn examine(m: &[u32], id: MessageId, ranks: u32) -> Finding {
+    fn examine(m: &[u32], id: MessageId, ranks: u32) -> Verification {
         let check = Check::decode(m[..CHECK_LANES].try_into().unwrap());
         check.examine(&id, ranks, 1, &data_sums(&bytes(&m[CHECK_LANES..])))
     }
@@ -310,12 +307,12 @@ mod tests {
     fn sums_of_messages_check_and_others_do_not() {
         for ranks in [2, 3, 4, 64] {
             let m = messages(ID, ranks);
-            assert_eq!(examine(&sum(&m), ID, ranks), Finding::Sum);
-            assert_eq!(examine(&m[1], ID, ranks), Finding::Unsummed);
-            assert_eq!(examine(&m[0], ID, ranks), Finding::Wrong, "not the previous rank's");
+            assert_eq!(examine(&sum(&m), ID, ranks), Verification::Sum);
+            assert_eq!(examine(&m[1], ID, ranks), Verification::Unsummed);
+            assert_eq!(examine(&m[0], ID, ranks), Verification::Wrong, "not the previous rank's");
             assert_eq!(
                 examine(&sum(&m[1..]), ID, ranks),
-                if ranks == 2 { Finding::Unsummed } else { Finding::Wrong }
+                if ranks == 2 { Verification::Unsummed } else { Verification::Wrong }
             );
             for other in [
                 MessageId { run: ID.run + 1, ..ID },
@@ -324,17 +321,17 @@ mod tests {
                 MessageId { number: ID.number + (1 << 32), ..ID },
                 MessageId { tag: 6, ..ID },
             ] {
-                assert_eq!(examine(&sum(&m), other, ranks), Finding::Stray, "{other:?}");
+                assert_eq!(examine(&sum(&m), other, ranks), Verification::Stray, "{other:?}");
                 // One contribution of it among the right ones.
                 let mut mixed = m.clone();
                 mixed[1] = messages(other, ranks).swap_remove(1);
-                assert_eq!(examine(&sum(&mixed), ID, ranks), Finding::Stray, "{other:?}");
+                assert_eq!(examine(&sum(&mixed), ID, ranks), Verification::Stray, "{other:?}");
             }
             for lost in 0..ranks as usize {
                 for doubled in (0..ranks as usize).filter(|r| *r != lost) {
                     let mut mixed = m.clone();
                     mixed[lost] = m[doubled].clone();
-                    assert_eq!(examine(&sum(&mixed), ID, ranks), Finding::Stray, "{lost} {doubled}");
+                    assert_eq!(examine(&sum(&mixed), ID, ranks), Verification::Stray, "{lost} {doubled}");
                 }
             }
             for lane in 0..CHECK_LANES + 4 {
@@ -342,14 +339,14 @@ mod tests {
                     let mut s = sum(&m);
                     s[lane] ^= 1 << bit;
                     assert!(
-                        !matches!(examine(&s, ID, ranks), Finding::Sum | Finding::Unsummed),
+                        !matches!(examine(&s, ID, ranks), Verification::Sum | Verification::Unsummed),
                         "lane {lane}"
                     );
                 }
             }
             let mut s = sum(&m);
             s.swap(CHECK_LANES + 1, CHECK_LANES + 3);
-            assert_eq!(examine(&s, ID, ranks), Finding::Wrong, "lanes exchanged");
+            assert_eq!(examine(&s, ID, ranks), Verification::Wrong, "lanes exchanged");
         }
     }
 

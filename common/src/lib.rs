@@ -8,6 +8,7 @@
 //! | [`limits`] | how much of each thing there may be |
 //! | [`ring`] | a ring as user space sets it up |
 //! | [`slot`] | the slot state machine |
+//! | `ring_box` | a box around it in memory; with the feature `test-support` |
 //! | [`abi`] | map keys and values, the border between kernel and user space |
 //! | [`counters`] | every counter, with its name and meaning |
 //! | [`timing`] | how long sums take, and which rank they wait for |
@@ -17,6 +18,9 @@
 //! Nothing here may read a clock, a socket or a map.
 #![cfg_attr(not(test), no_std)]
 
+#[cfg(feature = "test-support")]
+extern crate alloc;
+
 pub mod abi;
 pub mod counters;
 pub mod icrc;
@@ -24,6 +28,8 @@ pub mod lanes;
 pub mod limits;
 pub mod live;
 pub mod ring;
+#[cfg(feature = "test-support")]
+pub mod ring_box;
 pub mod serial;
 pub mod slot;
 pub mod timing;

@@ -40,7 +40,6 @@ pub struct LiveFrame {
 pub struct LiveSender {
     /// Index of the next contribution.
     pub index: u32,
-    /// Its rank.
     pub rank: u32,
     /// Indices that the sender may be ahead of the ring.
     pub credit: u32,

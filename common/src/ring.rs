@@ -1,6 +1,55 @@
 //! A ring as user space sets it up.
 
-/// Flags of a ring.
+use core::fmt;
+
+/// A ring's number on the box, over all jobs, 1 to [`MAX_RINGS`](crate::limits::MAX_RINGS)` - 1`: its place in the maps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+#[repr(transparent)]
+pub struct RingNumber(pub u32);
+
+impl RingNumber {
+    /// Of what belongs to no ring.
+    pub const NONE: Self = Self(0);
+}
+
+impl fmt::Display for RingNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Messages, as a window counts them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct Messages(pub u32);
+
+/// Fragments, as a credit counts them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Fragments(pub u32);
+
+impl Messages {
+    /// So many messages of `each`. `None` where that are too many.
+    pub const fn of(self, each: Fragments) -> Option<Fragments> {
+        match self.0.checked_mul(each.0) {
+            Some(all) => Some(Fragments(all)),
+            None => None,
+        }
+    }
+}
+
+impl fmt::Display for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Fragments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 pub mod ring_flags {
     /// All flows are there: contributions count.
     pub const ACTIVE: u32 = 1;

@@ -34,6 +34,7 @@ pub const fn before(a: u32, b: u32) -> bool {
 
 /// A packet sequence number. It counts modulo 2^24, so that it has no order, and cannot be added to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[repr(transparent)]
 pub struct Psn(u32);
 
@@ -71,6 +72,7 @@ impl Psn {
 
 /// A queue pair number, of 24 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[repr(transparent)]
 pub struct Qpn(u32);
 

@@ -206,48 +206,114 @@ pub struct Verdict {
     pub completed: bool,
     /// What to do with the packet.
     pub output: Output,
-    /// What to count.
     pub counter: Counter,
     /// The fragment arrived past a gap of its rank.
     pub gap: bool,
 }
 
 impl Verdict {
+    /// In one word.
+    #[inline(always)]
+    pub const fn packed(self) -> Packed {
+        let flags = (self.save_header as u64) << 16 | (self.completed as u64) << 17 | (self.gap as u64) << 18;
+        let leaves = matches!(self.output, Output::Release | Output::Replay | Output::Up) as u64;
+        Packed(
+            flags
+                | leaves << 19
+                | (self.output as u64) << 12
+                | (self.payload as u64) << 8
+                | self.counter as u64,
+        )
+    }
+
+    const fn only(output: Output, counter: Counter) -> Self {
+        Self { payload: Payload::Leave, save_header: false, completed: false, output, counter, gap: false }
+    }
+}
+
+/// A [`Verdict`] in one word: XDP programs have little stack, and a global function can return it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packed(pub u64);
+
+impl Packed {
+    /// Something that must be there is not.
+    pub const INTERNAL: Self = Verdict::only(Output::Drop, Counter::Internal).packed();
+
+    #[inline(always)]
+    pub const fn payload_is(self, payload: Payload) -> bool {
+        self.0 >> 8 & 0xf == payload as u64
+    }
+
+    #[inline(always)]
+    pub const fn output_is(self, output: Output) -> bool {
+        self.0 >> 12 & 0xf == output as u64
+    }
+
+    #[inline(always)]
+    pub const fn save_header(self) -> bool {
+        self.0 >> 16 & 1 != 0
+    }
+
+    #[inline(always)]
+    pub const fn completed(self) -> bool {
+        self.0 >> 17 & 1 != 0
+    }
+
+    #[inline(always)]
+    pub const fn gap(self) -> bool {
+        self.0 >> 18 & 1 != 0
+    }
+
+    /// The packet is sent on with the sum in it.
+    #[inline(always)]
+    pub const fn leaves(self) -> bool {
+        self.0 >> 19 & 1 != 0
+    }
+
+    /// Number of the counter.
+    #[inline(always)]
+    pub const fn counter(self) -> u32 {
+        self.0 as u32 & 0xff
+    }
+
+    #[inline(always)]
+    pub const fn counts(self, counter: Counter) -> bool {
+        self.counter() == counter as u32
+    }
+
+    /// The sum is there and has to wait for an earlier one.
+    #[inline(always)]
+    pub const fn is_held(self) -> bool {
+        self.completed() && !self.output_is(Output::Release) && !self.output_is(Output::Up)
+    }
+
     /// The counters that count a fragment with this verdict, bit by bit; `ce` is its congestion mark. Where its result cannot
     /// be sent that is counted on top.
     #[inline(always)]
-    pub const fn counters(&self, ce: bool) -> u64 {
-        let mut bits = self.counter.bit();
-        if self.gap {
+    pub const fn counters(self, ce: bool) -> u64 {
+        let mut bits = 1 << self.counter();
+        if self.gap() {
             bits |= Counter::OutOfSequence.bit();
         }
         if ce {
             bits |= Counter::EcnMarked.bit();
         }
-        if self.completed {
-            if !matches!(self.counter, Counter::Totals) {
-                bits |= Counter::Completed.bit();
-            }
-            if self.is_held() {
-                bits |= Counter::Held.bit();
-            }
+        if self.completed() && !self.counts(Counter::Totals) {
+            bits |= Counter::Completed.bit();
         }
-        match self.output {
-            Output::Release => bits | Counter::Released.bit(),
-            Output::Gap => bits | Counter::GapForwarded.bit(),
-            Output::Up if !matches!(self.counter, Counter::SentUpAgain) => bits | Counter::Partials.bit(),
-            Output::Drop | Output::Replay | Output::Stale | Output::Up => bits,
+        if self.is_held() {
+            bits |= Counter::Held.bit();
         }
-    }
-
-    /// The sum is there and has to wait for an earlier one.
-    #[inline(always)]
-    pub const fn is_held(&self) -> bool {
-        self.completed && !matches!(self.output, Output::Release | Output::Up)
-    }
-
-    const fn only(output: Output, counter: Counter) -> Self {
-        Self { payload: Payload::Leave, save_header: false, completed: false, output, counter, gap: false }
+        if self.output_is(Output::Release) {
+            bits |= Counter::Released.bit();
+        }
+        if self.output_is(Output::Gap) {
+            bits |= Counter::GapForwarded.bit();
+        }
+        if self.output_is(Output::Up) && !self.counts(Counter::SentUpAgain) {
+            bits |= Counter::Partials.bit();
+        }
+        bits
     }
 }
 

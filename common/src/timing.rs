@@ -136,7 +136,6 @@ pub struct Timing {
     pub started: [u64; STARTS],
     /// From first contribution to last.
     pub completion: Histogram,
-    /// The ranks.
     pub ranks: [RankTiming; MAX_RANKS],
 }
 

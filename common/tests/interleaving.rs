@@ -119,9 +119,12 @@ impl Model {
             slot.crc = s.sums[at];
         }
         let next = ((rank + 1) % self.ring.ranks) as usize;
-        let held = slot.is(Slot::RELEASED) && slot.index == index;
-        let output =
-            if self.replays_all && held && v.output == Output::Stale { Output::Replay } else { v.output };
+        let still_there = slot.is(Slot::RELEASED) && slot.index == index;
+        let output = if self.replays_all && still_there && v.output == Output::Stale {
+            Output::Replay
+        } else {
+            v.output
+        };
         let to = match output {
             Output::Release => 0..self.ring.ranks as usize,
             Output::Replay => next..next + 1,

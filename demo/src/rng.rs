@@ -13,7 +13,6 @@ impl Rng {
         Self(start ^ Self(stream).next_u64().rotate_left(32))
     }
 
-    /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
 use netsum_api::v1 as api;
-use netsum_common::abi::{FlowKey, MAX_RINGS};
+use netsum_common::abi::{FlowKey, MAX_RINGS, RingNumber};
+use netsum_common::serial::{MASK, Psn, Qpn};
 use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_core::in_band::Outcome;
 use netsum_core::membership::Join;
 use netsum_core::plane::{FirstPacket, FlowSpec, RingSpec};
 use netsum_core::pool::job_memory;
-use netsum_core::{Action, Connection, Controller, JobRing, PortInfo, RankAddress, State};
+use netsum_core::{Action, Connection, Controller, JobRing, PortInfo, Rank, RankAddress, State};
 use netsum_daemon::message::{job_spec, mac_from_text};
 use prost::Message;
 
@@ -27,11 +28,11 @@ const MEMORY: u64 = 8 << 20;
 /// What the data plane was told.
 #[derive(Default)]
 struct Told {
-    rings: BTreeMap<u32, RingSpec>,
-    flows: Vec<(FlowKey, u32)>,
-    active: BTreeSet<u32>,
+    rings: BTreeMap<RingNumber, RingSpec>,
+    flows: Vec<(FlowKey, RingNumber)>,
+    active: BTreeSet<RingNumber>,
     /// Tokens of jobs that are set up in band, by the number that stands for the job.
-    listening: BTreeMap<InBandToken, u32>,
+    listening: BTreeMap<InBandToken, RingNumber>,
 }
 
 struct System {
@@ -97,9 +98,9 @@ impl System {
         let told = &mut self.told;
         for action in actions {
             match action {
-                Action::ResetCounters(ring) => assert!(ring > 0 && ring < MAX_RINGS),
+                Action::ResetCounters(ring) => assert!((1..MAX_RINGS).contains(&ring.0)),
                 Action::CreateRing(ring) => {
-                    assert!(ring.id > 0 && ring.id < MAX_RINGS && ring.cpu < 2);
+                    assert!((1..MAX_RINGS).contains(&ring.id.0) && ring.cpu < 2);
                     assert!(
                         ring.config.slots.is_power_of_two()
                             && ring.config.slots / 2 >= ring.config.credit
@@ -110,9 +111,8 @@ impl System {
                 }
                 Action::AddFlow(flow) => {
                     let ring = &told.rings[&flow.ring];
-                    assert!(flow.rank < ring.config.ranks, "{flow:?}");
+                    assert!(flow.rank.0 < ring.config.ranks, "{flow:?}");
                     assert_eq!(flow.src.is_ipv4(), flow.dst.is_ipv4(), "{flow:?}");
-                    assert!(flow.qpn < 1 << 24 && flow.base_psn < 1 << 24);
                     let taken = told.flows.iter().any(|(key, _)| *key == flow.key());
                     assert!(!taken, "two flows with one key: {flow:?}");
                     told.flows.push((flow.key(), flow.ring));
@@ -151,19 +151,19 @@ impl System {
         let memory: u64 = jobs().map(|j| job_memory(&j.spec, j.slots)).sum();
         assert_eq!(self.controller.memory_used(), memory);
         assert!(memory <= MEMORY);
-        let rings: BTreeMap<u32, RingSpec> =
+        let rings: BTreeMap<RingNumber, RingSpec> =
             jobs().flat_map(|j| &j.rings).map(|r| (r.id, r.clone())).collect();
         assert_eq!(rings, self.told.rings);
         let mut flows: Vec<_> = jobs().flat_map(|j| &j.flows).map(|f| (f.key(), f.ring)).collect();
         let mut told = self.told.flows.clone();
-        let order = |(key, ring): &(FlowKey, u32)| (key.dst_ip, key.qpn, *ring);
+        let order = |(key, ring): &(FlowKey, RingNumber)| (key.dst_ip, key.qpn, *ring);
         flows.sort_by_key(order);
         told.sort_by_key(order);
         assert_eq!(flows, told);
-        let active: BTreeSet<u32> =
+        let active: BTreeSet<RingNumber> =
             jobs().filter(|j| j.state == State::Active).flat_map(|j| &j.rings).map(|r| r.id).collect();
         assert_eq!(active, self.told.active);
-        let listening: BTreeMap<InBandToken, u32> =
+        let listening: BTreeMap<InBandToken, RingNumber> =
             jobs().filter(|j| j.spec.in_band).map(|j| (j.spec.token.in_band(), j.rings[0].id)).collect();
         assert_eq!(listening, self.told.listening);
     }
@@ -174,7 +174,7 @@ impl System {
             ranks: number(u, &[2, 3, 64])?,
             dtype: "i32".into(),
             mtu: number(u, &[256, 1024])?,
-            message_size: number(u, &[1024, 64, 65536])?,
+            message_size: number(u, &[1024, 64, 65536])?.into(),
             window: number(u, &[1, 2, 16])?,
             rings: number(u, &[1, 1, 2, 8, 255])?,
             icrc: "verify".into(),
@@ -182,6 +182,9 @@ impl System {
             token: if u.ratio(3u8, 4u8)? { "t" } else { "u" }.into(),
             in_band: u.ratio(1u8, 3u8)?,
             tenant: String::new(),
+            members: (*u.choose(&["", "", "", "0-1", "1"])?).into(),
+            groups: (*u.choose(&["", "", "", "2-3", "0-0,1-1"])?).into(),
+            uplink: (*u.choose(&["", "", "p0"])?).into(),
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make one up, and a run would not be the same twice.
@@ -225,8 +228,10 @@ impl System {
         let Some(f) = r.flow else { return Ok(()) };
         let (Ok(src), Ok(dst)) = (f.src.parse::<IpAddr>(), f.dst.parse()) else { return Ok(()) };
         let src_mac = mac_from_text(&f.src_mac);
-        let (rank, base_psn, qpn) = (f.rank, f.psn, f.qpn);
-        let flow = FlowSpec { ring: 0, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac };
+        // The daemon refuses what has more than 24 bits.
+        let (Some(qpn), 0..=MASK) = (Qpn::checked(f.qpn), f.psn) else { return Ok(()) };
+        let (ring, rank, base_psn) = (RingNumber::NONE, Rank(f.rank), Psn::new(f.psn));
+        let flow = FlowSpec { ring, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac, by_box: false };
         let answer = self.controller.add_flow(&r.job, JobRing(f.ring), flow);
         self.answered(answer);
         Ok(())
@@ -275,7 +280,7 @@ impl System {
             job: r.job,
             token: r.token.into(),
             address: RankAddress {
-                rank: a.rank,
+                rank: Rank(a.rank),
                 ip,
                 mac,
                 rings: a.rings.into_iter().map(c).collect(),
@@ -329,8 +334,8 @@ impl System {
             src_mac: [2, 0, 0, 0, 0, rank as u8],
             dst,
             // As the data plane parses them.
-            qpn: number(u, &[16, 17, 18])? & 0xff_ffff,
-            psn: number(u, &[0, 5])? & 0xff_ffff,
+            qpn: Qpn::new(number(u, &[16, 17, 18])? & MASK),
+            psn: Psn::new(number(u, &[0, 5])?),
             len: number(u, &[256, spec.mtu])?,
             only: !u.ratio(1u8, 8u8)?,
         };
@@ -349,17 +354,17 @@ impl System {
                 let Some(r) = message(u, api::LeaveRequest { job, token, rank, epoch })? else {
                     return Ok(());
                 };
-                self.controller.leave(&r.job, &r.token, r.rank, r.epoch)
+                self.controller.leave(&r.job, &r.token, Rank(r.rank), r.epoch)
             }
             2 => {
                 let sensible = api::AbortRequest { job, token, rank, reason: "why".into(), epoch };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
-                self.controller.abort(&r.job, &r.token, r.rank, r.epoch, &r.reason)
+                self.controller.abort(&r.job, &r.token, Rank(r.rank), r.epoch, &r.reason)
             }
             _ => {
                 let sensible = api::HeartbeatRequest { job, token, rank, epoch };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
-                let heard = self.controller.heartbeat(&r.job, &r.token, r.rank, r.epoch, self.now);
+                let heard = self.controller.heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, self.now);
                 heard.map(|_| Vec::new())
             }
         };

@@ -2,7 +2,7 @@
 
 use arbitrary::{Result, Unstructured};
 use netsum_common::icrc;
-use netsum_common::lanes::Finding;
+use netsum_common::lanes::Verification;
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{
     self, Aeth, BTH_LEN, Bth, Bytes, Frame, JobHeader, L3, Opcode, Reject, Reth, parse, parse_into,
@@ -205,7 +205,7 @@ fn headers(b: &[u8]) {
         let decoded = JobHeader::decode(&header).expect("magic and version are right");
         assert_eq!(decoded.encode(), header);
         if decoded.ranks > 1 {
-            assert_eq!(decoded.examine(&decoded.summed()), Finding::Sum);
+            assert_eq!(decoded.examine(&decoded.summed()), Verification::Sum);
         }
     }
 }

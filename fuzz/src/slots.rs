@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use arbitrary::{Result, Unstructured};
 use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
+use netsum_common::ring_box::RingBox;
 use netsum_common::serial;
-use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, on_fragment};
+use netsum_common::slot::{Fragment, Output, Payload, Slot};
 
 /// Runs a sequence of fragments.
 pub fn run(input: &[u8]) {
@@ -32,7 +33,7 @@ struct Naive {
     low: u32,
     stopped: bool,
     /// The slots' contents, by index.
-    held: BTreeMap<u32, Index>,
+    contents: BTreeMap<u32, Index>,
     /// Everything that was ever released.
     released: BTreeSet<u32>,
 }
@@ -49,7 +50,7 @@ struct Expected {
 impl Naive {
     /// The index in the same slot, if there is one.
     fn neighbour(&self, index: u32) -> Option<u32> {
-        self.held.keys().copied().find(|i| (i ^ index) & (self.ring.slots - 1) == 0)
+        self.contents.keys().copied().find(|i| (i ^ index) & (self.ring.slots - 1) == 0)
     }
 
     fn fragment(&mut self, f: &Fragment, value: u32) -> Expected {
@@ -67,36 +68,37 @@ impl Naive {
         }
         let turn = self.relaxed || ahead == 0;
         if neighbour != Some(f.index) {
-            if ahead < 0 || neighbour.is_some_and(|n| !self.held[&n].released) {
+            if ahead < 0 || neighbour.is_some_and(|n| !self.contents[&n].released) {
                 return only(Counter::CreditViolation);
             }
-            neighbour.map(|n| self.held.remove(&n));
+            neighbour.map(|n| self.contents.remove(&n));
             let (ranks, len) = (BTreeSet::from([f.rank]), f.len);
-            self.held.insert(f.index, Index { len, bounds: f.bounds, ranks, sum: value, released: false });
+            self.contents
+                .insert(f.index, Index { len, bounds: f.bounds, ranks, sum: value, released: false });
             return Expected { payload: Payload::Copy, ..only(Counter::Fragments) };
         }
         let all = self.ring.ranks as usize;
-        let held = self.held.get_mut(&f.index).expect("held");
-        if held.bounds != f.bounds {
+        let slot = self.contents.get_mut(&f.index).expect("its own index");
+        if slot.bounds != f.bounds {
             self.stopped = true;
             return only(Counter::LayoutMismatch);
         }
-        if held.len != f.len {
+        if slot.len != f.len {
             return only(Counter::LengthMismatch);
         }
-        if held.released {
+        if slot.released {
             // Nobody can lack what is more than the credit behind the lowest that has not been released.
             let far = -ahead > self.ring.credit as i32;
             return only(if far { Counter::Stale } else { Counter::Replays });
         }
-        let new = held.ranks.insert(f.rank);
+        let new = slot.ranks.insert(f.rank);
         if new {
-            held.sum = held.sum.wrapping_add(value);
+            slot.sum = slot.sum.wrapping_add(value);
         }
-        let completed = new && held.ranks.len() == all;
-        let released = held.ranks.len() == all && turn;
+        let completed = new && slot.ranks.len() == all;
+        let released = slot.ranks.len() == all && turn;
         if released {
-            held.released = true;
+            slot.released = true;
             assert!(self.released.insert(f.index), "released twice");
             if !self.relaxed {
                 let before = serial::sub(f.index, 1);
@@ -113,7 +115,7 @@ impl Naive {
 
     /// A relaxed ring's lowest index goes past what has been released and is still there.
     fn advance(&mut self) {
-        while self.held.get(&self.low).is_some_and(|i| i.released) {
+        while self.contents.get(&self.low).is_some_and(|i| i.released) {
             self.low = serial::add(self.low, 1);
         }
     }
@@ -127,45 +129,42 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
     let ring = RingConfig { flags, ranks, slots, credit, mtu: 256, cpu: 0 };
     let start = *u.choose(&[0, serial::MASK - 3, 0x7f_fff0])?;
-    let mut state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
-    let mut array = vec![(Slot::default(), 0u32); slots as usize];
-    let (held, released) = (BTreeMap::new(), BTreeSet::new());
-    let mut naive = Naive { ring, relaxed, start, low: start, stopped: false, held, released };
+    let mut tested = RingBox::<(), u32>::new(ring, start);
+    let (contents, released) = (BTreeMap::new(), BTreeSet::new());
+    let mut naive = Naive { ring, relaxed, start, low: start, stopped: false, contents, released };
 
     while !u.is_empty() {
         let rank = u.int_in_range(0..=ranks - 1)?;
         let how = u.arbitrary::<u8>()?;
         let index = match how & 7 {
-            0..=2 => state.expected[rank as usize],
-            3 => state.low,
-            4 => serial::add(state.low, u.int_in_range(0..=credit + 1)?),
-            5 => serial::sub(state.low, u.int_in_range(0..=2 * slots)?),
-            6 => serial::sub(state.low, slots),
+            0..=2 => tested.state.expected[rank as usize],
+            3 => tested.state.low,
+            4 => serial::add(tested.state.low, u.int_in_range(0..=credit + 1)?),
+            5 => serial::sub(tested.state.low, u.int_in_range(0..=2 * slots)?),
+            6 => serial::sub(tested.state.low, slots),
             _ => u.arbitrary::<u32>()? & serial::MASK,
         };
         let bounds = if how == 0xff { Slot::FIRST } else { 0 };
         let f = Fragment { rank, index, len: if how & 0xf0 == 0 { 8 } else { 4 }, ce: how & 8 != 0, bounds };
         let value = u.arbitrary::<u16>()? as u32;
         if relaxed {
-            slot::advance_low(&ring, &mut state, |i| Some(array[i as usize].0));
             naive.advance();
         }
-        let (before, expected_before) = (array.clone(), state.expected);
-        let s = (index & (slots - 1)) as usize;
-        let v = on_fragment(&ring, &mut state, &mut array[s].0, f);
-        match v.payload {
-            Payload::Leave => {}
-            Payload::Copy => array[s].1 = value,
-            Payload::Add => array[s].1 = array[s].1.wrapping_add(value),
-        }
+        let before = (tested.slots.clone(), tested.sums.clone());
+        let expected_before = tested.state.expected;
+        let v = tested.take(f, (), &value, |sum, value| *sum = sum.wrapping_add(*value));
         let expected = naive.fragment(&f, value);
         let released = v.output == Output::Release;
         let (counter, payload, completed) = (v.counter, v.payload, v.completed);
         assert_eq!(Expected { counter, payload, completed, released }, expected, "{f:?}, low {}", naive.low);
-        assert_eq!(state.low, naive.low);
+        assert_eq!(tested.state.low, naive.low);
         match v.output {
-            Output::Release | Output::Replay => assert_eq!(array[s].1, naive.held[&index].sum, "a wrong sum"),
-            Output::Stale => assert!(serial::before(index, state.low), "not everybody can have its result"),
+            Output::Release | Output::Replay => {
+                assert_eq!(tested.sums[tested.slot_of(index)], naive.contents[&index].sum, "a wrong sum");
+            }
+            Output::Stale => {
+                assert!(serial::before(index, tested.state.low), "not everybody can have its result")
+            }
             Output::Gap => assert!(v.gap && !naive.released.contains(&index)),
             Output::Drop => {}
             Output::Up => unreachable!("the ring has no parent"),
@@ -181,14 +180,15 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
                 | Counter::RingStopped
                 | Counter::LengthMismatch
         ) {
-            assert_eq!(before, array);
+            assert_eq!(before, (tested.slots.clone(), tested.sums.clone()));
             assert!(!v.save_header && v.payload == Payload::Leave);
         }
-        let moved = (0..MAX_RANKS).filter(|r| expected_before[*r] != state.expected[*r]).collect::<Vec<_>>();
+        let moved =
+            (0..MAX_RANKS).filter(|r| expected_before[*r] != tested.state.expected[*r]).collect::<Vec<_>>();
         assert!(moved.is_empty() || moved == [rank as usize], "another rank's place moved");
-        for (i, (slot, _)) in array.iter().enumerate().filter(|(_, (slot, _))| slot.is(Slot::USED)) {
+        for (i, slot) in tested.slots.iter().enumerate().filter(|(_, slot)| slot.is(Slot::USED)) {
             assert_eq!(slot.index & (slots - 1), i as u32);
-            let naive = &naive.held[&slot.index];
+            let naive = &naive.contents[&slot.index];
             assert_eq!(slot.contributors, naive.ranks.iter().fold(0, |bits, rank| bits | 1 << rank));
             assert_eq!(slot.is(Slot::COMPLETE), naive.ranks.len() == ranks as usize);
             assert_eq!((slot.is(Slot::RELEASED), u32::from(slot.len)), (naive.released, naive.len));

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::group::Started;
 pub use crate::group::{Answer, Group, Order, Outcome, RankSpec, to_hex};
+use crate::lab::BoxNode;
 use crate::process::Running;
 use crate::{Lab, LabSpec, janitor, netns};
 
@@ -98,10 +99,10 @@ impl JobSpec {
 }
 
 /// Where a rank lives: number of the host, and which of its addresses.
-pub type Place = (usize, usize);
+pub type RankHost = (usize, usize);
 
 /// Rank r on host r.
-pub fn one_on_each_host(ranks: u32) -> Vec<Place> {
+pub fn one_on_each_host(ranks: u32) -> Vec<RankHost> {
     (0..ranks as usize).map(|host| (host, 0)).collect()
 }
 
@@ -124,6 +125,8 @@ pub struct DaemonOptions {
 #[derive(Debug)]
 pub struct Cluster {
     daemon: Option<Running>,
+    /// Those on the racks' boxes.
+    leaves: Vec<Running>,
     /// Whether jobs outlive a daemon that is killed.
     pinned: bool,
     /// Whether its jobs are created again at every start.
@@ -145,7 +148,15 @@ impl Cluster {
     /// Builds a lab; its box is a plain bridge.
     pub fn without_daemon(spec: LabSpec) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
-        Ok(Self { daemon: None, pinned: false, kept: false, v6: false, folder, lab: Lab::new(spec)? })
+        Ok(Self {
+            daemon: None,
+            leaves: Vec::new(),
+            pinned: false,
+            kept: false,
+            v6: false,
+            folder,
+            lab: Lab::new(spec)?,
+        })
     }
 
     /// From the next start on, the daemon's jobs outlive it when it is killed.
@@ -213,16 +224,35 @@ impl Cluster {
 
     /// Starts the daemon in a special way and waits until it answers.
     pub fn start_daemon_as(&mut self, options: &DaemonOptions) -> Result<()> {
-        let config = self.folder.path().join("netsum.toml");
-        std::fs::write(&config, options.general.clone() + &self.config() + &options.listen)?;
-        if let Some(machine) = self.lab.box_().vm() {
+        self.daemon = Some(self.run_daemon(None, options)?);
+        Ok(())
+    }
+
+    /// Starts a daemon on each rack's box, too.
+    pub fn start_leaves(&mut self) -> Result<()> {
+        for rack in 0..self.lab.spec().racks {
+            let daemon = self.run_daemon(Some(rack), &DaemonOptions::default())?;
+            self.leaves.push(daemon);
+        }
+        Ok(())
+    }
+
+    fn box_of(&self, rack: Option<usize>) -> &BoxNode {
+        rack.map_or(self.lab.box_(), |rack| self.lab.leaf(rack))
+    }
+
+    fn run_daemon(&self, rack: Option<usize>, options: &DaemonOptions) -> Result<Running> {
+        let node = self.box_of(rack);
+        let config = self.file(rack, "netsum.toml");
+        std::fs::write(&config, options.general.clone() + &self.config(rack) + &options.listen)?;
+        if let Some(machine) = node.vm() {
             machine.put(&config, &config.display().to_string())?;
         }
         let netsum = program("netsum")?;
         let mut command = match &*options.prefix {
-            [] => self.lab.box_().command(netsum),
+            [] => node.command(netsum),
             [first, rest @ ..] => {
-                let mut command = self.lab.box_().command(first);
+                let mut command = node.command(first);
                 command.args(rest).arg(netsum);
                 command
             }
@@ -231,13 +261,12 @@ impl Cluster {
         command.args(["run", "--config"]).arg(&config).args(&options.arguments).env("RUST_LOG", log);
         let mut daemon = Running::start("netsum run", &mut command)?;
         let start = Instant::now();
-        while let Err(error) = self.netsum(&["port", "show"]) {
+        while let Err(error) = self.netsum_on(rack, &["port", "show"]) {
             ensure!(daemon.is_running(), "the daemon has ended: {}", daemon.stderr());
             ensure!(start.elapsed() < PATIENCE, "the daemon does not answer: {error:#}\n{}", daemon.stderr());
             std::thread::sleep(Duration::from_millis(10));
         }
-        self.daemon = Some(daemon);
-        Ok(())
+        Ok(daemon)
     }
 
     /// Ends the daemon as an administrator would, and waits for its end.
@@ -266,25 +295,39 @@ impl Cluster {
 
     /// Path of the administration socket.
     pub fn socket(&self) -> String {
-        self.folder.path().join("netsum.sock").display().to_string()
+        self.file(None, "netsum.sock").display().to_string()
     }
 
-    fn config(&self) -> String {
+    /// A file of the box's daemon, or of a rack's.
+    fn file(&self, rack: Option<usize>, name: &str) -> PathBuf {
+        let folder = self.folder.path();
+        rack.map_or(folder.join(name), |rack| folder.join(format!("leaf{rack}-{name}")))
+    }
+
+    fn config(&self, rack: Option<usize>) -> String {
         let pins = self.pins();
         let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
         let jobs = if self.kept { self.jobs_file() } else { "none".into() };
-        let restart = format!("[restart]\npin = {pin:?}\nstate = {:?}\njobs = {jobs:?}\n", self.state_file());
+        let restart = format!(
+            "[restart]\npin = {pin:?}\nstate = {:?}\njobs = {jobs:?}\n",
+            self.file(rack, "state/state.json")
+        );
         format!(
             "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
-            self.socket(),
-            self.workers()
+            self.file(rack, "netsum.sock").display(),
+            rack.map_or(self.workers(), |_| SocketAddr::new(self.box_of(rack).ip(), WORKER_PORT))
         )
     }
 
     /// Runs `netsum ARGUMENTS` on the box; what it prints.
     pub fn netsum(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = self.lab.box_().command(program("netsum")?);
-        netns::output(command.args(["--socket", &self.socket()]).args(arguments))
+        self.netsum_on(None, arguments)
+    }
+
+    /// The same on the box of a rack.
+    pub fn netsum_on(&self, rack: Option<usize>, arguments: &[&str]) -> Result<String> {
+        let mut command = self.box_of(rack).command(program("netsum")?);
+        netns::output(command.arg("--socket").arg(self.file(rack, "netsum.sock")).args(arguments))
     }
 
     /// Runs `netsum -j ARGUMENTS` on the box.
@@ -313,7 +356,7 @@ impl Cluster {
     /// Registers a flow by hand, as an administrator does.
     pub fn add_flow(&self, job: &str, flow: &FlowSpec, port: &str) -> Result<String> {
         let FlowSpec { ring, rank, base_psn, src, dst, qpn, src_mac, .. } = flow;
-        let numbers = [ring, rank, qpn, base_psn].map(u32::to_string);
+        let numbers = [ring.0, rank.0, qpn.get(), base_psn.get()].map(|n| n.to_string());
         let [ring, rank, qpn, psn] = numbers.each_ref().map(String::as_str);
         let (src, dst) = (src.to_string(), dst.to_string());
         let mac = src_mac.map(|mac| mac.map(|b| format!("{b:02x}")).join(":")).unwrap_or_default();
@@ -326,19 +369,19 @@ impl Cluster {
     }
 
     /// Starts the ranks of a job and waits until they are connected.
-    pub fn ranks(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
+    pub fn ranks(&self, job: &JobSpec, token: &str, places: &[RankHost]) -> Result<Group> {
         let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, false)
     }
 
     /// The same over IPv6.
-    pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[Place]) -> Result<Group> {
+    pub fn ranks_v6(&self, job: &JobSpec, token: &str, places: &[RankHost]) -> Result<Group> {
         let controller = self.workers().to_string();
         self.group(job, Some((controller, token)), places, true)
     }
 
     /// Ranks that know of no daemon.
-    pub fn ranks_alone(&self, job: &JobSpec, places: &[Place]) -> Result<Group> {
+    pub fn ranks_alone(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
         self.group(job, None, places, false)
     }
 
@@ -346,11 +389,11 @@ impl Cluster {
         &self,
         job: &JobSpec,
         controller: Option<(String, &str)>,
-        places: &[Place],
+        places: &[RankHost],
         v6: bool,
     ) -> Result<Group> {
         ensure!(places.len() == job.ranks as usize, "{} places for {} ranks", places.len(), job.ranks);
-        let ip = |&(host, k): &Place| {
+        let ip = |&(host, k): &RankHost| {
             if v6 { self.lab.host(host).ipv6(k) } else { self.lab.host(host).ip(k) }
         };
         let peers: Vec<_> = places.iter().map(ip).collect();

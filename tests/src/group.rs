@@ -150,7 +150,6 @@ pub struct Outcome {
     pub verified: u64,
     /// Packets sent again; 0 over an RDMA adapter, where nobody knows.
     pub retransmissions: u64,
-    /// Time taken.
     pub micros: u64,
     /// Fall-backs to the ring, since the start.
     pub fall_backs: u64,
@@ -408,6 +407,11 @@ impl Group {
             std::fs::remove_file(file)?;
         }
         Ok(outcomes)
+    }
+
+    /// Process ids of the ranks that live.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.ranks.iter().flatten().map(Running::pid)
     }
 
     /// What the ranks have said on standard error.

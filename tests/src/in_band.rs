@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_common::lanes::Finding;
+use netsum_common::lanes::Verification;
 use netsum_common::serial;
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{InBandToken, JobHeader};
@@ -217,7 +217,7 @@ impl InBandRing {
                     Event::Received { data, .. } => {
                         let number = got.sums + got.unsummed;
                         match self.examine(c, me, number, &data).with_context(|| format!("rank {me}"))? {
-                            Finding::Sum => got.sums += 1,
+                            Verification::Sum => got.sums += 1,
                             _ => got.unsummed += 1,
                         }
                         if got.first.is_none() {
@@ -251,14 +251,14 @@ impl InBandRing {
     }
 
     /// What a received message is.
-    fn examine(&self, c: Connections, me: u32, number: u32, data: &[u8]) -> Result<Finding> {
+    fn examine(&self, c: Connections, me: u32, number: u32, data: &[u8]) -> Result<Verification> {
         let header = data.first_chunk().context("shorter than a header")?;
         let (finding, expected) = match self.header(me, number).examine(header) {
-            Finding::Sum => {
+            Verification::Sum => {
                 let all: Vec<_> = (0..self.ranks).map(|r| self.message(c, r, number)).collect();
-                (Finding::Sum, sum(&all))
+                (Verification::Sum, sum(&all))
             }
-            _ => (Finding::Unsummed, self.message(c, (me + self.ranks - 1) % self.ranks, number)),
+            _ => (Verification::Unsummed, self.message(c, (me + self.ranks - 1) % self.ranks, number)),
         };
         ensure!(data == expected, "message {number}: neither a right sum nor as it was sent ({finding:?})");
         Ok(finding)

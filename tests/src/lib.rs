@@ -19,6 +19,7 @@
 //! | [`programs`] | the XDP programs, one packet at a time |
 //! | [`process`] | programs that tests start |
 //! | [`prometheus`] | Prometheus on the box |
+//! | [`racks`] | the XDP programs on leaves and a spine, without daemons |
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
@@ -55,6 +56,7 @@ pub mod plane;
 pub mod process;
 pub mod programs;
 pub mod prometheus;
+pub mod racks;
 pub mod tap;
 pub mod topology;
 pub mod traffic;

@@ -3,14 +3,15 @@
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
 use anyhow::{Context, Result};
-use netsum_common::abi::{self, RingConfig};
+use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber};
 use netsum_common::counters::Counter;
+use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
 use netsum_worker::comm::config::static_connection;
 
 use crate::Lab;
-use crate::cluster::{JobSpec, Place};
+use crate::cluster::{JobSpec, RankHost};
 
 /// The programs on all ports of a lab's box.
 pub struct Plane<'a> {
@@ -49,18 +50,19 @@ impl<'a> Plane<'a> {
     }
 
     /// Makes a job's rings and registers its flows.
-    pub fn add(&mut self, job: &JobSpec, places: &[Place]) -> Result<()> {
-        let fragments = job.message_size.div_ceil(job.mtu);
+    pub fn add(&mut self, job: &JobSpec, places: &[RankHost]) -> Result<()> {
+        let fragments = Fragments(job.message_size.div_ceil(job.mtu));
+        let credit = Messages(job.window).of(fragments).context("too many fragments")?;
         for ring_of_job in 0..job.rings {
             self.rings += 1;
             let config = RingConfig {
                 ranks: job.ranks,
-                slots: abi::ring_slots(job.window, fragments).context("too many slots")?,
-                credit: job.window * fragments,
+                slots: abi::ring_slots(credit).context("too many slots")?,
+                credit: credit.0,
                 mtu: job.mtu,
                 ..RingConfig::default()
             };
-            let ring = RingSpec { id: self.rings, cpu: self.rings % 2, config };
+            let ring = RingSpec { id: RingNumber(self.rings), cpu: self.rings % 2, config };
             let ports = places.iter().map(|place| self.port(place.0)).collect::<Result<Vec<_>>>()?;
             let ip = |rank: u32| {
                 let (host, k) = places[rank as usize];
@@ -71,13 +73,14 @@ impl<'a> Plane<'a> {
                 let next = (rank + 1) % job.ranks;
                 flows.push(FlowSpec {
                     ring: ring.id,
-                    rank,
-                    base_psn: static_connection(rank, Some(ring_of_job)).first_psn.get(),
+                    rank: Rank(rank),
+                    base_psn: static_connection(rank, Some(ring_of_job)).first_psn,
                     ifindex: ports[rank as usize],
                     src: ip(rank),
                     dst: ip(next),
-                    qpn: static_connection(next, Some(ring_of_job)).receive_qpn.get(),
+                    qpn: static_connection(next, Some(ring_of_job)).receive_qpn,
                     src_mac: None,
+                    by_box: false,
                 });
             }
             // Ports are found by their number, which means something in the box's namespace alone.
@@ -93,6 +96,6 @@ impl<'a> Plane<'a> {
 
     /// A counter, summed over all rings and what belongs to none.
     pub fn count(&self, counter: Counter) -> Result<u64> {
-        (0..=self.rings).map(|ring| Ok(count(&self.plane.counters(ring)?, counter))).sum()
+        (0..=self.rings).map(RingNumber).map(|ring| Ok(count(&self.plane.counters(ring)?, counter))).sum()
     }
 }

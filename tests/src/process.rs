@@ -25,7 +25,6 @@ pub struct Running {
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
-    /// What it printed.
     pub stdout: String,
     /// What it printed to standard error.
     pub stderr: String,
@@ -63,7 +62,6 @@ impl Running {
         Ok(Self { name: name.to_owned(), child, lines, stdout: String::new(), stderr, stderr_ended })
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
-use netsum_common::abi::{self, FlowKey, RingConfig, programs};
+use netsum_common::abi::{self, FlowKey, RingConfig, RingNumber, programs};
 use netsum_common::counters::Counter;
+use netsum_common::serial::{Psn, Qpn};
+use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, OBJECT, count};
 
@@ -54,7 +56,7 @@ pub struct Bench {
 /// A ring of `ranks` with `slots` slots, number 1.
 pub fn ring(ranks: u32, mtu: u32, slots: u32) -> RingSpec {
     let config = RingConfig { ranks, slots, credit: slots / 2, mtu, ..RingConfig::default() };
-    RingSpec { id: 1, cpu: 0, config }
+    RingSpec { id: RingNumber(1), cpu: 0, config }
 }
 
 /// Address of a rank, as the last byte of its IP and MAC.
@@ -84,13 +86,14 @@ pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
     };
     FlowSpec {
         ring: ring.id,
-        rank,
-        base_psn: BASE_PSN,
+        rank: Rank(rank),
+        base_psn: Psn::new(BASE_PSN),
         ifindex: LOOPBACK,
         src: ip(rank),
         dst: ip((rank + 1) % ring.config.ranks),
-        qpn: qpn(rank),
+        qpn: Qpn::new(qpn(rank)),
         src_mac: None,
+        by_box: false,
     }
 }
 
@@ -189,7 +192,7 @@ impl Bench {
 
     /// All counters that are not zero, of the ring and of no ring.
     pub fn counters(&self) -> Result<Vec<(Counter, u64)>> {
-        let (ring, none) = (self.plane.counters(self.ring.id)?, self.plane.counters(0)?);
+        let (ring, none) = (self.plane.counters(self.ring.id)?, self.plane.counters(RingNumber::NONE)?);
         Ok(Counter::ALL
             .iter()
             .map(|&c| (c, count(&ring, c) + count(&none, c)))

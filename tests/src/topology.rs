@@ -7,7 +7,10 @@ use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
 
-use crate::lab::{LabSpec, address_lines, ip_batch, mac, network, up, veth};
+use crate::lab::{
+    BoxNode, LabSpec, address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network, towards_host, up,
+    veth,
+};
 use crate::netns::{self, Netns};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/vlan.bpf.o");
@@ -141,6 +144,33 @@ impl Vlan {
         }
         Ok(Self { _ebpf: ebpf })
     }
+}
+
+/// Makes the racks' boxes: each a bridge with its hosts' ports, and a link to the spine's.
+pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
+    for rack in 0..spec.racks {
+        let mut lines = String::from("link set lo up\n") + &bridge_line() + &up("br0");
+        lines += &format!("link set br0 address 02:00:00:00:01:{rack:02x}\n");
+        lines += &format!("address add {}/16 dev br0\n", box_ip(Some(rack)));
+        lines += &veth(BoxNode::UPLINK, &format!("rack{rack}"), spec.mtu, &format!("{prefix}-box"));
+        lines += &format!("link set {0} master br0\n{1}", BoxNode::UPLINK, up(BoxNode::UPLINK));
+        for host in (0..spec.hosts).filter(|&host| spec.rack(host) == rack) {
+            if !spec.has_wire() {
+                lines += &towards_host(spec, prefix, host);
+            }
+            lines += &format!("link set port{host} master br0\n{}", up(&format!("port{host}")));
+        }
+        let leaf = format!("{prefix}-{}", leaf(rack));
+        ip_batch(Some(&leaf), &lines)?;
+        for (netns, interface) in
+            [(leaf, BoxNode::UPLINK.to_owned()), (format!("{prefix}-box"), format!("rack{rack}"))]
+        {
+            let mut ethtool = Netns::open(&netns)?.command("ethtool");
+            // As between hosts and their ports: a veth must poll.
+            netns::output(ethtool.args(["-K", &interface, "gro", "on", "tso", "off"]))?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes host 0 a router with a network of its own, and puts hosts there.

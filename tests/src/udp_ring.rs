@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_common::abi::{self, RingConfig};
+use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber};
 use netsum_common::serial;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode};
@@ -68,14 +68,15 @@ impl Load {
 
     /// Its ring, as a data plane without a daemon wants it.
     pub fn ring(&self, id: u32) -> Result<RingSpec> {
-        let fragments = self.message_size.div_ceil(self.mtu);
+        let fragments = Fragments(self.message_size.div_ceil(self.mtu));
+        let credit = Messages(self.window).of(fragments).context("too many fragments")?;
         Ok(RingSpec {
-            id,
+            id: RingNumber(id),
             cpu: 0,
             config: RingConfig {
                 ranks: self.ranks,
-                slots: abi::ring_slots(self.window, fragments).context("too many slots")?,
-                credit: self.window * fragments,
+                slots: abi::ring_slots(credit).context("too many slots")?,
+                credit: credit.0,
                 mtu: self.mtu,
                 ..RingConfig::default()
             },
@@ -85,14 +86,15 @@ impl Load {
     /// The flow of a rank, from and to these addresses.
     pub fn flow(&self, ring: u32, rank: u32, ifindex: u32, src: IpAddr, dst: IpAddr) -> FlowSpec {
         FlowSpec {
-            ring,
-            rank,
-            base_psn: self.psn(rank),
+            ring: RingNumber(ring),
+            rank: netsum_core::Rank(rank),
+            base_psn: Psn::new(self.psn(rank)),
             ifindex,
             src,
             dst,
-            qpn: receive_qpn((rank + 1) % self.ranks),
+            qpn: Qpn::new(receive_qpn((rank + 1) % self.ranks)),
             src_mac: None,
+            by_box: false,
         }
     }
 

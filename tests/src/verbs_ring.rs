@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::Host;
 use crate::cluster::{Cluster, program};
+use crate::lab::BoxNode;
 use crate::process::Running;
 
 /// How long anything in a virtual machine may take that should be quick.
@@ -254,29 +255,76 @@ fn failed(rank: &mut Running, line: &str) -> Option<String> {
 /// Name of the ring's job; it stays until [`forget`], with its counters.
 pub const JOB: &str = "ring";
 
-/// Removes the ring's job.
+/// Removes the ring's job, on every box.
 pub fn forget(cluster: &Cluster) -> Result<()> {
-    cluster.netsum(&["job", "delete", "--gone", JOB]).map(drop)
+    let mut boxes = (0..cluster.lab().spec().racks).map(Some).chain([None]);
+    boxes.try_for_each(|rack| cluster.netsum_on(rack, &["job", "delete", "--gone", JOB]).map(drop))
 }
 
 fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()> {
+    let lab = cluster.lab();
+    let port = |rank: usize| lab.box_().port(lab.host(spec.hosts[rank]).number());
+    if lab.spec().racks == 0 {
+        let flows = (0..ends.len()).map(|rank| (rank, port(rank)));
+        return register_on(cluster, None, spec, ends, &[], flows);
+    }
+    // Each rack's ranks, one after the other.
+    let rack_of = |rank: usize| lab.spec().rack(spec.hosts[rank]);
+    let groups: Vec<(usize, usize)> = (0..lab.spec().racks)
+        .map(|rack| {
+            let mut ranks = (0..ends.len()).filter(|&rank| rack_of(rank) == rack);
+            let first = ranks.next().with_context(|| format!("no rank in rack {rack}"))?;
+            Ok((first, ranks.next_back().unwrap_or(first)))
+        })
+        .collect::<Result<_>>()?;
+    let text = |(first, last): &(usize, usize)| format!("{first}-{last}");
+    for (rack, &(first, last)) in groups.iter().enumerate() {
+        let before = (first + ends.len() - 1) % ends.len();
+        let up = (before, BoxNode::UPLINK.to_owned());
+        let flows = (first..=last).map(|rank| (rank, port(rank))).chain([up]);
+        let members = text(&(first, last));
+        register_on(
+            cluster,
+            Some(rack),
+            spec,
+            ends,
+            &["--members", &members, "--uplink", BoxNode::UPLINK],
+            flows,
+        )?;
+    }
+    let flows = groups.iter().enumerate().map(|(rack, &(_, last))| (last, lab.box_().rack_port(rack)));
+    let all = groups.iter().map(text).collect::<Vec<_>>().join(",");
+    register_on(cluster, None, spec, ends, &["--groups", &all], flows)
+}
+
+/// Creates the job on a box, and registers the connections of these ranks, which come by these ports.
+fn register_on(
+    cluster: &Cluster,
+    rack: Option<usize>,
+    spec: &VerbsRingSpec,
+    ends: &[Ends],
+    members: &[&str],
+    flows: impl Iterator<Item = (usize, String)>,
+) -> Result<()> {
     let text = |number: u32| number.to_string();
-    cluster.netsum(
+    cluster.netsum_on(
+        rack,
         &[
             &["job", "create", JOB, "--dtype", "i32", "--ranks", &text(ends.len() as u32)][..],
             &["--mtu", &text(spec.mtu), "--message-size", &text(spec.sizes[0])],
             &["--window", &text(VerbsRingSpec::WINDOW)],
+            members,
         ]
         .concat(),
     )?;
     let host = |rank: usize| cluster.lab().host(spec.hosts[rank % ends.len()]);
-    for (rank, end) in ends.iter().enumerate() {
-        let next = &ends[(rank + 1) % ends.len()];
-        let port = cluster.lab().box_().port(host(rank).number());
-        let (src, dst) = (host(rank).ip(0).to_string(), host(rank + 1).ip(0).to_string());
-        cluster.netsum(
+    for (sender, port) in flows {
+        let (end, next) = (&ends[sender], &ends[(sender + 1) % ends.len()]);
+        let (src, dst) = (host(sender).ip(0).to_string(), host(sender + 1).ip(0).to_string());
+        cluster.netsum_on(
+            rack,
             &[
-                &["flow", "add", JOB, "--ring", "0", "--rank", &text(rank as u32), "--port", &port][..],
+                &["flow", "add", JOB, "--ring", "0", "--rank", &text(sender as u32), "--port", &port][..],
                 &["--src", &src, "--dst", &dst, "--qpn", &next.qpn, "--psn", &end.psn],
             ]
             .concat(),
@@ -334,7 +382,9 @@ fn stats(cluster: &Cluster, spec: &VerbsRingSpec) -> String {
         return "without the box".into();
     }
     let or_error = |text: Result<String>| text.unwrap_or_else(|error| format!("{error:#}"));
-    or_error(cluster.netsum(&["diagnose", JOB])) + &or_error(cluster.netsum(&["stats", JOB]))
+    let boxes = (0..cluster.lab().spec().racks).map(Some).chain([None]);
+    let of = |rack, command| or_error(cluster.netsum_on(rack, &[command, JOB]));
+    boxes.map(|rack| of(rack, "diagnose") + &of(rack, "stats")).collect()
 }
 
 /// Counters of a virtual machine's Soft-RoCE device (drivers/infiniband/sw/rxe/rxe_hw_counters.c); other hosts have none.

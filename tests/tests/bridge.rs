@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, L3};
 use netsum_core::plane::{FlowSpec, RingSpec};
@@ -70,7 +71,8 @@ impl Bridge {
     }
 
     fn counters(&self) -> Vec<(Counter, u64)> {
-        let (ring, none) = (self.plane.counters(1).unwrap(), self.plane.counters(0).unwrap());
+        let (ring, none) =
+            (self.plane.counters(RingNumber(1)).unwrap(), self.plane.counters(RingNumber::NONE).unwrap());
         Counter::ALL.iter().map(|&c| (c, count(&ring, c) + count(&none, c))).filter(|(_, n)| *n > 0).collect()
     }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Bth, Opcode};
 use netsum_dataplane::{BpfDataPlane, DataPlane, count};
@@ -36,12 +37,12 @@ impl Ring {
         let homes: Vec<Home<'_>> =
             lab.hosts().iter().map(|h| -> Home<'_> { (h, if v6 { h.ipv6(0) } else { h.ip(0) }) }).collect();
         let stats = udp_ring::run(load, &homes).unwrap();
-        let all = plane.counters(1).unwrap();
+        let all = plane.counters(RingNumber(1)).unwrap();
         let named: Vec<_> =
             Counter::ALL.iter().map(|&c| (c.name(), count(&all, c))).filter(|(_, n)| *n > 0).collect();
         assert!(stats.iter().all(|s| s.retransmissions == 0 && s.naks_sent == 0), "{stats:?}\n{named:?}");
         let cables = lab.hosts().iter().map(|h| h.cable().unwrap().counts().unwrap()).collect();
-        Self { stats, cables, counters: plane.counters(1).unwrap() }
+        Self { stats, cables, counters: plane.counters(RingNumber(1)).unwrap() }
     }
 
     fn new(uplink: Faults, load: Load, v6: bool) -> Self {

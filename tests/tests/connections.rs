@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_dataplane::{DataPlane, count};
 use netsum_lab::faults::Faults;
@@ -23,7 +24,7 @@ fn run(lab: &Lab, load: Load, places: &[usize], v6: bool) -> (Vec<Stats>, Vec<u6
     let homes: Vec<Home<'_>> = places.iter().map(home).collect();
     let start = Instant::now();
     let stats = udp_ring::run(load, &homes).unwrap();
-    (stats, plane.counters(1).unwrap(), start.elapsed())
+    (stats, plane.counters(RingNumber(1)).unwrap(), start.elapsed())
 }
 
 fn each_on_its_host(ranks: u32) -> Vec<usize> {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::UdpSocket;
 use std::time::Duration;
 
+use netsum_common::abi::RingNumber;
 use netsum_common::wire::Opcode;
 use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
@@ -200,7 +201,7 @@ fn no_tags_and_no_headers_take_a_ranks_address_past_another_port() {
         assert_eq!(away.run("ingress", frame).unwrap().action, DROP, "{what}");
     }
     for mut away in [four, six] {
-        away.plane.delete_ring(1, &away.keys.clone(), &[LOOPBACK]).unwrap();
+        away.plane.delete_ring(RingNumber(1), &away.keys.clone(), &[LOOPBACK]).unwrap();
         away.plane.forget_ended(&away.keys.clone()).unwrap();
         for (what, _, frame) in &cases {
             let out = away.run("ingress", frame).unwrap();
@@ -313,7 +314,7 @@ fn data_of_a_flow_that_cannot_be_summed_is_dropped_with_its_reason() {
     // What a first fragment and its UDP header make of the rest is nothing, and a box without flows is a bridge.
     for mut bench in benches {
         assert_eq!(bench.run("ingress", &cut(false, 64)[1]).unwrap().action, PASS);
-        bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+        bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
         bench.plane.forget_ended(&bench.keys.clone()).unwrap();
         for (what, _, frame, _) in &cases {
             assert_eq!(bench.run("ingress", frame).unwrap().action, PASS, "{what}, when the job has gone");

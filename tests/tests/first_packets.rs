@@ -1,8 +1,9 @@
 //! Jobs that are set up in band, in the XDP programs, packet by packet: which first packets are noted, and that messages of
 //! registered connections begin as they must.
 
-use netsum_common::abi::{InBandJob, SavedHeader, ring_flags};
+use netsum_common::abi::{InBandJob, RingNumber, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
+use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::in_band::JOB_HEADER_LEN;
 use netsum_common::wire::{Bth, InBandToken, JobHeader, Opcode};
 use netsum_core::plane::{FirstPacket, RingSpec};
@@ -25,7 +26,7 @@ fn in_band_ring() -> RingSpec {
 const TOKEN: InBandToken = InBandToken(*b"sixteen bytes of");
 
 fn job() -> InBandJob {
-    InBandJob { job: 1, ranks: RANKS, rings: 1, flags: 0 }
+    InBandJob { job: RingNumber(1), ranks: RANKS, rings: 1, flags: 0 }
 }
 
 fn header(rank: u32, message: u32, index: u32) -> JobHeader {
@@ -52,7 +53,7 @@ fn waiting() -> Bench {
 /// The same, but its connections were flows before.
 fn ended() -> Bench {
     let mut bench = Bench::new(in_band_ring(), false).unwrap();
-    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
     bench.plane.create_ring(&in_band_ring()).unwrap();
     bench.plane.listen_in_band(TOKEN, job()).unwrap();
     bench
@@ -95,14 +96,14 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                     false => format!("10.0.0.{host}").parse().unwrap(),
                 };
                 let expected = FirstPacket {
-                    job: 1,
+                    job: RingNumber(1),
                     header: header(1, 0, 0),
                     ifindex: LOOPBACK,
                     src: ip(2),
                     src_mac: [2, 0, 0, 0, 0, 2],
                     dst: ip(3),
-                    qpn: 0x4711,
-                    psn: 0x12_3456,
+                    qpn: Qpn::new(0x4711),
+                    psn: Psn::new(0x12_3456),
                     len: LEN as u32,
                     only: opcode.is_last(),
                 };
@@ -130,7 +131,7 @@ fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
                     assert_eq!(bench.run("ingress", &other.build()).unwrap().action, PASS);
                 }
                 // Until the job has gone, and the connection.
-                let another = InBandJob { job: 2, ..job() };
+                let another = InBandJob { job: RingNumber(2), ..job() };
                 bench.plane.listen_in_band(InBandToken([1; 16]), another).unwrap();
                 bench.plane.ignore_in_band(TOKEN).unwrap();
                 assert_eq!(bench.run("ingress", &middle.build()).unwrap().action, DROP, "its receiver waits");
@@ -198,7 +199,7 @@ fn a_connection_whose_job_has_ended_may_show_up_again_and_all_else_of_it_is_drop
     assert_eq!(bench.plane.first_packets().unwrap().len(), 1);
     spec.bth.opcode = Opcode::SEND_MIDDLE;
     assert_eq!(both(&mut bench, &spec.build()), [DROP, DROP]);
-    assert_eq!(bench.plane.counters(0).unwrap()[Counter::JobEnded as usize], 2);
+    assert_eq!(bench.plane.counters(RingNumber::NONE).unwrap()[Counter::JobEnded as usize], 2);
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn a_message_of_a_registered_connection_must_say_its_index_and_another_connectio
         assert_eq!(send(&mut bench, &again), [REDIRECT, DROP], "{jump}");
         let noted = bench.plane.first_packets().unwrap();
         assert_eq!(noted.len(), 1, "{jump}");
-        assert_eq!((noted[0].qpn, noted[0].psn), (qpn(1), again.bth.psn), "{jump}");
+        assert_eq!((noted[0].qpn.get(), noted[0].psn.get()), (qpn(1), again.bth.psn), "{jump}");
     }
     assert_eq!(counted(&bench, Counter::InBandFirst), 4);
     assert_eq!(counted(&bench, Counter::Fragments), 1, "none was added");

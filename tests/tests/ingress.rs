@@ -1,7 +1,8 @@
 //! The XDP program `ingress` with BPF_PROG_TEST_RUN: what it steers, passes and refuses, and whose addresses are a rank's.
 
+use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
-use netsum_common::serial;
+use netsum_common::serial::{self, Qpn};
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::Opcode;
 use netsum_core::plane::FlowSpec;
@@ -21,9 +22,9 @@ fn data_on_a_wrong_port_or_of_a_waiting_ring_is_dropped() {
     assert_eq!(bench.aggregate(&data).unwrap().action, DROP);
     assert_eq!(bench.counters().unwrap(), [(Counter::WrongPort, 1)]);
 
-    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
     assert_eq!(bench.aggregate(&data).unwrap().action, DROP, "its job has ended");
-    assert_eq!(bench.plane.counters(0).unwrap()[Counter::JobEnded as usize], 1);
+    assert_eq!(bench.plane.counters(RingNumber::NONE).unwrap()[Counter::JobEnded as usize], 1);
     bench.plane.create_ring(&spec).unwrap();
     bench.plane.add_flow(&flow(&spec, 0, false)).unwrap();
     assert_eq!(bench.aggregate(&data).unwrap().action, DROP, "not yet active");
@@ -39,14 +40,14 @@ fn what_comes_on_a_flow_whose_job_has_ended_is_dropped_until_it_is_forgotten_or_
     let (data, key) = (fragment(0, 2, 0, lanes(0, 64)), bench.keys[0]);
     let mut ack = data.clone();
     ack.bth.opcode = Opcode::ACK;
-    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
     for _ in 0..3 {
         assert_eq!(bench.run("ingress", &data.build()).unwrap().action, DROP);
     }
     // What was steered a moment before; and what can be taken for no data.
     assert_eq!(bench.aggregate(&data.build()).unwrap().action, DROP);
     assert_eq!(bench.run("ingress", &ack.build()).unwrap().action, PASS);
-    let box_wide = bench.plane.counters(0).unwrap();
+    let box_wide = bench.plane.counters(RingNumber::NONE).unwrap();
     assert_eq!((box_wide[Counter::JobEnded as usize], box_wide[Counter::NotData as usize]), (4, 1));
     let ended = bench.plane.ended_flows().unwrap();
     assert_eq!(ended.len(), 2);
@@ -57,7 +58,7 @@ fn what_comes_on_a_flow_whose_job_has_ended_is_dropped_until_it_is_forgotten_or_
     let elsewhere = FlowSpec { ifindex: 4711, ..flow(&spec, 0, false) };
     bench.plane.add_flow(&elsewhere).unwrap();
     assert_eq!(bench.plane.ended_flows().unwrap().len(), 1);
-    bench.plane.delete_ring(1, &[key], &[]).unwrap();
+    bench.plane.delete_ring(RingNumber(1), &[key], &[]).unwrap();
     bench.plane.forget_ended(&[key]).unwrap();
     assert_eq!(bench.run("ingress", &data.build()).unwrap().action, PASS, "a stranger like any other");
     assert_eq!(bench.plane.ended_flows().unwrap().len(), 1);
@@ -115,7 +116,7 @@ fn what_comes_in_on_the_rings_cpu_is_taken_at_once_unless_an_earlier_packet_may_
     let out = bench.at_home(&frame(1, 1)).unwrap();
     assert_eq!(out.action, REDIRECT);
     assert_eq!(tag(&out.packet).index, 1);
-    assert_eq!(bench.plane.ring_state(1).unwrap().low, 2);
+    assert_eq!(bench.plane.ring_state(RingNumber(1)).unwrap().low, 2);
     // What is not intact, is not taken; what comes behind it waits its turn again.
     let mut broken = frame(1, 2);
     *broken.last_mut().unwrap() ^= 1;
@@ -162,7 +163,7 @@ fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
     // As of a flow that was registered with a PSN too high: its receiver waits for just these.
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     for (ran, behind) in [(0, 1), (0, 9), (0, 1 << 20), (30, 1), (30, 9), (30, 1 << 20)] {
-        let done = bench.plane.ring_state(1).unwrap().low;
+        let done = bench.plane.ring_state(RingNumber(1)).unwrap().low;
         for index in done..ran {
             bench.sequence(&[(0, index, DROP), (1, index, REDIRECT)]).unwrap();
         }
@@ -180,6 +181,35 @@ fn what_lies_before_a_rings_first_packet_never_reaches_its_receiver() {
     }
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::CreditViolation, 3)), "{counters:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
+    let spec = ring(2, 256, 8);
+    let mut flows: Vec<FlowSpec> = (0..2).map(|rank| flow(&spec, rank, false)).collect();
+    flows[0].by_box = true;
+    let mut bench = Bench::with_flows(spec, flows).unwrap();
+    let at = |rank, by: u32| {
+        let mut data = fragment(rank, 2, 0, lanes(9, 64));
+        data.bth.psn = serial::add(data.bth.psn, by);
+        data.build()
+    };
+    let behind = serial::sub(0, STALE_PSN_BEHIND);
+    for by in [GAP_PSN_AHEAD, GAP_PSN_AHEAD + 1, behind] {
+        assert_eq!(bench.run("ingress", &at(0, by)).unwrap().action, PASS, "{by:#x}");
+        assert_eq!(
+            bench.run("ingress", &at(1, by)).unwrap().action,
+            REDIRECT,
+            "{by:#x}: as every contribution"
+        );
+    }
+    // What is data to its receiver does not pass on either.
+    for by in [0, 1, 1 << 20, GAP_PSN_AHEAD / 2, serial::sub(0, 1)] {
+        assert_eq!(bench.run("ingress", &at(0, by)).unwrap().action, REDIRECT, "{by:#x}");
+    }
+    let counters = bench.counters().unwrap();
+    assert!(counters.contains(&(Counter::Moved, 3)), "{counters:?}");
 }
 
 #[test]
@@ -254,7 +284,7 @@ fn an_address_of_a_rank_passes_on_its_own_port_alone() {
         assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "{what} on its own port");
         // Once the job has gone, the address is anybody's.
         bench.restart(spec.clone(), &flows(4711, v6)).unwrap();
-        bench.plane.delete_ring(1, &std::mem::take(&mut bench.keys), &[LOOPBACK]).unwrap();
+        bench.plane.delete_ring(RingNumber(1), &std::mem::take(&mut bench.keys), &[LOOPBACK]).unwrap();
         assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "{what}, afterwards");
     }
 }
@@ -268,20 +298,21 @@ fn an_address_is_a_ranks_until_its_last_flow_has_gone() {
         .collect();
     let mut bench = Bench::with_flows(spec.clone(), flows.clone()).unwrap();
     let mut second = ring(2, 256, 16);
-    second.id = 2;
+    second.id = RingNumber(2);
     bench.plane.create_ring(&second).unwrap();
-    let again = FlowSpec { ring: 2, qpn: 0x4711, ..flows[0].clone() };
+    let again = FlowSpec { ring: RingNumber(2), qpn: Qpn::new(0x4711), ..flows[0].clone() };
     // Registered twice is registered once.
     bench.plane.add_flow(&again).unwrap();
     bench.plane.add_flow(&again).unwrap();
-    let elsewhere = FlowSpec { ring: 2, qpn: 0x4712, ifindex: 4712, ..flows[0].clone() };
+    let elsewhere =
+        FlowSpec { ring: RingNumber(2), qpn: Qpn::new(0x4712), ifindex: 4712, ..flows[0].clone() };
     let error = format!("{:#}", bench.plane.add_flow(&elsewhere).unwrap_err());
     assert!(error.contains("10.0.0.1: belongs to interface 4711 already, not to 4712"), "{error}");
     let packet = FrameSpec::send(host(0), 99, 0x77, 5, lanes(0, 8)).build();
     assert_eq!(bench.run("ingress", &packet).unwrap().action, DROP);
-    bench.plane.delete_ring(1, &bench.keys.clone(), &[]).unwrap();
+    bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[]).unwrap();
     assert_eq!(bench.run("ingress", &packet).unwrap().action, DROP, "one flow is left");
-    bench.plane.delete_ring(2, &[again.key()], &[]).unwrap();
+    bench.plane.delete_ring(RingNumber(2), &[again.key()], &[]).unwrap();
     assert_eq!(bench.run("ingress", &packet).unwrap().action, PASS, "none is");
 }
 
@@ -323,8 +354,8 @@ fn behind_ingress_a_guard_drops_what_must_not_pass() {
     let mut forged = fragment(1, 2, 0, vec![]);
     forged.bth.opcode = Opcode::ACK;
     assert!(!passes(&forged), "an acknowledgement with the address of a rank behind another port");
-    bench.plane.delete_ring(1, &bench.keys.clone(), &[LOOPBACK]).unwrap();
+    bench.plane.delete_ring(RingNumber(1), &bench.keys.clone(), &[LOOPBACK]).unwrap();
     assert!(!bench.guard(&moved(GAP_PSN_AHEAD).build(), 1).unwrap().0, "its job has ended");
     let dropped = |ring| bench.plane.counters(ring).unwrap()[Counter::PastIngress as usize];
-    assert_eq!((dropped(1), dropped(0)), (16, 1));
+    assert_eq!((dropped(RingNumber(1)), dropped(RingNumber::NONE)), (16, 1));
 }

@@ -1,6 +1,6 @@
 //! The XDP programs with BPF_PROG_TEST_RUN: packet in, verdict, packet out, counters.
 
-use netsum_common::abi::{ReleaseTag, ring_flags};
+use netsum_common::abi::{ReleaseTag, RingNumber, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{self, Opcode};
@@ -722,6 +722,6 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
         assert_eq!(count(&bench, Counter::Fragments), summed, "{shown} {sent:?}");
         assert_eq!(count(&bench, Counter::LayoutMismatch), 1, "{shown} {sent:?}");
         assert_eq!(count(&bench, Counter::RingStopped), 6 + u64::from(shown), "{shown} {sent:?}");
-        assert_eq!(bench.plane.ring_state(1).unwrap().stopped, 1, "rank 0");
+        assert_eq!(bench.plane.ring_state(RingNumber(1)).unwrap().stopped, 1, "rank 0");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use netsum_common::wire;
-use netsum_lab::cluster::{Cluster, JobSpec, Outcome, Place};
+use netsum_lab::cluster::{Cluster, JobSpec, Outcome, RankHost};
 use netsum_lab::faults::Faults;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::tap::Tap;
@@ -13,7 +13,7 @@ use netsum_lab::{Host, LabSpec};
 const SECOND: Duration = Duration::from_secs(1);
 /// Host 0 is the router, 1 and 2 are at the bridge like it, 3 is a stranger there, 4 and 5 are behind the router.
 const STRANGER: usize = 3;
-const PLACES: [Place; 4] = [(4, 0), (1, 0), (5, 0), (2, 0)];
+const PLACES: [RankHost; 4] = [(4, 0), (1, 0), (5, 0), (2, 0)];
 const ROUTER: &str = "02:00:00:00:00:01";
 
 fn cluster(cables: bool) -> Cluster {

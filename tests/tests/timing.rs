@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use netsum_common::abi::RingNumber;
 use netsum_common::timing::{SAMPLED, Timing, is_sampled};
 use netsum_dataplane::DataPlane as _;
 use netsum_lab::LabSpec;
@@ -69,8 +70,8 @@ fn one_index_in_so_many_is_timed_and_no_ring_takes_anothers() {
         (0..3).for_each(|rank| assert_eq!(contribute(&mut bench, rank, index) == REDIRECT, rank == 2));
     }
     assert_eq!(counts(&bench), [(3, 0), (3, 0), (3, 3)]);
-    assert_eq!(*bench.plane.timing(2).unwrap(), Timing::EMPTY);
-    bench.plane.reset_counters(1).unwrap();
+    assert_eq!(*bench.plane.timing(RingNumber(2)).unwrap(), Timing::EMPTY);
+    bench.plane.reset_counters(RingNumber(1)).unwrap();
     assert_eq!(*timing(&bench), Timing::EMPTY);
 }
 

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, PATIENCE, Place, one_on_each_host, program};
+use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, PATIENCE, RankHost, one_on_each_host, program};
 use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
 use netsum_lab::{Host, LabSpec, netns};
@@ -27,7 +27,7 @@ fn reduce(cluster: &Cluster, group: &mut Group, dtype: &str, len: usize, seed: u
     reduced.unwrap_or_else(|e| panic!("{dtype} x {len}: {e:#}\n{}\n{}", group.log(), cluster.daemon_log()))
 }
 
-fn start(cluster: &Cluster, job: &JobSpec, places: &[Place]) -> Group {
+fn start(cluster: &Cluster, job: &JobSpec, places: &[RankHost]) -> Group {
     let token = cluster.create_job(job).unwrap();
     cluster.ranks(job, &token, places).unwrap()
 }
@@ -82,7 +82,7 @@ fn a_rank_over_af_xdp_may_be_behind_a_router() {
 }
 
 /// Ranks 1 and 2 over AF_XDP, the others over UDP.
-fn mixed(cluster: &Cluster, places: &[Place], v6: bool) {
+fn mixed(cluster: &Cluster, places: &[RankHost], v6: bool) {
     let name = if v6 { "six" } else { "four" };
     let job = JobSpec { xdp: vec![1, 2], ..JobSpec::new(name, places.len() as u32) };
     let token = cluster.create_job(&job).unwrap();

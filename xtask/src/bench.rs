@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: measurements, as figures to compare within one run.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
@@ -48,8 +48,8 @@ enum What {
     },
     /// What a rank does to every byte of a message, beside a copy.
     Numeric,
-    /// All-reduces on links with a bandwidth: netsum with and without its box, Gloo and Open MPI, in turns, each in a lab of its own. About
-    /// twenty minutes. Installs what is missing.
+    /// All-reduces on links with a bandwidth: netsum with and without its box and its peers, in turns, each in a lab of its own. About 35
+    /// minutes. Installs what is missing.
     Wire {
         /// Also writes figures and a picture, with machine and kernel, to benchmarks/wire.{txt,json,svg}.
         #[arg(long)]
@@ -86,9 +86,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         What::Wire { save, arguments } => {
             setup::require_bpf()?;
             // Without them the benchmark says who is missing.
-            if let Err(error) = setup::require_rivals() {
-                println!("{error:#}");
-            }
+            setup::install_rivals();
             recorded("wire", arguments, save)
         }
     }
@@ -105,12 +103,17 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
             arguments.extend([format!("--{kind}"), path.display().to_string()]);
         }
     }
-    let text = bench(&format!("bench-{name}"), &arguments)?;
-    if save { write(&format!("{RECORDS}/{name}.txt"), &said, &text) } else { Ok(()) }
+    let (text, status) = bench(&format!("bench-{name}"), &arguments)?;
+    // Also what is right of a run of which a part has failed.
+    if save {
+        write(&format!("{RECORDS}/{name}.txt"), &said, &text)?;
+    }
+    ensure!(status.success(), "the benchmark failed: {status}");
+    Ok(())
 }
 
-/// Builds a benchmark and runs it; what it printed, which has been shown.
-fn bench(program: &str, arguments: &[String]) -> Result<String> {
+/// Builds a benchmark and runs it; what it printed, which has been shown, and how it ended.
+fn bench(program: &str, arguments: &[String]) -> Result<(String, ExitStatus)> {
     // The programs that it starts are built with it.
     let mut build = paths::cargo()?;
     build.args(["build", "--quiet", "--release", "--bins"]);
@@ -126,9 +129,7 @@ fn bench(program: &str, arguments: &[String]) -> Result<String> {
         text += &line;
         text.push('\n');
     }
-    let status = child.wait()?;
-    ensure!(status.success(), "the benchmark failed: {status}");
-    Ok(text)
+    Ok((text, child.wait()?))
 }
 
 fn write(file: &str, command: &str, text: &str) -> Result<()> {

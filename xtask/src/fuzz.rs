@@ -42,7 +42,8 @@ pub struct FuzzArgs {
     keep: bool,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+/// A time as 90s, 5m or 1h.
+pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let seconds = match unit {
         "" | "s" => 1,

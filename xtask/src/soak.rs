@@ -1,10 +1,14 @@
 //! `cargo xtask soak`: a long run under loss.
 
 use std::fs;
-use std::process::Command;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{SigSet, Signal};
 
+use crate::fuzz::duration;
 use crate::harness::test_programs;
 use crate::paths::{output, root};
 use crate::setup;
@@ -16,6 +20,11 @@ pub struct SoakArgs {
     /// Sums of fragments that the box releases before it is over.
     #[arg(long, default_value_t = 1_000_000)]
     fragments: u64,
+    /// All-reduces for so long, as 90s, 5m or 1h, over slow links that lose packets, one of which goes down again and again, beside a TCP
+    /// stream. Ctrl-C ends it sooner, with its summary.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10m", value_parser = duration)]
+    #[arg(conflicts_with_all = ["fragments", "vm", "boxes"])]
+    wire: Option<Duration>,
     /// Kernels' Soft-RoCE in virtual machines in place of netsum's own hosts: rings of 3 and 4, with and without the box and loss.
     #[arg(long, conflicts_with = "fragments")]
     vm: bool,
@@ -50,6 +59,9 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     if args.boxes {
         return boxes();
     }
+    if let Some(time) = args.wire {
+        return wire(time);
+    }
     if !args.vm {
         setup::require_bpf()?;
         let fragments = args.fragments.to_string();
@@ -80,6 +92,26 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     )
 }
 
+/// In a process group of its own, so that Ctrl-C ends neither ranks nor daemon: its input ends in place of that.
+fn wire(time: Duration) -> Result<()> {
+    setup::require_bpf()?;
+    let mut command = command("soak", "sums_over_links_that_lose_and_flap_are_right_however_long")?;
+    command.env("NETSUM_SOAK_WIRE", time.as_secs().to_string()).stdin(Stdio::piped()).process_group(0);
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGINT);
+    signals.thread_block()?;
+    let mut child = command.spawn()?;
+    let stdin = child.stdin.take();
+    std::thread::spawn(move || {
+        // An error would end the run at once, too.
+        let _ = signals.wait();
+        drop(stdin);
+    });
+    let status = child.wait()?;
+    ensure!(status.success(), "the run has failed: {status}");
+    Ok(())
+}
+
 /// The page with the table.
 const BOXES: &str = "book/text/reference/boxes.md";
 
@@ -106,13 +138,14 @@ fn boxes() -> Result<()> {
 
 /// Runs one test of a program; the environment tells it to take its time.
 fn long(program: &str, test: &str, env: &[(&str, String)]) -> Result<()> {
+    let status = command(program, test)?.envs(env.iter().map(|(name, value)| (name, value))).status()?;
+    ensure!(status.success(), "the run has failed: {status}");
+    Ok(())
+}
+
+fn command(program: &str, test: &str) -> Result<Command> {
     let programs = test_programs()?;
     let found = programs.iter().find(|p| p.needs_lab() && p.name == program);
     let found = found.with_context(|| format!("no test `{program}`"))?;
-    let mut command: Command = found.command(&["--include-ignored", "--nocapture"], Some(test));
-    let status = command.envs(env.iter().map(|(name, value)| (name, value))).status()?;
-    if !status.success() {
-        bail!("the run has failed: {status}");
-    }
-    Ok(())
+    Ok(found.command(&["--include-ignored", "--nocapture"], Some(test)))
 }

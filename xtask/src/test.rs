@@ -36,8 +36,19 @@ pub struct TestArgs {
 const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
 
 /// What runs alone: it measures times, floods, or minds what others leave or make on the machine.
-const ALONE: [&str; 10] =
-    ["benchmarks", "contest", "epochs", "inline", "lab", "links", "renewal", "security", "shaped", "timing"];
+const ALONE: [&str; 11] = [
+    "benchmarks",
+    "contest",
+    "epochs",
+    "inline",
+    "lab",
+    "links",
+    "renewal",
+    "security",
+    "shaped",
+    "soak",
+    "timing",
+];
 
 /// The longest that one test program may take: twice what the slowest does on two cores that others use too.
 const TIMEOUT: Duration = Duration::from_secs(600);

@@ -1,11 +1,11 @@
 //! The grammar of the command line.
 
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use netsum_core::size::Size;
+use netsum_api::arguments::number;
+use netsum_api::v1 as api;
 
 use super::failure::EXIT_STATUS;
 
@@ -239,7 +239,7 @@ pub struct TraceArgs {
 #[derive(Subcommand, Debug)]
 pub enum JobCommand {
     /// Create a job and reserve its slots.
-    Create(CreateJob),
+    Create(api::CreateJobRequest),
     /// Show a job with its flows, or all.
     #[command(visible_alias = "list")]
     Show {
@@ -273,48 +273,6 @@ pub enum JobCommand {
     },
 }
 
-/// `netsum job create`.
-#[derive(Args, Debug)]
-pub struct CreateJob {
-    /// Name of the job: a-z, 0-9, `.`, `_`, `-`.
-    pub name: String,
-    /// Ranks, 2 to 64.
-    #[arg(long, value_name = "N")]
-    pub ranks: u32,
-    /// Type of the numbers that the box adds.
-    #[arg(long, default_value = "i32")]
-    pub dtype: String,
-    /// Path MTU: 256, 512, 1024 or 2048 bytes. Not given: the largest that the MTUs of all ports have room for.
-    #[arg(long, value_name = "BYTES")]
-    pub mtu: Option<NonZero<u32>>,
-    /// Largest message, like 64K.
-    #[arg(long, default_value = "64KiB", value_name = "BYTES")]
-    pub message_size: Size,
-    /// Messages that a rank may send without having their sums.
-    #[arg(long, default_value_t = 8, value_name = "W")]
-    pub window: u32,
-    /// Rings; each is served by one CPU of the box.
-    #[arg(long, default_value_t = 1, value_name = "R")]
-    pub rings: u32,
-    /// `verify` or `ignore` the ICRC of contributions.
-    #[arg(long, default_value = "verify")]
-    pub icrc: String,
-    /// Release results `in-order`, or `relaxed` for senders that retransmit selectively; `auto` is relaxed where all ranks that join are
-    /// netsum's own over UDP or AF_XDP.
-    #[arg(long, default_value = "auto")]
-    pub order: String,
-    /// Ranks show up by the first packets of their connections, which begin with a header: for applications that nobody can
-    /// register. Prints the token that the header has.
-    #[arg(long)]
-    pub in_band: bool,
-    /// What workers must know to join; made up when not given.
-    #[arg(long, default_value = "")]
-    pub token: String,
-    /// Whose it is; the configuration says how much a tenant may have.
-    #[arg(long, default_value = netsum_core::tenant::DEFAULT, value_name = "TENANT")]
-    pub tenant: String,
-}
-
 /// Commands for tenants.
 #[derive(Subcommand, Debug)]
 pub enum TenantCommand {
@@ -342,44 +300,19 @@ pub enum RingCommand {
 #[derive(Subcommand, Debug)]
 pub enum FlowCommand {
     /// Register rank K's connection to rank K+1.
-    Add(AddFlow),
+    Add {
+        /// The job.
+        job: String,
+        /// The flow.
+        #[command(flatten)]
+        flow: api::Flow,
+    },
     /// Show the flows of a job, or all, and what has come on them.
     #[command(visible_alias = "list")]
     Show {
         /// The job.
         job: Option<String>,
     },
-}
-
-/// `netsum flow add`.
-#[derive(Args, Debug)]
-pub struct AddFlow {
-    /// The job.
-    pub job: String,
-    /// Ring, from 0.
-    #[arg(long, value_parser = number, value_name = "R")]
-    pub ring: u32,
-    /// Sending rank, from 0.
-    #[arg(long, value_parser = number, value_name = "K")]
-    pub rank: u32,
-    /// Interface that its packets come in on.
-    #[arg(long, value_name = "IFNAME")]
-    pub port: String,
-    /// The sender's address.
-    #[arg(long, value_name = "IP")]
-    pub src: String,
-    /// The receiver's address.
-    #[arg(long, value_name = "IP")]
-    pub dst: String,
-    /// The receiver's queue pair number, decimal or 0x.
-    #[arg(long, value_parser = number)]
-    pub qpn: u32,
-    /// PSN of the first packet, decimal or 0x.
-    #[arg(long, value_parser = number)]
-    pub psn: u32,
-    /// The sender's MAC address; learned from the first verified packet when not given.
-    #[arg(long, default_value = "", value_name = "MAC")]
-    pub src_mac: String,
 }
 
 /// Commands for ports.
@@ -455,15 +388,6 @@ pub enum BatchCommand {
     },
 }
 
-/// A number, decimal or hexadecimal.
-fn number(text: &str) -> Result<u32, String> {
-    let parsed = match text.strip_prefix("0x") {
-        Some(hex) => u32::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| "a number is expected, decimal or 0x".into())
-}
-
 /// Two names with `=` between them.
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -495,12 +419,6 @@ mod tests {
     fn the_grammar_is_consistent() {
         Cli::command().debug_assert();
         Line::command().debug_assert();
-    }
-
-    #[test]
-    fn numbers_are_decimal_or_hexadecimal() {
-        assert_eq!((number("17"), number("0x11")), (Ok(17), Ok(17)));
-        assert!(number("seventeen").is_err() && number("-1").is_err() && number("0xg").is_err());
     }
 
     #[test]

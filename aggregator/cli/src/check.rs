@@ -36,7 +36,7 @@ pub struct Finding {
 
 /// What was found on a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
-pub struct Report {
+pub struct Checkup {
     /// The worst of all findings.
     pub level: Level,
     /// Each.
@@ -44,8 +44,8 @@ pub struct Report {
 }
 
 /// Prints what was found.
-pub fn print(out: &mut impl Write, format: Format, report: &Report) -> Result<()> {
-    if format.json(out, report)? {
+pub fn print(out: &mut impl Write, format: Format, checkup: &Checkup) -> Result<()> {
+    if format.json(out, checkup)? {
         return Ok(());
     }
     let entry = |f: &Finding| {
@@ -60,9 +60,9 @@ pub fn print(out: &mut impl Write, format: Format, report: &Report) -> Result<()
         }
         entry
     };
-    layout::print(out, &report.findings.iter().map(entry).collect::<Vec<_>>())?;
-    let count = |level| report.findings.iter().filter(|f| f.level == level).count();
+    layout::print(out, &checkup.findings.iter().map(entry).collect::<Vec<_>>())?;
+    let count = |level| checkup.findings.iter().filter(|f| f.level == level).count();
     let (errors, warnings) = (count(Level::Error), count(Level::Warning));
-    writeln!(out, "{} looked at, {errors} errors, {warnings} warnings", report.findings.len())?;
+    writeln!(out, "{} looked at, {errors} errors, {warnings} warnings", checkup.findings.len())?;
     Ok(())
 }

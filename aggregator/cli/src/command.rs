@@ -1,14 +1,11 @@
 //! The commands that are one question to the daemon, or the same one time and again.
 
 use std::io::Write;
-use std::num::NonZero;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use netsum_api::v1 as api;
-
 use crate::args::{
-    Command, CreateJob, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats,
-    SlotCommand, StatsCommand, TenantCommand,
+    Command, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats, SlotCommand,
+    StatsCommand, TenantCommand,
 };
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
@@ -29,7 +26,7 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
-            print::job(out, format, client.create_job(create_request(job)?).await?)
+            print::job(out, format, client.create_job(job).await?)
         }
         Command::Job { command: None | Some(JobCommand::Show { name: None, .. }) } => {
             print::jobs(out, format, client.list_jobs().await?)
@@ -48,19 +45,8 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             let job = command.and_then(|RingCommand::Show { job }| job);
             print::rings(out, format, client.list_rings(job.unwrap_or_default()).await?)
         }
-        Command::Flow { command: Some(FlowCommand::Add(f)) } => {
-            let flow = api::Flow {
-                ring: f.ring,
-                rank: f.rank,
-                port: f.port,
-                src: f.src,
-                dst: f.dst,
-                qpn: f.qpn,
-                psn: f.psn,
-                src_mac: f.src_mac,
-                seen: None,
-            };
-            print::added(out, format, client.add_flow(f.job, flow).await?)
+        Command::Flow { command: Some(FlowCommand::Add { job, flow }) } => {
+            print::added(out, format, client.add_flow(job, flow).await?)
         }
         Command::Flow { command: Some(FlowCommand::Show { job: Some(job) }) } => {
             print::flows(out, format, vec![client.show_job(job, false).await?])
@@ -104,27 +90,6 @@ fn only<T>(all: Vec<T>, what: &str, wanted: Option<String>, name: impl Fn(&T) ->
     let message = format!("{what} `{wanted}`: there are {}", names.join(", "));
     let found: Vec<T> = all.into_iter().filter(|t| *name(t) == wanted).collect();
     if found.is_empty() { Err(Failure::new(Kind::NotFound, message)) } else { Ok(found) }
-}
-
-fn create_request(c: CreateJob) -> Result<api::CreateJobRequest> {
-    let message_size = u32::try_from(c.message_size.0).map_err(|_| {
-        let message = format!("--message-size {}: less than 4 GiB is possible", c.message_size);
-        Failure::new(Kind::Usage, message)
-    })?;
-    Ok(api::CreateJobRequest {
-        name: c.name,
-        ranks: c.ranks,
-        dtype: c.dtype,
-        mtu: c.mtu.map_or(0, NonZero::get),
-        message_size,
-        window: c.window,
-        rings: c.rings,
-        icrc: c.icrc,
-        order: c.order,
-        token: c.token,
-        in_band: c.in_band,
-        tenant: c.tenant,
-    })
 }
 
 /// Counters once, or rates time and again.

@@ -51,12 +51,15 @@ fn job_entry(j: &Job) -> Entry {
     let mut properties = vec![
         attribute("icrc", &j.icrc),
         attribute("order", &j.order),
-        attribute("flows", format!("{}/{}", j.flows.len(), j.ranks * j.rings)),
+        attribute("flows", format!("{}/{}", j.flows.len(), j.connections())),
         attribute("epoch", j.epoch),
         attribute("tenant", &j.tenant),
     ];
     if j.in_band.is_some() {
         properties.push(plain("in band"));
+    }
+    if !j.members.is_empty() {
+        properties.push(attribute("members", j.members.join(",")));
     }
     entry.attributes(1, properties);
     entry
@@ -73,7 +76,7 @@ fn whole_job(j: &Job) -> Entry {
         j.rings,
         j.slots,
         j.mtu,
-        j.ranks
+        j.connections() / j.rings
     );
     entry.attributes(2, vec![plain(memory)]);
     if let Some(token) = &j.token {
@@ -147,7 +150,7 @@ pub fn jobs(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Result
 pub fn added(out: &mut impl Write, format: Format, job: api::Job) -> Result<()> {
     let job = Job::from(job);
     if !format.json(out, &job)? {
-        let flows = attribute("flows", format!("{}/{}", job.flows.len(), job.ranks * job.rings));
+        let flows = attribute("flows", format!("{}/{}", job.flows.len(), job.connections()));
         layout::print(out, &[Entry::new(vec![name(&job.name), state(job.state), flows])])?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
-use super::check::Report;
+use super::check::Checkup;
 use super::diagnosis::Diagnosis;
 use super::simulation::Simulation;
 use super::tenants::Tenant;
@@ -45,7 +45,7 @@ pub fn all() -> Vec<Schema> {
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
         of::<Simulation>("simulation.json", "netsum -j simulate FILE"),
         of::<Vec<BatchEntry>>("batch.json", "netsum -j batch file FILE"),
-        of::<Report>("check.json", "netsum -j check"),
+        of::<Checkup>("check.json", "netsum -j check"),
         of::<Error>("error.json", "netsum -j, any command that fails"),
     ]
 }

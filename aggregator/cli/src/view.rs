@@ -77,12 +77,23 @@ pub struct Job {
     pub ring_ids: Vec<u32>,
     /// Registered flows.
     pub flows: Vec<Flow>,
+    /// Where boxes are in levels: the members of each ring here, in order: ranks, groups of ranks, and `up`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<String>,
     /// What workers must know to join; only where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
     /// What has shown up in band; only of jobs that are set up so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_band: Option<InBand>,
+}
+
+impl Job {
+    /// Connections that come by this box when all are there.
+    pub fn connections(&self) -> u32 {
+        let members = if self.members.is_empty() { self.ranks } else { self.members.len() as u32 };
+        members * self.rings
+    }
 }
 
 /// What has shown up of a job whose ranks do so by their first packets.
@@ -136,6 +147,7 @@ impl From<api::Job> for Job {
             epoch: j.epoch,
             ring_ids: j.ring_ids,
             flows,
+            members: j.members,
             token: (!j.token.is_empty()).then_some(j.token),
             in_band,
         }

@@ -10,7 +10,7 @@ use netsum_common::serial;
 use netsum_common::slot::Slot;
 
 use super::watch::RingView;
-use super::{Job, JobRing, State};
+use super::{Job, JobRing, Rank, State};
 use crate::plane::{FlowSeen, FlowSpec, RingSpec};
 
 /// A port, as it is while the job stands still.
@@ -52,6 +52,13 @@ pub struct RingEvidence {
     pub ranks: Vec<RankEvidence>,
 }
 
+impl RingEvidence {
+    /// The rank that another sends to.
+    fn after(&self, rank: Rank) -> &RankEvidence {
+        &self.ranks[rank.next(self.ranks.len() as u32).0 as usize]
+    }
+}
+
 /// A connection that the box does not know, with data on it.
 #[derive(Clone, Debug)]
 pub struct Stranger {
@@ -71,7 +78,7 @@ pub struct Finding {
     /// The ring, where it is about one.
     pub ring: Option<JobRing>,
     /// The rank, where it is about one.
-    pub rank: Option<u32>,
+    pub rank: Option<Rank>,
     pub what: String,
     /// What to do next.
     pub next: String,
@@ -105,10 +112,11 @@ pub fn diagnose(
     if let Some((claim, _)) = job.claims().next() {
         findings.push(Finding {
             ring: Some(JobRing(claim.header.ring)),
-            rank: Some(claim.header.rank),
+            rank: Some(Rank(claim.header.rank)),
             what: format!(
                 "has connected again (queue pair {:#x} of {}) and waits for all others to do so",
-                claim.qpn, claim.dst
+                claim.qpn.get(),
+                claim.dst
             ),
             next: "connect all ranks again, or look why this one has lost its connection".into(),
         });
@@ -131,7 +139,7 @@ pub fn diagnose(
 fn waiting(job: &Job) -> Vec<Finding> {
     let joined = job.joined();
     if !joined.is_empty() || job.flows.is_empty() {
-        let missing = (0..job.spec.ranks).filter(|r| !joined.contains(r));
+        let missing = Rank::all(job.spec.ranks).filter(|r| !joined.contains(r));
         return missing
             .map(|rank| Finding {
                 ring: None,
@@ -146,7 +154,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     for (job_ring, ring) in job.numbered_rings() {
-        for rank in 0..job.spec.ranks {
+        for rank in Rank::all(job.spec.member_count()) {
             if !job.flows.iter().any(|f| f.ring == ring.id && f.rank == rank) {
                 findings.push(Finding {
                     ring: Some(job_ring),
@@ -195,7 +203,7 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
 
 fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     let view = &ring.view;
-    let here = |rank: u32, (what, next): (String, String)| Finding {
+    let here = |rank: Rank, (what, next): (String, String)| Finding {
         ring: Some(ring.ring),
         rank: Some(rank),
         what,
@@ -204,7 +212,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     if let Some(rank) = view.state.stopped.checked_sub(1)
         && let Some(evidence) = ring.ranks.get(rank as usize)
     {
-        return vec![here(rank, refused(ring, evidence, Counter::LayoutMismatch))];
+        return vec![here(Rank(rank), refused(ring, evidence, Counter::LayoutMismatch))];
     }
     if view.front().is_some_and(|s| s.is(Slot::COMPLETE)) && ring.waits.is_some() {
         return vec![Finding {
@@ -227,7 +235,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     if ring.waits.is_some() {
         for rank in view.missing().into_iter().filter(|rank| !disagree.contains(rank)) {
             if findings.iter().all(|f| f.rank != Some(rank)) {
-                findings.push(here(rank, missing_rank(ring, &ring.ranks[rank as usize], strangers)));
+                findings.push(here(rank, missing_rank(ring, &ring.ranks[rank.0 as usize], strangers)));
             }
         }
     } else {
@@ -240,8 +248,8 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
 
 /// Whether the slot machine has taken a contribution of the rank.
 fn accepted(rank: &RankEvidence, view: &RingView) -> bool {
-    view.state.expected[rank.flow.rank as usize] != 0
-        || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.rank != 0)
+    view.state.expected[rank.flow.rank.0 as usize] != 0
+        || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.rank.0 != 0)
 }
 
 fn talks_elsewhere(rank: &RankEvidence, strangers: &[Stranger]) -> bool {
@@ -267,7 +275,7 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
     }
     if seen.packets == 0 {
         let (what, mut next) = nothing_came(rank, stranger_of(rank, strangers));
-        let neighbour = &ring.ranks[(flow.rank as usize + 1) % ring.ranks.len()].flow;
+        let neighbour = &ring.after(flow.rank).flow;
         if neighbour.ifindex == flow.ifindex {
             next = format!(
                 "rank {} is behind {}, too: what they send each other does not come by the box; number the ranks so that neighbours are \
@@ -278,7 +286,7 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
         return (what, next);
     }
     let low = ring.view.state.low;
-    let psn = serial::add(flow.base_psn, low);
+    let psn = flow.base_psn.plus(low).get();
     match seen.last_outcome {
         Some(outcome) if outcome.kind() == Kind::Drop && outcome != Counter::Duplicate => {
             refused(ring, rank, outcome)
@@ -317,7 +325,7 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
     let (flow, port) = (&rank.flow, &rank.port);
     match stranger {
         Some(s) if s.src == flow.src && s.dst == flow.dst => (
-            format!("sends to queue pair {:#x} of {}, and {:#x} is registered", s.qpn, s.dst, flow.qpn),
+            format!("sends to queue pair {:#x} of {}, and {:#x} is registered", s.qpn, s.dst, flow.qpn.get()),
             "register the flow again with the receiver's queue pair number".into(),
         ),
         Some(s) => (
@@ -337,7 +345,11 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
                 None => format!("{} is up", port.name),
             };
             (
-                format!("has never sent a packet to queue pair {:#x} of {}; {port_is}", flow.qpn, flow.dst),
+                format!(
+                    "has never sent a packet to queue pair {:#x} of {}; {port_is}",
+                    flow.qpn.get(),
+                    flow.dst
+                ),
                 format!(
                     "look whether it runs, whether its packets get to {} (tcpdump -i {} udp port 4791), and whether it is behind another port",
                     port.name, port.name
@@ -357,7 +369,7 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
             src: flow.src,
             mtu: ring.spec.config.mtu,
             credit: ring.spec.config.credit,
-            base_psn: flow.base_psn,
+            base_psn: flow.base_psn.get(),
             psn: seen.last_psn,
             low: ring.view.state.low,
             accepted: accepted(rank, &ring.view),
@@ -460,7 +472,7 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
     if rank.moved == 0 || !again {
         return None;
     }
-    let next = &ring.ranks[(rank.flow.rank as usize + 1) % ring.ranks.len()];
+    let next = ring.after(rank.flow.rank);
     Some((
         format!(
             "sends PSN {:#x} again and again, whose sum has been released: rank {} behind {} does not acknowledge it",
@@ -481,7 +493,8 @@ pub fn seconds(t: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use netsum_common::abi::RingConfig;
+    use netsum_common::abi::{RingConfig, RingNumber};
+    use netsum_common::serial::{Psn, Qpn};
     use netsum_common::slot::RingState;
 
     use super::*;
@@ -489,7 +502,7 @@ mod tests {
     /// Two ranks of a ring where index 8 is the lowest that has not been released, and what became of their last packets.
     fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
         let spec = RingSpec {
-            id: 1,
+            id: RingNumber(1),
             cpu: 0,
             config: RingConfig { ranks: 2, slots: 16, credit: 8, mtu: 1024, ..RingConfig::default() },
         };
@@ -501,14 +514,15 @@ mod tests {
         });
         let ranks = seen.iter().zip(0..).map(|(&seen, rank)| RankEvidence {
             flow: FlowSpec {
-                ring: 1,
-                rank,
-                base_psn: 0,
+                ring: RingNumber(1),
+                rank: Rank(rank),
+                base_psn: Psn::default(),
                 ifindex: 3 + rank,
                 src: [10, 0, 0, 1 + rank as u8].into(),
                 dst: [10, 0, 0, 2 - rank as u8].into(),
-                qpn: 17,
+                qpn: Qpn::new(17),
                 src_mac: None,
+                by_box: false,
             },
             seen,
             last: None,
@@ -520,7 +534,12 @@ mod tests {
         state.expected[..2].fill(8);
         RingEvidence {
             ring: JobRing(0),
-            view: RingView { state, slot: Slot::default(), ranks: seen.to_vec(), base_psns: vec![0; 2] },
+            view: RingView {
+                state,
+                slot: Slot::default(),
+                ranks: seen.to_vec(),
+                base_psns: vec![Psn::default(); 2],
+            },
             waits: Some(Duration::from_secs(3)),
             ranks: ranks.collect(),
             spec,
@@ -532,10 +551,14 @@ mod tests {
         // Rank 1 sends a message that nobody else has: all others seem to be late with theirs.
         let mut evidence = ring([(7, Counter::Replays), (9, Counter::Fragments)]);
         let findings = of_ring(&evidence, &[]);
-        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(0), Some(1)], "{findings:?}");
+        assert_eq!(
+            findings.iter().map(|f| f.rank).collect::<Vec<_>>(),
+            [Some(Rank(0)), Some(Rank(1))],
+            "{findings:?}"
+        );
         evidence.view.state.stopped = 2;
         let findings = of_ring(&evidence, &[]);
-        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(1)], "{findings:?}");
+        assert_eq!(findings.iter().map(|f| f.rank).collect::<Vec<_>>(), [Some(Rank(1))], "{findings:?}");
         assert!(findings[0].what.starts_with("has lost its place"), "{findings:?}");
         assert!(findings[0].next.contains("job restart"), "{findings:?}");
     }

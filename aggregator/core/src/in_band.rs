@@ -14,10 +14,11 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{FlowKey, InBandJob, ring_flags};
+use netsum_common::abi::{FlowKey, InBandJob, RingNumber, ring_flags};
+use netsum_common::serial::Psn;
 use netsum_common::wire::in_band::dtype_code;
 
-use super::{Action, Controller, Job, JobRing, JobSpec, State};
+use super::{Action, Controller, Job, JobRing, JobSpec, Rank, State};
 use crate::plane::{FirstPacket, FlowSpec};
 
 /// A claim whose packet has not come again for so long is of a connection that has gone.
@@ -35,11 +36,11 @@ pub struct InBand {
     /// The last claims that were refused, and why, without repetitions.
     refused: VecDeque<String>,
     /// Connections of the last epoch, by where they go and the first PSN. A late duplicate of theirs is no new claim.
-    ended: Vec<(FlowKey, u32)>,
+    ended: Vec<(FlowKey, Psn)>,
 }
 
 /// Connections by ring and rank.
-type Claims = BTreeMap<(JobRing, u32), Claimed>;
+type Claims = BTreeMap<(JobRing, Rank), Claimed>;
 
 #[derive(Clone, Debug)]
 struct Claimed {
@@ -93,7 +94,7 @@ impl Controller {
     }
 
     /// The job that a first packet is of.
-    pub fn job_in_band(&self, number: u32) -> Option<&Job> {
+    pub fn job_in_band(&self, number: RingNumber) -> Option<&Job> {
         self.jobs.values().find(|job| job.spec.in_band && job.rings.first().is_some_and(|r| r.id == number))
     }
 
@@ -112,7 +113,7 @@ impl Controller {
     /// sums since they were made. However many connections show up at once, the rings are made once: that takes long.
     pub fn first_packets(
         &mut self,
-        number: u32,
+        number: RingNumber,
         packets: &[FirstPacket],
         released: bool,
         now: Instant,
@@ -152,7 +153,7 @@ impl Controller {
         let here = format!("rank {rank} of ring {ring}, {where_from}");
         if (packet.header.message, packet.header.index) != (0, 0) {
             // The first message's first packet was lost, or comes behind this one.
-            if packet.header.message < job.spec.window {
+            if packet.header.message < job.spec.window.0 {
                 return Err(Outcome::Known);
             }
             let why = format!(
@@ -168,7 +169,7 @@ impl Controller {
             return Err(job.refused(format!("{here}: {why}")));
         }
         let claimed = Claimed { packet: packet.clone(), seen: now };
-        let before = job.in_band.claims.insert((ring, rank), claimed);
+        let before = job.in_band.claims.insert((ring, Rank(rank)), claimed);
         let again = before.is_some_and(|before| before.packet == *packet);
         if !again && matches!(job.state, State::Failed(_)) {
             // Somebody has mended something.
@@ -209,7 +210,7 @@ impl Controller {
 
 impl FirstPacket {
     fn key(&self) -> FlowKey {
-        FlowKey { dst_ip: crate::plane::mapped(self.dst), qpn: self.qpn }
+        FlowKey { dst_ip: crate::plane::mapped(self.dst), qpn: self.qpn.get() }
     }
 }
 
@@ -241,12 +242,13 @@ impl Job {
     }
 
     /// Connections, by ring and rank, that have not shown up while others have, or while the job waits for all.
-    pub fn unclaimed(&self) -> Vec<(JobRing, u32)> {
+    pub fn unclaimed(&self) -> Vec<(JobRing, Rank)> {
         if !self.spec.in_band || self.in_band.claims.is_empty() && !self.flows.is_empty() {
             return Vec::new();
         }
-        let all =
-            self.numbered_rings().flat_map(|(ring, _)| (0..self.spec.ranks).map(move |rank| (ring, rank)));
+        let all = self
+            .numbered_rings()
+            .flat_map(|(ring, _)| Rank::all(self.spec.ranks).map(move |rank| (ring, rank)));
         all.filter(|place| !self.in_band.claims.contains_key(place)).collect()
     }
 
@@ -305,7 +307,7 @@ impl Job {
             let is = if packet.only { "the only one" } else { "not the only one" };
             return Err(format!("says that its message has {} packets, and sends {is}", h.fragments));
         }
-        if h.fragments > spec.fragments() {
+        if h.fragments > spec.fragments().0 {
             return Err(format!(
                 "says that its message has {} packets, the job's messages of {} bytes have {} at the most",
                 h.fragments,
@@ -324,20 +326,30 @@ impl Job {
         let h = &packet.header;
         let job_ring = JobRing(h.ring);
         let ring = self.ring(job_ring).ok()?.id;
-        let at_work = self.flows.iter().find(|f| f.ring == ring && f.rank == h.rank);
+        let at_work = self.flows.iter().find(|f| f.ring == ring && f.rank == Rank(h.rank));
         if let Some(f) = at_work.filter(|f| (f.src, f.ifindex) != (packet.src, packet.ifindex)) {
             return Some(format!("the rank is at work from {}", f.src));
         }
-        let claimed = self.in_band.claims.get(&(job_ring, h.rank)).map(|c| &c.packet);
+        let claimed = self.in_band.claims.get(&(job_ring, Rank(h.rank))).map(|c| &c.packet);
         let other = claimed.filter(|c| (c.src, c.ifindex) != (packet.src, packet.ifindex))?;
         Some(format!("{} waits as this rank already", other.src))
     }
 
     fn claimed_flows(&self, claims: &Claims) -> Vec<FlowSpec> {
-        let flow = |(&(ring, rank), claimed): (&(JobRing, u32), &Claimed)| {
+        let flow = |(&(ring, rank), claimed): (&(JobRing, Rank), &Claimed)| {
             let FirstPacket { ifindex, src, src_mac, dst, qpn, psn, .. } = claimed.packet;
             let ring = self.rings[ring.0 as usize].id;
-            FlowSpec { ring, rank, base_psn: psn, ifindex, src, dst, qpn, src_mac: Some(src_mac) }
+            FlowSpec {
+                ring,
+                rank,
+                base_psn: psn,
+                ifindex,
+                src,
+                dst,
+                qpn,
+                src_mac: Some(src_mac),
+                by_box: false,
+            }
         };
         claims.iter().map(flow).collect()
     }
@@ -345,9 +357,9 @@ impl Job {
     /// What the ranks do not agree on, when all are there.
     fn disagreement(&self, claims: &Claims) -> Option<String> {
         claims.iter().find_map(|(&(ring, rank), claimed)| {
-            let next_rank = (rank + 1) % self.spec.ranks;
+            let next_rank = rank.next(self.spec.ranks);
             let next = &claims.get(&(ring, next_rank))?.packet;
-            let (own, first) = (&claimed.packet, &claims.get(&(ring, 0))?.packet);
+            let (own, first) = (&claimed.packet, &claims.get(&(ring, Rank(0)))?.packet);
             if own.dst != next.src {
                 return Some(format!(
                     "rank {rank} of ring {ring} sends to {}, and rank {next_rank} is {}: each rank's connection must go to the next rank",

@@ -4,11 +4,14 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
-use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, MAX_SLOTS, RingConfig, ring_flags};
+use netsum_common::abi::{
+    self, Fragments, MAX_RANKS, MAX_RINGS, MAX_SLOTS, Messages, RingConfig, RingNumber, ring_flags,
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
+use super::members::Members;
 use super::membership::{Epoch, Forming};
 use super::{Action, Refusal, Token, tenant};
 use crate::plane::{FlowSpec, RingSpec};
@@ -26,7 +29,7 @@ pub struct JobSpec {
     /// Bytes of a message.
     pub message_size: u32,
     /// Messages that a rank may send without having their sums.
-    pub window: u32,
+    pub window: Messages,
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
@@ -40,7 +43,13 @@ pub struct JobSpec {
     /// Whose it is.
     #[serde(default = "default_tenant")]
     pub tenant: String,
+    /// Who contributes here, where boxes are in levels.
+    #[serde(default)]
+    pub members: Members,
 }
+
+/// Most ranks of a job over several boxes, each of which has 64 members at most.
+const MOST_RANKS: u32 = 4096;
 
 /// Whether a text can be the name of a job, or of a tenant.
 pub fn is_name(text: &str) -> bool {
@@ -54,26 +63,34 @@ fn default_tenant() -> String {
 
 impl JobSpec {
     /// Fragments of a full message.
-    pub fn fragments(&self) -> u32 {
-        self.message_size.div_ceil(self.mtu)
+    pub fn fragments(&self) -> Fragments {
+        Fragments(self.message_size.div_ceil(self.mtu))
     }
 
     /// Slots of a ring, had the job this window. `None` where that are too many.
-    pub fn slots_for(&self, window: u32) -> Option<u32> {
-        abi::ring_slots(window, self.fragments())
+    pub fn slots_for(&self, window: Messages) -> Option<u32> {
+        window.of(self.fragments()).and_then(abi::ring_slots)
     }
 
     /// What the data plane is to know of each of its rings, which release results `in_order`.
     pub(super) fn ring_config(&self, slots: u32, in_order: bool) -> RingConfig {
-        let credit = self.window * self.fragments();
+        let credit = self.window.of(self.fragments()).map_or(0, |credit| credit.0);
         let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
-        RingConfig { flags: self.flags() | relaxed, ranks: self.ranks, slots, credit, mtu: self.mtu, cpu: 0 }
+        let ranks = self.member_count();
+        RingConfig { flags: self.flags() | relaxed, ranks, slots, credit, mtu: self.mtu, cpu: 0 }
+    }
+
+    /// Members of each of its rings here.
+    pub fn member_count(&self) -> u32 {
+        self.members.count(self.ranks)
     }
 
     /// Bits of [`ring_flags`] that do not depend on its ranks.
     pub(super) fn flags(&self) -> u32 {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
-        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE) | flag(self.in_band, ring_flags::IN_BAND)
+        flag(!self.verify_icrc, ring_flags::ICRC_IGNORE)
+            | flag(self.in_band, ring_flags::IN_BAND)
+            | flag(self.members.uplink.is_some(), ring_flags::UPLINK)
     }
 
     /// Checks every property; the slots of a ring.
@@ -82,8 +99,15 @@ impl JobSpec {
         if !is_name(&self.name) {
             return invalid(format!("NAME `{}`: 1 to 64 of a-z, 0-9, `.`, `_`, `-` are possible", self.name));
         }
-        if !(2..=MAX_RANKS as u32).contains(&self.ranks) {
-            return invalid(format!("--ranks {}: 2 to {MAX_RANKS} are possible", self.ranks));
+        let most = if self.members.is_part() { MOST_RANKS } else { MAX_RANKS as u32 };
+        if !(2..=most).contains(&self.ranks) {
+            return invalid(format!("--ranks {}: 2 to {most} are possible", self.ranks));
+        }
+        self.members.check(self.ranks)?;
+        if self.in_band && self.members.is_part() {
+            return invalid(
+                "--in-band with --members, --groups or --uplink: this box sees only some of the ranks".into(),
+            );
         }
         match self.dtype.as_str() {
             "i32" => {}
@@ -108,7 +132,7 @@ impl JobSpec {
                 self.message_size
             ));
         }
-        if self.window == 0 {
+        if self.window == Messages(0) {
             return invalid("--window 0: at least 1 is needed".into());
         }
         if self.rings == 0 || self.rings >= MAX_RINGS {
@@ -133,11 +157,34 @@ impl JobSpec {
     }
 }
 
-/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a [`RingSpec::id`].
+/// A ring as its job counts it, from 0. A ring's number on the box, over all jobs, is a [`RingNumber`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobRing(pub u32);
 
 impl fmt::Display for JobRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A rank of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Rank(pub u32);
+
+impl Rank {
+    /// All of a job that has so many.
+    pub fn all(ranks: u32) -> impl Iterator<Item = Self> + Clone {
+        (0..ranks).map(Self)
+    }
+
+    /// The one that it sends to.
+    pub fn next(self, ranks: u32) -> Self {
+        Self((self.0 + 1) % ranks)
+    }
+}
+
+impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -188,6 +235,16 @@ impl Job {
         Self { spec, slots, rings, flows, state, epoch, last_epoch, forming, in_band, ended }
     }
 
+    /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.
+    pub fn sender(&self, member: Rank) -> Rank {
+        if self.spec.members.is_part() {
+            let sender =
+                |rank: &u32| self.spec.members.of(*rank, self.spec.ranks).is_some_and(|(n, _)| n == member.0);
+            return (0..self.spec.ranks).find(sender).map_or(member, Rank);
+        }
+        member
+    }
+
     /// Its rings, as it counts them.
     pub fn numbered_rings(&self) -> impl Iterator<Item = (JobRing, &RingSpec)> {
         (0..).map(JobRing).zip(&self.rings)
@@ -201,27 +258,27 @@ impl Job {
     }
 
     /// Which of them has this number on the box.
-    pub fn job_ring(&self, id: u32) -> Option<JobRing> {
+    pub fn job_ring(&self, id: RingNumber) -> Option<JobRing> {
         self.numbered_rings().find(|(_, ring)| ring.id == id).map(|(ring, _)| ring)
     }
 
     /// Interface of each rank in a ring whose flows are all there.
-    fn ports(&self, ring: u32) -> Vec<u32> {
+    fn ports(&self, ring: RingNumber) -> Vec<u32> {
         let port = |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
-        (0..self.spec.ranks).filter_map(port).collect()
+        Rank::all(self.spec.member_count()).filter_map(port).collect()
     }
 
     /// Neighbours in a ring that are behind one port: what they send each other may never come by the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
-        let next = |f: &FlowSpec| (f.rank + 1) % self.spec.ranks;
         self.flows.iter().find_map(|f| {
-            let is_next = |o: &&FlowSpec| o.ring == f.ring && o.rank == next(f) && o.ifindex == f.ifindex;
+            let next = (f.ring, f.rank.next(self.spec.member_count()), f.ifindex);
+            let is_next = |o: &&FlowSpec| (o.ring, o.rank, o.ifindex) == next;
             Some((f, self.flows.iter().find(is_next)?))
         })
     }
 
     pub(super) fn activate_if_complete(&mut self) -> Vec<Action> {
-        if self.flows.len() < self.rings.len() * self.spec.ranks as usize {
+        if self.flows.len() < self.rings.len() * self.spec.member_count() as usize {
             return Vec::new();
         }
         self.state = State::Active;
@@ -238,7 +295,7 @@ impl Job {
         self.ended.extend(flows.iter().map(FlowSpec::key));
         let more = self.ended.len().saturating_sub(MOST_ENDED.max(flows.len()));
         self.ended.drain(..more);
-        let of = |id: u32| flows.iter().filter(move |f| f.ring == id);
+        let of = |id: RingNumber| flows.iter().filter(move |f| f.ring == id);
         self.rings
             .iter()
             .map(|ring| Action::DeleteRing {

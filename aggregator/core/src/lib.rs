@@ -7,6 +7,7 @@
 //! | [`in_band`] | ranks that show up by their first packets |
 //! | [`job`] | a job and its checked properties |
 //! | [`ended`] | flows whose job has ended |
+//! | [`members`] | who contributes to a box, where boxes are in levels |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`plane`] | rings and flows, as said to the data plane |
 //! | [`port`] | what a port's driver cannot do |
@@ -23,6 +24,7 @@ pub mod diagnose;
 pub mod ended;
 pub mod in_band;
 pub mod job;
+pub mod members;
 pub mod membership;
 mod owners;
 pub mod plane;
@@ -40,13 +42,13 @@ pub mod watch;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{self, FlowKey, InBandJob};
-use netsum_common::serial;
+use netsum_common::abi::{self, FlowKey, InBandJob, RingNumber};
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
 use crate::plane::{FlowSpec, RingSpec};
-pub use job::{Job, JobRing, JobSpec, State};
+pub use job::{Job, JobRing, JobSpec, Rank, State};
+use members::Member;
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
@@ -84,7 +86,7 @@ pub enum Action {
     /// Make a ring's maps.
     CreateRing(RingSpec),
     /// Set a ring's counters to zero: it is another job's now.
-    ResetCounters(u32),
+    ResetCounters(RingNumber),
     /// Register a flow.
     AddFlow(FlowSpec),
     /// Note and drop first packets with a job's token.
@@ -95,7 +97,7 @@ pub enum Action {
     ActivateRing(RingSpec, Vec<u32>),
     /// Remove a ring, its ports, and end its flows: what still comes on them is dropped.
     DeleteRing {
-        ring: u32,
+        ring: RingNumber,
         flows: Vec<FlowKey>,
         /// Its ports' interfaces.
         ports: Vec<u32>,
@@ -259,6 +261,15 @@ impl Controller {
             spec.mtu = largest_mtu(self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500));
         }
         spec.check()?;
+        if let Some(uplink) =
+            spec.members.uplink.as_ref().filter(|name| self.ports.iter().all(|p| p.name != **name))
+        {
+            let names: Vec<_> = self.ports.iter().map(|p| p.name.as_str()).collect();
+            return Err(Refusal::Invalid(format!(
+                "--uplink {uplink}: netsum has ports {}",
+                names.join(", ")
+            )));
+        }
         let who = format!("--mtu {}", spec.mtu);
         self.ports.iter().try_for_each(|port| self.check_mtu(&who, spec.mtu, port.ifindex))?;
         self.add_job(spec)
@@ -360,29 +371,16 @@ impl Controller {
             )));
         }
         flow.ring = job.ring(ring)?.id;
-        if flow.rank >= job.spec.ranks {
-            return Err(Refusal::Invalid(format!(
-                "--rank {}: the job has ranks 0 to {}",
-                flow.rank,
-                job.spec.ranks - 1
-            )));
-        }
+        let rank = flow.rank;
+        self.place(job, &mut flow)?;
         if flow.src.is_ipv4() != flow.dst.is_ipv4() {
             let message = format!("--dst {}: not of the same family as --src {}", flow.dst, flow.src);
             return Err(Refusal::Invalid(message));
         }
-        for (option, value) in [("--qpn", flow.qpn), ("--psn", flow.base_psn)] {
-            if value > serial::MASK {
-                return Err(Refusal::Invalid(format!("{option} {value:#x}: more than 24 bits")));
-            }
-        }
         if job.flows.iter().any(|f| f.ring == flow.ring && f.rank == flow.rank) {
-            return Err(Refusal::Exists(format!(
-                "--rank {}: has its flow in ring {ring} already",
-                flow.rank
-            )));
+            return Err(Refusal::Exists(format!("--rank {rank}: has its flow in ring {ring} already")));
         }
-        self.check_mtu(&format!("--rank {}", flow.rank), job.spec.mtu, flow.ifindex)?;
+        self.check_mtu(&format!("--rank {rank}"), job.spec.mtu, flow.ifindex)?;
         self.check_key(&flow)?;
         let mut all = self.job(name)?.flows.clone();
         all.push(flow.clone());
@@ -393,6 +391,37 @@ impl Controller {
         let mut actions = vec![Action::AddFlow(flow)];
         actions.extend(job.activate_if_complete());
         Ok(actions)
+    }
+
+    /// Finds the member that a rank's flow is of.
+    fn place(&self, job: &Job, flow: &mut FlowSpec) -> Result<(), Refusal> {
+        let (spec, rank) = (&job.spec, flow.rank);
+        let invalid = |message: String| Err(Refusal::Invalid(message));
+        if rank.0 >= spec.ranks {
+            return invalid(format!("--rank {rank}: the job has ranks 0 to {}", spec.ranks - 1));
+        }
+        let Some((number, member)) = spec.members.of(rank.0, spec.ranks) else {
+            let known: Vec<_> = Rank::all(spec.member_count()).map(|n| job.sender(n).to_string()).collect();
+            return invalid(format!(
+                "--rank {rank}: its connection does not come by this box; those of ranks {} do",
+                known.join(", ")
+            ));
+        };
+        let port = self.port_name(flow.ifindex);
+        let is_uplink = spec.members.uplink.as_ref() == Some(&port);
+        if (member == Member::Up) != is_uplink && spec.members.uplink.is_some() {
+            return invalid(match &spec.members.uplink {
+                Some(uplink) if member == Member::Up => format!(
+                    "--rank {rank} --port {port}: its connection comes down from the parent, by --uplink {uplink}"
+                ),
+                _ => format!(
+                    "--rank {rank} --port {port}: that is the --uplink, and rank {rank} is a member below"
+                ),
+            });
+        }
+        flow.rank = Rank(number);
+        flow.by_box = !matches!(member, Member::Rank(_));
+        Ok(())
     }
 
     /// Flows are registered. Jobs that once had the same ones know nothing of these senders, and must not have their data let through.
@@ -409,7 +438,9 @@ impl Controller {
         match taken {
             Some(job) => Err(Refusal::Exists(format!(
                 "--dst {} --qpn {:#x}: a flow of job `{}` goes there already",
-                flow.dst, flow.qpn, job.spec.name
+                flow.dst,
+                flow.qpn.get(),
+                job.spec.name
             ))),
             None => Ok(()),
         }

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
-use netsum_common::serial;
+use netsum_common::serial::{self, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Controller, Job, Refusal, State, Token};
+use super::{Action, Controller, Job, Rank, Refusal, State, Token};
 use crate::plane::FlowSpec;
 
 /// One end of a rank's connections in a ring.
@@ -27,7 +27,7 @@ pub struct Connection {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAddress {
-    pub rank: u32,
+    pub rank: Rank,
     pub ip: IpAddr,
     /// Its interface's MAC address.
     pub mac: [u8; 6],
@@ -58,7 +58,7 @@ pub struct Epoch {
 /// Ranks that wait for others.
 #[derive(Debug)]
 pub(super) struct Forming {
-    ranks: BTreeMap<u32, Waiting>,
+    ranks: BTreeMap<Rank, Waiting>,
 }
 
 #[derive(Debug)]
@@ -95,6 +95,10 @@ impl Controller {
         self.job_for(&join.job, join.token.reveal())?;
         self.check_address(&join)?;
         let job = self.job_mut(&join.job)?;
+        if job.spec.members.is_part() {
+            let message = format!("job `{}`: is over several boxes; its flows are added by hand", join.job);
+            return Err(Refusal::NotNow(message));
+        }
         if job.spec.in_band {
             let message = format!("job `{}`: is set up in band, ranks cannot join", join.job);
             return Err(Refusal::NotNow(message));
@@ -108,7 +112,7 @@ impl Controller {
             && join.epoch <= epoch.number
         {
             // Asked again, because the answer was lost; or by somebody else.
-            let known = &epoch.ranks[rank as usize];
+            let known = &epoch.ranks[rank.0 as usize];
             return if *known == join.address {
                 Ok(vec![Action::Reply { waiter: join.waiter, result: Ok(epoch.number) }])
             } else {
@@ -140,7 +144,7 @@ impl Controller {
     fn check_address(&self, join: &Join) -> Result<(), Refusal> {
         let job = self.job(&join.job)?;
         let a = &join.address;
-        if a.rank >= job.spec.ranks {
+        if a.rank.0 >= job.spec.ranks {
             return Err(Refusal::Invalid(format!(
                 "rank {}: the job has ranks 0 to {}",
                 a.rank,
@@ -184,16 +188,17 @@ impl Controller {
         let mut flows = Vec::new();
         for (r, ring) in job.rings.iter().enumerate() {
             for (&rank, w) in &forming.ranks {
-                let Some(next) = forming.ranks.get(&((rank + 1) % job.spec.ranks)) else { return Vec::new() };
+                let Some(next) = forming.ranks.get(&rank.next(job.spec.ranks)) else { return Vec::new() };
                 flows.push(FlowSpec {
                     ring: ring.id,
                     rank,
-                    base_psn: w.address.rings[r].first_psn,
+                    base_psn: Psn::new(w.address.rings[r].first_psn),
                     ifindex: w.ifindex,
                     src: w.address.ip,
                     dst: next.address.ip,
-                    qpn: next.address.rings[r].receive_qpn,
+                    qpn: Qpn::new(next.address.rings[r].receive_qpn),
                     src_mac: Some(w.mac),
+                    by_box: false,
                 });
             }
         }
@@ -236,7 +241,8 @@ impl Controller {
             .collect();
         let mut own = HashSet::new();
         flows.iter().find_map(|f| {
-            let FlowSpec { src, dst, qpn, rank, .. } = f;
+            let FlowSpec { src, dst, rank, .. } = f;
+            let qpn = f.qpn.get();
             if src.is_ipv4() != dst.is_ipv4() {
                 let message = format!(
                     "rank {rank}: its address {src} and the next rank's, {dst}, are not of one family"
@@ -261,14 +267,14 @@ impl Controller {
         &mut self,
         name: &str,
         token: &str,
-        rank: u32,
+        rank: Rank,
         epoch: u32,
         now: Instant,
     ) -> Result<&Job, Refusal> {
         self.job_for(name, token)?;
         let job = self.job_mut(name)?;
         if let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch)
-            && let Some(heard @ Some(_)) = current.heard.get_mut(rank as usize)
+            && let Some(heard @ Some(_)) = current.heard.get_mut(rank.0 as usize)
         {
             *heard = Some(now);
         }
@@ -283,11 +289,11 @@ impl Controller {
     }
 
     /// A rank is done. When all are, the job waits for others.
-    pub fn leave(&mut self, name: &str, token: &str, rank: u32, epoch: u32) -> Result<Vec<Action>, Refusal> {
+    pub fn leave(&mut self, name: &str, token: &str, rank: Rank, epoch: u32) -> Result<Vec<Action>, Refusal> {
         self.job_for(name, token)?;
         let job = self.job_mut(name)?;
         let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch) else { return Ok(Vec::new()) };
-        if let Some(heard) = current.heard.get_mut(rank as usize) {
+        if let Some(heard) = current.heard.get_mut(rank.0 as usize) {
             *heard = None;
         }
         if current.heard.iter().any(Option::is_some) {
@@ -307,7 +313,7 @@ impl Controller {
         &mut self,
         name: &str,
         token: &str,
-        rank: u32,
+        rank: Rank,
         epoch: u32,
         reason: &str,
     ) -> Result<Vec<Action>, Refusal> {
@@ -333,14 +339,14 @@ impl Epoch {
     }
 
     /// When a rank was last heard of; `None` when it has left.
-    pub fn heard(&self, rank: u32) -> Option<Instant> {
-        self.heard.get(rank as usize).copied().flatten()
+    pub fn heard(&self, rank: Rank) -> Option<Instant> {
+        self.heard.get(rank.0 as usize).copied().flatten()
     }
 }
 
 impl Job {
     /// Ranks that wait for others to join.
-    pub fn joined(&self) -> Vec<u32> {
+    pub fn joined(&self) -> Vec<Rank> {
         self.forming.as_ref().map(|f| f.ranks.keys().copied().collect()).unwrap_or_default()
     }
 
@@ -359,8 +365,8 @@ impl Job {
         let ranks = self.spec.ranks;
         let Some(forming) = &mut self.forming else { return Vec::new() };
         let missing: Vec<String> =
-            (0..ranks).filter(|r| !forming.ranks.contains_key(r)).map(|r| r.to_string()).collect();
-        let late: Vec<u32> =
+            Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).map(|r| r.to_string()).collect();
+        let late: Vec<Rank> =
             forming.ranks.iter().filter(|(_, w)| w.deadline <= now).map(|(rank, _)| *rank).collect();
         let message = format!("not all ranks have joined in time; missing: {}", missing.join(", "));
         let actions = late

@@ -2,16 +2,18 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use netsum_common::abi::{FlowKey, RingConfig};
+use netsum_common::abi::{FlowKey, RingConfig, RingNumber};
 use netsum_common::counters::Counter;
+use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::JobHeader;
 use serde::{Deserialize, Serialize};
+
+use crate::job::Rank;
 
 /// A ring as the controller wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSpec {
-    /// Ring number in the data plane, 1 to `MAX_RINGS - 1`.
-    pub id: u32,
+    pub id: RingNumber,
     /// Index into the configured list of CPUs.
     pub cpu: u32,
     /// What its map is to hold; the data plane adds the CPU, and that it is active.
@@ -21,12 +23,11 @@ pub struct RingSpec {
 /// A flow as the controller wants it: rank `rank`'s connection to the next rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowSpec {
-    /// Ring number in the data plane.
-    pub ring: u32,
+    pub ring: RingNumber,
     /// Sending rank.
-    pub rank: u32,
+    pub rank: Rank,
     /// PSN of its first packet.
-    pub base_psn: u32,
+    pub base_psn: Psn,
     /// Interface that its packets come in on.
     pub ifindex: u32,
     /// Sender's address.
@@ -34,23 +35,26 @@ pub struct FlowSpec {
     /// Receiver's address.
     pub dst: IpAddr,
     /// Receiver's queue pair.
-    pub qpn: u32,
+    pub qpn: Qpn,
     /// Sender's MAC address; learned from the first verified packet when `None`.
     pub src_mac: Option<[u8; 6]>,
+    /// It comes by another box, above or below.
+    #[serde(default)]
+    pub by_box: bool,
 }
 
 impl FlowSpec {
     /// The flow's key in the data plane.
     pub fn key(&self) -> FlowKey {
-        FlowKey { dst_ip: mapped(self.dst), qpn: self.qpn }
+        FlowKey { dst_ip: mapped(self.dst), qpn: self.qpn.get() }
     }
 }
 
 /// A first packet of a connection that is not registered, with the token of a job that is set up in band.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstPacket {
-    /// Number of the job's first ring.
-    pub job: u32,
+    /// The job's first ring.
+    pub job: RingNumber,
     /// What it begins with.
     pub header: JobHeader,
     /// The interface that it came in on.
@@ -62,8 +66,8 @@ pub struct FirstPacket {
     /// Its receiver's address.
     pub dst: IpAddr,
     /// Its receiver's queue pair.
-    pub qpn: u32,
-    pub psn: u32,
+    pub qpn: Qpn,
+    pub psn: Psn,
     /// Length of its payload in bytes.
     pub len: u32,
     /// It is its message's last packet, too.

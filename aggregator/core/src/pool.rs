@@ -1,6 +1,6 @@
 //! What the box has to give: memory, ring numbers, CPUs.
 
-use netsum_common::abi::{self, MAX_RINGS};
+use netsum_common::abi::{self, MAX_RINGS, RingNumber};
 use netsum_common::slot::Slot;
 
 use super::{JobSpec, Refusal};
@@ -22,7 +22,7 @@ pub struct Pool {
 
 /// Bytes that a job's rings take on the box.
 pub fn job_memory(spec: &JobSpec, slots: u32) -> u64 {
-    abi::ring_memory(slots, spec.mtu, spec.ranks) * spec.rings as u64
+    abi::ring_memory(slots, spec.mtu, spec.member_count()) * spec.rings as u64
 }
 
 /// The same in words.
@@ -31,7 +31,7 @@ pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
         "{} rings x {slots} slots x ({} payload + {} ranks x {} header + {} state) = {}",
         spec.rings,
         spec.mtu,
-        spec.ranks,
+        spec.member_count(),
         size_of::<abi::SavedHeader>(),
         size_of::<Slot>(),
         Size(job_memory(spec, slots))
@@ -109,7 +109,8 @@ impl Pool {
             self.rings[id as usize] = true;
             let cpu = (0..self.load.len()).min_by_key(|&c| self.load[c]).unwrap_or(0);
             self.load[cpu] += 1;
-            RingSpec { id, cpu: cpu as u32, config: spec.ring_config(slots, spec.in_order.unwrap_or(true)) }
+            let config = spec.ring_config(slots, spec.in_order.unwrap_or(true));
+            RingSpec { id: RingNumber(id), cpu: cpu as u32, config }
         });
         Ok(rings.collect())
     }
@@ -125,13 +126,13 @@ impl Pool {
             )));
         }
         for ring in rings.iter() {
-            if self.rings.get(ring.id as usize).is_none_or(|taken| *taken) || ring.id == 0 {
+            if self.rings.get(ring.id.0 as usize).is_none_or(|taken| *taken) || ring.id == RingNumber::NONE {
                 return Err(Refusal::Exhausted(format!("ring number {} is not free", ring.id)));
             }
         }
         self.used += needed;
         for ring in rings {
-            self.rings[ring.id as usize] = true;
+            self.rings[ring.id.0 as usize] = true;
             ring.cpu %= self.load.len() as u32;
             self.load[ring.cpu as usize] += 1;
         }
@@ -142,7 +143,7 @@ impl Pool {
     pub fn give_back(&mut self, spec: &JobSpec, slots: u32, rings: &[RingSpec]) {
         self.used -= job_memory(spec, slots);
         for ring in rings {
-            self.rings[ring.id as usize] = false;
+            self.rings[ring.id.0 as usize] = false;
             self.load[ring.cpu as usize] -= 1;
         }
     }

@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use netsum_common::abi::{FlowKey, RingConfig, ring_flags};
+use netsum_common::abi::{FlowKey, RingConfig, RingNumber, ring_flags};
 use serde::{Deserialize, Serialize};
 
-use super::job::{Job, JobSpec, State};
+use super::job::{Job, JobSpec, Rank, State};
 use super::membership::{Epoch, RankAddress};
 use super::{Action, Controller, PortInfo, Refusal};
 use crate::plane::{FlowSpec, RingSpec, mapped, unmapped};
@@ -38,7 +38,7 @@ pub struct SavedJob {
 /// A ring. All but its number, its CPU and its order follows from the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedRing {
-    id: u32,
+    id: RingNumber,
     ranks: u32,
     slots: u32,
     /// In fragments; the file has its older name.
@@ -98,7 +98,7 @@ impl Controller {
             epoch: job.epoch.as_ref().map(|e| SavedEpoch {
                 number: e.number,
                 ranks: e.ranks.clone(),
-                left: (0..e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
+                left: Rank::all(e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
                 renew: e.renew,
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),

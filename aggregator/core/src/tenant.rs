@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Add;
 
+use netsum_common::abi::Messages;
+
 use super::pool::job_memory;
 use super::{Controller, JobSpec, Refusal};
 use crate::size::Size;
@@ -130,8 +132,8 @@ impl Controller {
             }
         };
         let Err(why) = check(slots) else { return Ok(()) };
-        let fits = |window: &u32| spec.slots_for(*window).is_some_and(|slots| check(slots).is_ok());
-        Err(Refusal::Exhausted(match (1..spec.window).rev().find(fits) {
+        let fits = |window: &u32| spec.slots_for(Messages(*window)).is_some_and(|slots| check(slots).is_ok());
+        Err(Refusal::Exhausted(match (1..spec.window.0).rev().find(fits) {
             Some(window) => format!("{why}; --window {window} would fit"),
             None if job_memory(spec, slots) > self.pool.free() => format!("{why}; no --window would fit"),
             None => why.to_string(),

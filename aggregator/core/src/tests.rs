@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::ring_flags;
+use netsum_common::abi::{Messages, ring_flags};
+use netsum_common::serial::{Psn, Qpn};
 use proptest::prelude::*;
 
 use super::membership::Join;
@@ -18,13 +19,14 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         dtype: "i32".into(),
         mtu: 1024,
         message_size: 65536,
-        window: 2,
+        window: Messages(2),
         rings: 1,
         verify_icrc: true,
         in_order: None,
         in_band: false,
         token: "t".into(),
         tenant: "default".into(),
+        members: members::Members::default(),
     }
 }
 
@@ -38,14 +40,15 @@ fn controller() -> Controller {
 fn flow(rank: u32, ranks: u32) -> FlowSpec {
     let ip = |r: u32| IpAddr::from([10, 0, 0, r as u8 + 1]);
     FlowSpec {
-        ring: 0,
-        rank,
-        base_psn: 5,
+        ring: RingNumber::NONE,
+        rank: Rank(rank),
+        base_psn: Psn::new(5),
         ifindex: 10 + rank,
         src: ip(rank),
         dst: ip((rank + 1) % ranks),
-        qpn: 100 + rank,
+        qpn: Qpn::new(100 + rank),
         src_mac: None,
+        by_box: false,
     }
 }
 
@@ -55,7 +58,7 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
         job: job.into(),
         token: "t".into(),
         address: RankAddress {
-            rank,
+            rank: Rank(rank),
             ip: IpAddr::from([10, 0, epoch as u8, rank as u8 + 1]),
             mac: [2, 0, 0, 0, 0, rank as u8],
             rings: vec![c(4)],
@@ -83,15 +86,19 @@ fn replies(actions: &[Action]) -> Vec<(u64, bool)> {
 fn a_job_is_active_once_all_its_flows_are_there() {
     let mut c = controller();
     let actions = c.create_job(spec("a", 2)).unwrap();
-    let [Action::ResetCounters(1), Action::CreateRing(r)] = &actions[..] else { panic!("{actions:?}") };
-    assert_eq!((r.config.slots, r.config.credit, r.id), (256, 128, 1));
+    let [Action::ResetCounters(RingNumber(1)), Action::CreateRing(r)] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!((r.config.slots, r.config.credit, r.id), (256, 128, RingNumber(1)));
     assert_eq!(c.add_flow("a", JobRing(0), flow(0, 2)).unwrap().len(), 1);
     assert_eq!(c.job("a").unwrap().state, State::Waiting);
     let actions = c.add_flow("a", JobRing(0), flow(1, 2)).unwrap();
     assert!(matches!(&actions[1], Action::ActivateRing(_, ports) if ports == &[10, 11]));
     assert_eq!(c.job("a").unwrap().state, State::Active);
     let actions = c.delete_job("a").unwrap();
-    assert!(matches!(&actions[..], [Action::DeleteRing { ring: 1, flows, .. }] if flows.len() == 2));
+    assert!(
+        matches!(&actions[..], [Action::DeleteRing { ring: RingNumber(1), flows, .. }] if flows.len() == 2)
+    );
     assert_eq!(c.pool.used(), 0);
 }
 
@@ -115,11 +122,14 @@ fn refusals_name_the_argument_and_what_would_be_right() {
     push(|s| s.mtu = 1000, "--mtu 1000: 256, 512, 1024 or 2048");
     push(|s| s.mtu = 2048, "--mtu 2048: port p0 has an MTU of 1500");
     push(|s| s.message_size = 1022, "--message-size 1022: a multiple of 4");
-    push(|s| s.window = 0, "--window 0");
+    push(|s| s.window = Messages(0), "--window 0");
     push(|s| s.rings = 0, "--rings 0: 1 to 255");
-    push(|s| s.window = 1 << 20, "--window 1048576 with --message-size 65536: 2 x 1048576 x 64 slots");
     push(
-        |s| (s.ranks, s.window, s.rings) = (64, 32, 8),
+        |s| s.window = Messages(1 << 20),
+        "--window 1048576 with --message-size 65536: 2 x 1048576 x 64 slots",
+    );
+    push(
+        |s| (s.ranks, s.window, s.rings) = (64, Messages(32), 8),
         "not enough memory for slots: 8 rings x 4096 slots x (1024",
     );
     for (spec, expected) in cases {
@@ -132,12 +142,10 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         change(&mut f);
         flows.push((0, f, expected));
     };
-    push(|f| f.rank = 2, "--rank 2: the job has ranks 0 to 1");
-    push(|f| f.qpn = 1 << 24, "--qpn 0x1000000: more than 24 bits");
-    push(|f| f.base_psn = u32::MAX, "--psn 0xffffffff: more than 24 bits");
+    push(|f| f.rank = Rank(2), "--rank 2: the job has ranks 0 to 1");
     push(|f| f.src = "fd00::1".parse().unwrap(), "--dst 10.0.0.1: not of the same family as --src fd00::1");
-    push(|f| f.rank = 0, "--rank 0: has its flow in ring 0 already");
-    push(|f| (f.dst, f.qpn) = (flow(0, 2).dst, 100), "a flow of job `taken` goes there already");
+    push(|f| f.rank = Rank(0), "--rank 0: has its flow in ring 0 already");
+    push(|f| (f.dst, f.qpn) = (flow(0, 2).dst, Qpn::new(100)), "a flow of job `taken` goes there already");
     c.add_flow("taken", JobRing(0), flow(0, 2)).unwrap();
     for (ring, flow, expected) in flows {
         let error = c.add_flow("taken", JobRing(ring), flow).unwrap_err().to_string();
@@ -158,7 +166,7 @@ fn ranks_are_answered_when_all_have_joined() {
     let job = c.job("a").unwrap();
     assert_eq!((&job.state, job.epoch.as_ref().unwrap().number), (&State::Active, 1));
     // Rank 2 sends to rank 0.
-    assert_eq!((job.flows[2].dst, job.flows[2].qpn), (IpAddr::from([10, 0, 0, 1]), 4));
+    assert_eq!((job.flows[2].dst, job.flows[2].qpn), (IpAddr::from([10, 0, 0, 1]), Qpn::new(4)));
     // Asked again: the same answer. Another address: refused.
     assert_eq!(replies(&c.join(join("a", 1, 0, 9, now), now).unwrap()), [(9, true)]);
     let mut other = join("a", 1, 1, 10, now);
@@ -199,7 +207,7 @@ fn a_silent_rank_fails_its_job_by_name_and_the_job_can_be_joined_again() {
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     c.join(join("a", 1, 0, 2, now), now).unwrap();
     let later = now + Duration::from_millis(900);
-    c.heartbeat("a", "t", 0, 1, later).unwrap();
+    c.heartbeat("a", "t", Rank(0), 1, later).unwrap();
     assert_eq!(c.tick(later), []);
     let actions = c.tick(now + Duration::from_millis(1500));
     assert!(matches!(&actions[0], Action::DeleteRing { flows, .. } if flows.len() == 2));
@@ -233,7 +241,7 @@ fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
         let actions = if silent {
             c.tick(now + Duration::from_millis(1500))
         } else {
-            c.abort("a", "t", 0, 1, "rank 1 is dead").unwrap()
+            c.abort("a", "t", Rank(0), 1, "rank 1 is dead").unwrap()
         };
         assert!(matches!(actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]), "{actions:?}");
         assert!(matches!(c.job("a").unwrap().state, State::Failed(_)));
@@ -241,8 +249,8 @@ fn who_waits_for_the_next_epoch_does_not_mind_how_the_last_one_ends() {
         assert_eq!(replies(&actions), [(4, true), (3, true)]);
         assert_eq!(c.job("a").unwrap().state, State::Active);
         // What the first epoch's ranks still say changes nothing.
-        assert_eq!(c.abort("a", "t", 0, 1, "late").unwrap(), []);
-        assert_eq!(c.leave("a", "t", 0, 1).unwrap(), []);
+        assert_eq!(c.abort("a", "t", Rank(0), 1, "late").unwrap(), []);
+        assert_eq!(c.leave("a", "t", Rank(0), 1).unwrap(), []);
         assert_eq!(c.job("a").unwrap().state, State::Active);
     }
 }
@@ -260,7 +268,7 @@ fn an_application_that_connects_anew_finds_empty_rings() {
     assert_eq!(c.job("hand").unwrap().state, State::Waiting);
     // The same queue pairs with other PSNs.
     for rank in 0..2 {
-        c.add_flow("hand", JobRing(0), FlowSpec { base_psn: 0x80_0000, ..flow(rank, 2) }).unwrap();
+        c.add_flow("hand", JobRing(0), FlowSpec { base_psn: Psn::new(0x80_0000), ..flow(rank, 2) }).unwrap();
     }
     assert_eq!(c.job("hand").unwrap().state, State::Active);
     // Not where ranks join; and not a job that there is not.
@@ -323,7 +331,7 @@ fn results_are_released_as_the_ranks_that_join_need_them() {
         let mut next = controller();
         next.restore(c.save(), now, |_| None).unwrap();
         assert_eq!(next.job("a").unwrap().is_in_order(), !expected);
-        next.abort("a", "t", 1, 1, "over").unwrap();
+        next.abort("a", "t", Rank(1), 1, "over").unwrap();
         assert_eq!(next.job("a").unwrap().is_in_order(), order.unwrap_or(true));
     }
 }
@@ -377,7 +385,7 @@ fn tokens_are_checked_and_nothing_is_told_without() {
     let denied = c.join(wrong, now).unwrap_err();
     assert_eq!(denied, c.job_for("a", "x").unwrap_err());
     assert!(matches!(denied, Refusal::Denied(_)));
-    assert!(c.leave("a", "", 0, 0).is_err() && c.abort("a", "tt", 0, 0, "").is_err());
+    assert!(c.leave("a", "", Rank(0), 0).is_err() && c.abort("a", "tt", Rank(0), 0, "").is_err());
 }
 
 #[test]
@@ -407,9 +415,9 @@ fn a_job_that_all_have_left_waits_for_others() {
     c.create_job(spec("a", 2)).unwrap();
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     c.join(join("a", 1, 0, 2, now), now).unwrap();
-    assert_eq!(c.leave("a", "t", 0, 1).unwrap(), []);
+    assert_eq!(c.leave("a", "t", Rank(0), 1).unwrap(), []);
     assert_eq!(c.tick(now + Duration::from_millis(500)), []);
-    assert!(!c.leave("a", "t", 1, 1).unwrap().is_empty());
+    assert!(!c.leave("a", "t", Rank(1), 1).unwrap().is_empty());
     assert_eq!(c.job("a").unwrap().state, State::Waiting);
     assert!(c.job("a").unwrap().flows.is_empty());
 }
@@ -439,6 +447,41 @@ fn events() -> impl Strategy<Value = Event> {
 }
 
 #[test]
+fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
+    let mut c = controller();
+    let ranks = Some(members::Group { first: 2, last: 3 });
+    let leaf = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".into()) };
+    let spec = JobSpec { members: leaf, ..spec("a", 6) };
+    let actions = c.create_job(spec.clone()).unwrap();
+    let made = actions.iter().find_map(|a| if let Action::CreateRing(r) = a { Some(r.config) } else { None });
+    let config = made.unwrap();
+    assert_eq!((config.ranks, config.flags & ring_flags::UPLINK), (3, ring_flags::UPLINK));
+    let ten = |rank: u32, ifindex| FlowSpec { ifindex, qpn: Qpn::new(100 + rank), ..flow(rank, 6) };
+    let add = |c: &mut Controller, rank, ifindex| c.add_flow("a", JobRing(0), ten(rank, ifindex));
+    let error = add(&mut c, 4, 10).unwrap_err().to_string();
+    assert!(error.contains("those of ranks 2, 3, 1 do"), "{error}");
+    add(&mut c, 2, 10).unwrap();
+    add(&mut c, 1, 13).unwrap();
+    let actions = add(&mut c, 3, 11).unwrap();
+    let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((last.rank, last.by_box, &ports[..]), (Rank(1), false, &[10, 11, 13][..]));
+    let job = c.job("a").unwrap();
+    assert!(job.flows.iter().any(|f| f.rank == Rank(2) && f.by_box && job.sender(f.rank) == Rank(1)));
+    let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
+    assert!(error.contains("only some of the ranks"), "{error}");
+}
+
+#[test]
+fn the_state_file_has_plain_numbers() {
+    let flow = FlowSpec { ring: RingNumber(3), ..flow(0, 2) };
+    let text = r#"{"ring":3,"rank":0,"base_psn":5,"ifindex":10,"src":"10.0.0.1","dst":"10.0.0.2","qpn":100,"src_mac":null}"#;
+    let written = serde_json::to_string(&flow).unwrap();
+    assert_eq!(written, text.replace("null}", "null,\"by_box\":false}"));
+    assert_eq!(serde_json::from_str::<FlowSpec>(text).unwrap(), flow);
+    assert_eq!(serde_json::to_value(spec("a", 2)).unwrap()["window"], 2);
+}
+
+#[test]
 fn the_state_file_has_of_rings_what_daemons_before_this_one_read() {
     let mut c = controller();
     c.create_job(JobSpec { verify_icrc: false, in_order: Some(false), ..spec("a", 2) }).unwrap();
@@ -454,7 +497,7 @@ proptest! {
     fn nothing_leaks_and_no_two_jobs_share_a_ring_or_a_flow(events in prop::collection::vec(events(), 1..60)) {
         let (mut c, mut now) = (controller(), Instant::now());
         // What the data plane would hold.
-        let mut rings: HashSet<u32> = HashSet::new();
+        let mut rings: HashSet<RingNumber> = HashSet::new();
         let mut flows: HashSet<FlowKey> = HashSet::new();
         let mut waiter = 0;
         for event in events {
@@ -467,15 +510,15 @@ proptest! {
                     c.create_job(s)
                 }
                 Event::Delete(j) => c.delete_job(&name(j)),
-                Event::Flow(j, r, k) => c.add_flow(&name(j), JobRing(r), FlowSpec { qpn: 50 * r + k + 1000 * j as u32, ..flow(k, 4) }),
+                Event::Flow(j, r, k) => c.add_flow(&name(j), JobRing(r), FlowSpec { qpn: Qpn::new(50 * r + k + 1000 * j as u32), ..flow(k, 4) }),
                 Event::Join(j, k, e) => {
                     waiter += 1;
                     let mut join = join(&name(j), k, e, waiter, now);
                     join.address.rings = vec![join.address.rings[0]; c.job(&name(j)).map_or(1, |j| j.rings.len().min(1))];
                     c.join(join, now)
                 }
-                Event::Leave(j, k) => { let e = epoch(&c, j); c.leave(&name(j), "t", k, e) }
-                Event::Abort(j, k) => { let e = epoch(&c, j); c.abort(&name(j), "t", k, e, "why not") }
+                Event::Leave(j, k) => { let e = epoch(&c, j); c.leave(&name(j), "t", Rank(k), e) }
+                Event::Abort(j, k) => { let e = epoch(&c, j); c.abort(&name(j), "t", Rank(k), e, "why not") }
                 Event::Tick(ms) => { now += Duration::from_millis(ms); Ok(c.tick(now)) }
             };
             for action in actions.unwrap_or_default() {
@@ -532,16 +575,19 @@ fn what_is_saved_works_on_after_a_restart() {
     // The flow that was missing is added, and the job begins; ring numbers are not given twice.
     let actions = c.add_flow("hand", JobRing(0), flow(1, 2)).unwrap();
     assert!(
-        matches!(&actions[..], [Action::AddFlow(_), Action::ActivateRing(r, _)] if r.id == 1),
+        matches!(&actions[..], [Action::AddFlow(_), Action::ActivateRing(r, _)] if r.id == RingNumber(1)),
         "{actions:?}"
     );
     let actions = c.create_job(spec("third", 2)).unwrap();
-    assert!(matches!(&actions[..], [Action::ResetCounters(3), Action::CreateRing(_)]), "{actions:?}");
+    assert!(
+        matches!(&actions[..], [Action::ResetCounters(RingNumber(3)), Action::CreateRing(_)]),
+        "{actions:?}"
+    );
     // Ranks live on and leave as before.
-    assert_eq!(c.heartbeat("train", "t", 0, 1, now).unwrap().state, State::Active);
-    assert_eq!(c.leave("train", "t", 0, 1).unwrap(), []);
+    assert_eq!(c.heartbeat("train", "t", Rank(0), 1, now).unwrap().state, State::Active);
+    assert_eq!(c.leave("train", "t", Rank(0), 1).unwrap(), []);
     let mut c = after_restart(&c);
-    assert!(!c.leave("train", "t", 1, 1).unwrap().is_empty(), "the other has left before the restart");
+    assert!(!c.leave("train", "t", Rank(1), 1).unwrap().is_empty(), "the other has left before the restart");
     assert_eq!(c.job("train").unwrap().state, State::Waiting);
     // Who is silent after the restart is found out.
     let mut c = after_restart(&c);
@@ -581,7 +627,7 @@ fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_ep
     let error = next.join(join("train", 0, 0, 0, now), now).unwrap_err().to_string();
     assert!(error.contains("port p0 has an MTU of 576"), "{error}");
     next.set_ports(c.ports().to_vec());
-    let job = next.heartbeat("train", "t", 0, 3, now).unwrap();
+    let job = next.heartbeat("train", "t", Rank(0), 3, now).unwrap();
     assert_eq!((&job.state, job.last_epoch), (&State::Waiting, 0), "their epoch is unknown here");
     (0..2).for_each(|rank| drop(next.join(join("train", rank, 0, 0, now), now).unwrap()));
     assert_eq!(next.job("train").unwrap().state, State::Active);
@@ -638,10 +684,10 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
         }
         if i % 3 == 2 {
             let actions = if i % 2 == 0 {
-                c.abort("a", "t", 0, 1, "tired").unwrap()
+                c.abort("a", "t", Rank(0), 1, "tired").unwrap()
             } else {
-                carry_out(c.leave("a", "t", 0, 1).unwrap());
-                c.leave("a", "t", 1, 1).unwrap()
+                carry_out(c.leave("a", "t", Rank(0), 1).unwrap());
+                c.leave("a", "t", Rank(1), 1).unwrap()
             };
             carry_out(actions);
         }
@@ -692,7 +738,7 @@ fn nobody_can_take_an_address_that_belongs_behind_another_port() {
     assert!(replies(&join_b(&mut c, &|_| ())).iter().all(|(_, good)| *good));
     // By hand the same holds.
     c.create_job(spec("c", 2)).unwrap();
-    let stolen = FlowSpec { qpn: 7, ifindex: 13, ..flow(0, 2) };
+    let stolen = FlowSpec { qpn: Qpn::new(7), ifindex: 13, ..flow(0, 2) };
     assert!(matches!(c.add_flow("c", JobRing(0), stolen), Err(Refusal::Exists(_))));
 }
 
@@ -712,7 +758,10 @@ fn a_port_that_goes_ends_the_jobs_that_have_flows_there_and_no_other() {
         }
     }
     let actions = c.ports_gone(&[11]);
-    assert!(actions.iter().any(|a| matches!(a, Action::DeleteRing { ring: 1, .. })), "{actions:?}");
+    assert!(
+        actions.iter().any(|a| matches!(a, Action::DeleteRing { ring: RingNumber(1), .. })),
+        "{actions:?}"
+    );
     assert_eq!(c.job("a").unwrap().state, State::Failed("rank 1: its port p1 is gone".into()));
     assert_eq!(c.job("b").unwrap().state, State::Active);
     assert!(c.ports_gone(&[10, 11]).is_empty(), "a job ends once");
@@ -758,17 +807,17 @@ fn a_refusal_names_limit_use_and_what_would_fit() {
     let said = refused(&mut c, JobSpec { rings: 3, ..small("a2", "a") });
     // No window makes a ring less.
     assert_eq!(said, "tenant `a`: rings limit 4, 2 in use, 3 needed");
-    let wide = |window| JobSpec { window, ..small("a2", "a") };
+    let wide = |window| JobSpec { window: Messages(window), ..small("a2", "a") };
     let said = refused(&mut c, wide(8));
     let expected =
         "tenant `a`: memory limit 47.2 KiB, 31.5 KiB in use, 63.0 KiB needed; --window 2 would fit";
     assert_eq!(said, expected);
     c.create_job(wide(2)).unwrap();
     assert!(refused(&mut c, wide(1)).contains("there is such a job already"));
-    let said = refused(&mut c, JobSpec { window: 1, ..small("a3", "a") });
+    let said = refused(&mut c, JobSpec { window: Messages(1), ..small("a3", "a") });
     assert!(said.contains("memory limit 47.2 KiB, 47.2 KiB in use"), "{said}");
     c.create_job(JobSpec { rings: 6, ..small("d1", "default") }).unwrap();
-    let said = refused(&mut c, JobSpec { window: 16, ..small("d2", "default") });
+    let said = refused(&mut c, JobSpec { window: Messages(16), ..small("d2", "default") });
     assert!(said.contains("; 15.8 KiB of 157.5 KiB are free; "), "{said}");
     assert!(said.ends_with("; --window 2 would fit"), "{said}");
     let said = refused(&mut c, JobSpec { rings: 8, ..small("d2", "default") });
@@ -801,7 +850,7 @@ fn ranks_are_asked_to_connect_anew_until_they_have() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("train", 2)).unwrap();
     let asked = |c: &mut Controller, epoch| {
-        let job = c.heartbeat("train", "t", 0, epoch, now).unwrap();
+        let job = c.heartbeat("train", "t", Rank(0), epoch, now).unwrap();
         job.epoch.as_ref().is_some_and(|e| e.renew)
     };
     let begin = |c: &mut Controller, epoch| {
@@ -816,7 +865,7 @@ fn ranks_are_asked_to_connect_anew_until_they_have() {
     assert!(asked(&mut c, 1));
     let mut c = after_restart(&c);
     assert!(asked(&mut c, 1), "the next daemon asks, too");
-    (0..2).for_each(|rank| drop(c.leave("train", "t", rank, 1).unwrap()));
+    (0..2).for_each(|rank| drop(c.leave("train", "t", Rank(rank), 1).unwrap()));
     begin(&mut c, 1);
     assert!(!asked(&mut c, 2));
 }
@@ -840,7 +889,7 @@ fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
     let (mut c, now) = (Controller::new(64 << 20, 2, Duration::from_secs(1)), Instant::now());
     c.set_ports(controller().ports().to_vec());
     let (ranks, rings) = (64, 80);
-    let size = JobSpec { mtu: 256, message_size: 256, window: 1, rings, ..spec("a", ranks) };
+    let size = JobSpec { mtu: 256, message_size: 256, window: Messages(1), rings, ..spec("a", ranks) };
     c.create_job(size).unwrap();
     for rank in 0..ranks {
         let mut join = join("a", rank, 0, rank.into(), now);
@@ -851,7 +900,7 @@ fn whoever_deletes_a_job_of_ranks_that_are_gone_knows_all_flows_that_it_had() {
     }
     let flows: HashSet<_> = c.job("a").unwrap().flows.iter().map(FlowSpec::key).collect();
     assert_eq!(flows.len(), (ranks * rings) as usize);
-    c.abort("a", "t", 0, 1, "enough").unwrap();
+    c.abort("a", "t", Rank(0), 1, "enough").unwrap();
     let had = |c: &Controller| c.job("a").unwrap().ever_had().into_iter().collect::<HashSet<_>>();
     assert_eq!(had(&c).len(), flows.len());
     // The next daemon knows them, too.

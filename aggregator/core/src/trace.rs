@@ -1,16 +1,18 @@
 //! Which packets somebody wants to see. Pure.
 
-use netsum_common::abi::{MAX_CAPTURE, MAX_RINGS, MIN_CAPTURE, TraceEvent, TraceFilter, programs, traced_by};
+use netsum_common::abi::{
+    MAX_CAPTURE, MAX_RINGS, MIN_CAPTURE, RingNumber, TraceEvent, TraceFilter, programs, traced_by,
+};
 use netsum_common::counters::{Counter, Kind};
 
-use super::{Job, JobRing, Refusal};
+use super::{Job, JobRing, Rank, Refusal};
 
 /// What one client asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Rings in the data plane, 0 for what is of none; all when `None`.
-    rings: Option<Vec<u32>>,
-    rank: Option<u32>,
+    /// All when `None`.
+    rings: Option<Vec<RingNumber>>,
+    rank: Option<Rank>,
     program: Option<u32>,
     /// Counters, bit by bit.
     counters: u64,
@@ -34,7 +36,7 @@ impl Wanted {
     }
 
     /// Of one rank alone.
-    pub fn of_rank(mut self, rank: Option<u32>) -> Self {
+    pub fn of_rank(mut self, rank: Option<Rank>) -> Self {
         self.rank = rank;
         self
     }
@@ -73,8 +75,8 @@ impl Wanted {
 
     /// Whether a traced packet is one of those.
     pub fn has(&self, event: &TraceEvent) -> bool {
-        self.rings.as_ref().is_none_or(|rings| rings.contains(&event.ring))
-            && self.rank.is_none_or(|rank| event.rank == rank)
+        self.rings.as_ref().is_none_or(|rings| rings.contains(&RingNumber(event.ring)))
+            && self.rank.is_none_or(|rank| event.rank == rank.0)
             && self.program.is_none_or(|program| event.program == program)
             && self.counters & event.counters != 0
     }
@@ -87,7 +89,7 @@ pub fn together<'a>(all: impl IntoIterator<Item = &'a Wanted>) -> TraceFilter {
         match &wanted.rings {
             None => filter.rings = TraceFilter::ALL.rings,
             Some(rings) => {
-                for &ring in rings.iter().filter(|r| **r < MAX_RINGS) {
+                for &RingNumber(ring) in rings.iter().filter(|r| r.0 < MAX_RINGS) {
                     filter.rings[ring as usize / 64] |= 1 << (ring % 64);
                 }
             }
@@ -167,10 +169,11 @@ mod tests {
 
     #[test]
     fn filters_together_let_through_what_any_of_them_does_and_each_has_its_own() {
-        let one = Wanted { rings: Some(vec![3, 70]), ..Wanted::new(None, None).unwrap() }
-            .counted_by(&["fragments".into()])
-            .unwrap();
-        let other = Wanted { rings: Some(vec![255]), ..Wanted::new(None, None).unwrap() }
+        let one =
+            Wanted { rings: Some(vec![RingNumber(3), RingNumber(70)]), ..Wanted::new(None, None).unwrap() }
+                .counted_by(&["fragments".into()])
+                .unwrap();
+        let other = Wanted { rings: Some(vec![RingNumber(255)]), ..Wanted::new(None, None).unwrap() }
             .counted_by(&["stale".into()])
             .unwrap()
             .with_bytes(9000);
@@ -185,7 +188,7 @@ mod tests {
 
     #[test]
     fn ranks_and_programs_are_told_apart() {
-        let wanted = Wanted::new(None, None).unwrap().of_rank(Some(2)).met_by("aggregate").unwrap();
+        let wanted = Wanted::new(None, None).unwrap().of_rank(Some(Rank(2))).met_by("aggregate").unwrap();
         assert!(wanted.has(&event(1, 2, 1)) && !wanted.has(&event(1, 1, 1)));
         assert!(!wanted.has(&TraceEvent { program: traced_by::EGRESS, ..event(1, 2, 1) }));
         assert!(Wanted::default().met_by("agg").is_err());

@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use netsum_common::serial;
+use netsum_common::abi::RingNumber;
+use netsum_common::serial::{self, Psn};
 use netsum_common::slot::{RingState, Slot};
 
+use crate::Rank;
 use crate::plane::{FlowSeen, RingSpec};
 
 /// How long something may wait.
@@ -30,7 +32,7 @@ pub struct RingView {
     /// What has come from each rank, in rank order.
     pub ranks: Vec<FlowSeen>,
     /// First PSN of each rank.
-    pub base_psns: Vec<u32>,
+    pub base_psns: Vec<Psn>,
 }
 
 impl RingView {
@@ -44,7 +46,7 @@ impl RingView {
     pub fn last_index(&self, rank: usize, credit: u32) -> Option<u32> {
         let seen = &self.ranks[rank];
         seen.last_outcome?;
-        let index = serial::sub(seen.last_psn, self.base_psns[rank]);
+        let index = serial::sub(seen.last_psn, self.base_psns[rank].get());
         let distance = serial::diff(index, self.state.low);
         (distance.unsigned_abs() <= 2 * credit).then_some(index)
     }
@@ -68,15 +70,15 @@ impl RingView {
     }
 
     /// Ranks that have not contributed to the lowest unreleased index.
-    pub fn missing(&self) -> Vec<u32> {
+    pub fn missing(&self) -> Vec<Rank> {
         let contributors = self.front().map_or(0, |s| s.contributors);
-        (0..self.ranks.len() as u32).filter(|r| contributors & 1 << r == 0).collect()
+        Rank::all(self.ranks.len() as u32).filter(|r| contributors & 1 << r.0 == 0).collect()
     }
 }
 
 /// What somebody should do about a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum RingEvent {
     /// A complete sum waits for a packet to go out with.
     Held { slot: u32 },
     /// The ring has stood still for too long. Told once.
@@ -86,7 +88,7 @@ pub enum Finding {
         /// For how long.
         since: Duration,
         /// The ranks that have not contributed.
-        missing: Vec<u32>,
+        missing: Vec<Rank>,
     },
     /// A ring goes on that was reported.
     Resumed {
@@ -112,7 +114,7 @@ struct Track {
 #[derive(Debug)]
 pub struct Watch {
     patience: Patience,
-    rings: BTreeMap<u32, Track>,
+    rings: BTreeMap<RingNumber, Track>,
 }
 
 impl Watch {
@@ -127,12 +129,12 @@ impl Watch {
     }
 
     /// Forgets rings other than these.
-    pub fn retain(&mut self, active: impl Fn(u32) -> bool) {
+    pub fn retain(&mut self, active: impl Fn(RingNumber) -> bool) {
         self.rings.retain(|&ring, _| active(ring));
     }
 
     /// Takes note of a ring, and says what is to be done.
-    pub fn observe(&mut self, ring: &RingSpec, view: &RingView, now: Instant) -> Vec<Finding> {
+    pub fn observe(&mut self, ring: &RingSpec, view: &RingView, now: Instant) -> Vec<RingEvent> {
         let track = self.rings.entry(ring.id).or_insert_with(|| Track {
             low: view.state.low,
             pending: None,
@@ -146,38 +148,38 @@ impl Watch {
                 *known = (seen.packets, Some(now));
             }
         }
-        let mut findings = Vec::new();
+        let mut events = Vec::new();
         let pending = view.is_pending(ring.config.credit);
         if track.low != view.state.low || !pending {
             if track.reported {
                 let after = track.pending.map_or(Duration::ZERO, |t| now - t);
-                findings.push(Finding::Resumed { after });
+                events.push(RingEvent::Resumed { after });
             }
             (track.low, track.reported, track.sent) = (view.state.low, false, None);
             track.pending = pending.then_some(now);
-            return findings;
+            return events;
         }
         let waited = now - *track.pending.get_or_insert(now);
         let held = view.front().is_some_and(|s| s.is(Slot::COMPLETE));
         if held && waited >= self.patience.hold && track.sent.is_none_or(|t| now - t >= self.patience.hold) {
             track.sent = Some(now);
-            findings.push(Finding::Held { slot: view.state.low & (ring.config.slots - 1) });
+            events.push(RingEvent::Held { slot: view.state.low & (ring.config.slots - 1) });
         }
         if !track.reported && waited >= self.patience.stall {
             track.reported = true;
-            findings.push(Finding::Stalled { index: view.state.low, since: waited, missing: view.missing() });
+            events.push(RingEvent::Stalled { index: view.state.low, since: waited, missing: view.missing() });
         }
-        findings
+        events
     }
 
     /// Since when a ring has stood still with something pending.
-    pub fn waiting_since(&self, ring: u32) -> Option<Instant> {
+    pub fn waiting_since(&self, ring: RingNumber) -> Option<Instant> {
         self.rings.get(&ring)?.pending
     }
 
     /// When a packet of a rank was last seen to come; `None` where that was before anybody looked, or never.
-    pub fn last_packet(&self, ring: u32, rank: u32) -> Option<Instant> {
-        self.rings.get(&ring)?.ranks.get(rank as usize)?.1
+    pub fn last_packet(&self, ring: RingNumber, rank: Rank) -> Option<Instant> {
+        self.rings.get(&ring)?.ranks.get(rank.0 as usize)?.1
     }
 }
 
@@ -190,9 +192,11 @@ mod tests {
 
     const PATIENCE: Patience = Patience { hold: Duration::from_millis(100), stall: Duration::from_secs(5) };
 
+    const RING: RingNumber = RingNumber(3);
+
     fn ring() -> RingSpec {
         RingSpec {
-            id: 3,
+            id: RING,
             cpu: 0,
             config: RingConfig { ranks: 2, slots: 16, credit: 8, mtu: 1024, ..RingConfig::default() },
         }
@@ -201,10 +205,10 @@ mod tests {
     /// Rank 0 has sent up to `sent`, rank 1 up to `sent` of it; the slot at `low` has `contributors`.
     fn view(low: u32, contributors: u64, sent: [Option<u32>; 2]) -> RingView {
         let complete = if contributors == 3 { Slot::COMPLETE } else { 0 };
-        let base_psns = vec![0xff_fffe, 100];
+        let base_psns = vec![Psn::new(0xff_fffe), Psn::new(100)];
         let seen = |rank: usize| FlowSeen {
             packets: sent[rank].map_or(0, |i| i + 1),
-            last_psn: sent[rank].map_or(0, |i| serial::add(base_psns[rank], i)),
+            last_psn: sent[rank].map_or(0, |i| base_psns[rank].plus(i).get()),
             last_outcome: sent[rank].map(|_| Counter::Fragments),
             ..FlowSeen::default()
         };
@@ -224,7 +228,7 @@ mod tests {
             let v = view(4, 0, [Some(3), Some(3)]);
             assert_eq!(watch.observe(&ring(), &v, start + Duration::from_secs(s)), []);
         }
-        assert_eq!(watch.waiting_since(3), None);
+        assert_eq!(watch.waiting_since(RING), None);
     }
 
     #[test]
@@ -237,13 +241,13 @@ mod tests {
         let since = Duration::from_secs(5);
         assert_eq!(
             watch.observe(&ring(), &v, at(5000)),
-            [Finding::Stalled { index: 4, since, missing: vec![1] }]
+            [RingEvent::Stalled { index: 4, since, missing: vec![Rank(1)] }]
         );
         assert_eq!(watch.observe(&ring(), &v, at(9000)), []);
         let v = view(5, 0, [Some(4), Some(4)]);
         assert_eq!(
             watch.observe(&ring(), &v, at(9100)),
-            [Finding::Resumed { after: Duration::from_millis(9100) }]
+            [RingEvent::Resumed { after: Duration::from_millis(9100) }]
         );
         assert_eq!(watch.observe(&ring(), &v, at(20000)), []);
     }
@@ -266,7 +270,7 @@ mod tests {
         let since = Duration::from_secs(6);
         assert_eq!(
             watch.observe(&ring(), &v, start + since),
-            [Finding::Stalled { index: 4, since, missing: vec![0, 1] }]
+            [RingEvent::Stalled { index: 4, since, missing: vec![Rank(0), Rank(1)] }]
         );
     }
 
@@ -276,7 +280,8 @@ mod tests {
         let v = view(20, 3, [Some(20), Some(20)]);
         let mut sent = Vec::new();
         for ms in (0..400).step_by(50) {
-            if watch.observe(&ring(), &v, start + Duration::from_millis(ms)) == [Finding::Held { slot: 4 }] {
+            if watch.observe(&ring(), &v, start + Duration::from_millis(ms)) == [RingEvent::Held { slot: 4 }]
+            {
                 sent.push(ms);
             }
         }
@@ -287,12 +292,12 @@ mod tests {
     fn when_a_packet_came_is_known_from_the_first_look_on() {
         let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
         watch.observe(&ring(), &view(4, 0, [Some(3), None]), start);
-        assert_eq!((watch.last_packet(3, 0), watch.last_packet(3, 1)), (None, None));
+        assert_eq!((watch.last_packet(RING, Rank(0)), watch.last_packet(RING, Rank(1))), (None, None));
         let later = start + Duration::from_secs(1);
         watch.observe(&ring(), &view(4, 2, [Some(3), Some(4)]), later);
-        assert_eq!((watch.last_packet(3, 0), watch.last_packet(3, 1)), (None, Some(later)));
-        watch.retain(|ring| ring != 3);
-        assert_eq!(watch.last_packet(3, 1), None);
+        assert_eq!((watch.last_packet(RING, Rank(0)), watch.last_packet(RING, Rank(1))), (None, Some(later)));
+        watch.retain(|ring| ring != RING);
+        assert_eq!(watch.last_packet(RING, Rank(1)), None);
     }
 
     #[test]

@@ -5,13 +5,14 @@ use std::time::{Instant, SystemTime};
 
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_server::Admin;
-use netsum_common::abi;
+use netsum_common::abi::{self, RingNumber};
 use netsum_common::counters::Counter;
+use netsum_common::serial::{self, Psn, Qpn};
 use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::tenant::{Limits, TenantView};
-use netsum_core::{Action, Job, JobRing, State};
+use netsum_core::{Action, Job, JobRing, Rank, State};
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
@@ -91,6 +92,13 @@ fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
     })
 }
 
+fn of_24_bits(option: &str, number: u32) -> Result<u32, Status> {
+    if number > serial::MASK {
+        return Err(Status::invalid_argument(format!("{option} {number:#x}: more than 24 bits")));
+    }
+    Ok(number)
+}
+
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
@@ -166,14 +174,15 @@ impl Admin for AdminService {
             return Err(Status::invalid_argument(message));
         };
         let flow = FlowSpec {
-            ring: 0,
-            rank: f.rank,
-            base_psn: f.psn,
+            ring: RingNumber::NONE,
+            rank: Rank(f.rank),
             ifindex: port.ifindex,
             src: address("--src", &f.src)?,
             dst: address("--dst", &f.dst)?,
-            qpn: f.qpn,
+            qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
+            base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
             src_mac,
+            by_box: false,
         };
         let actions = inner.controller.add_flow(&r.job, JobRing(f.ring), flow).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
@@ -241,7 +250,7 @@ impl Admin for AdminService {
             for job in inner.controller.jobs() {
                 jobs.push(job_stats(&inner, job).map_err(internal)?);
             }
-            let values = counters(&inner, [0]).map_err(internal)?;
+            let values = counters(&inner, [RingNumber::NONE]).map_err(internal)?;
             jobs.push(api::JobStats { values, ..api::JobStats::default() });
         } else {
             jobs.push(job_stats(&inner, inner.controller.job(&name).map_err(refused)?).map_err(internal)?);
@@ -324,7 +333,7 @@ fn ring_message(inner: &Inner, job: &Job, job_ring: JobRing, ring: &RingSpec) ->
     Ok(api::Ring {
         job: job.spec.name.clone(),
         ring: job_ring.0,
-        id: ring.id,
+        id: ring.id.0,
         cpu: inner.plane.cpu_number(ring.cpu),
         active: job.state == State::Active,
         ranks: ring.config.ranks,

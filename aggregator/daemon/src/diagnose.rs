@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
+use netsum_common::abi::RingNumber;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use netsum_core::plane::{RingSpec, unmapped};
-use netsum_core::watch::Finding;
-use netsum_core::{Job, JobRing, State};
+use netsum_core::watch::RingEvent;
+use netsum_core::{Job, JobRing, Rank, State};
 use netsum_dataplane::count;
 use tonic::Status;
 
@@ -47,9 +48,9 @@ fn look(inner: &mut Inner, now: Instant) {
                 continue;
             }
         };
-        for finding in inner.watch.observe(&ring, &view, now) {
-            match finding {
-                Finding::Held { slot } => {
+        for event in inner.watch.observe(&ring, &view, now) {
+            match event {
+                RingEvent::Held { slot } => {
                     log::debug!(
                         NETSUM_JOB = job, NETSUM_RING = number.0;
                         "job {job}: ring {number}: slot {slot} is complete and nothing takes it along"
@@ -61,15 +62,17 @@ fn look(inner: &mut Inner, now: Instant) {
                         );
                     }
                 }
-                Finding::Stalled { index, since, missing } => {
-                    let numbers = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                RingEvent::Stalled { index, since, missing } => {
+                    let Ok(found) = inner.controller.job(&job) else { continue };
                     let ranks: Vec<String> = missing
                         .iter()
                         .map(|&r| {
-                            let psn = serial::add(flows[r as usize].base_psn, index);
-                            format!("{r} (PSN {psn:#x})")
+                            let psn = flows[r.0 as usize].base_psn.plus(index).get();
+                            format!("{} (PSN {psn:#x})", found.sender(r))
                         })
                         .collect();
+                    let missing = missing.iter().map(|&r| found.sender(r));
+                    let numbers = missing.map(|r| r.to_string()).collect::<Vec<_>>().join(", ");
                     log::warn!(
                         NETSUM_JOB = job, NETSUM_RING = number.0, NETSUM_RANK = numbers;
                         "job {job}: ring {number} stands still at index {index} for {:.1} s; missing: rank {}; try `netsum diagnose {job}`",
@@ -77,7 +80,7 @@ fn look(inner: &mut Inner, now: Instant) {
                         ranks.join(", rank ")
                     );
                 }
-                Finding::Resumed { after } => {
+                RingEvent::Resumed { after } => {
                     log::info!(NETSUM_JOB = job, NETSUM_RING = number.0; "job {job}: ring {number} goes on after {:.1} s", after.as_secs_f64());
                 }
             }
@@ -127,7 +130,7 @@ pub async fn answer(
         }
     };
     let before = interfaces(netlink.cloned()).await?;
-    let mut packets: HashMap<(u32, u32), u32> = HashMap::new();
+    let mut packets: HashMap<(RingNumber, Rank), u32> = HashMap::new();
     let tokens_before;
     let watching = {
         let mut inner = shared.lock();
@@ -166,7 +169,7 @@ pub async fn answer(
         findings: findings
             .map(|f| api::Finding {
                 ring: f.ring.map(|ring| ring.0),
-                rank: f.rank,
+                rank: f.rank.map(|rank| rank.0),
                 what: f.what,
                 next: f.next,
             })
@@ -180,7 +183,7 @@ pub async fn answer(
 
 /// First packets with a token of no job, ever.
 fn wrong_tokens(inner: &Inner) -> anyhow::Result<u64> {
-    Ok(count(&inner.plane.counters(0)?, Counter::InBandToken))
+    Ok(count(&inner.plane.counters(RingNumber::NONE)?, Counter::InBandToken))
 }
 
 fn ring_evidence(
@@ -188,7 +191,7 @@ fn ring_evidence(
     job: &Job,
     number: JobRing,
     ring: &RingSpec,
-    packets: &HashMap<(u32, u32), u32>,
+    packets: &HashMap<(RingNumber, Rank), u32>,
     [before, after]: [&Vec<Interface>; 2],
 ) -> anyhow::Result<RingEvidence> {
     let now = Instant::now();
@@ -238,7 +241,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let low = ring.view.state.low;
     let missing = if ring.waits.is_some() { ring.view.missing() } else { Vec::new() };
     let ranks = ring.ranks.iter().map(|r| {
-        let rank = r.flow.rank;
+        let Rank(rank) = r.flow.rank;
         let expected = ring.view.state.expected[rank as usize];
         // The data plane raises it only when the rank's next packet comes.
         let expected = if serial::before(expected, low) { low } else { expected };
@@ -247,7 +250,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
             port: r.port.name.clone(),
             port_up: r.port.up,
             expected,
-            expected_psn: serial::add(r.flow.base_psn, expected),
+            expected_psn: r.flow.base_psn.plus(expected).get(),
             credit_used: ring.view.credit_used(rank as usize, ring.spec.config.credit),
             packets: r.seen.packets,
             refused: r.seen.refused,
@@ -255,7 +258,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
             last_outcome: r.seen.last_outcome.map(|c| c.name().into()).unwrap_or_default(),
             last_ms: r.last.map(|t| t.as_millis() as u64),
             heartbeat_ms: r.heartbeat.map(|t| t.as_millis() as u64),
-            missing: missing.contains(&rank),
+            missing: missing.contains(&r.flow.rank),
         }
     });
     api::RingDiagnosis {
@@ -264,6 +267,6 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         waits_ms: ring.waits.map(|t| t.as_millis() as u64),
         credit: ring.spec.config.credit,
         ranks: ranks.collect(),
-        missing,
+        missing: missing.into_iter().map(|rank| rank.0).collect(),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use netsum_common::abi::RingNumber;
 use netsum_common::slot::Slot;
 use netsum_core::in_band::Outcome;
 use netsum_core::plane::{FirstPacket, RingSpec};
@@ -72,7 +73,7 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
         Ok(packets) => packets,
         Err(e) => return log::error!("first packets cannot be read: {e:#}"),
     };
-    let mut by_job: BTreeMap<u32, Vec<FirstPacket>> = BTreeMap::new();
+    let mut by_job: BTreeMap<RingNumber, Vec<FirstPacket>> = BTreeMap::new();
     for packet in packets {
         by_job.entry(packet.job).or_default().push(packet);
     }
@@ -82,7 +83,7 @@ fn listen(inner: &mut Inner, lines: &mut Lines, now: Instant) {
 }
 
 /// First packets of one job.
-fn take(inner: &mut Inner, number: u32, packets: &[FirstPacket], lines: &mut Lines, now: Instant) {
+fn take(inner: &mut Inner, number: RingNumber, packets: &[FirstPacket], lines: &mut Lines, now: Instant) {
     let (paused, released) = stop_if_it_may_begin_anew(inner, number, packets);
     let Some(answer) = inner.controller.first_packets(number, packets, released, now) else { return };
     let job = &answer.job;
@@ -92,7 +93,9 @@ fn take(inner: &mut Inner, number: u32, packets: &[FirstPacket], lines: &mut Lin
         let port = inner.controller.port_name(packet.ifindex);
         let what = format!(
             "rank {rank} of ring {ring} has shown up: {} behind {port} to queue pair {:#x} of {}",
-            packet.src, packet.qpn, packet.dst
+            packet.src,
+            packet.qpn.get(),
+            packet.dst
         );
         let (level, line) = match outcome {
             Outcome::Known => continue,
@@ -120,16 +123,21 @@ fn take(inner: &mut Inner, number: u32, packets: &[FirstPacket], lines: &mut Lin
 /// Stops the rings of a job that is at work where first packets may make it begin anew, as they may until it has released a sum.
 /// Otherwise one could be released between the question and the end of the rings: some ranks would have it and not send for it
 /// again, others would wait for it. The rings that were stopped, and whether a sum has been released.
-fn stop_if_it_may_begin_anew(inner: &mut Inner, number: u32, packets: &[FirstPacket]) -> (Vec<u32>, bool) {
+fn stop_if_it_may_begin_anew(
+    inner: &mut Inner,
+    number: RingNumber,
+    packets: &[FirstPacket],
+) -> (Vec<RingNumber>, bool) {
     let has_released =
         |inner: &Inner| inner.controller.job_in_band(number).is_some_and(|job| has_released(inner, job));
     if has_released(inner) || !packets.iter().any(|packet| inner.controller.may_begin_anew(packet)) {
         return (Vec::new(), has_released(inner));
     }
     let rings = inner.controller.job_in_band(number).map_or(&[][..], |job| &job.rings);
-    let rings: Vec<u32> = rings.iter().map(|ring| ring.id).collect();
+    let rings: Vec<RingNumber> = rings.iter().map(|ring| ring.id).collect();
     if let Err(e) = inner.plane.pause_rings(&rings) {
-        log::error!("rings {rings:?} cannot be stopped: {e:#}");
+        let numbers: Vec<u32> = rings.iter().map(|ring| ring.0).collect();
+        log::error!("rings {numbers:?} cannot be stopped: {e:#}");
     }
     (rings, has_released(inner))
 }

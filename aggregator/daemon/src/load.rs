@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
+use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::timing::{Histogram, RankTiming};
 use netsum_core::plane::{FlowSpec, RingSpec};
@@ -26,7 +27,7 @@ pub struct RingLoad {
 }
 
 /// A ring's flows in rank order.
-pub(super) fn flows_of(job: &Job, ring: u32) -> Vec<FlowSpec> {
+pub(super) fn flows_of(job: &Job, ring: RingNumber) -> Vec<FlowSpec> {
     let mut flows: Vec<FlowSpec> = job.flows.iter().filter(|f| f.ring == ring).cloned().collect();
     flows.sort_by_key(|f| f.rank);
     flows
@@ -59,7 +60,7 @@ pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<Ri
 }
 
 /// All counters in the order of their numbers, summed over rings.
-pub fn counters(inner: &Inner, rings: impl IntoIterator<Item = u32>) -> anyhow::Result<Vec<u64>> {
+pub fn counters(inner: &Inner, rings: impl IntoIterator<Item = RingNumber>) -> anyhow::Result<Vec<u64>> {
     let mut totals = vec![0; Counter::ALL.len()];
     for ring in rings {
         let values = inner.plane.counters(ring)?;
@@ -86,7 +87,7 @@ impl Timings {
     }
 
     /// With those of a ring.
-    pub fn add(&mut self, inner: &Inner, ring: u32) -> anyhow::Result<()> {
+    pub fn add(&mut self, inner: &Inner, ring: RingNumber) -> anyhow::Result<()> {
         let timing = inner.plane.timing(ring)?;
         self.completion.merge(&timing.completion);
         for (sum, of_ring) in self.ranks.iter_mut().zip(&timing.ranks) {
@@ -104,7 +105,7 @@ pub fn histogram_message(h: &Histogram) -> api::Histogram {
 /// Bytes of payload in a fragment of a full message, on average. The data plane counts fragments, and the last one of a
 /// message may be short.
 pub fn fragment_bytes(job: &Job) -> f64 {
-    f64::from(job.spec.message_size) / f64::from(job.spec.fragments())
+    f64::from(job.spec.message_size) / f64::from(job.spec.fragments().0)
 }
 
 /// All counters with their values, which come in the order of the counters' numbers.

@@ -1,11 +1,13 @@
 //! What the controller knows, as the API says it, and the other way round.
 
 use netsum_api::v1 as api;
-use netsum_common::abi::TraceEvent;
+use netsum_common::abi::{Messages, TraceEvent};
 use netsum_common::counters::of_bits;
 use netsum_common::serial;
 use netsum_common::slot::Slot;
+use netsum_core::members::{self, Member, Members};
 use netsum_core::plane::{FirstPacket, FlowSpec};
+use netsum_core::size::Size;
 use netsum_core::trace::program_name;
 use netsum_core::{Job, JobRing, JobSpec, Refusal, State, epoch_number, pool, tenant};
 use netsum_dataplane::Traced;
@@ -68,12 +70,12 @@ pub(crate) fn job_message(
     };
     let flow = |f: &FlowSpec| api::Flow {
         ring: job.job_ring(f.ring).map_or(0, |ring| ring.0),
-        rank: f.rank,
+        rank: job.sender(f.rank).0,
         port: port_name(f.ifindex),
         src: f.src.to_string(),
         dst: f.dst.to_string(),
-        qpn: f.qpn,
-        psn: f.base_psn,
+        qpn: f.qpn.get(),
+        psn: f.base_psn.get(),
         src_mac: f.src_mac.map(mac_text).unwrap_or_default(),
         seen: None,
     };
@@ -83,8 +85,8 @@ pub(crate) fn job_message(
         port: port_name(p.ifindex),
         src: p.src.to_string(),
         dst: p.dst.to_string(),
-        qpn: p.qpn,
-        psn: p.psn,
+        qpn: p.qpn.get(),
+        psn: p.psn.get(),
         src_mac: mac_text(p.src_mac),
         seen: None,
     };
@@ -98,21 +100,22 @@ pub(crate) fn job_message(
         token: if secret { spec.token.reveal().to_owned() } else { String::new() },
         heartbeat_ms,
         epoch: epoch_number(job),
-        ring_ids: job.rings.iter().map(|r| r.id).collect(),
+        ring_ids: job.rings.iter().map(|r| r.id.0).collect(),
         in_band_token: if secret && spec.in_band { hex(&spec.token.in_band().0) } else { String::new() },
         claims: job.claims().map(|(packet, _)| claim(packet)).collect(),
         unclaimed: job
             .unclaimed()
             .into_iter()
-            .map(|(ring, rank)| api::Place { ring: ring.0, rank })
+            .map(|(ring, rank)| api::Place { ring: ring.0, rank: rank.0 })
             .collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
+        members: if spec.members.is_part() { texts(&spec.members.list(spec.ranks)) } else { Vec::new() },
         name: spec.name.clone(),
         ranks: spec.ranks,
         dtype: spec.dtype.clone(),
         mtu: spec.mtu,
         message_size: spec.message_size,
-        window: spec.window,
+        window: spec.window.0,
         rings: spec.rings,
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if job.is_in_order() { "in-order" } else { "relaxed" }.into(),
@@ -122,9 +125,9 @@ pub(crate) fn job_message(
     }
 }
 
-/// Where a ring belongs.
+/// A ring, as its job counts it.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct RingOfJob {
     pub job: String,
     pub ring: JobRing,
     /// The job's ranks.
@@ -136,11 +139,11 @@ pub fn packet_message(
     traced: &Traced,
     clock: u64,
     port: String,
-    place: Option<Place>,
+    ring: Option<RingOfJob>,
     capture: u32,
 ) -> api::TracedPacket {
     let Traced { event, frame } = traced;
-    let ranks = place.as_ref().map_or(0, |p| p.ranks);
+    let ranks = ring.as_ref().map_or(0, |r| r.ranks);
     api::TracedPacket {
         time_ns: event.time.wrapping_add(clock),
         program: program_name(event.program).into(),
@@ -150,8 +153,8 @@ pub fn packet_message(
         verdict: of_bits(event.counters).map(|c| c.name().into()).collect(),
         len: event.len,
         frame: frame[..frame.len().min(capture as usize)].to_vec(),
-        ring: place.as_ref().map(|p| p.ring.0),
-        job: place.map(|p| p.job).unwrap_or_default(),
+        ring: ring.as_ref().map(|r| r.ring.0),
+        job: ring.map(|r| r.job).unwrap_or_default(),
         slot: (event.rank != TraceEvent::NONE).then(|| slot_message(event, ranks)),
     }
 }
@@ -183,6 +186,10 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         v if v == no => Ok(false),
         v => Err(Status::invalid_argument(format!("{option} {v}: {yes} or {no} is possible"))),
     };
+    let message_size = u32::try_from(r.message_size).map_err(|_| {
+        let size = Size(r.message_size);
+        Status::invalid_argument(format!("--message-size {size}: less than 4 GiB is possible"))
+    })?;
     Ok(JobSpec {
         verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
         in_order: match r.order.as_str() {
@@ -193,13 +200,35 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         ranks: r.ranks,
         dtype: r.dtype,
         mtu: r.mtu,
-        message_size: r.message_size,
-        window: r.window,
+        message_size,
+        window: Messages(r.window),
         rings: r.rings,
         in_band: r.in_band,
         token: if r.token.is_empty() { token()? } else { r.token }.into(),
         tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
+        members: members(&r.members, &r.groups, r.uplink)?,
     })
+}
+
+fn texts(members: &[Member]) -> Vec<String> {
+    members.iter().map(Member::to_string).collect()
+}
+
+fn members(ranks: &str, groups: &str, uplink: String) -> Result<Members, Status> {
+    let parsed = |option: &str, text: &str| match text {
+        "" => Ok(Vec::new()),
+        text => members::groups(option, text).map_err(refused),
+    };
+    let ranks = match parsed("--members", ranks)?[..] {
+        [] => None,
+        [group] => Some(group),
+        _ => {
+            return Err(Status::invalid_argument(format!(
+                "--members {ranks}: one range of ranks is possible"
+            )));
+        }
+    };
+    Ok(Members { groups: parsed("--groups", groups)?, ranks, uplink: (!uplink.is_empty()).then_some(uplink) })
 }
 
 fn token() -> Result<String, Status> {

@@ -105,7 +105,7 @@ impl Netlink {
 
     /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it has not, that of the router
     /// by which this machine reaches its IP address. Waits a second for either to be seen.
-    pub async fn place_of(&self, mac: [u8; 6], ip: IpAddr) -> Result<Found> {
+    pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr) -> Result<Found> {
         let mut router = None;
         for attempt in 0..20 {
             let table =
@@ -113,7 +113,7 @@ impl Netlink {
             let behind =
                 |mac: [u8; 6]| table.iter().find(|e| mac_of(e) == Some(mac)).map(|e| e.header.ifindex);
             if let Some(ifindex) = behind(mac) {
-                return Ok(Found::Place { ifindex, mac });
+                return Ok(Found::Port { ifindex, mac });
             }
             // A host's own packets come first: a network that this machine has no address in may seem to be behind its router.
             if attempt >= 4 {
@@ -121,7 +121,7 @@ impl Netlink {
                 match router {
                     Some((_, Some(mac))) => {
                         if let Some(ifindex) = behind(mac) {
-                            return Ok(Found::Place { ifindex, mac });
+                            return Ok(Found::Port { ifindex, mac });
                         }
                     }
                     Some((_, None)) => ask_for_router(ip),
@@ -176,11 +176,11 @@ impl Netlink {
     }
 }
 
-/// What [`Netlink::place_of`] has found.
+/// What [`Netlink::port_of`] has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The host's packets come from here.
-    Place {
+    Port {
         ifindex: u32,
         /// Their MAC address: the host's own, or its router's.
         mac: [u8; 6],

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use netsum_common::abi::RingNumber;
 use netsum_core::saved::{Saved, SavedJob};
 use netsum_core::{Action, Controller, JobSpec};
 use netsum_dataplane::pins::{Found, Pins};
@@ -220,7 +221,7 @@ pub fn begin(
     let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
     let taken = plane.take_over_links()?;
     attach(&mut plane, config, interfaces, &taken, &[])?;
-    let rings: Vec<u32> = saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
+    let rings: Vec<RingNumber> = saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
     if plane.forget_others(&rings, &flows)? > 0 {
         log::warn!("an earlier daemon has left rings of jobs that it has not told of: they end");

@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use netsum_api::v1 as api;
-use netsum_core::JobRing;
 use netsum_core::trace::Wanted;
+use netsum_core::{JobRing, Rank};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
@@ -56,7 +56,7 @@ pub fn begin(shared: &Shared, request: &api::TraceRequest) -> Result<Tracing, St
     };
     let wanted = Wanted::new(job, request.ring.map(JobRing))
         .map_err(refused)?
-        .of_rank(request.rank)
+        .of_rank(request.rank.map(Rank))
         .met_by(&request.program)
         .map_err(refused)?
         .counted_by(&request.verdicts)

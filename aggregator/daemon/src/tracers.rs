@@ -1,13 +1,14 @@
 //! Who traces packets, and what each of them gets.
 
 use netsum_api::v1 as api;
+use netsum_common::abi::RingNumber;
 use netsum_core::trace::{Wanted, together};
 use netsum_core::{Controller, Refusal};
 use netsum_dataplane::DataPlane;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::message::{Place, packet_message, refused};
+use super::message::{RingOfJob, packet_message, refused};
 
 /// Packets in a reply, and taken out under one lock.
 pub const BATCH: usize = 512;
@@ -98,10 +99,10 @@ impl Tracers {
         let packets = plane.traced(BATCH)?;
         let lost = plane.trace_lost()?;
         let lost_now = lost.wrapping_sub(std::mem::replace(&mut self.lost, lost));
-        let place = |ring: u32| {
+        let ring_of_job = |ring: RingNumber| {
             controller.jobs().find_map(|job| {
                 let ring = job.job_ring(ring)?;
-                Some(Place { job: job.spec.name.clone(), ring, ranks: job.spec.ranks })
+                Some(RingOfJob { job: job.spec.name.clone(), ring, ranks: job.spec.ranks })
             })
         };
         for client in &mut self.clients {
@@ -110,7 +111,13 @@ impl Tracers {
             let mut messages: Vec<api::TracedPacket> = wanted
                 .map(|p| {
                     let port = controller.port_name(p.event.ifindex);
-                    packet_message(p, clock, port, place(p.event.ring), client.wanted.capture)
+                    packet_message(
+                        p,
+                        clock,
+                        port,
+                        ring_of_job(RingNumber(p.event.ring)),
+                        client.wanted.capture,
+                    )
                 })
                 .collect();
             if messages.is_empty() && client.lost == 0 {

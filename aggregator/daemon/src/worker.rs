@@ -6,7 +6,7 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::membership::Join;
-use netsum_core::{Action, Connection, Controller, Job, RankAddress};
+use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress};
 use tonic::{Request, Response, Status};
 
 use super::doorman::Peer;
@@ -66,18 +66,18 @@ impl WorkerService {
     }
 
     /// The port behind which a rank is, and the MAC address that its packets have there.
-    async fn place_of(&self, rank: u32, address: &RankAddress) -> Result<(u32, [u8; 6]), Status> {
+    async fn port_of(&self, rank: u32, address: &RankAddress) -> Result<(u32, [u8; 6]), Status> {
         let netlink = match &self.ports {
             PortFinder::Fixed(ifindex) => return Ok((*ifindex, address.mac)),
             PortFinder::Bridge(netlink) => netlink,
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
-        let found = netlink.place_of(address.mac, address.ip).await.map_err(internal)?;
+        let found = netlink.port_of(address.mac, address.ip).await.map_err(internal)?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
         let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
         let (ifindex, mac) = match found {
-            Found::Place { ifindex, mac } => (ifindex, mac),
+            Found::Port { ifindex, mac } => (ifindex, mac),
             Found::Nothing { router: None } => {
                 return refused(format!(
                     "the bridge has not seen {of} on any port; a rank behind a router is found by the box's route to it"
@@ -165,7 +165,7 @@ impl Worker for WorkerService {
             Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
         };
         let address = RankAddress {
-            rank,
+            rank: Rank(rank),
             ip: a.ip.parse().map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
             mac: mac_from_text(&a.mac)
                 .ok_or_else(|| invalid("mac", &a.mac, "six bytes in hex are needed"))?,
@@ -174,7 +174,7 @@ impl Worker for WorkerService {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
         };
-        let (ifindex, mac) = self.place_of(rank, &address).await?;
+        let (ifindex, mac) = self.port_of(rank, &address).await?;
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let receiver = {
             let mut inner = self.shared.lock();
@@ -205,7 +205,7 @@ impl Worker for WorkerService {
             return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
         };
         let ranks = current.ranks.iter().map(|a| api::RankAddress {
-            rank: a.rank,
+            rank: a.rank.0,
             ip: a.ip.to_string(),
             mac: mac_text(a.mac),
             rings: a.rings.iter().map(connection_message).collect(),
@@ -226,7 +226,7 @@ impl Worker for WorkerService {
             let mut inner = self.shared.lock();
             let job = inner
                 .controller
-                .heartbeat(&r.job, &r.token, r.rank, r.epoch, Instant::now())
+                .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, Instant::now())
                 .map_err(refused)?;
             (job.epoch.as_ref().is_some_and(|epoch| epoch.renew), inner.programs)
         };
@@ -239,7 +239,7 @@ impl Worker for WorkerService {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
         let mut inner = self.shared.lock();
-        let actions = inner.controller.leave(&r.job, &r.token, r.rank, r.epoch).map_err(refused)?;
+        let actions = inner.controller.leave(&r.job, &r.token, Rank(r.rank), r.epoch).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::LeaveReply {}))
     }
@@ -250,7 +250,7 @@ impl Worker for WorkerService {
         let mut inner = self.shared.lock();
         let actions = inner
             .controller
-            .abort(&r.job, &r.token, r.rank, r.epoch, &printable(&r.reason))
+            .abort(&r.job, &r.token, Rank(r.rank), r.epoch, &printable(&r.reason))
             .map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))

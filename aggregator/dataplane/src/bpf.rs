@@ -10,7 +10,7 @@ use aya::programs::tc::SchedClassifierLinkId;
 use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramFd, SchedClassifier, Xdp};
 use aya_log::EbpfLogger;
-use netsum_common::abi::{FlowKey, RingConfig, SavedHeader, maps, programs, ring_flags};
+use netsum_common::abi::{FlowKey, RingConfig, RingNumber, SavedHeader, maps, programs, ring_flags};
 use netsum_common::slot::Slot;
 
 use super::pins::Pins;
@@ -49,7 +49,7 @@ pub struct BpfDataPlane {
     /// Flows that have ended and whose data is dropped.
     pub(super) ended: HashSet<FlowKey>,
     pub(super) threads: Threads,
-    pub(super) rings: HashMap<u32, RingMaps>,
+    pub(super) rings: HashMap<RingNumber, RingMaps>,
     pub(super) events: RingBuf<MapData>,
 }
 
@@ -114,39 +114,44 @@ impl BpfDataPlane {
     }
 
     /// Puts an inner map into an outer one.
-    pub(super) fn put<V: aya::maps::InnerMap>(&mut self, outer: &str, ring: u32, inner: &V) -> Result<()> {
+    pub(super) fn put<V: aya::maps::InnerMap>(
+        &mut self,
+        outer: &str,
+        ring: RingNumber,
+        inner: &V,
+    ) -> Result<()> {
         let map = self.ebpf.map_mut(outer).with_context(|| outer.to_owned())?;
         let mut outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
-        outer_map.set(ring, inner, 0).with_context(|| format!("{outer}[{ring}]"))
+        outer_map.set(ring.0, inner, 0).with_context(|| format!("{outer}[{ring}]"))
     }
 
-    pub(super) fn ring_config(&mut self, ring: u32) -> Result<RingConfig> {
-        Ok(self.array(maps::RINGS)?.get(&ring, 0)?)
+    pub(super) fn ring_config(&mut self, ring: RingNumber) -> Result<RingConfig> {
+        Ok(self.array(maps::RINGS)?.get(&ring.0, 0)?)
     }
 
-    pub(super) fn set_active(&mut self, ring: u32, active: bool) -> Result<()> {
+    pub(super) fn set_active(&mut self, ring: RingNumber, active: bool) -> Result<()> {
         let mut config = self.ring_config(ring)?;
         config.flags = config.flags & !ring_flags::ACTIVE | if active { ring_flags::ACTIVE } else { 0 };
-        Ok(self.array(maps::RINGS)?.set(ring, config, 0)?)
+        Ok(self.array(maps::RINGS)?.set(ring.0, config, 0)?)
     }
 
     /// Returns when no program runs any more that may have seen maps as they were before. To put an inner map into its place
     /// waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); ring 0 is none.
     pub(super) fn wait_for_programs(&mut self) -> Result<()> {
-        self.put(maps::PORTS, 0, &device_map(1)?)
+        self.put(maps::PORTS, RingNumber::NONE, &device_map(1)?)
     }
 
-    pub(super) fn maps_of(&self, ring: u32) -> Result<&RingMaps> {
+    pub(super) fn maps_of(&self, ring: RingNumber) -> Result<&RingMaps> {
         self.rings.get(&ring).context("the ring has not been created")
     }
 
     pub(super) fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(
         &self,
         outer: &str,
-        ring: u32,
+        ring: RingNumber,
     ) -> Result<V> {
         let outer_map: ArrayOfMaps<_, V> = self.map(outer)?;
-        outer_map.get(&ring, 0).with_context(|| format!("{outer}[{ring}]"))
+        outer_map.get(&ring.0, 0).with_context(|| format!("{outer}[{ring}]"))
     }
 
     /// Sets or clears bits of what is looked at.

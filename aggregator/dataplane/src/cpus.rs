@@ -8,7 +8,7 @@
 
 use anyhow::{Context as _, Result};
 use aya::maps::{CpuMap, PerCpuArray};
-use netsum_common::abi::{RingConfig, maps, ring_flags};
+use netsum_common::abi::{RingConfig, RingNumber, maps, ring_flags};
 use netsum_common::counters::{COUNTERS, Counter};
 
 use super::bpf::{BpfDataPlane, Threads};
@@ -54,13 +54,13 @@ impl BpfDataPlane {
         Ok(done)
     }
 
-    fn strayed(&self, ring: u32) -> Result<u64> {
+    fn strayed(&self, ring: RingNumber) -> Result<u64> {
         let counters: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
-        Ok(counters.get(&(ring * COUNTERS + Counter::WrongCpu as u32), 0)?.iter().sum())
+        Ok(counters.get(&(ring.0 * COUNTERS + Counter::WrongCpu as u32), 0)?.iter().sum())
     }
 
     /// Has a CPU serve a ring. Nothing is summed meanwhile, so that two never do.
-    fn serve_by(&mut self, ring: u32, cpu: u32) -> Result<()> {
+    fn serve_by(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let config = self.ring_config(ring)?;
         if config.ranks == 0 || config.cpu == cpu {
             return Ok(());
@@ -72,10 +72,10 @@ impl BpfDataPlane {
         moved.and(back)
     }
 
-    fn move_to(&mut self, ring: u32, config: &RingConfig, cpu: u32) -> Result<()> {
+    fn move_to(&mut self, ring: RingNumber, config: &RingConfig, cpu: u32) -> Result<()> {
         self.wait_for_programs()?;
         let flags = config.flags & !ring_flags::ACTIVE;
-        Ok(self.array(maps::RINGS)?.set(ring, RingConfig { flags, cpu, ..*config }, 0)?)
+        Ok(self.array(maps::RINGS)?.set(ring.0, RingConfig { flags, cpu, ..*config }, 0)?)
     }
 
     /// Makes a CPU's entry of the CPU map anew, with a thread that is bound there. The old one handles what waits for it first.

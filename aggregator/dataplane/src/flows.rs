@@ -24,12 +24,13 @@ impl BpfDataPlane {
         }
         let value = Flow {
             ring: flow.ring,
-            rank: flow.rank,
-            base_psn: flow.base_psn,
+            rank: flow.rank.0,
+            base_psn: flow.base_psn.get(),
             ifindex: flow.ifindex,
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             mac_given: flow.src_mac.is_some().into(),
+            by_box: flow.by_box.into(),
             ..Flow::NOTHING
         };
         self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?;

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use netsum_common::abi::{Claim, ClaimKey, InBandJob, MAX_ENDED, StrangerKey, Token, maps, watch};
+use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_core::plane::{FirstPacket, unmapped};
 
@@ -24,7 +25,7 @@ impl BpfDataPlane {
         // A few of each place's. Whoever has the token can make up as many as there is room for, and others need that.
         let room = MAX_ENDED.saturating_sub(self.ended.len() as u32);
         let most = (job.ranks * job.rings * 16).min(room) as usize;
-        for (n, (c, _)) in all.iter().filter(|(_, number)| *number == job.job).enumerate() {
+        for (n, (c, _)) in all.iter().filter(|(_, number)| *number == job.job.0).enumerate() {
             if n < most {
                 self.end_connection(c)?;
             }
@@ -60,8 +61,8 @@ fn first_packet(key: &ClaimKey, claim: &Claim) -> Option<FirstPacket> {
         src: unmapped(claim.connection.src_ip),
         src_mac: claim.src_mac,
         dst: unmapped(claim.connection.dst_ip),
-        qpn: claim.connection.qpn,
-        psn: claim.psn,
+        qpn: Qpn::checked(claim.connection.qpn)?,
+        psn: Psn::new(claim.psn),
         len: claim.len,
         only: claim.only != 0,
     })

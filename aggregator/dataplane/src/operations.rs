@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use aya::maps::{Array, PerCpuArray, PerCpuValues};
-use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceFilter, maps};
+use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceFilter, maps};
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -26,13 +26,13 @@ impl DataPlane for BpfDataPlane {
         self.make_ring(ring)
     }
 
-    fn reset_counters(&mut self, ring: u32) -> Result<()> {
+    fn reset_counters(&mut self, ring: RingNumber) -> Result<()> {
         let cpus = aya::util::nr_cpus().map_err(|(what, e)| anyhow::anyhow!("{what}: {e}"))?;
         let mut counters: PerCpuArray<_, u64> = PerCpuArray::try_from(self.map_mut(maps::COUNTERS)?)?;
         for counter in 0..COUNTERS {
-            counters.set(ring * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
+            counters.set(ring.0 * COUNTERS + counter, PerCpuValues::try_from(vec![0; cpus])?, 0)?;
         }
-        Ok(self.array(maps::TIMINGS)?.set(ring, Timing::EMPTY, 0)?)
+        Ok(self.array(maps::TIMINGS)?.set(ring.0, Timing::EMPTY, 0)?)
     }
 
     fn add_flow(&mut self, flow: &FlowSpec) -> Result<()> {
@@ -43,7 +43,7 @@ impl DataPlane for BpfDataPlane {
         self.start_ring(ring, ports)
     }
 
-    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
+    fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
         self.end_ring(ring, flows, ports)
     }
 
@@ -56,12 +56,12 @@ impl DataPlane for BpfDataPlane {
         self.ended()
     }
 
-    fn pause_rings(&mut self, rings: &[u32]) -> Result<()> {
+    fn pause_rings(&mut self, rings: &[RingNumber]) -> Result<()> {
         rings.iter().try_for_each(|ring| self.set_active(*ring, false))?;
         self.wait_for_programs()
     }
 
-    fn resume_rings(&mut self, rings: &[u32]) -> Result<()> {
+    fn resume_rings(&mut self, rings: &[RingNumber]) -> Result<()> {
         rings.iter().try_for_each(|ring| self.set_active(*ring, true))
     }
 
@@ -80,27 +80,27 @@ impl DataPlane for BpfDataPlane {
         }
     }
 
-    fn counters(&self, ring: u32) -> Result<Vec<u64>> {
+    fn counters(&self, ring: RingNumber) -> Result<Vec<u64>> {
         let map: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
-        (0..COUNTERS).map(|c| Ok(map.get(&(ring * COUNTERS + c), 0)?.iter().sum())).collect()
+        (0..COUNTERS).map(|c| Ok(map.get(&(ring.0 * COUNTERS + c), 0)?.iter().sum())).collect()
     }
 
-    fn timing(&self, ring: u32) -> Result<Box<Timing>> {
+    fn timing(&self, ring: RingNumber) -> Result<Box<Timing>> {
         let timings: Array<_, Timing> = self.map(maps::TIMINGS)?;
-        Ok(Box::new(timings.get(&ring, 0)?))
+        Ok(Box::new(timings.get(&ring.0, 0)?))
     }
 
-    fn slots(&self, ring: u32) -> Result<Vec<Slot>> {
+    fn slots(&self, ring: RingNumber) -> Result<Vec<Slot>> {
         self.maps_of(ring)?.slots.iter().map(|s| Ok(s?)).collect()
     }
 
-    fn slot(&self, ring: u32, slot: u32) -> Result<Slot> {
+    fn slot(&self, ring: RingNumber, slot: u32) -> Result<Slot> {
         Ok(self.maps_of(ring)?.slots.get(&slot, 0)?)
     }
 
-    fn ring_state(&self, ring: u32) -> Result<RingState> {
+    fn ring_state(&self, ring: RingNumber) -> Result<RingState> {
         let states: Array<_, RingState> = self.map(maps::STATES)?;
-        Ok(states.get(&ring, 0)?)
+        Ok(states.get(&ring.0, 0)?)
     }
 
     fn flow_seen(&self, key: FlowKey) -> Result<FlowSeen> {

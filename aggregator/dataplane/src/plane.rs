@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceEvent, TraceFilter};
+use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceEvent, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -27,35 +27,35 @@ pub trait DataPlane: Send {
     /// Makes a ring's maps, empty. The ring is not active yet. Its counters go on.
     fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()>;
     /// Sets a ring's counters and timed sums to zero.
-    fn reset_counters(&mut self, ring: u32) -> anyhow::Result<()>;
+    fn reset_counters(&mut self, ring: RingNumber) -> anyhow::Result<()>;
     /// Registers a flow of a ring that exists.
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Starts a ring: `ports[r]` is the interface of rank r.
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
     /// Removes a ring and frees its memory. Its flows have ended: what still comes on them is dropped, until they are forgotten or
     /// registered again. What is missing already is no error.
-    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;
+    fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;
     /// Forgets flows that have ended. What still comes on them passes, as any stranger's.
     fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
     /// The flows that have ended and whose data is dropped.
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>>;
     /// Stops rings for a moment: what comes is dropped. Returns when no packet is under way in them any more.
-    fn pause_rings(&mut self, rings: &[u32]) -> anyhow::Result<()>;
+    fn pause_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()>;
     /// Goes on with rings that were stopped.
-    fn resume_rings(&mut self, rings: &[u32]) -> anyhow::Result<()>;
+    fn resume_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()>;
     /// The interfaces that the ingress program is attached to, by this daemon or one before.
     fn attached(&self) -> Vec<u32>;
     /// Looks whether the CPUs of rings are online and serve them, and mends what is not so; what was done, in words.
     fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>>;
     /// Lets go of everything that would outlive this process.
     fn unpin(&mut self) -> anyhow::Result<()>;
-    /// Counters of a ring (0: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
-    fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>>;
+    /// Counters of a ring ([`RingNumber::NONE`]: of packets that belong to none), indexed by [`Counter`], summed over CPUs.
+    fn counters(&self, ring: RingNumber) -> anyhow::Result<Vec<u64>>;
     /// The timed sums of a ring.
-    fn timing(&self, ring: u32) -> anyhow::Result<Box<Timing>>;
-    fn slots(&self, ring: u32) -> anyhow::Result<Vec<Slot>>;
-    fn ring_state(&self, ring: u32) -> anyhow::Result<RingState>;
-    fn slot(&self, ring: u32, slot: u32) -> anyhow::Result<Slot>;
+    fn timing(&self, ring: RingNumber) -> anyhow::Result<Box<Timing>>;
+    fn slots(&self, ring: RingNumber) -> anyhow::Result<Vec<Slot>>;
+    fn ring_state(&self, ring: RingNumber) -> anyhow::Result<RingState>;
+    fn slot(&self, ring: RingNumber, slot: u32) -> anyhow::Result<Slot>;
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen>;
     /// Sends the sum of a complete slot of an active ring on its way, as if its rank `flow` had sent its fragment again.
     fn send_held(&mut self, ring: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()>;

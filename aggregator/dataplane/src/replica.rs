@@ -13,7 +13,7 @@ use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapInfo};
 use aya::programs::{ProgramError, TestRun as _, TestRunOptions, loaded_programs};
 use netsum_common::abi::{
     Address, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS, MTUS, Owner, ReleaseTag,
-    RingConfig, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs, ring_flags, watch,
+    RingConfig, RingNumber, SavedHeader, StrangerKey, Token, TraceFilter, maps, programs, ring_flags, watch,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_core::plane::RingSpec;
@@ -33,7 +33,7 @@ const XDP_REDIRECT: u32 = 4;
 /// The second instance.
 pub struct Replica {
     plane: BpfDataPlane,
-    rings: StdHashMap<u32, RingConfig>,
+    rings: StdHashMap<RingNumber, RingConfig>,
     flows: Vec<(FlowKey, Flow)>,
 }
 
@@ -82,10 +82,14 @@ impl Live {
         Ok(HashMap::try_from(aya::maps::Map::from_map_data(self.open(name)?)?)?)
     }
 
-    fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(&self, name: &str, ring: u32) -> Result<V> {
+    fn inner<V: aya::maps::FromMapData + aya::maps::InnerMap>(
+        &self,
+        name: &str,
+        ring: RingNumber,
+    ) -> Result<V> {
         let outer: ArrayOfMaps<_, V> =
             ArrayOfMaps::try_from(aya::maps::Map::from_map_data(self.open(name)?)?)?;
-        outer.get(&ring, 0).with_context(|| format!("{name}[{ring}]"))
+        outer.get(&ring.0, 0).with_context(|| format!("{name}[{ring}]"))
     }
 }
 
@@ -98,8 +102,8 @@ impl Replica {
         let live = Live::find(numbers)?;
         let configs: Array<_, RingConfig> = live.array(maps::RINGS)?;
         let mut rings = StdHashMap::new();
-        for ring in 1..MAX_RINGS {
-            let config = configs.get(&ring, 0)?;
+        for ring in (1..MAX_RINGS).map(RingNumber) {
+            let config = configs.get(&ring.0, 0)?;
             if config.mtu != 0 {
                 rings.insert(ring, config);
             }
@@ -170,7 +174,7 @@ impl Replica {
     }
 
     /// A ring's configuration.
-    pub fn ring(&self, ring: u32) -> Option<&RingConfig> {
+    pub fn ring(&self, ring: RingNumber) -> Option<&RingConfig> {
         self.rings.get(&ring)
     }
 
@@ -195,7 +199,7 @@ impl Replica {
         // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
         let tag: ReleaseTag = unsafe { std::mem::transmute::<[u8; 12], ReleaseTag>(*tag) };
         let clones = match tag.rank {
-            ReleaseTag::ALL => self.rings.get(&tag.ring).map_or(0, |r| r.ranks),
+            ReleaseTag::ALL => self.rings.get(&RingNumber(tag.ring)).map_or(0, |r| r.ranks),
             _ => 1,
         };
         for _ in 0..clones {
@@ -238,7 +242,7 @@ impl Replica {
 const PROBE_AGGREGATE: &str = "probe_aggregate";
 const PROBE_EGRESS: &str = "probe_egress";
 
-fn spec(ring: u32, config: &RingConfig, cpus: &[u32]) -> RingSpec {
+fn spec(ring: RingNumber, config: &RingConfig, cpus: &[u32]) -> RingSpec {
     let cpu = cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32;
     RingSpec { id: ring, cpu, config: RingConfig { flags: config.flags & !ring_flags::ACTIVE, ..*config } }
 }
@@ -252,9 +256,9 @@ fn copy_hash<K: aya::Pod, V: aya::Pod>(plane: &mut BpfDataPlane, live: &Live, na
 }
 
 /// Copies a ring's state, and the slots that are in use, with their sums and headers.
-fn copy_slots(plane: &mut BpfDataPlane, live: &Live, ring: u32, config: &RingConfig) -> Result<()> {
+fn copy_slots(plane: &mut BpfDataPlane, live: &Live, ring: RingNumber, config: &RingConfig) -> Result<()> {
     let states: Array<_, RingState> = live.array(maps::STATES)?;
-    plane.array(maps::STATES)?.set(ring, states.get(&ring, 0)?, 0)?;
+    plane.array(maps::STATES)?.set(ring.0, states.get(&ring.0, 0)?, 0)?;
     let slots: Array<MapData, Slot> = live.inner(maps::SLOTS, ring)?;
     let headers: Array<MapData, SavedHeader> = live.inner(maps::HEADERS, ring)?;
     let mut own_slots: Array<MapData, Slot> = plane.inner(maps::SLOTS, ring)?;
@@ -279,7 +283,12 @@ fn copy_slots(plane: &mut BpfDataPlane, live: &Live, ring: u32, config: &RingCon
     }
 }
 
-fn copy_sums<const MTU: usize>(plane: &BpfDataPlane, live: &Live, ring: u32, used: &[u32]) -> Result<()> {
+fn copy_sums<const MTU: usize>(
+    plane: &BpfDataPlane,
+    live: &Live,
+    ring: RingNumber,
+    used: &[u32],
+) -> Result<()> {
     let index = MTUS.iter().position(|&m| m as usize == MTU).context("a path MTU of the ABI")?;
     let sums: Array<MapData, [u8; MTU]> = live.inner(maps::SUMS[index], ring)?;
     let mut own: Array<MapData, [u8; MTU]> = plane.inner(maps::SUMS[index], ring)?;

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, bail};
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, DevMap, MapData};
 use netsum_common::abi::{
-    self, EgressKey, EgressPort, FlowKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, SavedHeader, maps,
-    ring_flags,
+    self, EgressKey, EgressPort, FlowKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, RingNumber, SavedHeader,
+    maps, ring_flags,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -30,9 +30,10 @@ impl BpfDataPlane {
         check(ring)?;
         let config = self.config(ring)?;
         let RingConfig { slots, mtu, ranks, .. } = config;
-        self.put_maps(ring.id, ring.cpu, &Sizes { slots, mtu, headers: slots * ranks, ports: ranks })?;
-        self.array(maps::STATES)?.set(ring.id, RingState::default(), 0)?;
-        self.array(maps::RINGS)?.set(ring.id, config, 0)?;
+        let ports = ranks - has_parent(&config) as u32;
+        self.put_maps(ring.id, ring.cpu, &Sizes { slots, mtu, headers: slots * ranks, ports })?;
+        self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
+        self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
         Ok(())
     }
 
@@ -42,6 +43,13 @@ impl BpfDataPlane {
             bail!("{} ports for {} ranks", ports.len(), ring.config.ranks);
         }
         let egress = self.egress.try_clone()?;
+        let (ports, uplink) = ports.split_at(ports.len() - has_parent(&ring.config) as usize);
+        if let &[uplink] = uplink {
+            let mut uplinks = DevMap::try_from(self.map_mut(maps::UPLINKS)?)?;
+            uplinks
+                .set(ring.id.0, uplink, Some(&egress), 0)
+                .with_context(|| format!("the way up: interface {uplink} cannot be a target of redirects"))?;
+        }
         let devices = &mut self.rings.get_mut(&ring.id).context("the ring has not been created")?.ports;
         let mut behind: HashMap<u32, EgressPort> = HashMap::new();
         for (rank, &ifindex) in ports.iter().enumerate() {
@@ -58,14 +66,14 @@ impl BpfDataPlane {
         }
         let mut config = self.config(ring)?;
         config.flags |= ring_flags::ACTIVE;
-        Ok(self.array(maps::RINGS)?.set(ring.id, config, 0)?)
+        Ok(self.array(maps::RINGS)?.set(ring.id.0, config, 0)?)
     }
 
-    pub(super) fn end_ring(&mut self, ring: u32, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
+    pub(super) fn end_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
         // From here on nothing is added. What comes is dropped: by the ring, then by the flows that have ended.
         let mut config = self.ring_config(ring)?;
         config.flags &= !ring_flags::ACTIVE;
-        self.array(maps::RINGS)?.set(ring, config, 0)?;
+        self.array(maps::RINGS)?.set(ring.0, config, 0)?;
         if !flows.is_empty() {
             self.wait_for_programs()?;
         }
@@ -81,12 +89,12 @@ impl BpfDataPlane {
         // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
         self.put_maps(ring, 0, &Sizes { slots: 1, mtu: config.mtu, headers: 1, ports: 1 })?;
         self.rings.remove(&ring);
-        self.array(maps::RINGS)?.set(ring, RingConfig::default(), 0)?;
+        self.array(maps::RINGS)?.set(ring.0, RingConfig::default(), 0)?;
         Ok(())
     }
 
     /// Opens the maps of a ring that an earlier daemon has made. Needs CAP_SYS_ADMIN.
-    pub(super) fn open_ring(&mut self, ring: u32, cpu: u32) -> Result<()> {
+    pub(super) fn open_ring(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let maps = RingMaps {
             cpu,
             strayed: 0,
@@ -102,16 +110,16 @@ impl BpfDataPlane {
     /// `start` and is not active. For tests.
     pub fn empty_ring(&mut self, ring: &RingSpec, start: u32) -> Result<()> {
         let config = self.config(ring)?;
-        self.array(maps::RINGS)?.set(ring.id, config, 0)?;
+        self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
         let mut slots: Array<MapData, Slot> = self.inner(maps::SLOTS, ring.id)?;
         (0..ring.config.slots).try_for_each(|slot| slots.set(slot, Slot::default(), 0))?;
-        self.array(maps::TIMINGS)?.set(ring.id, Timing::EMPTY, 0)?;
+        self.array(maps::TIMINGS)?.set(ring.id.0, Timing::EMPTY, 0)?;
         let state = RingState { low: start, expected: [start; MAX_RANKS], ..RingState::default() };
-        Ok(self.array(maps::STATES)?.set(ring.id, state, 0)?)
+        Ok(self.array(maps::STATES)?.set(ring.id.0, state, 0)?)
     }
 
     /// Makes a ring's inner maps anew.
-    fn put_maps(&mut self, ring: u32, cpu: u32, sizes: &Sizes) -> Result<()> {
+    fn put_maps(&mut self, ring: RingNumber, cpu: u32, sizes: &Sizes) -> Result<()> {
         let slots: Array<MapData, Slot> = Array::create(sizes.slots, INNER_MAP)?;
         let headers: Array<MapData, SavedHeader> = Array::create(sizes.headers, INNER_MAP)?;
         let ports = device_map(sizes.ports)?;
@@ -129,7 +137,7 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    fn put_sums<const MTU: usize>(&mut self, ring: u32, slots: u32) -> Result<()> {
+    fn put_sums<const MTU: usize>(&mut self, ring: RingNumber, slots: u32) -> Result<()> {
         let sums: Array<MapData, [u8; MTU]> = Array::create(slots, INNER_MAP)?;
         let index = abi::MTUS.iter().position(|&m| m as usize == MTU).context("a path MTU of the ABI")?;
         self.put(maps::SUMS[index], ring, &sums)
@@ -142,8 +150,13 @@ impl BpfDataPlane {
     }
 }
 
+/// Whether its last member is the way up to another box.
+fn has_parent(ring: &RingConfig) -> bool {
+    ring.flags & ring_flags::UPLINK != 0
+}
+
 fn check(&RingSpec { id, config: ring, .. }: &RingSpec) -> Result<()> {
-    if id == 0 || id >= MAX_RINGS {
+    if id == RingNumber::NONE || id.0 >= MAX_RINGS {
         bail!("ring number {id} is out of range: 1 to {}", MAX_RINGS - 1);
     }
     if !(2..=MAX_RANKS as u32).contains(&ring.ranks) {

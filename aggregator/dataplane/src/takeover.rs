@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use anyhow::Result;
 use aya::maps::Array;
 use netsum_common::abi::{
-    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, Token, maps, ring_flags, watch,
+    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, RingNumber, Token, maps, ring_flags,
+    watch,
 };
 use netsum_core::plane::{FlowSpec, RingSpec};
 
@@ -16,7 +17,7 @@ impl BpfDataPlane {
     /// changed them.
     pub fn is_whole(&mut self, ring: &RingSpec, active: bool, flows: &[FlowSpec]) -> Result<bool> {
         let rings: Array<_, RingConfig> = self.array(maps::RINGS)?;
-        let config = rings.get(&ring.id, 0)?;
+        let config = rings.get(&ring.id.0, 0)?;
         let RingConfig { ranks, slots, credit, mtu, .. } = ring.config;
         let same = (config.ranks, config.slots, config.credit, config.mtu) == (ranks, slots, credit, mtu);
         if !same || (config.flags & ring_flags::ACTIVE != 0) != active {
@@ -25,7 +26,8 @@ impl BpfDataPlane {
         self.open_ring(ring.id, ring.cpu)?;
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         Ok(flows.iter().filter(|f| f.ring == ring.id).all(|f| {
-            map.get(&f.key(), 0).is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank, f.base_psn))
+            map.get(&f.key(), 0)
+                .is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank.0, f.base_psn.get()))
         }))
     }
 
@@ -53,7 +55,7 @@ impl BpfDataPlane {
     }
 
     /// Removes rings other than these, and ends other flows. How many rings there were.
-    pub fn forget_others(&mut self, rings: &[u32], flows: &[FlowSpec]) -> Result<usize> {
+    pub fn forget_others(&mut self, rings: &[RingNumber], flows: &[FlowSpec]) -> Result<usize> {
         let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let all: Vec<(FlowKey, Flow)> = map.iter().collect::<Result<_, _>>()?;
@@ -73,7 +75,7 @@ impl BpfDataPlane {
             self.ignore(token.bytes())?;
         }
         let mut removed = 0;
-        for ring in (1..MAX_RINGS).filter(|r| !rings.contains(r)) {
+        for ring in (1..MAX_RINGS).map(RingNumber).filter(|r| !rings.contains(r)) {
             removed += usize::from(self.ring_config(ring)?.mtu != 0);
             self.end_ring(ring, &[], &[])?;
         }

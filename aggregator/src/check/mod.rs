@@ -11,7 +11,7 @@ pub mod judge;
 use std::io::Write;
 use std::path::Path;
 
-use netsum_cli::check::{Finding, Level, Report, print};
+use netsum_cli::check::{Checkup, Finding, Level, print};
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::format::Format;
 use netsum_daemon::config::{Config, Ports};
@@ -43,7 +43,7 @@ pub async fn run(
     let facts = gather::gather(config.as_ref().ok().and_then(Option::as_ref), ports.as_ref()).await?;
     findings.extend(judge::judge(&facts));
     let level = findings.iter().map(|f| f.level).max().unwrap_or(Level::Ok);
-    let report = Report { level, findings };
-    print(out, format, &report)?;
+    let checkup = Checkup { level, findings };
+    print(out, format, &checkup)?;
     if level == Level::Error { Err(Failure::new(Kind::Failed, "")) } else { Ok(()) }
 }

@@ -11,7 +11,7 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
-use netsum_common::abi::{FlowKey, InBandJob, StrangerKey, TraceFilter};
+use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
@@ -32,12 +32,12 @@ use tonic::transport::{Channel, ServerTlsConfig};
 /// What the data plane was told.
 #[derive(Default)]
 pub struct Told {
-    pub rings: HashMap<u32, RingSpec>,
+    pub rings: HashMap<RingNumber, RingSpec>,
     /// How many rings were made, and how often rings were paused.
     pub made: u32,
     pub pauses: u32,
     pub flows: HashSet<FlowKey>,
-    pub active: HashSet<u32>,
+    pub active: HashSet<RingNumber>,
     pub watching: bool,
     pub listening: HashSet<InBandToken>,
     pub first_packets: Vec<FirstPacket>,
@@ -61,11 +61,11 @@ impl DataPlane for Remembers {
         told.made += 1;
         Ok(())
     }
-    fn reset_counters(&mut self, _: u32) -> anyhow::Result<()> {
+    fn reset_counters(&mut self, _: RingNumber) -> anyhow::Result<()> {
         Ok(())
     }
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()> {
-        anyhow::ensure!(flow.qpn != 0xbad, "this data plane does not like 0xbad");
+        anyhow::ensure!(flow.qpn.get() != 0xbad, "this data plane does not like 0xbad");
         self.0.lock().unwrap().flows.insert(flow.key());
         Ok(())
     }
@@ -73,7 +73,7 @@ impl DataPlane for Remembers {
         self.0.lock().unwrap().active.insert(ring.id);
         Ok(())
     }
-    fn delete_ring(&mut self, ring: u32, flows: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
+    fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
         let mut told = self.0.lock().unwrap();
         told.rings.remove(&ring);
         told.active.remove(&ring);
@@ -88,13 +88,13 @@ impl DataPlane for Remembers {
     fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>> {
         Ok(Vec::new())
     }
-    fn pause_rings(&mut self, rings: &[u32]) -> anyhow::Result<()> {
+    fn pause_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()> {
         let mut told = self.0.lock().unwrap();
         told.active.retain(|ring| !rings.contains(ring));
         told.pauses += 1;
         Ok(())
     }
-    fn resume_rings(&mut self, rings: &[u32]) -> anyhow::Result<()> {
+    fn resume_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()> {
         self.0.lock().unwrap().active.extend(rings);
         Ok(())
     }
@@ -107,26 +107,26 @@ impl DataPlane for Remembers {
     fn unpin(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
-    fn counters(&self, ring: u32) -> anyhow::Result<Vec<u64>> {
-        Ok(vec![ring.into(); Counter::ALL.len()])
+    fn counters(&self, ring: RingNumber) -> anyhow::Result<Vec<u64>> {
+        Ok(vec![ring.0.into(); Counter::ALL.len()])
     }
-    fn timing(&self, ring: u32) -> anyhow::Result<Box<Timing>> {
+    fn timing(&self, ring: RingNumber) -> anyhow::Result<Box<Timing>> {
         // One sum, for which all have waited for rank 1.
         let mut timing = Box::new(Timing::EMPTY);
         timing.note(0, 0, Part::First, 1_000);
-        timing.note(0, 1, Part::Last, 1_000 + 100 * u64::from(ring));
+        timing.note(0, 1, Part::Last, 1_000 + 100 * u64::from(ring.0));
         Ok(timing)
     }
-    fn slots(&self, _: u32) -> anyhow::Result<Vec<Slot>> {
+    fn slots(&self, _: RingNumber) -> anyhow::Result<Vec<Slot>> {
         Ok(vec![
             Slot { index: 5, flags: Slot::USED, contributors: 1, len: 1024, checksum: 0, crc: 0 },
             Slot::default(),
         ])
     }
-    fn ring_state(&self, _: u32) -> anyhow::Result<RingState> {
+    fn ring_state(&self, _: RingNumber) -> anyhow::Result<RingState> {
         Ok(RingState::default())
     }
-    fn slot(&self, _: u32, _: u32) -> anyhow::Result<Slot> {
+    fn slot(&self, _: RingNumber, _: u32) -> anyhow::Result<Slot> {
         Ok(Slot { index: 0, flags: Slot::USED, contributors: 1, len: 1024, checksum: 0, crc: 0 })
     }
     fn flow_seen(&self, key: FlowKey) -> anyhow::Result<FlowSeen> {

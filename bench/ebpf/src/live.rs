@@ -9,7 +9,7 @@ use aya_ebpf::btf_maps::{Array, DevMap};
 use aya_ebpf::macros::{btf_map, xdp};
 use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
-use netsum_aggregator_ebpf::payload::{self, Op, Place};
+use netsum_aggregator_ebpf::payload::{self, Op, SumAddress};
 use netsum_aggregator_ebpf::{maps, on_port};
 use netsum_common::live::{LIVE_RANKS, LiveFrame, LiveReceiver, LiveSender, PAYLOADS, RING};
 use netsum_common::{icrc, serial};
@@ -48,7 +48,7 @@ fn next(ctx: &XdpContext) -> Option<()> {
     }
     let frame = LIVE_FRAMES.get(sender.rank)?;
     let len = payload_len(ctx);
-    payload::apply(ctx, Op::Load, PAYLOAD, len, &Place { ring: PAYLOADS, slot: 0, mtu: ring.mtu })?;
+    payload::apply(ctx, Op::Load, PAYLOAD, len, &SumAddress { ring: PAYLOADS, slot: 0, mtu: ring.mtu })?;
     let p = Packet::new(ctx);
     p.store(0, frame.words[0].to_ne_bytes())?;
     p.store(8, frame.words[1].to_ne_bytes())?;

@@ -13,7 +13,7 @@ use aya_ebpf::bindings::xdp_action::XDP_DROP;
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
-use netsum_aggregator_ebpf::payload::{self, Op, Place};
+use netsum_aggregator_ebpf::payload::{self, Op, SumAddress};
 use netsum_aggregator_ebpf::{Way, maps, on_cpu, on_port};
 use netsum_common::abi::ReleaseTag;
 use netsum_common::slot::Slot;
@@ -69,8 +69,13 @@ fn payload_len(ctx: &XdpContext) -> usize {
 #[inline(always)]
 fn part(ctx: &XdpContext, op: Op) -> u32 {
     let Some(ring) = maps::ring(RING) else { return 0 };
-    match payload::apply(ctx, op, PAYLOAD, payload_len(ctx), &Place { ring: RING, slot: SLOT, mtu: ring.mtu })
-    {
+    match payload::apply(
+        ctx,
+        op,
+        PAYLOAD,
+        payload_len(ctx),
+        &SumAddress { ring: RING, slot: SLOT, mtu: ring.mtu },
+    ) {
         Some(()) => XDP_DROP,
         None => 0,
     }
@@ -105,7 +110,13 @@ fn restore(ctx: &XdpContext) -> Option<()> {
     let p = Packet::new(ctx);
     p.store(0, words[0].to_ne_bytes())?;
     p.store(8, (words[1] as u32).to_ne_bytes())?;
-    payload::apply(ctx, Op::Load, PAYLOAD, payload_len(ctx), &Place { ring: RING, slot: KEPT, mtu: ring.mtu })
+    payload::apply(
+        ctx,
+        Op::Load,
+        PAYLOAD,
+        payload_len(ctx),
+        &SumAddress { ring: RING, slot: KEPT, mtu: ring.mtu },
+    )
 }
 
 /// All ranks but rank 0, of the benchmark's ring.
@@ -129,8 +140,8 @@ pub fn bench_fill(ctx: XdpContext) -> u32 {
 #[xdp]
 pub fn bench_keep(ctx: XdpContext) -> u32 {
     let Some(ring) = maps::ring(RING) else { return 0 };
-    let place = Place { ring: RING, slot: KEPT, mtu: ring.mtu };
-    match payload::apply(&ctx, Op::Store, PAYLOAD, payload_len(&ctx), &place) {
+    let address = SumAddress { ring: RING, slot: KEPT, mtu: ring.mtu };
+    match payload::apply(&ctx, Op::Store, PAYLOAD, payload_len(&ctx), &address) {
         Some(()) => XDP_DROP,
         None => 0,
     }

@@ -44,9 +44,9 @@ impl fmt::Display for Wire {
 }
 
 impl Link {
-    /// Bytes of a vector that takes about a second: 16 to 64 MiB.
+    /// Bytes of a vector that takes half a second to a second: 8 to 64 MiB.
     pub fn usual_size(self) -> usize {
-        let megabytes = self.0.map_or(64.0, |rate| (1.0 / rate.seconds(1 << 20)).clamp(16.0, 64.0));
+        let megabytes = self.0.map_or(64.0, |rate| (1.0 / rate.seconds(1 << 20)).clamp(8.0, 64.0));
         1 << (20 + megabytes.log2() as usize)
     }
 }

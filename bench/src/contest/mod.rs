@@ -4,7 +4,8 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | this one | a contestant, and what it is told to do |
-//! | [`start`] | netsum by its box and by its ring, Gloo, Open MPI |
+//! | [`start`] | netsum by its box and by its ring, and its peers |
+//! | [`plan`] | what is measured where nobody says what |
 //! | [`wire`] | rounds of all contestants in turns, each at its best setting |
 //! | [`jobs`] | several jobs of netsum at the same time |
 //! | [`cost`] | processor time of the whole machine, bytes on the links |
@@ -15,6 +16,7 @@
 pub mod cost;
 pub mod jobs;
 pub mod link;
+pub mod plan;
 pub mod report;
 pub mod start;
 pub mod wire;

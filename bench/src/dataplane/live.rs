@@ -18,9 +18,10 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::maps::{Array, CpuMap, DevMap, Map};
 use aya::programs::xdp::XdpMode as AyaMode;
 use aya::programs::{ProgramFd, TestRun as _, TestRunAttrs, TestRunOptions};
-use netsum_common::abi::{FlowKey, maps, programs, ring_flags};
+use netsum_common::abi::{FlowKey, RingNumber, maps, programs, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::live::{self, LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
+use netsum_common::serial::{Psn, Qpn};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, count, held};
 use nix::sched::CpuSet;
@@ -257,23 +258,23 @@ impl Live {
 
     /// Makes the ring, and the one that holds the payload, anew.
     fn make_ring(&mut self, ranks: u32, mtu: u32) -> Result<()> {
-        let payloads = RingSpec { id: PAYLOADS, ..ring(2, mtu, 2) };
+        let payloads = RingSpec { id: RingNumber(PAYLOADS), ..ring(2, mtu, 2) };
         let payload_flow = FlowSpec {
             src: [10, 1, 0, 1].into(),
             dst: [10, 1, 0, 2].into(),
-            qpn: 0x900,
-            base_psn: 0,
+            qpn: Qpn::new(0x900),
+            base_psn: Psn::default(),
             ..flow(&payloads, 0, false)
         };
         if let Some((old, flows)) = self.ring.take() {
             self.plane.delete_ring(old.id, &flows, &self.ports)?;
-            self.plane.delete_ring(PAYLOADS, &[payload_flow.key()], &[LOOPBACK])?;
+            self.plane.delete_ring(payloads.id, &[payload_flow.key()], &[LOOPBACK])?;
         }
         let payload = lanes(7, mtu as usize / 4);
         self.plane.create_ring(&payloads)?;
         self.plane.add_flow(&payload_flow)?;
         self.plane.activate_ring(&payloads, &[LOOPBACK; 2])?;
-        let mut frame = FrameSpec::send(1, 2, payload_flow.qpn, 0, payload.clone());
+        let mut frame = FrameSpec::send(1, 2, payload_flow.qpn.get(), 0, payload.clone());
         (frame.src, frame.dst) = (vec![10, 1, 0, 1], vec![10, 1, 0, 2]);
         let kept = self.plane.program("bench_fill")?.test_run(TestRunOptions {
             data_in: Some(&frame.build()),
@@ -287,7 +288,8 @@ impl Live {
         self.plane.create_ring(&spec)?;
         let mut keys = Vec::new();
         for rank in 0..ranks {
-            let flow = FlowSpec { base_psn: 0, ifindex: self.ports[0], ..flow(&spec, rank, false) };
+            let flow =
+                FlowSpec { base_psn: Psn::default(), ifindex: self.ports[0], ..flow(&spec, rank, false) };
             self.plane.add_flow(&flow)?;
             keys.push(flow.key());
             let to = host((rank + 1) % ranks);

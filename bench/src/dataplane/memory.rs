@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{MapType, loaded_maps};
-use netsum_common::abi;
+use netsum_common::abi::{self, Fragments, Messages};
 use netsum_common::wire::{BTH_LEN, EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use super::Settings;
 use netsum_lab::programs::ring;
 
 /// The job: messages of a rank in flight, and their length.
-const WINDOW: u32 = 8;
+const WINDOW: Messages = Messages(8);
 const MESSAGE: u32 = 65_536;
 /// Headers of an untagged IPv4 SEND.
 const SEND_V4: usize = EthHdr::LEN + Ipv4Hdr::LEN + UdpHdr::LEN + BTH_LEN;
@@ -59,7 +59,8 @@ pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &ranks in &settings.ranks {
         for &mtu in &settings.mtus {
-            let slots = abi::ring_slots(WINDOW, MESSAGE / mtu).context("too many slots")?;
+            let slots =
+                WINDOW.of(Fragments(MESSAGE / mtu)).and_then(abi::ring_slots).context("too many slots")?;
             let spec = ring(ranks, mtu, slots);
             let before: BTreeSet<u32> = maps()?.into_iter().map(|(id, _)| id).collect();
             plane.create_ring(&spec)?;

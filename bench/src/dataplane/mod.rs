@@ -22,6 +22,7 @@ pub mod picture;
 pub mod table;
 
 use anyhow::Result;
+use netsum_common::serial::Psn;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use serde::Serialize;
 
@@ -82,7 +83,7 @@ impl Settings {
 
 /// All that has been measured.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct Figures {
     /// Rounds of which `paths` and `fragments` have the best.
     pub rounds: usize,
     /// Ways through the programs.
@@ -114,7 +115,7 @@ pub struct Program {
 ///
 /// # Errors
 /// If a program does something else than it is to do.
-pub fn run(settings: &Settings) -> Result<Report> {
+pub fn run(settings: &Settings) -> Result<Figures> {
     let mut bench = load()?;
     let programs = programs(&mut bench)?;
     let paths = paths::measure(&mut bench, settings)?;
@@ -126,7 +127,7 @@ pub fn run(settings: &Settings) -> Result<Report> {
         None => (live::measure(settings)?, None),
     };
     let parts = paths::parts(&paths);
-    Ok(Report { rounds: settings.rounds, paths, parts, fragments, live, live_skipped, memory, programs })
+    Ok(Figures { rounds: settings.rounds, paths, parts, fragments, live, live_skipped, memory, programs })
 }
 
 /// The programs with a ring, for test runs.
@@ -139,7 +140,7 @@ fn load() -> Result<Bench> {
 
 /// The flows of a ring whose usual packets have index 1, because index 0 is timed.
 fn flows(ring: &RingSpec) -> Vec<FlowSpec> {
-    let one_earlier = |r| FlowSpec { base_psn: BASE_PSN - 1, ..flow(ring, r, false) };
+    let one_earlier = |r| FlowSpec { base_psn: Psn::new(BASE_PSN - 1), ..flow(ring, r, false) };
     (0..ring.config.ranks).map(one_earlier).collect()
 }
 

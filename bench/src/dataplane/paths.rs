@@ -76,7 +76,6 @@ const REPEAT_WHOLE: u32 = EVENTS_BYTES / 2560;
 /// What a way costs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The way.
     pub path: &'static str,
     pub what: &'static str,
     /// Path MTU, and the packet's payload.

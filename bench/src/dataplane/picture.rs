@@ -3,30 +3,30 @@
 use anyhow::Result;
 
 use super::live::Way;
-use super::{Report, USUAL_RANKS, fragment, live};
+use super::{Figures, USUAL_RANKS, fragment, live};
 use crate::plot::{self, Height, Panel, Series};
 
 /// What one core carries, over ranks and over path MTU, by the programs alone and with live frames.
 ///
 /// # Errors
 /// If it cannot be drawn.
-pub fn svg(report: &Report) -> Result<String> {
+pub fn svg(figures: &Figures) -> Result<String> {
     let mut panels = vec![
-        panel("one core, the programs alone", "ranks", "Gb/s of contributions", by_ranks(&report.fragments)),
-        panel("contribution absorbed, 4 ranks", "path MTU", "ns", by_mtu(report)),
+        panel("one core, the programs alone", "ranks", "Gb/s of contributions", by_ranks(&figures.fragments)),
+        panel("contribution absorbed, 4 ranks", "path MTU", "ns", by_mtu(figures)),
     ];
-    if !report.live.is_empty() {
-        let largest = report.live.iter().map(|r| r.mtu).max().unwrap_or_default();
+    if !figures.live.is_empty() {
+        let largest = figures.live.iter().map(|r| r.mtu).max().unwrap_or_default();
         let title = format!("one core, live frames, path MTU {largest}");
         let at_largest = |r: &&live::Row| r.mtu == largest;
         panels.push(panel(
             &title,
             "ranks",
             "Gb/s of contributions",
-            live_over(report, at_largest, |r| r.ranks),
+            live_over(figures, at_largest, |r| r.ranks),
         ));
         let usual = |r: &&live::Row| r.ranks == USUAL_RANKS;
-        let curves = live_over(report, usual, |r| r.mtu);
+        let curves = live_over(figures, usual, |r| r.mtu);
         panels.push(panel("one core, live frames, 4 ranks", "path MTU", "Gb/s of contributions", curves));
     }
     plot::picture(&panels, 2, (620, 420))
@@ -42,18 +42,18 @@ fn by_ranks(rows: &[fragment::Row]) -> Vec<Series> {
     plot::series(&verified, |r| format!("path MTU {}", r.mtu), |r| (r.ranks.into(), r.gbps))
 }
 
-fn by_mtu(report: &Report) -> Vec<Series> {
+fn by_mtu(figures: &Figures) -> Vec<Series> {
     let shown = ["copy", "sum", "crc", "absorb/ignore", "absorb/verify"];
-    let rows: Vec<_> = report.paths.iter().filter(|r| shown.contains(&r.path)).collect();
+    let rows: Vec<_> = figures.paths.iter().filter(|r| shown.contains(&r.path)).collect();
     plot::series(&rows, |r| r.what.to_owned(), |r| (r.mtu.into(), r.ns))
 }
 
 /// What the ring's CPU does; not what the sender does.
 fn live_over(
-    report: &Report,
+    figures: &Figures,
     of: impl Fn(&&live::Row) -> bool,
     x: impl Fn(&live::Row) -> u32,
 ) -> Vec<Series> {
-    let rows: Vec<_> = report.live.iter().filter(|r| r.way != Way::IngressDrop).filter(of).collect();
+    let rows: Vec<_> = figures.live.iter().filter(|r| r.way != Way::IngressDrop).filter(of).collect();
     plot::series(&rows, |r| r.way.text().to_owned(), |r| (x(r).into(), r.gbps))
 }

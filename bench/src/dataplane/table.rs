@@ -2,19 +2,19 @@
 
 use std::fmt::Write as _;
 
-use super::{Report, fragment, live, memory, paths};
+use super::{Figures, fragment, live, memory, paths};
 
-pub fn text(report: &Report) -> String {
-    let mut text = paths(&report.paths, report.rounds);
-    text += &parts(&report.parts);
-    text += &fragments(&report.fragments);
-    match &report.live_skipped {
+pub fn text(figures: &Figures) -> String {
+    let mut text = paths(&figures.paths, figures.rounds);
+    text += &parts(&figures.parts);
+    text += &fragments(&figures.fragments);
+    match &figures.live_skipped {
         Some(why) => text += &format!("\nSKIP live frames: {why}\n"),
-        None => text += &live(&report.live),
+        None => text += &live(&figures.live),
     }
-    text += &memory(&report.memory);
+    text += &memory(&figures.memory);
     text += "\nprogram      verified instructions   program length\n";
-    for p in &report.programs {
+    for p in &figures.programs {
         let _ = writeln!(text, "{:<12} {:>21} {:>16}", p.program, p.verified_instructions, p.instructions);
     }
     text
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_said() {
-        let report = Report {
+        let figures = Figures {
             rounds: 1,
             paths: vec![paths::Row {
                 path: "empty",
@@ -240,6 +240,6 @@ mod tests {
             memory: Vec::new(),
             programs: Vec::new(),
         };
-        assert!(text(&report).contains("SKIP live frames: one CPU"));
+        assert!(text(&figures).contains("SKIP live frames: one CPU"));
     }
 }

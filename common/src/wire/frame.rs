@@ -99,7 +99,6 @@ pub struct Frame {
     pub src_ip: [u8; 16],
     /// Destination address; IPv4 in mapped form.
     pub dst_ip: [u8; 16],
-    /// Source MAC address.
     pub src_mac: [u8; 6],
     /// The packet carries the congestion experienced mark.
     pub ce: bool,
@@ -127,7 +126,6 @@ impl Frame {
     pub const fn udp(&self) -> usize {
         self.ip + self.l3.header_len()
     }
-    /// Offset of the BTH.
     #[inline(always)]
     pub const fn bth_offset(&self) -> usize {
         self.udp() + UdpHdr::LEN

@@ -13,7 +13,6 @@ pub trait Header: Copy {
     type Bytes;
     /// Takes its bytes for the header.
     fn of(bytes: Self::Bytes) -> Self;
-    /// The header's bytes.
     fn bytes(self) -> Self::Bytes;
     /// The header at an offset, or `None` where the frame ends before.
     fn load<B: Bytes + ?Sized>(b: &B, offset: usize) -> Option<Self>;
@@ -44,9 +43,7 @@ headers!(EthHdr VlanHdr Ipv4Hdr Ipv6Hdr UdpHdr);
 
 // Numbers for patterns. `ether_type()` of `network-types` compares with all that it knows, which costs a program 40 to 145 instructions.
 
-/// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = u16::from_be(EtherType::Ipv4 as u16);
-/// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);
 /// EtherType of an 802.1Q tag.
 pub const ETHERTYPE_VLAN: u16 = u16::from_be(EtherType::Ieee8021q as u16);
@@ -54,7 +51,6 @@ pub const ETHERTYPE_VLAN: u16 = u16::from_be(EtherType::Ieee8021q as u16);
 pub const ETHERTYPE_VLAN_AD: u16 = u16::from_be(EtherType::Ieee8021ad as u16);
 /// EtherType of outer tags before 802.1ad, which some switches still use.
 pub const ETHERTYPE_VLAN_OLD: u16 = u16::from_be(EtherType::Ieee8021QinQ1 as u16);
-/// EtherType of ARP.
 pub const ETHERTYPE_ARP: u16 = u16::from_be(EtherType::Arp as u16);
 /// IP protocol number of ICMPv6.
 pub const IPPROTO_ICMPV6: u8 = IpProto::Ipv6Icmp as u8;

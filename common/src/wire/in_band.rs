@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use crate::lanes::Finding;
+use crate::lanes::Verification;
 
 /// Length of the header in bytes.
 pub const JOB_HEADER_LEN: usize = 48;
@@ -56,7 +56,6 @@ pub const fn beginning(b: [u8; 8]) -> Beginning {
     }
 }
 
-/// The header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JobHeader {
     /// Data type, see [`dtype_code`], with the two bytes above it.
@@ -117,7 +116,6 @@ impl JobHeader {
         ]
     }
 
-    /// The header's bytes.
     pub fn encode(&self) -> [u8; JOB_HEADER_LEN] {
         bytes(self.lanes())
     }
@@ -153,14 +151,14 @@ impl JobHeader {
 
     /// What a received message is, by its first bytes. `self` is the header of the receiver's own message of this number;
     /// only ring and rank may differ from what the previous rank has sent.
-    pub fn examine(&self, received: &[u8; JOB_HEADER_LEN]) -> Finding {
+    pub fn examine(&self, received: &[u8; JOB_HEADER_LEN]) -> Verification {
         let previous = if self.rank == 0 { self.ranks.wrapping_sub(1) } else { self.rank - 1 };
         if *received == self.summed() {
-            Finding::Sum
+            Verification::Sum
         } else if *received == (Self { rank: previous, ..*self }).encode() {
-            Finding::Unsummed
+            Verification::Unsummed
         } else {
-            Finding::Wrong
+            Verification::Wrong
         }
     }
 }
@@ -238,15 +236,15 @@ mod tests {
             let total = sum(&all);
             for (rank, own) in all.iter().enumerate() {
                 let previous = &all[(rank + all.len() - 1) % all.len()];
-                assert_eq!(own.examine(&total), Finding::Sum, "{rank} of {ranks}");
-                assert_eq!(own.examine(&previous.encode()), Finding::Unsummed);
+                assert_eq!(own.examine(&total), Verification::Sum, "{rank} of {ranks}");
+                assert_eq!(own.examine(&previous.encode()), Verification::Unsummed);
                 assert_eq!(
                     own.examine(&sum(&all[1..])),
-                    if ranks == 2 && rank == 0 { Finding::Unsummed } else { Finding::Wrong }
+                    if ranks == 2 && rank == 0 { Verification::Unsummed } else { Verification::Wrong }
                 );
                 let mut later = all.clone();
                 later[0].message += 1;
-                assert_eq!(own.examine(&sum(&later)), Finding::Wrong, "one rank is ahead");
+                assert_eq!(own.examine(&sum(&later)), Verification::Wrong, "one rank is ahead");
             }
         }
     }

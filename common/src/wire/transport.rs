@@ -8,29 +8,17 @@ use super::DEFAULT_PKEY;
 pub struct Opcode(pub u8);
 
 impl Opcode {
-    /// RC SEND First.
     pub const SEND_FIRST: Self = Self(0x00);
-    /// RC SEND Middle.
     pub const SEND_MIDDLE: Self = Self(0x01);
-    /// RC SEND Last.
     pub const SEND_LAST: Self = Self(0x02);
-    /// RC SEND Last with immediate.
     pub const SEND_LAST_IMM: Self = Self(0x03);
-    /// RC SEND Only.
     pub const SEND_ONLY: Self = Self(0x04);
-    /// RC SEND Only with immediate.
     pub const SEND_ONLY_IMM: Self = Self(0x05);
-    /// RC RDMA WRITE First.
     pub const WRITE_FIRST: Self = Self(0x06);
-    /// RC RDMA WRITE Middle.
     pub const WRITE_MIDDLE: Self = Self(0x07);
-    /// RC RDMA WRITE Last.
     pub const WRITE_LAST: Self = Self(0x08);
-    /// RC RDMA WRITE Last with immediate.
     pub const WRITE_LAST_IMM: Self = Self(0x09);
-    /// RC RDMA WRITE Only.
     pub const WRITE_ONLY: Self = Self(0x0a);
-    /// RC RDMA WRITE Only with immediate.
     pub const WRITE_ONLY_IMM: Self = Self(0x0b);
     /// RC acknowledge (ACK and NAK).
     pub const ACK: Self = Self(0x11);
@@ -245,13 +233,11 @@ pub struct Reth {
 }
 
 impl Reth {
-    /// Reads the header.
     pub fn decode(b: &[u8; 16]) -> Self {
         let word = |i: usize| u32::from_be_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
         Self { address: (word(0) as u64) << 32 | word(4) as u64, rkey: word(8), length: word(12) }
     }
 
-    /// Writes the header.
     pub fn encode(&self) -> [u8; 16] {
         let mut b = [0; 16];
         b[..8].copy_from_slice(&self.address.to_be_bytes());
@@ -268,9 +254,7 @@ pub enum Nak {
     SequenceError,
     /// The request is malformed.
     InvalidRequest,
-    /// Remote access error.
     RemoteAccess,
-    /// Remote operation error.
     RemoteOperation,
 }
 
@@ -325,12 +309,10 @@ pub struct Aeth {
 }
 
 impl Aeth {
-    /// Reads the header.
     pub const fn decode(b: &[u8; 4]) -> Self {
         Self { syndrome: Syndrome::decode(b[0]), msn: u32::from_be_bytes([0, b[1], b[2], b[3]]) }
     }
 
-    /// Writes the header.
     pub const fn encode(&self) -> [u8; 4] {
         let m = self.msn.to_be_bytes();
         [self.syndrome.encode(), m[1], m[2], m[3]]

@@ -7,9 +7,10 @@ use std::net::IpAddr;
 
 use arbitrary::{Result, Unstructured};
 use netsum_common::abi::ring_flags::{ICRC_IGNORE, IN_BAND, RELAXED};
-use netsum_common::abi::{InBandJob, RingConfig};
-use netsum_common::serial;
+use netsum_common::abi::{InBandJob, RingConfig, RingNumber};
+use netsum_common::serial::{self, Psn, Qpn};
 use netsum_common::wire::{self, InBandToken, JobHeader, Opcode};
+use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 
 use crate::frames::{FrameSpec, ipv4_checksum, lanes};
@@ -28,7 +29,7 @@ impl Setting {
     pub fn in_band(&self) -> Option<(InBandToken, InBandJob)> {
         let RingSpec { id, config: RingConfig { ranks, flags, .. }, .. } = self.ring;
         let job = InBandJob { job: id, ranks, rings: 1, flags: flags & ICRC_IGNORE };
-        (flags & IN_BAND != 0).then_some((InBandToken([id as u8; 16]), job))
+        (flags & IN_BAND != 0).then_some((InBandToken([id.0 as u8; 16]), job))
     }
 }
 
@@ -38,7 +39,7 @@ pub const STARTS: [u32; 3] = [0, serial::MASK - 5, 0x7f_fffa];
 /// Rings of all kinds.
 pub fn settings() -> Vec<Setting> {
     let ring = |id, ranks, mtu, slots, window| RingSpec {
-        id,
+        id: RingNumber(id),
         cpu: 0,
         config: RingConfig { ranks, slots, credit: window, mtu, ..RingConfig::default() },
     };
@@ -64,7 +65,7 @@ pub fn settings() -> Vec<Setting> {
         .map(|(ring, v6)| {
             let mut flows: Vec<FlowSpec> =
                 (0..ring.config.ranks).map(|rank| flow(&ring, rank, v6(rank))).collect();
-            match ring.id {
+            match ring.id.0 {
                 // Behind another port, and its addresses with it.
                 9 => {
                     flows[0].ifindex = 4711;
@@ -74,7 +75,7 @@ pub fn settings() -> Vec<Setting> {
                 10 => flows[1].src_mac = Some([2, 0, 0, 0, 0, host(1)]),
                 _ => {}
             }
-            Setting { active: ring.id != 8, ring, flows }
+            Setting { active: ring.id != RingNumber(8), ring, flows }
         })
         .collect()
 }
@@ -86,13 +87,14 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
     };
     FlowSpec {
         ring: ring.id,
-        rank,
-        base_psn: serial::sub(0, 16 * rank + ring.id),
+        rank: Rank(rank),
+        base_psn: Psn::default().minus(16 * rank + ring.id.0),
         ifindex: LOOPBACK,
         src: ip(rank),
         dst: ip((rank + 1) % ring.config.ranks),
-        qpn: ring.id << 8 | rank,
+        qpn: Qpn::new(ring.id.0 << 8 | rank),
         src_mac: None,
+        by_box: false,
     }
 }
 
@@ -118,7 +120,7 @@ pub struct Hint {
 }
 
 /// The next step of a sequence.
-pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(u32) -> Hint) -> Result<Step> {
+pub fn step(u: &mut Unstructured, settings: &[Setting], hint: impl Fn(RingNumber) -> Hint) -> Result<Step> {
     let kind = u.int_in_range(0..=15u8)?;
     if kind == 0 {
         return Ok(Step::Again(u.int_in_range(0..=40usize)?));
@@ -162,14 +164,14 @@ fn contribution(u: &mut Unstructured, setting: &Setting, rank: u32, hint: &Hint)
     let header = u.arbitrary::<u8>()?;
     let len = if header & 0x1f == 0 { u.int_in_range(0..=mtu / 4 + 1)? * 4 } else { usual };
     // A third of all sums are zeros: their CRC says nothing.
-    let seed = serial::add(index, id);
+    let seed = serial::add(index, id.0);
     let payload =
         if index.is_multiple_of(3) { vec![0; len as usize] } else { lanes(rank + seed, len as usize / 4) };
     let mut spec = FrameSpec::send(
         host(rank),
         host((rank + 1) % ranks),
-        flow.qpn,
-        serial::add(flow.base_psn, index),
+        flow.qpn.get(),
+        flow.base_psn.plus(index).get(),
         payload,
     );
     if flow.src.is_ipv6() {

@@ -16,8 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::{Context, Result, bail, ensure};
 use arbitrary::Unstructured;
-use netsum_common::abi::ReleaseTag;
-use netsum_common::abi::{MIN_CAPTURE, TraceEvent, TraceFilter, traced_by};
+use netsum_common::abi::{MIN_CAPTURE, ReleaseTag, RingNumber, TraceEvent, TraceFilter, traced_by};
 use netsum_common::counters::{Counter, of_bits};
 use netsum_common::slot::Slot;
 use netsum_common::timing::RankTiming;
@@ -134,7 +133,7 @@ impl Differential {
                 break;
             }
             let model = &self.model;
-            let hint = |ring: u32| {
+            let hint = |ring: RingNumber| {
                 let state = &model.ring(ring).state;
                 Hint { low: state.low, expected: state.expected.to_vec() }
             };
@@ -171,8 +170,8 @@ impl Differential {
         }
         self.compare(&few)?;
         for (total, &counter) in self.counted.iter_mut().zip(Counter::ALL) {
-            let of = |ring: u32| self.model.counter(ring, counter);
-            *total += of(0) + rings(&few).into_iter().map(of).sum::<u64>();
+            let of = |ring: RingNumber| self.model.counter(ring, counter);
+            *total += of(RingNumber::NONE) + rings(&few).into_iter().map(of).sum::<u64>();
         }
         Ok(summary)
     }
@@ -209,8 +208,11 @@ impl Differential {
             self.model.listen(token, job);
         }
         plane.first_packets()?;
-        self.before =
-            [0].iter().chain(&rings(settings)).map(|&r| plane.counters(r)).collect::<Result<_>>()?;
+        self.before = [RingNumber::NONE]
+            .iter()
+            .chain(&rings(settings))
+            .map(|&r| plane.counters(r))
+            .collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -240,7 +242,7 @@ impl Differential {
     fn leave(&mut self, packet: &[u8]) -> Result<u64> {
         let tag = tag(packet);
         let clones = if tag.rank == ReleaseTag::ALL {
-            let setting = self.settings.iter().find(|s| s.ring.id == tag.ring);
+            let setting = self.settings.iter().find(|s| s.ring.id.0 == tag.ring);
             setting.with_context(|| format!("a tag with ring {}", tag.ring))?.ring.config.ranks
         } else {
             1
@@ -268,7 +270,7 @@ impl Differential {
         ensure!((event.program, event.ifindex) == (program, LOOPBACK), "{event:?}");
         let names = |bits| of_bits(bits).map(Counter::name).collect::<Vec<_>>();
         ensure!(
-            (event.ring, event.counters) == (ring, counters),
+            (RingNumber(event.ring), event.counters) == (ring, counters),
             "traced: ring {} {:?}, should be {ring} {:?}",
             event.ring,
             names(event.counters),
@@ -283,7 +285,7 @@ impl Differential {
             );
         }
         if event.rank != TraceEvent::NONE {
-            let ring = self.model.ring(event.ring);
+            let ring = self.model.ring(RingNumber(event.ring));
             let slot = ring.slots[event.index as usize % ring.slots.len()];
             // That a header has a tag is noted when it is saved.
             let flags = |flags: u32| flags & !Slot::TAGGED;
@@ -312,7 +314,7 @@ impl Differential {
         let noted = noted.map(|p| anyhow::Ok((place(&p)?, p))).collect::<Result<BTreeMap<_, _>>>()?;
         let expected = std::mem::take(&mut self.model.claims);
         ensure!(noted == expected, "first packets noted: {noted:02x?}, should be {expected:02x?}");
-        for (&ring, before) in [0].iter().chain(&rings(settings)).zip(&self.before) {
+        for (&ring, before) in [RingNumber::NONE].iter().chain(&rings(settings)).zip(&self.before) {
             let now = self.bench.plane.counters(ring)?;
             for (i, &counter) in Counter::ALL.iter().enumerate() {
                 let (got, expected) = (now[i] - before[i], self.model.counter(ring, counter));
@@ -349,7 +351,7 @@ impl Differential {
     }
 }
 
-fn rings(settings: &[Setting]) -> Vec<u32> {
+fn rings(settings: &[Setting]) -> Vec<RingNumber> {
     settings.iter().map(|s| s.ring.id).collect()
 }
 

@@ -3,14 +3,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use netsum_common::abi::{FlowKey, InBandJob, MAX_MTU, ReleaseTag, RingConfig, ring_flags};
+use netsum_common::abi::{FlowKey, InBandJob, MAX_MTU, ReleaseTag, RingConfig, RingNumber, ring_flags};
 use netsum_common::counters::Counter;
+use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::{
     self, Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot,
 };
 use netsum_common::wire::in_band::{Beginning, JOB_HEADER_LEN, beginning};
 use netsum_common::wire::{self, BTH_LEN, Frame, ICRC_LEN, InBandToken, JobHeader, L3, Reject, UdpHdr};
 use netsum_common::{icrc, serial, timing};
+use netsum_core::Rank;
 use netsum_core::plane::{FirstPacket, FlowSeen, FlowSpec, RingSpec, mapped};
 
 use super::Verdict;
@@ -52,17 +54,17 @@ pub struct Ring {
 /// The box.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
-    rings: BTreeMap<u32, Ring>,
+    rings: BTreeMap<RingNumber, Ring>,
     flows: Vec<(FlowKey, Flow)>,
     /// Jobs that are set up in band.
     listening: Vec<(InBandToken, InBandJob)>,
     /// First packets that the box should have noted, by job, ring and rank: all packets come in by one port.
-    pub claims: BTreeMap<(u32, u32, u32), FirstPacket>,
+    pub claims: BTreeMap<(RingNumber, u32, u32), FirstPacket>,
     /// Connections that wait, by source, destination and queue pair, and the job.
-    waiting: HashMap<([u8; 16], [u8; 16], u32), u32>,
-    counters: HashMap<(u32, Counter), u64>,
+    waiting: HashMap<([u8; 16], [u8; 16], u32), RingNumber>,
+    counters: HashMap<(RingNumber, Counter), u64>,
     /// The ring that the present packet was counted for, and its counters, bit by bit.
-    counted: (u32, u64),
+    counted: (RingNumber, u64),
 }
 
 /// What a packet is; the box decides about the rest.
@@ -111,7 +113,7 @@ impl Model {
         self.flows.push((spec.key(), Flow { spec: spec.clone(), seen, next: None }));
     }
 
-    pub fn ring(&self, id: u32) -> &Ring {
+    pub fn ring(&self, id: RingNumber) -> &Ring {
         &self.rings[&id]
     }
 
@@ -120,17 +122,17 @@ impl Model {
         self.flows.iter().find(|(k, _)| k == key).map(|(_, flow)| flow.seen)
     }
 
-    pub fn counter(&self, ring: u32, counter: Counter) -> u64 {
+    pub fn counter(&self, ring: RingNumber, counter: Counter) -> u64 {
         self.counters.get(&(ring, counter)).copied().unwrap_or(0)
     }
 
-    fn count(&mut self, ring: u32, counter: Counter) {
+    fn count(&mut self, ring: RingNumber, counter: Counter) {
         *self.counters.entry((ring, counter)).or_default() += 1;
         self.counted = (ring, self.counted.1 | counter.bit());
     }
 
     /// What the last program has counted: for which ring, and by which counters. Then forgets it.
-    pub fn take_counted(&mut self) -> (u32, u64) {
+    pub fn take_counted(&mut self) -> (RingNumber, u64) {
         std::mem::take(&mut self.counted)
     }
 
@@ -171,7 +173,7 @@ impl Model {
             let hidden = tags(packet).len() == 3;
             let forged = !hidden && self.bears_foreign(&claimed_addresses(packet));
             let counter = if forged { Counter::Spoofed } else { counter };
-            self.count(0, counter);
+            self.count(RingNumber::NONE, counter);
             let pass = counter == Counter::NotRoce;
             return Class::Verdict(if pass { Verdict::Pass } else { Verdict::Drop });
         }
@@ -183,35 +185,35 @@ impl Model {
                     true => (Verdict::Drop, Counter::Ipv6Extensions),
                     false => (Verdict::Pass, Counter::NotRoce),
                 };
-                self.count(0, counter);
+                self.count(RingNumber::NONE, counter);
                 return Class::Verdict(verdict);
             }
             Err((Reject::TruncatedHeaders, None)) if is_extended(packet) => {
-                self.count(0, Counter::NotRoce);
+                self.count(RingNumber::NONE, Counter::NotRoce);
                 return Class::Verdict(Verdict::Pass);
             }
             Err((reject, Some(frame))) => (frame, Some(reject)),
             Err((Reject::TruncatedHeaders, None)) => {
-                self.count(0, Counter::TruncatedHeaders);
+                self.count(RingNumber::NONE, Counter::TruncatedHeaders);
                 return Class::Verdict(Verdict::Pass);
             }
             Err((Reject::Hidden, None)) if !self.flows.is_empty() || !self.listening.is_empty() => {
-                self.count(0, Counter::Hidden);
+                self.count(RingNumber::NONE, Counter::Hidden);
                 return Class::Verdict(Verdict::Drop);
             }
             Err((Reject::Hidden, None)) => {
-                self.count(0, Counter::NotRoce);
+                self.count(RingNumber::NONE, Counter::NotRoce);
                 return Class::Verdict(Verdict::Pass);
             }
             Err((reject, None)) => {
                 assert_eq!(reject, Reject::NotRoce, "the parser gives no other reason without a frame");
-                self.count(0, Counter::NotRoce);
+                self.count(RingNumber::NONE, Counter::NotRoce);
                 return Class::Verdict(Verdict::Pass);
             }
         };
         let key = FlowKey { dst_ip: frame.dst_ip, qpn: frame.bth.qpn };
         let Some(flow) = self.flows.iter().position(|(k, _)| *k == key) else {
-            self.count(0, Counter::NoFlow);
+            self.count(RingNumber::NONE, Counter::NoFlow);
             return Class::Verdict(Verdict::Pass);
         };
         let ring = self.flows[flow].1.spec.ring;
@@ -249,7 +251,7 @@ impl Model {
     }
 
     /// The job for which the connection of a packet of no flow waits.
-    fn waits_for(&self, packet: &[u8]) -> Option<u32> {
+    fn waits_for(&self, packet: &[u8]) -> Option<RingNumber> {
         // Behind other tags or extension headers nobody waits.
         let (Ok(frame) | Err((Reject::IpOptions | Reject::IpFragment, Some(frame)))) = wire::parse(packet)
         else {
@@ -279,8 +281,8 @@ impl Model {
             src: ip(frame.src_ip),
             src_mac: frame.src_mac,
             dst: ip(frame.dst_ip),
-            qpn: frame.bth.qpn,
-            psn: frame.bth.psn,
+            qpn: Qpn::new(frame.bth.qpn),
+            psn: Psn::new(frame.bth.psn),
             len: len as u32,
             only: frame.bth.opcode.is_last(),
         };
@@ -304,7 +306,7 @@ impl Model {
             return Some(Verdict::Drop);
         }
         if let Some(Look::Count(counter)) = look {
-            self.count(0, counter);
+            self.count(RingNumber::NONE, counter);
             return Some(Verdict::Pass);
         }
         let before = self.counters.clone();
@@ -313,7 +315,7 @@ impl Model {
                 // Counted where it would have been counted otherwise.
                 let ring = self.counted_since(&before);
                 self.counters = before;
-                self.counted = (0, 0);
+                self.counted = (RingNumber::NONE, 0);
                 self.count(ring, Counter::Spoofed);
                 Some(Verdict::Drop)
             }
@@ -321,7 +323,7 @@ impl Model {
             Class::Data(frame, flow) => {
                 let spec = &self.flows[flow].1.spec;
                 let (id, ring) = (spec.ring, &self.rings[&spec.ring]);
-                let (low, index) = (ring.state.low, serial::sub(frame.bth.psn, spec.base_psn));
+                let (low, index) = (ring.state.low, serial::sub(frame.bth.psn, spec.base_psn.get()));
                 // Not before the first index of all.
                 let behind = if index < low { serial::diff(low, index) } else { 0 };
                 let sender = self.check_sender(&frame, flow);
@@ -358,8 +360,9 @@ impl Model {
     }
 
     /// The ring that a packet has been counted for.
-    fn counted_since(&self, before: &HashMap<(u32, Counter), u64>) -> u32 {
-        let counted = |(key, n): (&(u32, Counter), &u64)| (before.get(key) != Some(n)).then_some(key.0);
+    fn counted_since(&self, before: &HashMap<(RingNumber, Counter), u64>) -> RingNumber {
+        let counted =
+            |(key, n): (&(RingNumber, Counter), &u64)| (before.get(key) != Some(n)).then_some(key.0);
         self.counters.iter().find_map(counted).expect("every packet is counted")
     }
 
@@ -399,7 +402,7 @@ impl Model {
                 // It was steered when it was a flow's.
                 let ring = self.counted_since(&before);
                 self.counters = before;
-                self.counted = (0, 0);
+                self.counted = (RingNumber::NONE, 0);
                 self.count(ring, Counter::JobEnded);
                 return Verdict::Drop;
             }
@@ -453,7 +456,7 @@ impl Model {
                     && frame.bth_offset() + frame.udp_payload == frame.payload() + ICRC_LEN;
                 if empty {
                     let FlowSpec { ring, rank, .. } = flow.spec;
-                    self.rings.get_mut(&ring).expect("a flow's ring").state.stopped = rank + 1;
+                    self.rings.get_mut(&ring).expect("a flow's ring").state.stopped = rank.0 + 1;
                     return Err(Counter::LayoutMismatch);
                 }
                 return Err(counter_of(reject));
@@ -469,7 +472,7 @@ impl Model {
             return Err(Counter::BadIcrc);
         }
         if config.flags & ring_flags::IN_BAND != 0 && frame.bth.opcode.is_first() {
-            let index = serial::sub(frame.bth.psn, flow.spec.base_psn);
+            let index = serial::sub(frame.bth.psn, flow.spec.base_psn.get());
             let payload = &packet[frame.payload()..][..len];
             let header = payload
                 .first_chunk()
@@ -490,8 +493,8 @@ impl Model {
     }
 
     fn contribution(&mut self, packet: &mut [u8], frame: &Frame, flow: usize, len: usize) -> Verdict {
-        let FlowSpec { ring: id, rank, base_psn, .. } = self.flows[flow].1.spec;
-        let index = serial::sub(frame.bth.psn, base_psn);
+        let FlowSpec { ring: id, rank: Rank(rank), base_psn, .. } = self.flows[flow].1.spec;
+        let index = serial::sub(frame.bth.psn, base_psn.get());
         let ring = self.rings.get_mut(&id).expect("a flow's ring");
         let config = ring.config;
         let s = (index % config.slots) as usize;
@@ -568,7 +571,7 @@ impl Model {
                     }
                     _ => ((rank + 1) % config.ranks) as u16,
                 };
-                packet[..4].copy_from_slice(&id.to_ne_bytes());
+                packet[..4].copy_from_slice(&id.0.to_ne_bytes());
                 packet[4..8].copy_from_slice(&index.to_ne_bytes());
                 packet[8..10].copy_from_slice(&to.to_ne_bytes());
                 packet[10..12].copy_from_slice(&(at as u16).to_ne_bytes());
@@ -584,18 +587,18 @@ impl Model {
         let tag = crate::programs::tag(packet);
         match self.result(packet, tag) {
             Some(frame) => {
-                self.count(tag.ring, Counter::Results);
+                self.count(RingNumber(tag.ring), Counter::Results);
                 (Verdict::Pass, frame)
             }
             None => {
-                self.count(0, Counter::EgressNoSlot);
+                self.count(RingNumber::NONE, Counter::EgressNoSlot);
                 (Verdict::Drop, Vec::new())
             }
         }
     }
 
     fn result(&mut self, packet: &[u8], tag: ReleaseTag) -> Option<Vec<u8>> {
-        let ring = self.rings.get_mut(&tag.ring)?;
+        let ring = self.rings.get_mut(&RingNumber(tag.ring))?;
         let ranks = ring.config.ranks;
         let to = if tag.rank == ReleaseTag::ALL {
             let next = ring.cursor;

@@ -26,7 +26,6 @@ impl<W: Write> Cpio<W> {
         Self { out, inode: 0, directories: BTreeSet::new() }
     }
 
-    /// Adds a folder.
     pub fn directory(&mut self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
         self.parents(path)?;
@@ -49,7 +48,6 @@ impl<W: Write> Cpio<W> {
         self.entry(path.as_ref(), LINK | 0o777, target.as_ref().as_os_str().as_bytes())
     }
 
-    /// Ends the archive.
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.entry(Path::new("TRAILER!!!"), 0, &[])?;

@@ -50,7 +50,6 @@ impl<'a> Debian<'a> {
         output(self.0.command("/bin/sh").args(["-euc", script]))
     }
 
-    /// A property of the unit.
     pub fn property(&self, unit: &str, name: &str) -> Result<String> {
         Ok(self.run(&format!("systemctl show --value -p {name} {unit}"))?.trim().to_owned())
     }

@@ -90,7 +90,6 @@ impl std::str::FromStr for Card {
 #[derive(Clone, Debug)]
 pub struct VmSpec<'a> {
     pub kernel: Kernel,
-    /// Its CPUs.
     pub cpus: u32,
     /// Its memory in MiB; the usual if `None`.
     pub memory: Option<u32>,

@@ -49,7 +49,6 @@ impl Buffer {
         }
     }
 
-    /// Appends bytes.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             // Without zeros first.

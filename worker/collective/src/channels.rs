@@ -36,7 +36,6 @@ pub trait Channels {
     fn buffer(&mut self, room: usize) -> Buffer {
         Buffer::heap(room)
     }
-    /// Sends a message.
     fn send(&mut self, channel: Channel, id: u64, data: Buffer);
     /// A message that was sent, and all before it, should be acknowledged as soon as it arrives: all ranks have sent
     /// their part, or will at once.

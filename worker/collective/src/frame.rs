@@ -20,7 +20,6 @@ pub struct Descriptor {
     pub number: u64,
     /// Elements.
     pub length: u64,
-    /// Their type.
     pub dtype: Dtype,
 }
 

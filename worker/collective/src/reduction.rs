@@ -41,14 +41,14 @@ impl Early {
     }
 }
 
-/// Where a rank stands.
+/// A rank, one of so many.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Member {
     pub rank: u32,
     pub ranks: u32,
 }
 
-impl Place {
+impl Member {
     fn steps(self) -> u32 {
         2 * (self.ranks - 1)
     }
@@ -77,16 +77,16 @@ impl Reduction {
     /// Gives this rank's lanes. `send(step, lanes)` is called for what is to be sent.
     pub fn contribute(
         &mut self,
-        place: Place,
+        member: Member,
         lanes: Buffer,
         mut send: impl FnMut(u32, &[u8]),
     ) -> Result<(), Misfit> {
-        send(0, &lanes[place.sent(0, lanes.len())]);
+        send(0, &lanes[member.sent(0, lanes.len())]);
         self.lanes = Some(lanes);
         let mut early = std::mem::take(&mut self.early);
         let mut start = 0;
         for &(step, end) in &early.steps {
-            self.step(place, step, &early.parts[start..end], &mut send)?;
+            self.step(member, step, &early.parts[start..end], &mut send)?;
             start = end;
         }
         early.clear();
@@ -97,42 +97,42 @@ impl Reduction {
     /// Takes in a step from the previous rank.
     pub fn step(
         &mut self,
-        place: Place,
+        member: Member,
         step: u32,
         part: &[u8],
         mut send: impl FnMut(u32, &[u8]),
     ) -> Result<(), Misfit> {
         let Some(lanes) = &mut self.lanes else {
             // They come in their order.
-            if step >= place.steps() || step as usize != self.early.steps.len() {
+            if step >= member.steps() || step as usize != self.early.steps.len() {
                 return Err(Misfit);
             }
             self.early.push(step, part);
             return Ok(());
         };
-        if step != self.received || step >= place.steps() {
+        if step != self.received || step >= member.steps() {
             return Err(Misfit);
         }
-        let range = place.received(step, lanes.len());
+        let range = member.received(step, lanes.len());
         if part.len() != range.len() {
             return Err(Misfit);
         }
         let own = &mut lanes[range];
-        if step < place.ranks - 1 {
+        if step < member.ranks - 1 {
             add_lanes(own, part)
         } else {
             own.copy_from_slice(part)
         }
         self.received += 1;
-        if self.received < place.steps() {
+        if self.received < member.steps() {
             send(self.received, own);
         }
         Ok(())
     }
 
     /// Whether the lanes are the sum.
-    pub fn is_done(&self, place: Place) -> bool {
-        self.lanes.is_some() && self.received == place.steps()
+    pub fn is_done(&self, member: Member) -> bool {
+        self.lanes.is_some() && self.received == member.steps()
     }
 
     /// The lanes. What is left is as good as new.
@@ -158,9 +158,9 @@ impl Reductions {
     }
 
     /// The sum of a message, if it is there.
-    pub fn take_done(&mut self, place: Place, ring: u32, number: u64) -> Option<Buffer> {
+    pub fn take_done(&mut self, member: Member, ring: u32, number: u64) -> Option<Buffer> {
         let key = (ring, number);
-        self.open.get(&key).filter(|reduction| reduction.is_done(place))?;
+        self.open.get(&key).filter(|reduction| reduction.is_done(member))?;
         let mut reduction = self.open.remove(&key)?;
         let sum = reduction.finish();
         self.spare.push(reduction);
@@ -168,13 +168,12 @@ impl Reductions {
     }
 
     /// Forgets the sums of a ring before a message, and before `oldest` what no rank can still be at.
-    pub fn forget_done(&mut self, place: Place, ring: u32, before: u64, oldest: u64) {
+    pub fn forget_done(&mut self, member: Member, ring: u32, before: u64, oldest: u64) {
         self.open.retain(|(r, n), reduction| {
-            *r != ring || *n >= before || *n >= oldest && !reduction.is_done(place)
+            *r != ring || *n >= before || *n >= oldest && !reduction.is_done(member)
         });
     }
 
-    /// Forgets all.
     pub fn clear(&mut self) {
         self.open.clear();
     }
@@ -211,25 +210,28 @@ mod tests {
                     let mut queues: Vec<VecDeque<(u32, Vec<u8>)>> = vec![VecDeque::new(); ranks as usize];
                     let order = (0..ranks as usize).filter(|r| *r != late).chain([late]);
                     for r in order {
-                        let place = Place { rank: r as u32, ranks };
+                        let member = Member { rank: r as u32, ranks };
                         let next = (r + 1) % ranks as usize;
                         reductions[r]
-                            .contribute(place, own(r as u32).into(), |s, l| {
+                            .contribute(member, own(r as u32).into(), |s, l| {
                                 queues[next].push_back((s, l.to_vec()))
                             })
                             .unwrap();
                         // Everybody works off what has come.
                         while let Some(r) = (0..ranks as usize).find(|r| !queues[*r].is_empty()) {
                             let (step, part) = queues[r].pop_front().unwrap();
-                            let place = Place { rank: r as u32, ranks };
+                            let member = Member { rank: r as u32, ranks };
                             let next = (r + 1) % ranks as usize;
                             reductions[r]
-                                .step(place, step, &part, |s, l| queues[next].push_back((s, l.to_vec())))
+                                .step(member, step, &part, |s, l| queues[next].push_back((s, l.to_vec())))
                                 .unwrap();
                         }
                     }
                     for (r, mut reduction) in reductions.into_iter().enumerate() {
-                        assert!(reduction.is_done(Place { rank: r as u32, ranks }), "{ranks} {lanes} {late}");
+                        assert!(
+                            reduction.is_done(Member { rank: r as u32, ranks }),
+                            "{ranks} {lanes} {late}"
+                        );
                         assert_eq!(*reduction.finish(), *sum, "rank {r} of {ranks}, {lanes} lanes");
                     }
                 }
@@ -239,24 +241,24 @@ mod tests {
 
     #[test]
     fn steps_that_do_not_fit_are_refused() {
-        let place = Place { rank: 0, ranks: 3 };
+        let member = Member { rank: 0, ranks: 3 };
         let mut r = Reduction::default();
-        r.contribute(place, vec![0; 24].into(), |_, _| ()).unwrap();
-        assert_eq!(r.step(place, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
-        assert_eq!(r.step(place, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
-        assert_eq!(r.step(place, 0, &[0; 8], |_, _| ()), Ok(()));
-        assert_eq!(r.step(place, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit), "beyond the last step");
+        r.contribute(member, vec![0; 24].into(), |_, _| ()).unwrap();
+        assert_eq!(r.step(member, 1, &[0; 8], |_, _| ()), Err(Misfit), "not the next step");
+        assert_eq!(r.step(member, 0, &[0; 4], |_, _| ()), Err(Misfit), "another length");
+        assert_eq!(r.step(member, 0, &[0; 8], |_, _| ()), Ok(()));
+        assert_eq!(r.step(member, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit), "beyond the last step");
     }
 
     #[test]
     fn early_steps_are_those_of_one_round_in_their_order() {
-        let place = Place { rank: 0, ranks: 3 };
+        let member = Member { rank: 0, ranks: 3 };
         let mut r = Reduction::default();
-        assert_eq!(r.step(place, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit));
+        assert_eq!(r.step(member, u32::MAX, &[0; 8], |_, _| ()), Err(Misfit));
         for step in 0..4 {
-            assert_eq!(r.step(place, step + 1, &[0; 8], |_, _| ()), Err(Misfit));
-            assert_eq!(r.step(place, step, &[0; 8], |_, _| ()), Ok(()));
+            assert_eq!(r.step(member, step + 1, &[0; 8], |_, _| ()), Err(Misfit));
+            assert_eq!(r.step(member, step, &[0; 8], |_, _| ()), Ok(()));
         }
-        assert_eq!(r.step(place, 4, &[0; 8], |_, _| ()), Err(Misfit));
+        assert_eq!(r.step(member, 4, &[0; 8], |_, _| ()), Err(Misfit));
     }
 }

@@ -140,7 +140,7 @@ impl Communicator {
         self.reduce(&mut data).map_err(|error| match error {
             Error::NonFinite { first, end } => {
                 let position = |element| {
-                    let (tensor, element) = data.place(element);
+                    let (tensor, element) = data.locate(element);
                     Position { tensor, element }
                 };
                 Error::NonFiniteTensors { first: position(first), last: position(end - 1) }

@@ -44,7 +44,6 @@ impl Fresh {
         }
     }
 
-    /// All of a connection.
     pub fn connection(&mut self) -> Numbers {
         Numbers { receive_qpn: self.qpn(), send_qpn: self.qpn(), first_psn: self.psn() }
     }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::promise::{Promise, Ticket};
+use super::promise::{Promise, Settlement};
 use super::session::Session;
 use super::turns::Turns;
 use netsum_collective::error::Error;
@@ -19,7 +19,7 @@ const SLICE: Duration = Duration::from_millis(10);
 /// Dropped without [`wait`](Self::wait), the all-reduce goes on, because the other ranks need this one's part; its sum is thrown away.
 #[must_use = "the sum comes from `wait`"]
 pub struct Pending<T> {
-    ticket: Arc<Ticket>,
+    settlement: Arc<Settlement>,
     /// `None` for what was done at once.
     turns: Option<Arc<Turns<Session>>>,
     element: PhantomData<fn() -> T>,
@@ -28,20 +28,20 @@ pub struct Pending<T> {
 impl<T: Element> Pending<T> {
     /// An all-reduce and who keeps the promise.
     pub(super) fn new(turns: Arc<Turns<Session>>, retransmissions: Option<u64>) -> (Self, Promise) {
-        let (ticket, promise) = Promise::new(retransmissions);
-        (Self { ticket, turns: Some(turns), element: PhantomData }, promise)
+        let (settlement, promise) = Promise::new(retransmissions);
+        (Self { settlement, turns: Some(turns), element: PhantomData }, promise)
     }
 
     /// What is done already.
     pub(super) fn done(outcome: Result<(Vec<T>, Report), Error>) -> Self {
-        let ticket = Ticket::new(None);
-        ticket.settle(outcome.map(|(data, report)| (T::own(data), report)));
-        Self { ticket, turns: None, element: PhantomData }
+        let settlement = Settlement::new(None);
+        settlement.settle(outcome.map(|(data, report)| (T::own(data), report)));
+        Self { settlement, turns: None, element: PhantomData }
     }
 
     /// Whether [`wait`](Self::wait) would return at once. Never blocks.
     pub fn is_done(&self) -> bool {
-        self.ticket.lock().is_some()
+        self.settlement.lock().is_some()
     }
 
     /// Waits for the sum, and drives all that is in flight meanwhile.
@@ -51,7 +51,7 @@ impl<T: Element> Pending<T> {
     /// before the other ranks had come so far. The vector is gone with an error.
     pub fn wait(self) -> Result<(Vec<T>, Report), Error> {
         loop {
-            if let Some(outcome) = self.ticket.lock().take() {
+            if let Some(outcome) = self.settlement.lock().take() {
                 let (data, report) = outcome?;
                 let other = || Error::Protocol("a sum of another type".to_owned());
                 return Ok((T::disown(data).ok_or_else(other)?, report));
@@ -61,7 +61,7 @@ impl<T: Element> Pending<T> {
                     while !self.is_done() && !turns.is_wanted() && session.rest(SLICE) {}
                 }
                 // Another thread drives, and tells.
-                None => self.ticket.wait(SLICE),
+                None => self.settlement.wait(SLICE),
             }
         }
     }
@@ -69,6 +69,6 @@ impl<T: Element> Pending<T> {
 
 impl<T> std::fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pending").field("done", &self.ticket.lock().is_some()).finish_non_exhaustive()
+        f.debug_struct("Pending").field("done", &self.settlement.lock().is_some()).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! The outcome of an all-reduce in flight: a *promise* for who drives, a *ticket* for who waits.
+//! The outcome of an all-reduce in flight: a *promise* for who drives, a *settlement* for who waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Owned;
 use netsum_collective::report::Report;
 
-/// What is put into a ticket.
+/// What is put into a settlement.
 type Settled = Result<(Owned, Report), Error>;
 
 /// Where the outcome is put.
-pub(super) struct Ticket {
+pub(super) struct Settlement {
     settled: Mutex<Option<Settled>>,
     changed: Condvar,
     called: Instant,
@@ -21,7 +21,7 @@ pub(super) struct Ticket {
     retransmissions: Option<u64>,
 }
 
-impl Ticket {
+impl Settlement {
     pub fn new(retransmissions: Option<u64>) -> Arc<Self> {
         let (settled, changed, called) = (Mutex::new(None), Condvar::new(), Instant::now());
         Arc::new(Self { settled, changed, called, retransmissions })
@@ -44,29 +44,29 @@ impl Ticket {
     }
 }
 
-/// The other end of a [`Ticket`]. Dropped, it is broken: nobody waits for ever.
-pub(super) struct Promise(Option<Arc<Ticket>>);
+/// The other end of a [`Settlement`]. Dropped, it is broken: nobody waits for ever.
+pub(super) struct Promise(Option<Arc<Settlement>>);
 
 impl Promise {
-    /// A promise, and the ticket that it is for.
-    pub fn new(retransmissions: Option<u64>) -> (Arc<Ticket>, Self) {
-        let ticket = Ticket::new(retransmissions);
-        (Arc::clone(&ticket), Self(Some(ticket)))
+    /// A promise, and the settlement that it is for.
+    pub fn new(retransmissions: Option<u64>) -> (Arc<Settlement>, Self) {
+        let settlement = Settlement::new(retransmissions);
+        (Arc::clone(&settlement), Self(Some(settlement)))
     }
 
     /// The all-reduce has come to its end; `retransmissions` are counted as before.
     pub fn settle(mut self, result: Result<Finished, Error>, data: Owned, retransmissions: Option<u64>) {
-        let Some(ticket) = self.0.take() else { return };
-        let again = retransmissions.zip(ticket.retransmissions).map(|(after, before)| after - before);
-        let report = result.and_then(|finished| finished.report(ticket.called.elapsed(), again));
-        ticket.settle(report.map(|report| (data, report)));
+        let Some(settlement) = self.0.take() else { return };
+        let again = retransmissions.zip(settlement.retransmissions).map(|(after, before)| after - before);
+        let report = result.and_then(|finished| finished.report(settlement.called.elapsed(), again));
+        settlement.settle(report.map(|report| (data, report)));
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if let Some(ticket) = self.0.take() {
-            ticket.settle(Err(Error::Closed));
+        if let Some(settlement) = self.0.take() {
+            settlement.settle(Err(Error::Closed));
         }
     }
 }

@@ -6,14 +6,14 @@ use std::path::Path;
 use super::config::{Bootstrap, CommConfig, Transport};
 use super::network::{Bind, Network};
 use super::sockets::SocketNetwork;
-use crate::verbs::gid;
+use crate::verbs::gid::{self, GidEntry};
 use netsum_collective::error::Error;
 
 /// Opens what the configuration asks for.
 pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, Error> {
     let ip = config.ip;
     let listed = matches!(config.bootstrap, Bootstrap::Static { .. });
-    let place = match config.transport {
+    let gid = match config.transport {
         Transport::Udp => None,
         Transport::Xdp => return open_xdp(ip, when),
         Transport::Auto if listed => None,
@@ -24,7 +24,7 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
             return Err(Error::Config(text.to_owned()));
         }
         Transport::Verbs => match gid::find(Path::new(gid::SYSFS), ip) {
-            Some(place) => Some(place),
+            Some(gid) => Some(gid),
             None => {
                 let text = format!(
                     "transport verbs: no RDMA adapter has {ip} as a GID for RoCE v2; see `rdma link`"
@@ -33,9 +33,9 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
             }
         },
     };
-    match place {
+    match gid {
         None => open_udp(ip, when),
-        Some(place) => match (open_verbs(config, place), config.transport) {
+        Some(gid) => match (open_verbs(config, gid), config.transport) {
             (Err(e), Transport::Auto) => {
                 log::warn!("rank {}: {e}; trying over UDP", config.rank);
                 open_udp(ip, when)
@@ -60,14 +60,14 @@ fn open_xdp(_: IpAddr, _: Bind) -> Result<Box<dyn Network>, Error> {
 }
 
 #[cfg(feature = "verbs")]
-fn open_verbs(config: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
-    super::verbs::open(config, place)
+fn open_verbs(config: &CommConfig, gid: GidEntry) -> Result<Box<dyn Network>, Error> {
+    super::verbs::open(config, gid)
 }
 
 #[cfg(not(feature = "verbs"))]
-fn open_verbs(_: &CommConfig, place: gid::Place) -> Result<Box<dyn Network>, Error> {
+fn open_verbs(_: &CommConfig, gid: GidEntry) -> Result<Box<dyn Network>, Error> {
     let reason = "this program was built without the feature `verbs`".to_owned();
-    Err(Error::Adapter { device: place.device, reason })
+    Err(Error::Adapter { device: gid.device, reason })
 }
 
 #[cfg(test)]
@@ -101,10 +101,10 @@ mod tests {
     #[cfg(feature = "verbs")]
     #[test]
     fn an_adapter_that_libibverbs_cannot_open_is_named() {
-        let place = gid::Place { device: "nothing0".into(), port: 1, gid_index: 0 };
+        let gid = GidEntry { device: "nothing0".into(), port: 1, gid_index: 0 };
         let daemon = Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
-        let text = open_verbs(&config, place).err().unwrap().to_string();
+        let text = open_verbs(&config, gid).err().unwrap().to_string();
         // The library and the kernel's part of it may be there or not.
         let reasons = ["libibverbs", "ib_uverbs"];
         assert!(text.starts_with("adapter nothing0: ") && reasons.iter().any(|r| text.contains(r)), "{text}");

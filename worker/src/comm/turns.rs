@@ -28,11 +28,10 @@ pub struct Turns<C> {
 pub struct Turn<'a, C> {
     // Dropped in this order: the keeper does not wake up to wait for the core.
     core: MutexGuard<'a, C>,
-    _place: Place<'a, C>,
+    _caller: Caller<'a, C>,
 }
 
-/// One of the callers.
-struct Place<'a, C>(&'a Turns<C>);
+struct Caller<'a, C>(&'a Turns<C>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -53,8 +52,8 @@ impl<C> Turns<C> {
     /// [`wanted`](Self::is_wanted).
     pub fn take(&self) -> Turn<'_, C> {
         lock(&self.state).callers += 1;
-        let place = Place(self);
-        Turn { core: lock(&self.core), _place: place }
+        let caller = Caller(self);
+        Turn { core: lock(&self.core), _caller: caller }
     }
 
     /// The caller drives from now on, if no other one does and it is not over.
@@ -66,8 +65,8 @@ impl<C> Turns<C> {
             }
             state.callers += 1;
         }
-        let place = Place(self);
-        let turn = Turn { core: lock(&self.core), _place: place };
+        let caller = Caller(self);
+        let turn = Turn { core: lock(&self.core), _caller: caller };
         // Let go of before the turn is, which changes it.
         let over = lock(&self.state).over;
         (!over).then_some(turn)
@@ -117,7 +116,7 @@ impl<C> Turns<C> {
     }
 }
 
-impl<C> Drop for Place<'_, C> {
+impl<C> Drop for Caller<'_, C> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.callers -= 1;

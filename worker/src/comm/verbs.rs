@@ -12,8 +12,8 @@ use super::config::CommConfig;
 use super::network::{Connections, Network};
 use super::numbers::Fresh;
 use crate::udp::wait_for;
-use crate::verbs::device::{Adapter, Completion, Depths, Device, Flow, Remote, Retry, Trouble};
-use crate::verbs::gid::Place;
+use crate::verbs::device::{Adapter, Completion, Depths, Device, Direction, Remote, Retry, Trouble};
+use crate::verbs::gid::GidEntry;
 use crate::verbs::memory::{Arena, Block};
 use crate::verbs::send_queue::{Outcome, SendQueue, Ticket};
 use netsum_collective::buffer::{Buffer, Registered as _};
@@ -47,10 +47,10 @@ struct Pair {
 }
 
 /// Opens the adapter that has the rank's address.
-pub(super) fn open(config: &CommConfig, place: Place) -> Result<Box<dyn Network>, Error> {
-    let name = place.device.clone();
+pub(super) fn open(config: &CommConfig, gid: GidEntry) -> Result<Box<dyn Network>, Error> {
+    let name = gid.device.clone();
     let retry = Retry { timeout: config.retry.timeout, count: config.retry.count };
-    let device = Device::open(place, retry);
+    let device = Device::open(gid, retry);
     let device = device.map_err(|e| Error::Adapter { device: name.clone(), reason: e.to_string() })?;
     Ok(Box::new(Opened { device, name, own: Vec::new() }))
 }
@@ -235,9 +235,9 @@ impl<A: Adapter> Verbs<A> {
         let q = &mut self.queues[queue];
         let flow = match &mut q.side {
             Side::Send(messages) => {
-                Flow::Send { first_psn: messages.restart(), doublings: messages.doublings() }
+                Direction::Send { first_psn: messages.restart(), doublings: messages.doublings() }
             }
-            Side::Receive { first_psn, .. } => Flow::Receive { first_psn: *first_psn },
+            Side::Receive { first_psn, .. } => Direction::Receive { first_psn: *first_psn },
             Side::Closed => return Ok(()),
         };
         self.adapter.connect(queue, flow, q.remote)

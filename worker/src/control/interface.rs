@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
-/// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub name: String,
@@ -16,7 +15,6 @@ pub(crate) struct Interface {
     pub mtu: Option<u32>,
 }
 
-/// The interface that holds an address.
 pub(crate) fn that_holds(ip: IpAddr) -> Option<Interface> {
     let all: Vec<InterfaceAddress> = getifaddrs().ok()?.collect();
     let holds = |a: &&InterfaceAddress| {

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::bindings::{self as ibv, Verbs};
-use super::gid::{self, Place};
+use super::gid::{self, GidEntry};
 use super::library::library;
 use super::memory::{Block, Register};
 use netsum_collective::buffer::Registered as _;
@@ -34,7 +34,7 @@ pub(crate) struct Retry {
 
 /// One direction of a connection: a queue pair that only sends, with its time-out doubled so often, or only receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Flow {
+pub(crate) enum Direction {
     Send { first_psn: Psn, doublings: u8 },
     Receive { first_psn: Psn },
 }
@@ -68,12 +68,10 @@ pub(crate) enum Trouble {
 
 /// What the connections need of an adapter. Queue pairs have numbers from 0, in the order in which they are made.
 pub(crate) trait Adapter: Send {
-    /// Sends a block.
     fn post_send(&mut self, queue_pair: usize, work: u64, block: &Block) -> io::Result<()>;
     /// Receives into a block.
     fn post_receive(&mut self, queue_pair: usize, work: u64, block: &Block) -> io::Result<()>;
-    /// Connects a queue pair.
-    fn connect(&mut self, queue_pair: usize, flow: Flow, remote: Remote) -> io::Result<()>;
+    fn connect(&mut self, queue_pair: usize, direction: Direction, remote: Remote) -> io::Result<()>;
     /// Lets a queue pair forget all, so that it can be connected again.
     fn reset(&mut self, queue_pair: usize) -> io::Result<()>;
     /// Ends a queue pair: from now on the adapter touches none of its blocks.
@@ -293,7 +291,7 @@ pub(crate) struct Device {
     queue: Option<CompletionQueue>,
     domain: Arc<Domain>,
     context: Arc<Context>,
-    place: Place,
+    gid: GidEntry,
     limits: ibv::ibv_device_attr,
     /// What they are connected with.
     mtu: u32,
@@ -302,9 +300,9 @@ pub(crate) struct Device {
 
 impl Device {
     /// Opens the adapter of an address.
-    pub fn open(place: Place, retry: Retry) -> io::Result<Self> {
+    pub fn open(gid: GidEntry, retry: Retry) -> io::Result<Self> {
         let verbs = library().map_err(io::Error::other)?;
-        let context = Arc::new(Context::open(verbs, &place.device)?);
+        let context = Arc::new(Context::open(verbs, &gid.device)?);
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut limits: ibv::ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open and `limits` is of the right type.
@@ -313,12 +311,12 @@ impl Device {
         let pd = unsafe { verbs.ibv_alloc_pd(context.context.as_ptr()) };
         let pd = NonNull::new(pd).ok_or_else(|| last_error("no protection domain"))?;
         let domain = Arc::new(Domain { context: Arc::clone(&context), pd });
-        Ok(Self { context, domain, place, limits, queue: None, pairs: Vec::new(), mtu: 0, retry })
+        Ok(Self { context, domain, gid, limits, queue: None, pairs: Vec::new(), mtu: 0, retry })
     }
 
     /// Name, port and GID index, for people.
     pub fn title(&self) -> String {
-        let Place { device, port, gid_index } = &self.place;
+        let GidEntry { device, port, gid_index } = &self.gid;
         format!("{device} port {port} GID {gid_index}")
     }
 
@@ -348,7 +346,7 @@ impl Device {
             // SAFETY: the queue pair is there.
             let number = Qpn::checked(unsafe { pair.qp.as_ref().qp_num });
             numbers.push(number.ok_or_else(|| io::Error::other("a queue pair number of more than 24 bits"))?);
-            pair.initialise(self.place.port)?;
+            pair.initialise(self.gid.port)?;
             self.pairs.push(Some(pair));
         }
         Ok(numbers)
@@ -360,14 +358,14 @@ impl Device {
         // SAFETY: the library fills the first part of the structure, as far as it was when its symbol got its version.
         let result = unsafe {
             let attributes = (&raw mut port).cast();
-            self.context.verbs.ibv_query_port(self.context.context.as_ptr(), self.place.port, attributes)
+            self.context.verbs.ibv_query_port(self.context.context.as_ptr(), self.gid.port, attributes)
         };
         check("its port", result)?;
         let active = 128u32.checked_shl(port.active_mtu).unwrap_or(0);
         if mtu > active {
             let text = format!(
                 "path MTU {mtu}: port {} has {active} at the most, because its interface's MTU must be larger by its headers",
-                self.place.port
+                self.gid.port
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
@@ -471,22 +469,22 @@ impl Adapter for Device {
         check("cannot receive", unsafe { post(pair.qp.as_ptr(), &raw mut request, &raw mut bad) })
     }
 
-    fn connect(&mut self, queue_pair: usize, flow: Flow, remote: Remote) -> io::Result<()> {
+    fn connect(&mut self, queue_pair: usize, direction: Direction, remote: Remote) -> io::Result<()> {
         let pair = self.pair(queue_pair)?;
         let mut a = attributes(ibv::IBV_QPS_RTR);
         // 256 is 1, 512 is 2, and so on (IBTA 11.2.5.2, "path MTU").
         a.path_mtu = self.mtu.ilog2() - 7;
         a.dest_qp_num = remote.qpn.get();
-        a.rq_psn = match flow {
-            Flow::Send { .. } => 0,
-            Flow::Receive { first_psn } => first_psn.get(),
+        a.rq_psn = match direction {
+            Direction::Send { .. } => 0,
+            Direction::Receive { first_psn } => first_psn.get(),
         };
         a.max_dest_rd_atomic = 1;
         a.min_rnr_timer = RNR_TIMER;
         a.ah_attr.is_global = 1;
-        a.ah_attr.port_num = self.place.port;
+        a.ah_attr.port_num = self.gid.port;
         a.ah_attr.grh.dgid.raw = gid::gid_of(remote.ip);
-        a.ah_attr.grh.sgid_index = self.place.gid_index;
+        a.ah_attr.grh.sgid_index = self.gid.gid_index;
         a.ah_attr.grh.hop_limit = HOP_LIMIT;
         let mask = ibv::IBV_QP_AV
             | ibv::IBV_QP_PATH_MTU
@@ -495,7 +493,7 @@ impl Adapter for Device {
             | ibv::IBV_QP_MAX_DEST_RD_ATOMIC
             | ibv::IBV_QP_MIN_RNR_TIMER;
         pair.modify(&format!("cannot connect to {}", remote.ip), a, mask)?;
-        let Flow::Send { first_psn, doublings } = flow else { return Ok(()) };
+        let Direction::Send { first_psn, doublings } = direction else { return Ok(()) };
         let mut a = attributes(ibv::IBV_QPS_RTS);
         a.sq_psn = first_psn.get();
         // Five bits.
@@ -514,7 +512,7 @@ impl Adapter for Device {
     fn reset(&mut self, queue_pair: usize) -> io::Result<()> {
         let pair = self.pair(queue_pair)?;
         pair.modify("cannot reset a queue pair", attributes(ibv::IBV_QPS_RESET), 0)?;
-        pair.initialise(self.place.port)
+        pair.initialise(self.gid.port)
     }
 
     fn destroy(&mut self, queue_pair: usize) {
@@ -584,6 +582,6 @@ impl Device {
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Device").field("gid", &self.gid).finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ pub(crate) const SYSFS: &str = "/sys/class/infiniband";
 
 /// An entry of an adapter's GID table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct GidEntry {
     /// Name of the adapter, as `rdma link` shows it.
     pub device: String,
     /// Port, from 1.
@@ -27,19 +27,19 @@ pub(crate) fn gid_of(ip: IpAddr) -> [u8; 16] {
 }
 
 /// The entry that has `ip` for RoCE version 2, among the adapters under `root`. One at an active port is preferred.
-pub(crate) fn find(root: &Path, ip: IpAddr) -> Option<Place> {
+pub(crate) fn find(root: &Path, ip: IpAddr) -> Option<GidEntry> {
     let mut found = None;
     for device in names(root) {
         let ports = root.join(&device).join("ports");
         for port in numbers(&ports) {
             let folder = ports.join(port.to_string());
             let Some(gid_index) = index_of(&folder, ip) else { continue };
-            let place = Place { device: device.clone(), port, gid_index };
+            let entry = GidEntry { device: device.clone(), port, gid_index };
             // "4: ACTIVE"
             if read(&folder.join("state")).is_some_and(|s| s.starts_with("4:")) {
-                return Some(place);
+                return Some(entry);
             }
-            found.get_or_insert(place);
+            found.get_or_insert(entry);
         }
     }
     found
@@ -110,9 +110,9 @@ mod tests {
             ("mlx5_0", 1, "4: ACTIVE", 3, MAPPED, Some("RoCE v2")),
             ("mlx5_0", 1, "4: ACTIVE", 12, EMPTY, None),
         ]);
-        let place = |gid_index| Some(Place { device: "mlx5_0".into(), port: 1, gid_index });
-        assert_eq!(find(root.path(), "10.0.0.1".parse().unwrap()), place(3));
-        assert_eq!(find(root.path(), "fe80::5054:ff:fe00:1".parse().unwrap()), place(1));
+        let entry = |gid_index| Some(GidEntry { device: "mlx5_0".into(), port: 1, gid_index });
+        assert_eq!(find(root.path(), "10.0.0.1".parse().unwrap()), entry(3));
+        assert_eq!(find(root.path(), "fe80::5054:ff:fe00:1".parse().unwrap()), entry(1));
         assert_eq!(find(root.path(), "10.0.0.2".parse().unwrap()), None);
         assert_eq!(find(root.path(), "::".parse().unwrap()), None, "an empty entry is nobody's address");
     }
@@ -125,7 +125,7 @@ mod tests {
             ("b", 2, "4: ACTIVE", 5, MAPPED, Some("RoCE v2")),
         ]);
         let ip = "10.0.0.1".parse().unwrap();
-        assert_eq!(find(root.path(), ip), Some(Place { device: "b".into(), port: 2, gid_index: 5 }));
+        assert_eq!(find(root.path(), ip), Some(GidEntry { device: "b".into(), port: 2, gid_index: 5 }));
         fs::write(root.path().join("b/ports/2/state"), "1: DOWN\n").unwrap();
         assert_eq!(find(root.path(), ip).map(|p| p.device), Some("a".into()));
     }

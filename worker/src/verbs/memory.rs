@@ -66,22 +66,22 @@ impl Drop for Slab {
 }
 
 /// A place for a block.
-struct Slot {
+struct Piece {
     start: NonNull<u8>,
     slab: Arc<Slab>,
 }
 
-// SAFETY: whoever has the slot has the memory alone.
-unsafe impl Send for Slot {}
+// SAFETY: whoever has the piece has the memory alone.
+unsafe impl Send for Piece {}
 
 /// Free blocks of one size.
 struct Shelf {
     room: usize,
-    free: Mutex<Vec<Slot>>,
+    free: Mutex<Vec<Piece>>,
 }
 
 impl Shelf {
-    fn slots(&self) -> std::sync::MutexGuard<'_, Vec<Slot>> {
+    fn pieces(&self) -> std::sync::MutexGuard<'_, Vec<Piece>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -108,28 +108,28 @@ impl Arena {
     pub fn reserve(&mut self, room: usize, count: usize) -> io::Result<()> {
         let shelf = self.shelf(room);
         let slab = Arc::new(Slab::new(shelf.room * count.max(1), &self.register)?);
-        let slots = (0..count).map(|i| {
+        let pieces = (0..count).map(|i| {
             // SAFETY: within the slab.
             let start = unsafe { slab.start.add(i * shelf.room) };
-            Slot { start, slab: Arc::clone(&slab) }
+            Piece { start, slab: Arc::clone(&slab) }
         });
-        shelf.slots().extend(slots);
+        shelf.pieces().extend(pieces);
         Ok(())
     }
 
     /// An empty block with room for `room` bytes.
     pub fn block(&mut self, room: usize) -> io::Result<Block> {
         let shelf = self.shelf(room);
-        let free = shelf.slots().pop();
-        let slot = match free {
-            Some(slot) => slot,
+        let free = shelf.pieces().pop();
+        let piece = match free {
+            Some(piece) => piece,
             None => {
                 self.reserve(room, (SLAB / shelf.room).max(1))?;
-                let slot = shelf.slots().pop();
-                slot.ok_or(io::ErrorKind::OutOfMemory)?
+                let piece = shelf.pieces().pop();
+                piece.ok_or(io::ErrorKind::OutOfMemory)?
             }
         };
-        Ok(Block { slot: Some(slot), len: 0, shelf })
+        Ok(Block { piece: Some(piece), len: 0, shelf })
     }
 
     fn shelf(&mut self, room: usize) -> Arc<Shelf> {
@@ -143,14 +143,14 @@ impl Arena {
 /// Registered memory of one message.
 pub(crate) struct Block {
     /// Always there until it is dropped.
-    slot: Option<Slot>,
+    piece: Option<Piece>,
     len: usize,
     shelf: Arc<Shelf>,
 }
 
 impl Block {
-    fn slot(&self) -> &Slot {
-        self.slot.as_ref().expect("a block has its place until it is dropped")
+    fn piece(&self) -> &Piece {
+        self.piece.as_ref().expect("a block has its piece until it is dropped")
     }
 
     /// Makes it `len` bytes long; new bytes are whatever was written there last.
@@ -164,12 +164,12 @@ impl Block {
 
     /// Address for the adapter.
     pub fn address(&self) -> u64 {
-        self.slot().start.as_ptr() as u64
+        self.piece().start.as_ptr() as u64
     }
 
     /// Local key of its registration.
     pub fn key(&self) -> u32 {
-        self.slot().slab.key
+        self.piece().slab.key
     }
 }
 
@@ -191,23 +191,23 @@ impl Deref for Block {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the slot's room is mapped, was zero at first, and belongs to this block alone. While the adapter has a block,
+        // SAFETY: the piece's room is mapped, was zero at first, and belongs to this block alone. While the adapter has a block,
         // it lies untouched in a queue of `comm::verbs`.
-        unsafe { std::slice::from_raw_parts(self.slot().start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.piece().start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Block {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and this is the only reference.
-        unsafe { std::slice::from_raw_parts_mut(self.slot().start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.piece().start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let slot = self.slot.take();
-        self.shelf.slots().extend(slot);
+        let piece = self.piece.take();
+        self.shelf.pieces().extend(piece);
     }
 }
 

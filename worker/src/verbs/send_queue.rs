@@ -56,7 +56,6 @@ pub(crate) enum Outcome<B> {
     Sent(Vec<(u64, B)>),
     /// The queue pair has stopped, and has given back everything: [`SendQueue::restart`].
     Stopped,
-    /// Nothing to do.
     Nothing,
 }
 
@@ -76,7 +75,6 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         }
     }
 
-    /// Takes a message.
     pub fn push(&mut self, id: u64, message: B) {
         self.waiting.push_back((id, message));
     }
@@ -105,14 +103,14 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
 
     /// A message has been acknowledged, and all before it.
     pub fn on_success(&mut self, ticket: Ticket) -> Outcome<B> {
-        let Some(behind) = self.place(ticket).map(|at| at + 1) else { return Outcome::Nothing };
+        let Some(behind) = self.position_of(ticket).map(|at| at + 1) else { return Outcome::Nothing };
         self.in_vain = 0;
         Outcome::Sent(self.posted.drain(..behind).map(|p| (p.id, p.message)).collect())
     }
 
     /// A message comes back undone: the queue pair has stopped.
     pub fn on_stop(&mut self, ticket: Ticket) -> Outcome<B> {
-        let Some(at) = self.place(ticket) else { return Outcome::Nothing };
+        let Some(at) = self.position_of(ticket) else { return Outcome::Nothing };
         self.stopped = true;
         // The rest comes back behind it.
         if at + 1 < self.posted.len() {
@@ -122,7 +120,7 @@ impl<B: AsRef<[u8]>> SendQueue<B> {
         Outcome::Stopped
     }
 
-    fn place(&self, ticket: Ticket) -> Option<usize> {
+    fn position_of(&self, ticket: Ticket) -> Option<usize> {
         let current = ticket.generation == self.generation;
         self.posted.iter().position(|p| current && p.sequence == ticket.sequence)
     }

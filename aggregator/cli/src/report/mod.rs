@@ -42,7 +42,7 @@ pub struct Point {
 
 /// A job, watched.
 #[derive(Debug)]
-pub struct Report {
+pub struct WatchedJob {
     /// What it was created with.
     pub job: Job,
     /// When the watch began, in seconds since 1970.
@@ -59,7 +59,7 @@ pub struct Report {
     pub counters: BTreeMap<&'static str, u64>,
 }
 
-impl Report {
+impl WatchedJob {
     /// From readings of one job, the first and the last being the ends of the watch.
     pub fn new(job: Job, began: u64, readings: &[api::StatsReply]) -> Self {
         let (Some(first), Some(last)) = (readings.first(), readings.last()) else {
@@ -139,7 +139,7 @@ pub async fn run(
         readings.push(client.stats(name.clone()).await?);
     }
     let job = Job::from(client.show_job(name, false).await?);
-    let report = Report::new(job, began, &readings);
+    let report = WatchedJob::new(job, began, &readings);
     let page = page::page(&report).map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
     let Some(opened) = &mut opened else { return Ok(out.write_all(page.as_bytes())?) };
     opened.write_all(page.as_bytes()).map_err(broken)?;
@@ -157,7 +157,7 @@ pub(crate) mod tests {
     use crate::top::model::tests::reading;
 
     /// Eight seconds of "train", a reading each second.
-    pub fn report() -> Report {
+    pub fn report() -> WatchedJob {
         let of_train = |second: u64| {
             let mut all = reading(second);
             all.stats.jobs.retain(|j| j.job == "train");
@@ -167,7 +167,7 @@ pub(crate) mod tests {
         };
         let readings: Vec<_> = (2..=10).map(of_train).collect();
         let job = reading(10).jobs.into_iter().find(|j| j.name == "train").unwrap();
-        Report::new(Job::from(job), 1_700_000_000, &readings)
+        WatchedJob::new(Job::from(job), 1_700_000_000, &readings)
     }
 
     #[test]
@@ -187,8 +187,8 @@ pub(crate) mod tests {
 
     #[test]
     fn nothing_read_is_nothing_and_no_panic() {
-        let Report { job, .. } = report();
-        let nothing = Report::new(job, 0, &[]);
+        let WatchedJob { job, .. } = report();
+        let nothing = WatchedJob::new(job, 0, &[]);
         assert!(nothing.points.is_empty() && nothing.drops().is_empty());
         assert_eq!(nothing.sums, sums(0, 0, 0, 0));
     }

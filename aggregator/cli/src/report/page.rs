@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use netsum_common::timing::Histogram;
 use netsum_core::size::Size;
 
-use super::Report;
+use super::WatchedJob;
 use super::plot::{self, COLOURS, Result};
 use crate::timing::{below, time};
 
@@ -49,7 +49,7 @@ fn figure(title: &str, picture: &str, caption: &str) -> String {
     format!("<h2>{title}</h2>\n<figure>\n{picture}<figcaption>{caption}</figcaption>\n</figure>\n")
 }
 
-fn properties(report: &Report) -> String {
+fn properties(report: &WatchedJob) -> String {
     let j = &report.job;
     let said = |name: &str, value: String| (vec![name.to_owned(), value], false);
     let mut rows = vec![
@@ -71,7 +71,7 @@ fn properties(report: &Report) -> String {
     table("properties", 2, &["property", "value"], &rows)
 }
 
-fn throughput(report: &Report) -> Result<String> {
+fn throughput(report: &WatchedJob) -> Result<String> {
     let count = |name: &str| report.counters.get(name).copied().unwrap_or(0);
     let mean = |of: fn(&(f64, f64)) -> f64| {
         let mut before = 0.0;
@@ -97,7 +97,7 @@ fn throughput(report: &Report) -> Result<String> {
 }
 
 /// How long sums took, how late ranks came and who was last.
-fn sums(report: &Report) -> Result<String> {
+fn sums(report: &WatchedJob) -> Result<String> {
     let h = &report.sums.completion;
     let Some(mean) = h.mean() else {
         return Ok("<h2>How long sums take</h2>\n<p class=\"said\">No sum was timed.</p>\n".into());
@@ -159,7 +159,7 @@ fn bare(bound: Option<u64>) -> String {
     bound.map_or_else(|| "-".into(), time)
 }
 
-fn drops(report: &Report) -> String {
+fn drops(report: &WatchedJob) -> String {
     let row = |(name, count, help): &(&str, u64, &str)| {
         (vec![(*name).to_owned(), (*help).to_owned(), count.to_string()], false)
     };
@@ -176,7 +176,7 @@ fn drops(report: &Report) -> String {
 ///
 /// # Errors
 /// If a picture cannot be drawn.
-pub fn page(report: &Report) -> Result<String> {
+pub fn page(report: &WatchedJob) -> Result<String> {
     let name = escaped(&report.job.name);
     let began = std::time::UNIX_EPOCH + std::time::Duration::from_secs(report.began);
     let mut style = STYLE.to_owned();

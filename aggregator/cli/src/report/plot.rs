@@ -6,7 +6,7 @@ use netsum_common::timing::Histogram;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::Report;
+use super::WatchedJob;
 use crate::timing::time;
 
 /// What can go wrong with a picture.
@@ -71,7 +71,7 @@ macro_rules! mesh {
 ///
 /// # Errors
 /// If plotters fails.
-pub fn throughput(report: &Report) -> Result<String> {
+pub fn throughput(report: &WatchedJob) -> Result<String> {
     let highest = report.points.iter().map(|p| p.gbps.0.max(p.gbps.1)).fold(0.0, f64::max);
     // Room for the legend above the curve.
     let highest = if highest > 0.0 { highest * 1.35 } else { 1.0 };
@@ -104,7 +104,7 @@ pub fn throughput(report: &Report) -> Result<String> {
 ///
 /// # Errors
 /// If plotters fails.
-pub fn completion(report: &Report) -> Result<String> {
+pub fn completion(report: &WatchedJob) -> Result<String> {
     let h = &report.sums.completion;
     let all = h.count().max(1) as f64;
     let used = |n: &u64| *n > 0;
@@ -136,7 +136,7 @@ pub fn completion(report: &Report) -> Result<String> {
 ///
 /// # Errors
 /// If plotters fails.
-pub fn lateness(report: &Report) -> Result<String> {
+pub fn lateness(report: &WatchedJob) -> Result<String> {
     let ranks = report.sums.ranks.len();
     let highest = report.sums.ranks.iter().filter_map(|r| r.late.percentile(990)).max().unwrap_or(1 << 10);
     let least = Histogram::bound(0) as f64 / 2.0;
@@ -169,7 +169,7 @@ pub fn lateness(report: &Report) -> Result<String> {
 ///
 /// # Errors
 /// If plotters fails.
-pub fn last(report: &Report) -> Result<String> {
+pub fn last(report: &WatchedJob) -> Result<String> {
     let ranks = report.sums.ranks.len();
     let shares: Vec<f64> = (0..ranks).map(|rank| 100.0 * report.sums.share(rank)).collect();
     let highest = shares.iter().copied().fold(1.0, f64::max) * 1.15;

@@ -12,7 +12,7 @@ use ratatui::widgets::{
     Block, Cell, Clear, Padding, Paragraph, RenderDirection, Row, Sparkline, Table, TableState, Wrap,
 };
 
-use super::model::{JobRow, Link, Model, PortRow};
+use super::model::{Contact, JobRow, Model, PortRow};
 use crate::rates::clock;
 use crate::timing::{below, time};
 use crate::view::State;
@@ -40,7 +40,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model) {
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
     }
-    let down = matches!(model.link, Link::Down { .. });
+    let down = matches!(model.contact, Contact::Down { .. });
     let [head, alarm, body, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(if down { 2 } else { 0 }),
@@ -49,7 +49,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model) {
     ])
     .areas(area);
     header(frame, head, model);
-    if let Link::Down { why, since } = &model.link {
+    if let Contact::Down { why, since } = &model.contact {
         no_daemon(frame, alarm, why, (model.time as u64).saturating_sub(*since));
     }
     match (model.detail, model.selected()) {
@@ -70,7 +70,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         Span::from(" netsum top ").bold().reversed(),
         Span::from(format!("  {} utc", clock(model.time))),
     ];
-    if model.link != Link::Unknown {
+    if model.contact != Contact::Unknown {
         spans.push(format!("  jobs {jobs}  ports {}", model.ports.len()).into());
         spans.push(format!("  in {gbps_in:.2} Gb/s  out {gbps_out:.2} Gb/s").into());
     }
@@ -142,10 +142,10 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let wide = area.width >= WIDE;
     let rows = model.sorted();
     if rows.is_empty() {
-        let text = match model.link {
-            Link::Up => "No jobs. `netsum job create` makes one.",
-            Link::Unknown => "Asking the daemon ...",
-            Link::Down { .. } => "",
+        let text = match model.contact {
+            Contact::Up => "No jobs. `netsum job create` makes one.",
+            Contact::Unknown => "Asking the daemon ...",
+            Contact::Down { .. } => "",
         };
         frame.render_widget(Paragraph::new(text).block(block("jobs".into())), area);
         return;

@@ -120,7 +120,7 @@ pub struct PortRow {
 
 /// Whether the daemon answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum Contact {
     /// Nothing has been heard yet.
     Unknown,
     /// It does.
@@ -139,7 +139,7 @@ pub enum Link {
 pub struct Model {
     last: Option<Reading>,
     /// Whether the daemon answers.
-    pub link: Link,
+    pub contact: Contact,
     /// Seconds since 1970, of the last reading or failure.
     pub time: f64,
     jobs: BTreeMap<String, JobRow>,
@@ -161,7 +161,7 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             last: None,
-            link: Link::Unknown,
+            contact: Contact::Unknown,
             time: 0.0,
             jobs: BTreeMap::new(),
             ports: Vec::new(),
@@ -190,17 +190,17 @@ impl Model {
             Err(why) => {
                 // Rates begin anew with the next daemon; what was there stays in sight until then.
                 self.last = None;
-                let since = match self.link {
-                    Link::Down { since, .. } => since,
+                let since = match self.contact {
+                    Contact::Down { since, .. } => since,
                     _ => time as u64,
                 };
-                self.link = Link::Down { why, since };
+                self.contact = Contact::Down { why, since };
             }
         }
     }
 
     fn reading(&mut self, new: Reading) {
-        self.link = Link::Up;
+        self.contact = Contact::Up;
         let rates = match &self.last {
             Some(old) => rates::between(&old.stats, &new.stats, self.time),
             None => Rates { time: self.time, interval: 0.0, jobs: Vec::new() },
@@ -477,7 +477,7 @@ pub(crate) mod tests {
         assert_eq!((train.place(1), train.credit(1)), (Some(("port1", "10.0.0.2")), (29, 128)));
         assert_eq!(model.ports[0].gbps, (2.0, 2.0));
         assert_eq!(model.jobs["idle"].sums.straggler(), None);
-        assert_eq!((model.totals(), model.link.clone()), ((8.8, 8.8), Link::Up));
+        assert_eq!((model.totals(), model.contact.clone()), ((8.8, 8.8), Contact::Up));
         // A job that came between is known by its second reading.
         assert_eq!(super::tests::model(6).jobs["alone"].rates, None);
         assert_eq!(model.jobs["alone"].gbps(), 0.8);
@@ -535,11 +535,11 @@ pub(crate) mod tests {
         model.key(Key::Down);
         model.take(Err("no daemon".into()), 2_000.0);
         model.take(Err("no daemon".into()), 2_004.0);
-        assert_eq!(model.link, Link::Down { why: "no daemon".into(), since: 2_000 });
+        assert_eq!(model.contact, Contact::Down { why: "no daemon".into(), since: 2_000 });
         assert_eq!(names(&model).len(), 3, "what was there stays in sight");
         // Its counters and its clock begin anew.
         model.take(Ok(reading(1)), 2_005.0);
-        assert_eq!((&model.link, &model.jobs["train"].rates), (&Link::Up, &None));
+        assert_eq!((&model.contact, &model.jobs["train"].rates), (&Contact::Up, &None));
         model.take(Ok(reading(2)), 2_006.0);
         assert_eq!(model.jobs["train"].gbps(), 3.2);
         assert_eq!(model.selected.as_deref(), Some("train"));

@@ -7,23 +7,24 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 
 use super::{Finding, RankEvidence, RingEvidence};
+use crate::Rank;
 
 /// Compares the lengths of what ranks have sent of the index that their ring waits for: what there is to say, and the ranks whose
 /// lengths are known. Both are empty where all are the same.
-pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<u32>) {
+pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
     let Some(slot) = ring.view.front() else { return Default::default() };
     let low = ring.view.state.low;
     let len = |r: &RankEvidence| {
-        if slot.contributors & 1 << r.flow.rank != 0 {
+        if slot.contributors & 1 << r.flow.rank.0 != 0 {
             return Some(u32::from(slot.len));
         }
         // Another reason to refuse what came since then is the one that counts now.
         let reason = r.seen.last_outcome.filter(|outcome| outcome.kind() == Kind::Drop);
         let still = matches!(reason, None | Some(Counter::LengthMismatch | Counter::Duplicate));
-        let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn) == low;
+        let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn.get()) == low;
         r.seen.mismatch.filter(|(psn, _)| still && of_index(*psn)).map(|(_, len)| len)
     };
-    let mut by_len: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut by_len: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
     for rank in &ring.ranks {
         if let Some(len) = len(rank) {
             by_len.entry(len).or_default().push(rank.flow.rank);
@@ -63,8 +64,8 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<u32>) {
     (findings, by_len.into_values().flatten().collect())
 }
 
-fn names(ranks: &[u32]) -> String {
-    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
+fn names(ranks: &[Rank]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }
 
@@ -72,7 +73,8 @@ fn names(ranks: &[u32]) -> String {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use netsum_common::abi::RingConfig;
+    use netsum_common::abi::{RingConfig, RingNumber};
+    use netsum_common::serial::{Psn, Qpn};
     use netsum_common::slot::{RingState, Slot};
 
     use super::*;
@@ -86,7 +88,7 @@ mod tests {
     /// A ring that waits for index 7; for each rank the length of its contribution, or of what was refused, and at which index.
     fn ring(ranks: &[Option<(u32, bool, u32)>]) -> RingEvidence {
         let spec = RingSpec {
-            id: 1,
+            id: RingNumber(1),
             cpu: 0,
             config: RingConfig {
                 ranks: ranks.len() as u32,
@@ -98,25 +100,26 @@ mod tests {
         };
         let mut slot = Slot { index: LOW, flags: Slot::USED, ..Slot::default() };
         let evidence = |(rank, what): (usize, &Option<(u32, bool, u32)>)| {
-            let base_psn = 0xff_fff0 + rank as u32;
+            let base_psn = Psn::new(0xff_fff0 + rank as u32);
             let mut seen = FlowSeen { packets: 9, ..FlowSeen::default() };
             match *what {
                 Some((len, true, _)) => {
                     (slot.len, slot.contributors) = (len as u16, slot.contributors | 1 << rank)
                 }
-                Some((len, false, index)) => seen.mismatch = Some((serial::add(base_psn, index), len)),
+                Some((len, false, index)) => seen.mismatch = Some((base_psn.plus(index).get(), len)),
                 None => {}
             }
             let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
             let flow = FlowSpec {
-                ring: 1,
-                rank: rank as u32,
+                ring: RingNumber(1),
+                rank: Rank(rank as u32),
                 base_psn,
                 ifindex: 1,
                 src: ip,
                 dst: ip,
-                qpn: 1,
+                qpn: Qpn::new(1),
                 src_mac: None,
+                by_box: false,
             };
             RankEvidence { flow, seen, last: None, moved: 0, heartbeat: None, port: PortEvidence::default() }
         };
@@ -141,8 +144,8 @@ mod tests {
     #[test]
     fn the_odd_one_out_is_named_whoever_came_first() {
         for (case, odd) in [
-            ([taken(64), refused(1024, LOW), refused(1024, LOW)], 0),
-            ([taken(1024), refused(64, LOW), taken(1024)], 1),
+            ([taken(64), refused(1024, LOW), refused(1024, LOW)], Rank(0)),
+            ([taken(1024), refused(64, LOW), taken(1024)], Rank(1)),
         ] {
             let (findings, known) = compare(&ring(&case));
             assert_eq!(known.len(), 3);

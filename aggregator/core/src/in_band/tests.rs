@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use netsum_common::serial::Qpn;
 use netsum_common::wire::JobHeader;
 use proptest::prelude::*;
 
@@ -9,6 +10,8 @@ use super::*;
 use crate::{JobSpec, PortInfo, Refusal};
 
 const RANKS: u32 = 3;
+/// The number of the first job's first ring.
+const JOB: RingNumber = RingNumber(1);
 
 fn spec(name: &str) -> JobSpec {
     JobSpec { in_band: true, token: name.into(), ..crate::tests::spec(name, RANKS) }
@@ -23,7 +26,7 @@ fn controller() -> Controller {
 fn with_job() -> Controller {
     let mut c = controller();
     let actions = c.create_job(spec("a")).unwrap();
-    let listen = InBandJob { job: 1, ranks: RANKS, rings: 1, flags: 0 };
+    let listen = InBandJob { job: JOB, ranks: RANKS, rings: 1, flags: 0 };
     assert_eq!(actions[2], Action::ListenInBand(spec("a").token.in_band(), listen));
     c
 }
@@ -33,7 +36,7 @@ fn packet(rank: u32, n: u32) -> FirstPacket {
     let ip = |rank: u32| IpAddr::from([10, 0, 0, rank as u8 + 1]);
     let token = crate::Token::from("a").in_band();
     FirstPacket {
-        job: 1,
+        job: JOB,
         header: JobHeader {
             dtype: 1,
             token,
@@ -48,8 +51,8 @@ fn packet(rank: u32, n: u32) -> FirstPacket {
         src: ip(rank),
         src_mac: [2, 0, 0, 0, 0, rank as u8 + 1],
         dst: ip((rank + 1) % RANKS),
-        qpn: 0x100 * n + rank,
-        psn: 0x1000 * rank + n,
+        qpn: Qpn::new(0x100 * n + rank),
+        psn: Psn::new(0x1000 * rank + n),
         len: 1024,
         only: false,
     }
@@ -57,7 +60,7 @@ fn packet(rank: u32, n: u32) -> FirstPacket {
 
 /// What comes of one packet, and what is to be done.
 fn told(c: &mut Controller, packet: FirstPacket, released: bool) -> (Outcome, Vec<Action>) {
-    let mut answer = c.first_packets(1, &[packet], released, Instant::now()).unwrap();
+    let mut answer = c.first_packets(JOB, &[packet], released, Instant::now()).unwrap();
     assert_eq!(answer.outcomes.len(), 1);
     let outcome = answer.outcomes.remove(0);
     let began = matches!(outcome, Outcome::Began(_));
@@ -92,7 +95,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
         let first = outcome(&mut c, packet(1, 1));
         assert!(matches!(first, Outcome::Waits | Outcome::Known), "{first:?}");
     }
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), 0), (JobRing(0), 2)]);
+    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), Rank(0)), (JobRing(0), Rank(2))]);
     assert_eq!(outcome(&mut c, packet(2, 1)), Outcome::Waits);
     let (began, actions) = told(&mut c, packet(0, 1), true);
     assert_eq!(began, Outcome::Began(1));
@@ -102,7 +105,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
     for (rank, flow) in flows.iter().enumerate() {
         let Action::AddFlow(flow) = flow else { panic!("{flow:?}") };
         let p = packet(rank as u32, 1);
-        assert_eq!((flow.rank, flow.base_psn, flow.ifindex), (p.header.rank, p.psn, p.ifindex));
+        assert_eq!((flow.rank, flow.base_psn, flow.ifindex), (Rank(p.header.rank), p.psn, p.ifindex));
         assert_eq!((flow.src, flow.dst, flow.qpn, flow.src_mac), (p.src, p.dst, p.qpn, Some(p.src_mac)));
     }
     let job = c.job("a").unwrap();
@@ -117,7 +120,7 @@ fn later_messages_claim_nothing_but_tell_who_began_too_early() {
     let later = |rank, message, index| {
         let mut p = packet(rank, 1);
         (p.header.message, p.header.index) = (message, index);
-        p.psn += index;
+        p.psn = p.psn.plus(index);
         p
     };
     // Within the window: the first message's is on its way again.
@@ -135,7 +138,7 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
     // One has lost its connection: the others' epoch goes on meanwhile.
     assert_eq!(outcome(&mut c, packet(1, 2)), Outcome::Waits);
     assert_eq!((&c.job("a").unwrap().state, c.job("a").unwrap().last_epoch), (&State::Active, 1));
-    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), 0), (JobRing(0), 2)]);
+    assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), Rank(0)), (JobRing(0), Rank(2))]);
     // It has lost that, too.
     assert_eq!(outcome(&mut c, packet(1, 3)), Outcome::Waits);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);
@@ -146,13 +149,13 @@ fn ranks_that_connect_again_begin_a_new_epoch_with_empty_rings_when_all_have() {
     };
     let old: Vec<FlowKey> = (0..RANKS).map(|rank| packet(rank, 1).key()).collect();
     assert_eq!(*flows, old, "nothing of the old epoch stays");
-    let new: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn).collect();
+    let new: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn.get()).collect();
     assert_eq!(new, [0x200, 0x301, 0x202]);
     // Duplicates of the old connections that have been under way all the while.
     (0..RANKS).for_each(|rank| assert_eq!(outcome(&mut c, packet(rank, 1)), Outcome::Known));
     assert_eq!(c.job("a").unwrap().last_epoch, 2);
     // The same queue pair with another PSN is another connection.
-    assert_eq!(outcome(&mut c, FirstPacket { psn: 0x77_7777, ..packet(0, 2) }), Outcome::Waits);
+    assert_eq!(outcome(&mut c, FirstPacket { psn: Psn::new(0x77_7777), ..packet(0, 2) }), Outcome::Waits);
 }
 
 #[test]
@@ -161,7 +164,7 @@ fn before_the_first_sum_a_connection_that_was_made_again_takes_the_place_of_the_
     // Rank 2 waited for long, gave its connection up, and the others came before its next one did.
     begin(&mut c, 1);
     assert_eq!(told(&mut c, packet(2, 2), false).0, Outcome::Began(2));
-    let qpns: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn).collect();
+    let qpns: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn.get()).collect();
     assert_eq!(qpns, [0x100, 0x101, 0x202]);
     // A late duplicate of what it gave up.
     assert_eq!(told(&mut c, packet(2, 1), false).0, Outcome::Known);
@@ -184,14 +187,14 @@ fn however_many_connections_are_made_again_at_once_the_rings_are_made_once() {
         let places = (0..RINGS).flat_map(|ring| (0..RANKS).map(move |rank| (ring, rank)));
         let mut packets: Vec<FirstPacket> = places
             .map(|(ring, rank)| {
-                let mut p = FirstPacket { qpn: 0x1000 * n + 0x10 * ring + rank, ..packet(rank, n) };
+                let mut p = FirstPacket { qpn: Qpn::new(0x1000 * n + 0x10 * ring + rank), ..packet(rank, n) };
                 (p.header.ring, p.header.fragments) = (ring, 4);
                 p
             })
             .collect();
         // One is refused, and does not keep the others from it.
         packets.push(FirstPacket { ifindex: 14, ..packets[0].clone() });
-        let answer = c.first_packets(1, &packets, false, Instant::now()).unwrap();
+        let answer = c.first_packets(JOB, &packets, false, Instant::now()).unwrap();
         let [before @ .., last, thief] = &answer.outcomes[..] else { panic!("{answer:?}") };
         assert!(before.iter().all(|o| *o == Outcome::Waits), "{before:?}");
         assert_eq!(*last, Outcome::Began(n));
@@ -239,14 +242,15 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
     let other = JobSpec { in_band: false, ranks: 2, ..spec("b") };
     c.create_job(other).unwrap();
     let flow = |rank: u32| FlowSpec {
-        ring: 0,
-        rank,
-        base_psn: 5,
+        ring: RingNumber::NONE,
+        rank: Rank(rank),
+        base_psn: Psn::new(5),
         ifindex: 13,
         src: IpAddr::from([10, 0, 0, 1 + 6 * rank as u8]),
         dst: IpAddr::from([10, 0, 0, 7]),
-        qpn: 100 + rank,
+        qpn: Qpn::new(100 + rank),
         src_mac: None,
+        by_box: false,
     };
     c.add_flow("b", JobRing(0), flow(0)).unwrap();
     assert_eq!(outcome(&mut c, packet(0, 1)), Outcome::Waits);
@@ -321,7 +325,7 @@ fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
         assert_eq!(outcome(&mut c, packet(2, 1)), Outcome::Began(1), "{words}");
         assert_eq!(c.job("a").unwrap().refusals().count(), 0);
         // The same while the job is at work: it goes on.
-        let again = FirstPacket { psn: 0x55_5555, ..packet_2.clone() };
+        let again = FirstPacket { psn: Psn::new(0x55_5555), ..packet_2.clone() };
         match outcome(&mut c, again) {
             Outcome::Waits => {} // what is found out only when all are there
             other => assert!(matches!(&other, Outcome::Refused(why) if why.contains(words)), "{other:?}"),
@@ -348,14 +352,14 @@ fn claims_of_connections_that_have_gone_are_forgotten() {
     let (mut c, start) = (with_job(), Instant::now());
     let at = |s| start + Duration::from_secs(s);
     let at_time =
-        |c: &mut Controller, p, s| c.first_packets(1, &[p], true, at(s)).unwrap().outcomes.remove(0);
+        |c: &mut Controller, p, s| c.first_packets(JOB, &[p], true, at(s)).unwrap().outcomes.remove(0);
     assert_eq!(at_time(&mut c, packet(0, 1), 0), Outcome::Waits);
     assert_eq!(at_time(&mut c, packet(1, 1), 0), Outcome::Waits);
     assert_eq!(at_time(&mut c, packet(1, 1), 40), Outcome::Known);
     c.tick(at(70));
     assert_eq!(
         c.job("a").unwrap().unclaimed(),
-        [(JobRing(0), 0), (JobRing(0), 2)],
+        [(JobRing(0), Rank(0)), (JobRing(0), Rank(2))],
         "rank 1 has come again, rank 0 has not"
     );
     // The rank's place is free for another host.
@@ -377,22 +381,23 @@ fn jobs_in_band_are_told_from_others() {
         "{error}"
     );
     let flow = FlowSpec {
-        ring: 0,
-        rank: 0,
-        base_psn: 0,
+        ring: RingNumber::NONE,
+        rank: Rank(0),
+        base_psn: Psn::default(),
         ifindex: 10,
         src: IpAddr::from([10, 0, 0, 1]),
         dst: IpAddr::from([10, 0, 0, 2]),
-        qpn: 1,
+        qpn: Qpn::new(1),
         src_mac: None,
+        by_box: false,
     };
     assert!(c.add_flow("a", JobRing(0), flow).unwrap_err().to_string().contains("in band"));
     // A packet that was noted before its job was deleted, and one of a job that is none.
     let actions = c.delete_job("a").unwrap();
     assert!(matches!(actions[0], Action::IgnoreInBand(_)), "{actions:?}");
-    assert_eq!(c.first_packets(1, &[packet(0, 1)], true, Instant::now()), None);
-    let of_b = FirstPacket { job: 2, ..packet(0, 1) };
-    assert_eq!(c.first_packets(2, &[of_b], true, Instant::now()), None);
+    assert_eq!(c.first_packets(JOB, &[packet(0, 1)], true, Instant::now()), None);
+    let of_b = FirstPacket { job: RingNumber(2), ..packet(0, 1) };
+    assert_eq!(c.first_packets(RingNumber(2), &[of_b], true, Instant::now()), None);
     assert!(!c.listens_in_band());
 }
 
@@ -404,7 +409,7 @@ fn after_a_restart_the_data_plane_is_told_again_and_the_epoch_goes_on() {
     let saved = serde_json::from_str(&serde_json::to_string(&c.save()).unwrap()).unwrap();
     let mut next = controller();
     let actions = next.restore(saved, Instant::now(), |_| None).unwrap();
-    assert!(matches!(&actions[..], [Action::ListenInBand(_, listen)] if listen.job == 1), "{actions:?}");
+    assert!(matches!(&actions[..], [Action::ListenInBand(_, listen)] if listen.job == JOB), "{actions:?}");
     assert_eq!(outcome(&mut next, packet(2, 1)), Outcome::Known);
     begin(&mut next, 2);
 }
@@ -438,7 +443,7 @@ proptest! {
             }
         }
         let job = c.job("a").unwrap();
-        let flows: Vec<u32> = job.flows.iter().map(|f| f.qpn).collect();
+        let flows: Vec<Qpn> = job.flows.iter().map(|f| f.qpn).collect();
         prop_assert_eq!(flows, (0..RANKS).map(|rank| packet(rank, 9).qpn).collect::<Vec<_>>());
         prop_assert_eq!(&job.state, &State::Active);
         prop_assert_eq!(job.claims().count(), 0);

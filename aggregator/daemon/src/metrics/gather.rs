@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use netsum_common::abi::RingConfig;
+use netsum_common::abi::{RingConfig, RingNumber};
 use netsum_core::tenant::TenantView;
-use netsum_core::{Job, State, pool};
+use netsum_core::{Job, Rank, State, pool};
 
 use crate::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
 use crate::netlink::{Interface, Netlink};
@@ -65,7 +65,7 @@ pub async fn gather(shared: &Shared, netlink: Option<&Netlink>) -> Result<Snapsh
         let ports: Vec<u32> = inner.controller.ports().iter().map(|p| p.ifindex).collect();
         let snapshot = Snapshot {
             memory: (inner.controller.memory(), inner.controller.memory_used()),
-            no_job: counters(&inner, [0])?,
+            no_job: counters(&inner, [RingNumber::NONE])?,
             tenants: inner.controller.tenants(),
             refused_jobs: inner.refused_jobs.clone(),
             jobs: Vec::new(),
@@ -110,7 +110,7 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
 fn without_rings(job: &Job) -> JobSnapshot {
     let now = Instant::now();
     let heard = |rank: u32| {
-        let heard = job.epoch.as_ref()?.heard(rank)?;
+        let heard = job.epoch.as_ref()?.heard(Rank(rank))?;
         Some((rank, now.saturating_duration_since(heard)))
     };
     JobSnapshot {

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::{Engine, Path};
+use super::{Engine, Summer};
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{Frame, Reason};
@@ -17,19 +17,19 @@ use crate::numeric::element::Data;
 impl Engine {
     /// Gives the box up, because `origin` found a reason.
     pub(super) fn fall_back(&mut self, channels: &mut dyn Channels, reason: Reason, origin: u32) {
-        if self.path != Path::Box || self.failure.is_some() {
+        if self.summer != Summer::Box || self.failure.is_some() {
             return;
         }
-        if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
+        if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
             self.fail(channels, Error::RankLeft { rank });
             return;
         }
-        log::debug!("rank {}: rank {origin} gives the box up: {}", self.place.rank, reason.text());
+        log::debug!("rank {}: rank {origin} gives the box up: {}", self.member.rank, reason.text());
         // Perhaps the ranks have called for different things.
         self.announce(channels);
         self.reason = Some((origin, reason));
         self.wrong |= reason == Reason::Wrong;
-        self.path = Path::Agreeing;
+        self.summer = Summer::Agreeing;
         self.statistics.fall_backs += 1;
         for ring in 0..self.rings.len() as u32 {
             for (number, payload) in channels.close(Channel::RingOut(ring)) {
@@ -38,8 +38,8 @@ impl Engine {
             channels.close(Channel::RingIn(ring));
         }
         let unverified: Vec<u64> = self.rings.iter().map(|r| r.verified).collect();
-        self.unverified[self.place.rank as usize] = Some(unverified.clone());
-        self.tell(channels, &Frame::FallBack { origin: self.place.rank, reason, unverified });
+        self.unverified[self.member.rank as usize] = Some(unverified.clone());
+        self.tell(channels, &Frame::FallBack { origin: self.member.rank, reason, unverified });
     }
 
     pub(super) fn on_fall_back(
@@ -49,7 +49,7 @@ impl Engine {
         reason: Reason,
         unverified: Vec<u64>,
     ) {
-        if origin >= self.place.ranks || unverified.len() != self.rings.len() {
+        if origin >= self.member.ranks || unverified.len() != self.rings.len() {
             self.fail(channels, Error::Protocol("a rank gives up a box of another job".to_owned()));
             return;
         }
@@ -72,7 +72,7 @@ impl Engine {
         channels: &mut dyn Channels,
         data: &mut dyn Data,
     ) {
-        if self.path != Path::Agreeing || self.failure.is_some() {
+        if self.summer != Summer::Agreeing || self.failure.is_some() {
             return;
         }
         let Some(told) = self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>() else {
@@ -80,12 +80,12 @@ impl Engine {
         };
         let from: Vec<u64> =
             (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
-        self.path = Path::Ring;
+        self.summer = Summer::Ring;
         // Not before all have agreed: what looked like a fault of the box may have been a rank's death.
         if let Some((origin, reason)) = self.reason {
             log::warn!(
                 "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {origin} found that {}",
-                self.place.rank,
+                self.member.rank,
                 reason.text()
             );
         }

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use super::operation::Operation;
-use super::{Engine, Path};
+use super::{Engine, Summer};
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Frame, Progress, Reason, VERSION};
@@ -20,7 +20,8 @@ impl Engine {
             self.fail(channels, Error::Protocol(text));
         } else if shape != self.settings.shape {
             let own = self.settings.shape;
-            let text = format!("rank {rank} takes the job to be {shape:?}, rank {} {own:?}", self.place.rank);
+            let text =
+                format!("rank {rank} takes the job to be {shape:?}, rank {} {own:?}", self.member.rank);
             self.fail(channels, Error::Mismatch(text));
         }
     }
@@ -30,7 +31,7 @@ impl Engine {
         let text = format!(
             "rank {} has version {version} of what ranks tell each other, rank {} version {VERSION}: all must run the same netsum",
             self.previous(),
-            self.place.rank
+            self.member.rank
         );
         self.fail(channels, Error::Mismatch(text));
     }
@@ -46,10 +47,10 @@ impl Engine {
                 open.into_iter().for_each(|d| self.tell(channels, &Frame::Operation(d)));
             }
             // It is back.
-            Some(own) if self.place.rank == 0 && own == run => {}
+            Some(own) if self.member.rank == 0 && own == run => {}
             Some(_) => {
                 let text =
-                    format!("rank {} is in another run than rank {}", self.previous(), self.place.rank);
+                    format!("rank {} is in another run than rank {}", self.previous(), self.member.rank);
                 self.fail(channels, Error::Protocol(text));
             }
         }
@@ -64,7 +65,7 @@ impl Engine {
         }
         let mut news = false;
         for (rank, (known, told)) in self.progress.iter_mut().zip(theirs).enumerate() {
-            if rank as u32 == self.place.rank {
+            if rank as u32 == self.member.rank {
                 continue;
             }
             news |= told.started > known.started || told.completed > known.completed;
@@ -82,7 +83,7 @@ impl Engine {
     }
 
     pub(super) fn on_goodbye(&mut self, channels: &mut dyn Channels, origin: u32, completed: u64) {
-        if origin >= self.place.ranks || origin == self.place.rank || self.has_left(origin) {
+        if origin >= self.member.ranks || origin == self.member.rank || self.has_left(origin) {
             return;
         }
         if !self.can_be_at(Progress { started: completed, completed }) {
@@ -100,7 +101,7 @@ impl Engine {
         known.started = known.started.max(completed);
         // It waits to hear that nobody needs it.
         self.tell_status(channels);
-        if self.path == Path::Agreeing {
+        if self.summer == Summer::Agreeing {
             self.fail(channels, Error::RankLeft { rank: origin });
         } else {
             // All who need it hear it themselves.
@@ -110,7 +111,7 @@ impl Engine {
 
     /// Ends the communicator, here and at all others.
     pub fn fail(&mut self, channels: &mut dyn Channels, error: Error) {
-        let own = self.place.rank;
+        let own = self.member.rank;
         if self.failure.is_none() && self.failures_seen & 1 << own == 0 {
             self.failures_seen |= 1 << own;
             self.tell(channels, &Frame::Failure { origin: own, error: error.clone() });
@@ -120,12 +121,12 @@ impl Engine {
 
     /// The previous rank has never greeted this one: nobody can go on. `why` is what this rank itself tells its caller.
     pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
-        let reason = format!("rank {} could not connect: {why}", self.place.rank);
+        let reason = format!("rank {} could not connect: {why}", self.member.rank);
         self.fail(channels, Error::RankDied { rank: self.previous(), reason });
     }
 
     pub(super) fn on_failure(&mut self, channels: &mut dyn Channels, origin: u32, error: Error) {
-        if origin >= self.place.ranks || self.failures_seen & 1 << origin != 0 {
+        if origin >= self.member.ranks || self.failures_seen & 1 << origin != 0 {
             return;
         }
         self.failures_seen |= 1 << origin;
@@ -137,7 +138,7 @@ impl Engine {
 
     fn end(&mut self, error: Error) {
         if self.failure.is_none() {
-            log::debug!("rank {}: {error}", self.place.rank);
+            log::debug!("rank {}: {error}", self.member.rank);
             self.give_up(0, &error);
             self.reductions.clear();
             self.failure = Some(error);
@@ -161,7 +162,7 @@ impl Engine {
             && !self.has_left(self.previous())
             && now.saturating_duration_since(self.heard) >= self.settings.timeout
         {
-            let own = self.place.rank;
+            let own = self.member.rank;
             let mut reason = format!("rank {own} has heard nothing from it for {:?}", self.settings.timeout);
             // The next rank acknowledges keep-alives, several within this time.
             if self.next() != self.previous()
@@ -197,8 +198,8 @@ impl Engine {
         }
         let Some(all_started) = self.all_started else { return };
         let idle = now.saturating_duration_since(self.last_progress.max(all_started));
-        if self.path == Path::Box && idle >= self.settings.stall() {
-            self.fall_back(channels, Reason::Stalled, self.place.rank);
+        if self.summer == Summer::Box && idle >= self.settings.stall() {
+            self.fall_back(channels, Reason::Stalled, self.member.rank);
         } else if self.left != 0 && idle >= self.settings.timeout {
             let rank = self.left.trailing_zeros();
             self.fail(channels, Error::RankLeft { rank });
@@ -210,7 +211,7 @@ impl Engine {
         if !self.leaving {
             self.leaving = true;
             let completed = self.own().completed;
-            self.tell(channels, &Frame::Goodbye { origin: self.place.rank, completed });
+            self.tell(channels, &Frame::Goodbye { origin: self.member.rank, completed });
         }
     }
 
@@ -221,12 +222,12 @@ impl Engine {
         if self.failure.is_some() {
             return told;
         }
-        let completed = self.progress[self.place.rank as usize].completed;
+        let completed = self.progress[self.member.rank as usize].completed;
         let sent = self.has_left(self.next())
             || self.rings.iter().all(|r| r.kept.iter().all(|k| k.payload.is_some()));
         told && sent
             && self.reductions.is_empty()
-            && (0..self.place.ranks)
+            && (0..self.member.ranks)
                 .all(|r| self.has_left(r) || self.progress[r as usize].completed >= completed)
     }
 }

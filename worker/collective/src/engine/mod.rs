@@ -53,7 +53,7 @@ use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
 use crate::numeric::element::Data;
-use crate::reduction::{Place, Reductions};
+use crate::reduction::{Member, Reductions};
 use crate::report::{Mode, Statistics};
 use crate::shape::JobShape;
 use crate::way_back::Standing;
@@ -85,7 +85,7 @@ impl Settings {
 
 /// Who sums at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Path {
+enum Summer {
     Box,
     /// The ranks tell each other where they stand; nothing is summed.
     Agreeing,
@@ -123,8 +123,8 @@ struct Ring {
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
-    place: Place,
-    path: Path,
+    member: Member,
+    summer: Summer,
     /// Rank 0's random number; nothing is summed before it is known.
     run: Option<u64>,
     /// Who gave the box up first, as far as this rank has heard, and why.
@@ -142,7 +142,7 @@ pub struct Engine {
     untold: Option<Descriptor>,
     /// Operations of the previous rank that this rank has not started.
     announced: VecDeque<Descriptor>,
-    /// In [`Path::Agreeing`], by rank: the first unverified message of each ring.
+    /// In [`Summer::Agreeing`], by rank: the first unverified message of each ring.
     unverified: Vec<Option<Vec<u64>>>,
     reductions: Reductions,
     failure: Option<Error>,
@@ -188,8 +188,8 @@ impl Engine {
         let JobShape { ranks, layout, .. } = settings.shape;
         let mut engine = Self {
             settings,
-            place: Place { rank: settings.rank, ranks },
-            path: Path::Box,
+            member: Member { rank: settings.rank, ranks },
+            summer: Summer::Box,
             run: (settings.rank == 0).then_some(settings.run),
             reason: None,
             wrong: false,
@@ -333,7 +333,8 @@ impl Engine {
     /// Sends a frame to the next rank.
     fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
         // Where the ranks sum themselves, every operation is announced; otherwise frames are rare and small.
-        let mut bytes = if self.path == Path::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
+        let mut bytes =
+            if self.summer == Summer::Ring { self.steps.take(channels) } else { Buffer::heap(64) };
         bytes.resize(0);
         frame.encode_to(&mut bytes);
         self.send_plain(channels, bytes);
@@ -347,11 +348,11 @@ impl Engine {
     }
 
     fn next(&self) -> u32 {
-        (self.place.rank + 1) % self.place.ranks
+        (self.member.rank + 1) % self.member.ranks
     }
 
     fn previous(&self) -> u32 {
-        (self.place.rank + self.place.ranks - 1) % self.place.ranks
+        (self.member.rank + self.member.ranks - 1) % self.member.ranks
     }
 
     /// Messages of a ring without a sum.
@@ -364,7 +365,7 @@ impl Engine {
     }
 
     fn own(&mut self) -> &mut Progress {
-        &mut self.progress[self.place.rank as usize]
+        &mut self.progress[self.member.rank as usize]
     }
 
     /// The connection no longer needs a message.
@@ -377,13 +378,13 @@ impl Engine {
 
     /// Who sums; the ring as soon as the box is given up.
     pub fn mode(&self) -> Mode {
-        if self.path == Path::Box { Mode::Box } else { Mode::Ring }
+        if self.summer == Summer::Box { Mode::Box } else { Mode::Ring }
     }
 
     /// How the ranks stand with the box, as far as this one has heard.
     pub fn standing(&self) -> Standing {
-        match self.path {
-            Path::Box => Standing::Trusted,
+        match self.summer {
+            Summer::Box => Standing::Trusted,
             _ if self.wrong => Standing::Wrong,
             _ => Standing::GivenUp,
         }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use netsum_common::lanes::{CHECK_LANES, Check, Finding, MessageId};
+use netsum_common::lanes::{CHECK_LANES, Check, MessageId, Verification};
 
-use super::{Engine, Kept, Path};
+use super::{Engine, Kept, Summer};
 use crate::buffer::Buffer;
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
@@ -71,7 +71,6 @@ impl Operation {
 /// What one of the operations came to.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The operation's number.
     pub number: u64,
     pub result: Result<Finished, Error>,
     /// The data, if it is owned.
@@ -103,7 +102,7 @@ impl Engine {
         let window = self.window();
         let Some(run) = self.run else { return };
         for ring in 0..self.rings.len() as u32 {
-            while self.path != Path::Agreeing {
+            while self.summer != Summer::Agreeing {
                 let state = &self.rings[ring as usize];
                 let number = state.next;
                 if number >= state.verified + window || state.guessed > state.verified {
@@ -126,7 +125,7 @@ impl Engine {
                 if message.guess {
                     state.guessed = state.next;
                 }
-                if self.path == Path::Box {
+                if self.summer == Summer::Box {
                     self.statistics.box_bytes += payload.len() as u64;
                     self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
                     channels.send(Channel::RingOut(ring), number, payload);
@@ -141,7 +140,7 @@ impl Engine {
     /// to all; and once every rank has started an operation, each sends its part of every message of it as soon as this rank
     /// does, for its credit comes with the same sums.
     pub(super) fn expect_acknowledgements(&mut self, now: Instant, channels: &mut dyn Channels) {
-        if self.path != Path::Box {
+        if self.summer != Summer::Box {
             return;
         }
         let started = self.progress.iter().map(|p| p.started).min().unwrap_or(0);
@@ -170,14 +169,14 @@ impl Engine {
             Some((_, range)) if message.guess => {
                 let guesses = quant::guesses(self.rings[ring as usize].bucket);
                 for (guess, values) in guesses.into_iter().zip(values.chunks_mut(range.len() * 4)) {
-                    data.load(range.clone(), Scale::new(guess, self.place.ranks), values);
+                    data.load(range.clone(), Scale::new(guess, self.member.ranks), values);
                 }
             }
-            Some((i, range)) => data.load(range.clone(), op.scale(ring, *i, self.place.ranks), values),
+            Some((i, range)) => data.load(range.clone(), op.scale(ring, *i, self.member.ranks), values),
             None => {}
         }
         let data = quant::check_sums(lanes);
-        let lanes = Check { stamp: id.of(self.place.rank), data }.encode();
+        let lanes = Check { stamp: id.of(self.member.rank), data }.encode();
         for (out, lane) in check.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
             *out = lane.to_le_bytes();
         }
@@ -192,25 +191,25 @@ impl Engine {
         ring: u32,
         sum: &[u8],
     ) {
-        if self.path != Path::Box || self.failure.is_some() {
+        if self.summer != Summer::Box || self.failure.is_some() {
             return;
         }
         if self.is_of_nobody(ring) {
             return;
         }
         match self.examine(ring, sum) {
-            Finding::Sum => self.accept(now, data, ring, sum),
-            Finding::Unsummed => {
+            Verification::Sum => self.accept(now, data, ring, sum),
+            Verification::Unsummed => {
                 self.statistics.unsummed += 1;
-                self.fall_back(channels, Reason::Unsummed, self.place.rank);
+                self.fall_back(channels, Reason::Unsummed, self.member.rank);
             }
-            Finding::Stray => {
+            Verification::Stray => {
                 self.statistics.wrong += 1;
-                self.fall_back(channels, Reason::Stray, self.place.rank);
+                self.fall_back(channels, Reason::Stray, self.member.rank);
             }
-            Finding::Wrong => {
+            Verification::Wrong => {
                 self.statistics.wrong += 1;
-                self.fall_back(channels, Reason::Wrong, self.place.rank);
+                self.fall_back(channels, Reason::Wrong, self.member.rank);
             }
         }
     }
@@ -223,10 +222,10 @@ impl Engine {
             && self.operation_of(ring, verified).is_none()
     }
 
-    fn examine(&self, ring: u32, sum: &[u8]) -> Finding {
+    fn examine(&self, ring: u32, sum: &[u8]) -> Verification {
         let (check, lanes) = match sum.split_at_checked(CHECK_BYTES) {
             Some((check, lanes)) if sum.len().is_multiple_of(4) => (check.as_chunks::<4>().0, lanes),
-            _ => return Finding::Wrong,
+            _ => return Verification::Wrong,
         };
         let check: [u32; CHECK_LANES] = std::array::from_fn(|i| u32::from_le_bytes(check[i]));
         let (check, sums) = (Check::decode(check), quant::check_sums(lanes));
@@ -235,21 +234,21 @@ impl Engine {
         let (Some(op), Some(run)) = (own.map(|at| &self.operations[at]), self.run) else {
             // Not without this rank's own part: it is nobody's sum.
             return match check.stamp.count {
-                1 if check.data == sums => Finding::Unsummed,
-                n if n == self.place.ranks && check.data == sums => Finding::Stray,
-                _ => Finding::Wrong,
+                1 if check.data == sums => Verification::Unsummed,
+                n if n == self.member.ranks && check.data == sums => Verification::Stray,
+                _ => Verification::Wrong,
             };
         };
         let id = op.id(run, ring, state.verified);
-        match check.examine(&id, self.place.ranks, self.previous(), &sums) {
-            Finding::Sum if sum.len() != op.message(ring, state.verified).len() => Finding::Wrong,
+        match check.examine(&id, self.member.ranks, self.previous(), &sums) {
+            Verification::Sum if sum.len() != op.message(ring, state.verified).len() => Verification::Wrong,
             finding => finding,
         }
     }
 
     /// Writes back a verified sum, and what it says about the scales of later messages.
     fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
-        let (ranks, window) = (self.place.ranks, self.window());
+        let (ranks, window) = (self.member.ranks, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
         let (state, op) = (&mut self.rings[ring as usize], &mut self.operations[at]);
         let message = op.message(ring, state.verified);
@@ -293,7 +292,7 @@ impl Engine {
         for rank in &mut self.progress {
             rank.started = rank.started.max(op.number());
         }
-        op.by_ring |= self.path != Path::Box;
+        op.by_ring |= self.summer != Summer::Box;
         self.statistics.verified += 1;
         self.last_progress = now;
         state.verified += 1;
@@ -336,7 +335,7 @@ impl Engine {
         payload: Buffer,
     ) {
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
-        let done = self.reductions.of(ring, number).contribute(self.place, payload, |step, lanes| {
+        let done = self.reductions.of(ring, number).contribute(self.member, payload, |step, lanes| {
             out.push(data_frame(steps.take(channels), ring, number, step, lanes));
         });
         self.after_steps(now, channels, data, ring, done);
@@ -363,13 +362,13 @@ impl Engine {
                 self.previous(),
                 h.number,
                 h.ring,
-                self.place.rank
+                self.member.rank
             );
             self.suspect(now, Error::Protocol(text));
             return;
         }
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
-        let done = self.reductions.of(h.ring, h.number).step(self.place, h.step, lanes, |step, lanes| {
+        let done = self.reductions.of(h.ring, h.number).step(self.member, h.step, lanes, |step, lanes| {
             out.push(data_frame(steps.take(channels), h.ring, h.number, step, lanes));
         });
         self.after_steps(now, channels, data, h.ring, done);
@@ -394,12 +393,12 @@ impl Engine {
             return;
         }
         // Sums that this rank had already are of no use to it.
-        let (place, verified) = (self.place, self.rings[ring as usize].verified);
-        self.reductions.forget_done(place, ring, verified, verified.saturating_sub(self.window()));
+        let (member, verified) = (self.member, self.rings[ring as usize].verified);
+        self.reductions.forget_done(member, ring, verified, verified.saturating_sub(self.window()));
         while !self.is_of_nobody(ring) {
             let number = self.rings[ring as usize].verified;
-            let Some(sum) = self.reductions.take_done(place, ring, number) else { return };
-            if self.examine(ring, &sum) != Finding::Sum {
+            let Some(sum) = self.reductions.take_done(member, ring, number) else { return };
+            if self.examine(ring, &sum) != Verification::Sum {
                 self.statistics.wrong += 1;
                 self.suspect(now, Error::Protocol("a sum of the ranks' own ring did not verify".to_owned()));
                 return;

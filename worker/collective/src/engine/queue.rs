@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::operation::{Operation, Outcome, RingPart};
-use super::{Engine, MAX_OPEN, Path};
+use super::{Engine, MAX_OPEN, Summer};
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Descriptor, Frame, Progress};
@@ -41,7 +41,7 @@ impl Engine {
         let (dtype, length) = (work.data().dtype(), work.data().len());
         let plan = Plan::new(&self.settings.shape.layout, dtype, length)
             .map_err(|reason| Error::Length { dtype, reason })?;
-        if let Some(rank) = (0..self.place.ranks).find(|r| self.has_left(*r)) {
+        if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
             // Others may still be in an operation that this rank has completed: it is no failure of theirs.
             return Err(Error::RankLeft { rank });
         }
@@ -68,7 +68,7 @@ impl Engine {
             plan,
             rings,
             verified: 0,
-            by_ring: self.path != Path::Box,
+            by_ring: self.summer != Summer::Box,
             non_finite: None,
         });
         if self.operations.len() == 1 {
@@ -79,7 +79,7 @@ impl Engine {
             self.announce(channels);
             self.untold = Some(descriptor);
             let messages: usize = self.operations.back().map_or(0, |o| o.left);
-            if self.path != Path::Box || self.operations.len() > 1 || messages > FEW {
+            if self.summer != Summer::Box || self.operations.len() > 1 || messages > FEW {
                 self.announce(channels);
             }
         }
@@ -153,7 +153,7 @@ impl Engine {
 
     /// Whether a rank can be so far: nothing is complete without this rank's part, and no more are open than may be.
     pub(super) fn can_be_at(&self, theirs: Progress) -> bool {
-        let own = self.progress[self.place.rank as usize].started;
+        let own = self.progress[self.member.rank as usize].started;
         theirs.completed <= own && theirs.started <= own + MAX_OPEN as u64
     }
 
@@ -170,7 +170,7 @@ impl Engine {
                         "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks must call for the same",
                         own.number,
                         self.previous(),
-                        self.place.rank
+                        self.member.rank
                     )),
                 );
                 return;

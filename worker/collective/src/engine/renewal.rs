@@ -47,13 +47,13 @@ impl Engine {
     /// Whether an operation must wait: for consent, for connections anew, or for the oldest one that is open. Where none can be
     /// started any more, starting it says so.
     pub fn is_full(&self) -> bool {
-        let started = self.progress[self.place.rank as usize].started;
+        let started = self.progress[self.member.rank as usize].started;
         let last = self.renewal.is_some_and(|r| !r.agreed || started >= r.after);
         self.failure.is_none() && self.left == 0 && (last || self.operations.len() >= MAX_OPEN)
     }
 
     pub(super) fn on_renew(&mut self, channels: &mut dyn Channels, after: u64, decided: bool) {
-        let (first, own) = (self.place.rank == 0, *self.own());
+        let (first, own) = (self.member.rank == 0, *self.own());
         let renewal = match self.renewal {
             // All have told which operation is their latest.
             Some(r) if first && !r.agreed && !decided && after >= r.after => Renewal { after, agreed: true },
@@ -78,7 +78,7 @@ impl Engine {
 
     /// Whether this rank has completed the last operation over these connections.
     pub fn is_to_renew(&self) -> bool {
-        let completed = self.progress[self.place.rank as usize].completed;
+        let completed = self.progress[self.member.rank as usize].completed;
         self.failure.is_none() && self.renewal.is_some_and(|r| r.agreed && r.after == completed)
     }
 

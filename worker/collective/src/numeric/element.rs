@@ -189,7 +189,7 @@ impl<'a, 'b, T> Slices<'a, 'b, T> {
     }
 
     /// The tensor that an element of the concatenation belongs to, and its place there.
-    pub fn place(&self, element: usize) -> (usize, usize) {
+    pub fn locate(&self, element: usize) -> (usize, usize) {
         let tensor = self.ends.partition_point(|end| *end <= element);
         (tensor, element - start(&self.ends, tensor))
     }
@@ -320,7 +320,7 @@ mod tests {
             one.store(range.clone(), scale, &sums);
             many.store(range, scale, &sums);
             for i in 0..len {
-                let (tensor, element) = many.place(i);
+                let (tensor, element) = many.locate(i);
                 prop_assert_eq!(many.tensors[tensor][element].to_bits(), one.0[i].to_bits());
             }
         }

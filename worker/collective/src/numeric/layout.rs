@@ -14,7 +14,6 @@ use netsum_common::lanes::CHECK_LANES;
 use super::element::Dtype;
 use super::quant::HISTOGRAM_LANES;
 
-/// Bytes of the check lanes.
 pub const CHECK_BYTES: usize = CHECK_LANES * 4;
 
 /// Scales that a guess message has values with.
@@ -104,7 +103,6 @@ impl Plan {
         Ok(Self { elements, length, chunks, window, rings, prologue, guess })
     }
 
-    /// Data messages of a ring.
     pub fn data_messages(&self, ring: usize) -> usize {
         (self.chunks + self.rings - 1 - ring) / self.rings
     }

@@ -10,9 +10,7 @@ use netsum_common::lanes::{DATA_SUMS, data_sums};
 
 /// Buckets of a histogram: one for each biased exponent of an f32.
 pub const BUCKETS: usize = 256;
-/// Lanes of a histogram.
 pub const HISTOGRAM_LANES: usize = BUCKETS / 4;
-/// Bytes of a histogram.
 pub const HISTOGRAM_BYTES: usize = BUCKETS;
 /// The bucket of messages with an infinite element or one that is no number.
 pub const NON_FINITE: u8 = 255;

@@ -3,27 +3,16 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use netsum_common::abi::{RingConfig, ring_flags, ring_slots};
+use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
+use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
-use netsum_common::slot::{
-    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, advance_low, on_fragment,
-};
+use netsum_common::slot::{Fragment, Output, Slot};
 use netsum_common::wire::{Bth, ROCE_PORT};
 
 use crate::numeric::reference::add_lanes;
 use crate::queue_pairs::RankNumbers;
 use crate::shape::JobShape;
 use netsum_rc::packet::{Extended, Verifier, encode};
-
-struct Ring {
-    config: RingConfig,
-    state: RingState,
-    slots: Vec<Slot>,
-    sums: Vec<Vec<u8>>,
-    headers: Vec<Vec<Option<Bth>>>,
-    /// Index of the release to come, where they must come in order.
-    next: u32,
-}
 
 struct Flow {
     ring: usize,
@@ -36,7 +25,7 @@ pub(super) struct Aggregator {
     /// By receiver.
     verifiers: HashMap<IpAddr, Verifier>,
     flows: HashMap<(IpAddr, u32), Flow>,
-    rings: Vec<Ring>,
+    rings: Vec<RingBox<Bth, [u8]>>,
     /// The release to come whose sum is spoilt, and how.
     spoil: Option<(u32, Spoil)>,
 }
@@ -54,25 +43,19 @@ pub(super) enum Spoil {
 
 impl Aggregator {
     pub fn new(shape: &JobShape, ranks: &[RankNumbers]) -> Self {
-        let fragments = shape.layout.message_size.div_ceil(shape.mtu);
-        let slots = ring_slots(shape.layout.window, fragments).unwrap();
+        let fragments = Fragments(shape.layout.message_size.div_ceil(shape.mtu));
+        let credit = Messages(shape.layout.window).of(fragments).unwrap();
+        let slots = ring_slots(credit).unwrap();
         let config = RingConfig {
             flags: ring_flags::ACTIVE | if shape.relaxed { ring_flags::RELAXED } else { 0 },
             ranks: shape.ranks,
             slots,
-            credit: shape.layout.window * fragments,
+            credit: credit.0,
             mtu: shape.mtu,
             cpu: 0,
         };
         let n = ranks.len();
-        let rings = (0..shape.layout.rings).map(|_| Ring {
-            config,
-            state: RingState::default(),
-            slots: vec![Slot::default(); slots as usize],
-            sums: vec![Vec::new(); slots as usize],
-            headers: vec![vec![None; n]; slots as usize],
-            next: 0,
-        });
+        let rings = (0..shape.layout.rings).map(|_| RingBox::new(config, 0));
         let flows = (0..n).flat_map(|rank| {
             let next = &ranks[(rank + 1) % n];
             (0..shape.layout.rings as usize).map(move |ring| {
@@ -109,10 +92,10 @@ impl Aggregator {
     }
 
     /// Slots that were claimed and not released, described.
-    pub fn held(&self) -> Vec<String> {
+    pub fn unreleased(&self) -> Vec<String> {
         let slots = self.rings.iter().enumerate().flat_map(|(r, ring)| {
-            let held = ring.slots.iter().filter(|s| s.is(Slot::USED) && !s.is(Slot::RELEASED));
-            held.map(move |s| format!("ring {r} index {} of ranks {:#b}", s.index, s.contributors))
+            let unreleased = ring.slots.iter().filter(|s| s.is(Slot::USED) && !s.is(Slot::RELEASED));
+            unreleased.map(move |s| format!("ring {r} index {} of ranks {:#b}", s.index, s.contributors))
         });
         slots.collect()
     }
@@ -137,30 +120,15 @@ impl Aggregator {
         assert_eq!(src, self.ips[flow.rank]);
         let ring = &mut self.rings[flow.ring];
         let index = serial::sub(packet.bth.psn, flow.base_psn);
-        let s = (index & (ring.config.slots - 1)) as usize;
-        let relaxed = ring.config.flags & ring_flags::RELAXED != 0;
-        if relaxed {
-            let slots = &ring.slots;
-            advance_low(&ring.config, &mut ring.state, |i| Some(slots[i as usize]));
-        }
         let op = packet.bth.opcode;
         let first = if op.is_first() { Slot::FIRST } else { 0 };
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
         let (rank, len) = (flow.rank as u32, packet.payload.len() as u32);
         let fragment = Fragment { rank, index, len, ce: false, bounds };
-        let verdict = on_fragment(&ring.config, &mut ring.state, &mut ring.slots[s], fragment);
-        match verdict.payload {
-            Payload::Leave => {}
-            Payload::Copy => {
-                ring.sums[s] = packet.payload.to_vec();
-                ring.headers[s].fill(None);
-            }
-            Payload::Add => add_lanes(&mut ring.sums[s], packet.payload),
-        }
-        if verdict.save_header {
-            ring.headers[s][flow.rank] = Some(packet.bth);
-        }
-        if let (Output::Release, Some((after, how))) = (verdict.output, &mut self.spoil) {
+        let output =
+            ring.take(fragment, packet.bth, packet.payload, |sum, payload| add_lanes(sum, payload)).output;
+        let s = ring.slot_of(index);
+        if let (Output::Release, Some((after, how))) = (output, &mut self.spoil) {
             if *after == 0 {
                 let sum = &mut ring.sums[s];
                 let right = sum.clone();
@@ -177,16 +145,6 @@ impl Aggregator {
                 *after -= 1;
             }
         }
-        match verdict.output {
-            Output::Release => {
-                assert!(relaxed || index == ring.next, "index {index} released in place of {}", ring.next);
-                ring.next = serial::add(index, 1);
-            }
-            Output::Replay | Output::Stale => {
-                assert!(relaxed || serial::before(index, ring.next), "{:?} of {index}", verdict.output);
-            }
-            Output::Drop | Output::Gap | Output::Up => {}
-        }
         let n = self.ips.len();
         let mut send = |rank: usize, bth: &Bth, payload: &[u8]| {
             let (src, dst) = (self.ips[rank], self.ips[(rank + 1) % n]);
@@ -194,25 +152,12 @@ impl Aggregator {
             encode(&mut datagram, src, dst, 0, bth, &Extended::default(), payload);
             out.push((src, dst, datagram));
         };
-        let tells = |rank: usize| ring.slots[s].tells(rank as u32);
-        match verdict.output {
-            // Boxes have no parent here.
-            Output::Drop | Output::Up => {}
-            Output::Release => {
-                for (rank, bth) in ring.headers[s].iter().enumerate() {
-                    let bth = Bth { ecn: tells(rank), ..bth.expect("a header of each rank") };
-                    send(rank, &bth, &ring.sums[s]);
-                }
-            }
-            Output::Replay => send(flow.rank, &Bth { ecn: tells(flow.rank), ..packet.bth }, &ring.sums[s]),
-            Output::Stale => {
-                let bth = Bth { psn: serial::sub(packet.bth.psn, STALE_PSN_BEHIND), ..packet.bth };
-                send(flow.rank, &bth, packet.payload);
-            }
-            Output::Gap => {
-                let bth = Bth { psn: serial::add(packet.bth.psn, GAP_PSN_AHEAD), ..packet.bth };
-                send(flow.rank, &bth, packet.payload);
-            }
+        for (rank, bth) in ring.leaves_on(&fragment, output) {
+            let bth = Bth { ecn: ring.slots[s].tells(rank), ..*bth };
+            send(rank as usize, &bth, &ring.sums[s]);
+        }
+        if let Some(psn) = passes_with(output, packet.bth.psn) {
+            send(flow.rank, &Bth { psn, ..packet.bth }, packet.payload);
         }
         true
     }

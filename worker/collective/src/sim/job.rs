@@ -291,7 +291,7 @@ impl Sim {
     }
 
     /// Where an address is. Addresses count up.
-    fn place(&self, ip: IpAddr) -> usize {
+    fn host_of(&self, ip: IpAddr) -> usize {
         match ip {
             IpAddr::V4(ip) => usize::from(ip.octets()[3]) - 1,
             IpAddr::V6(_) => unreachable!("all are IPv4"),
@@ -301,7 +301,7 @@ impl Sim {
     fn transmit(&mut self, from: usize) {
         let mut buf = std::mem::take(&mut self.buf);
         while let Some(t) = self.hosts[from].stack.endpoint.poll_transmit(self.now, &mut buf) {
-            let to = self.place(t.to);
+            let to = self.host_of(t.to);
             for datagram in buf.chunks(t.segment_size.unwrap_or(t.len)) {
                 self.hop(Direction::Up, Class::of(datagram), from, to, datagram.to_vec());
             }
@@ -422,7 +422,7 @@ impl Sim {
             let mut out = std::mem::take(&mut self.out);
             let taken = self.aggregator.take(self.ips[from], self.ips[to], &datagram, &mut out);
             for (src, dst, datagram) in out.drain(..) {
-                self.hop(Direction::Down, Class::Result, self.place(src), self.place(dst), datagram);
+                self.hop(Direction::Down, Class::Result, self.host_of(src), self.host_of(dst), datagram);
             }
             self.out = out;
             if taken {
@@ -477,8 +477,8 @@ impl Sim {
             let calls = h.calls.len() + h.engine.open();
             format!("{calls} calls, {:?} {:?}", h.engine.mode(), h.engine.statistics())
         });
-        let held = self.aggregator.held().join("; ");
-        format!("{}\nheld: {held}", hosts.collect::<Vec<_>>().join("\n"))
+        let unreleased = self.aggregator.unreleased().join("; ");
+        format!("{}\nunreleased: {unreleased}", hosts.collect::<Vec<_>>().join("\n"))
     }
 }
 

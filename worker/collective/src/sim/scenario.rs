@@ -37,7 +37,6 @@ pub struct Summary {
     pub packets: u64,
     /// Data packets sent again.
     pub retransmissions: u64,
-    /// Time-outs.
     pub timeouts: u64,
     /// Simulated time.
     pub time: Duration,
@@ -214,9 +213,9 @@ impl Scenario {
         if summary.right && !summary.by_ring {
             // What is still on its way arrives, and what the last acknowledgements are about is sent again.
             sim.settle(Duration::from_millis(500));
-            let held = sim.aggregator.held();
-            if !held.is_empty() {
-                return Err(format!("slots are held after the end: {}", held.join("; ")));
+            let unreleased = sim.aggregator.unreleased();
+            if !unreleased.is_empty() {
+                return Err(format!("slots are not released after the end: {}", unreleased.join("; ")));
             }
         }
         for host in &sim.hosts {

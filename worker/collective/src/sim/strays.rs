@@ -68,7 +68,7 @@ fn a_second_run_that_meets_half_a_sum_of_the_first_takes_none_of_it() {
         let spec = Spec { timeout, death, ..Spec::new(ranks, LAYOUT, 7) };
         let mut first = Sim::new(&spec, |rank| late(rank, 1));
         first.run();
-        assert!(!first.aggregator.held().is_empty());
+        assert!(!first.aggregator.unreleased().is_empty());
         let mut second = Sim::new(&Spec { run: 2, ..Spec::new(ranks, LAYOUT, 7) }, |rank| calls(rank, 2));
         std::mem::swap(&mut first.aggregator, &mut second.aggregator);
         second.run();

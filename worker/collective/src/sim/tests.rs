@@ -342,7 +342,7 @@ fn with_losses(ranks: u32, victims: &[Victim]) -> (Sim, Duration) {
     sim.run();
     let time = sim.elapsed();
     sim.settle(Duration::from_millis(300));
-    assert_eq!(sim.aggregator.held(), Vec::<String>::new(), "{victims:?}");
+    assert_eq!(sim.aggregator.unreleased(), Vec::<String>::new(), "{victims:?}");
     for (n, salt) in [(0, 0), (1, 1)] {
         let all: Vec<_> = (0..ranks).map(|r| floats(r, 1500, salt)).collect();
         let sum = Vector::sum(&layout, &all);

@@ -16,7 +16,7 @@ struct Fake {
     /// Where the last message lay that was sent.
     last: u64,
     receives: Vec<(usize, u64, usize)>,
-    connected: Vec<(usize, Flow)>,
+    connected: Vec<(usize, Direction)>,
     resets: Vec<usize>,
     destroyed: Vec<usize>,
     done: VecDeque<Completion>,
@@ -39,8 +39,8 @@ impl Adapter for Fake {
         self.receives.push((queue_pair, work, block.room()));
         Ok(())
     }
-    fn connect(&mut self, queue_pair: usize, flow: Flow, _: Remote) -> io::Result<()> {
-        self.connected.push((queue_pair, flow));
+    fn connect(&mut self, queue_pair: usize, direction: Direction, _: Remote) -> io::Result<()> {
+        self.connected.push((queue_pair, direction));
         Ok(())
     }
     fn reset(&mut self, queue_pair: usize) -> io::Result<()> {
@@ -128,8 +128,8 @@ fn nothing_is_sent_before_buffers_are_there_and_the_queue_is_never_too_full() {
     assert_eq!(v.adapter.receives, [(INTO, 1 << 48, 2048)]);
     v.start().unwrap();
     let flows = [
-        (OUT, Flow::Send { first_psn: Psn::new(0xff_ffff), doublings: 0 }),
-        (INTO, Flow::Receive { first_psn: Psn::new(5) }),
+        (OUT, Direction::Send { first_psn: Psn::new(0xff_ffff), doublings: 0 }),
+        (INTO, Direction::Receive { first_psn: Psn::new(5) }),
     ];
     assert_eq!(v.adapter.connected, flows);
     assert_eq!(v.adapter.sends.len(), 2);
@@ -157,7 +157,10 @@ fn a_queue_pair_that_gives_up_is_started_anew_where_it_stood() {
     assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0]);
     assert_eq!(v.adapter.resets, [OUT]);
     // Three packets after 0xff_ffff.
-    assert_eq!(v.adapter.connected.last(), Some(&(OUT, Flow::Send { first_psn: Psn::new(2), doublings: 1 })));
+    assert_eq!(
+        v.adapter.connected.last(),
+        Some(&(OUT, Direction::Send { first_psn: Psn::new(2), doublings: 1 }))
+    );
     let again: Vec<u64> = v.adapter.sends[3..].iter().map(|s| s.1).collect();
     assert_eq!(again.len(), 2);
     assert_eq!(complete(&mut v, posted[1], Err(Trouble::Flushed)), [""; 0], "of its earlier life");

@@ -1,0 +1,230 @@
+//! Who contributes to a box's sums, where boxes are in levels.
+//!
+//! A job's ranks keep their numbers, and those below one box are neighbours. So a box's members follow each other: ranks, and groups
+//! of ranks behind boxes below. A group is known by the connection that leaves it, its last rank's. A box with a parent has one more
+//! member, the way up, behind all others: by it comes the connection of the rank before the first.
+
+use std::fmt;
+
+use netsum_common::abi::MAX_RANKS;
+use serde::{Deserialize, Serialize};
+
+use crate::Refusal;
+
+/// Ranks that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Group {
+    pub first: u32,
+    pub last: u32,
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            return write!(f, "{}", self.first);
+        }
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// The members of each of a job's rings here. By default all of its ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Members {
+    /// Groups of ranks behind boxes below.
+    pub groups: Vec<Group>,
+    /// Ranks that are here themselves. `None`: those of no group.
+    pub ranks: Option<Group>,
+    /// Name of the port towards the parent box.
+    pub uplink: Option<String>,
+}
+
+/// A member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Member {
+    Rank(u32),
+    Group(Group),
+    /// The parent box.
+    Up,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rank(rank) => write!(f, "{rank}"),
+            Self::Group(group) => write!(f, "{group}"),
+            Self::Up => f.write_str("up"),
+        }
+    }
+}
+
+/// Groups from text: `0-3,4-7`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn groups(option: &str, text: &str) -> Result<Vec<Group>, Refusal> {
+    let group = |text: &str| {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let group = Group { first: first.parse().ok()?, last: last.parse().ok()? };
+        (group.first <= group.last).then_some(group)
+    };
+    text.split(',')
+        .map(|part| {
+            group(part).ok_or_else(|| {
+                Refusal::Invalid(format!("{option} {text}: `{part}` is no range of ranks like 0-3"))
+            })
+        })
+        .collect()
+}
+
+impl Members {
+    /// Whether this box is one of several.
+    pub fn is_part(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// All of them, in the order of their connections, for a job of so many ranks.
+    pub fn list(&self, ranks: u32) -> Vec<Member> {
+        let own = match (self.ranks, self.groups.is_empty()) {
+            (Some(group), _) => Some(group),
+            (None, true) => Some(Group { first: 0, last: ranks.saturating_sub(1) }),
+            (None, false) => None,
+        };
+        let mut all: Vec<(u32, Member)> = self.groups.iter().map(|g| (g.first, Member::Group(*g))).collect();
+        all.extend(own.into_iter().flat_map(|g| g.first..=g.last).map(|rank| (rank, Member::Rank(rank))));
+        all.sort_by_key(|(first, _)| *first);
+        all.into_iter().map(|(_, member)| member).chain(self.uplink.iter().map(|_| Member::Up)).collect()
+    }
+
+    /// How many there are.
+    pub fn count(&self, ranks: u32) -> u32 {
+        if self.is_part() { self.list(ranks).len() as u32 } else { ranks }
+    }
+
+    /// The member whose connection a rank's is, and its place in the ring; `None` where no connection of that rank comes here.
+    pub fn of(&self, rank: u32, ranks: u32) -> Option<(u32, Member)> {
+        let all = self.list(ranks);
+        let before = all.first().map(|first| (Self::span(first).0 + ranks - 1) % ranks);
+        let found = all.into_iter().enumerate().find(|(_, member)| match member {
+            Member::Up => before == Some(rank),
+            member => Self::span(member).1 == rank,
+        });
+        found.map(|(place, member)| (place as u32, member))
+    }
+
+    /// First and last rank of a member below.
+    fn span(member: &Member) -> (u32, u32) {
+        match *member {
+            Member::Rank(rank) => (rank, rank),
+            Member::Group(group) => (group.first, group.last),
+            Member::Up => (u32::MAX, u32::MAX),
+        }
+    }
+
+    /// That they can be members of one ring of a job.
+    ///
+    /// # Errors
+    /// Which two contradict each other.
+    pub fn check(&self, ranks: u32) -> Result<(), Refusal> {
+        if !self.is_part() {
+            return Ok(());
+        }
+        let invalid = |message: String| Err(Refusal::Invalid(message));
+        if let Some(group) = self.groups.iter().chain(&self.ranks).find(|g| g.last >= ranks) {
+            return invalid(format!("--members {group}: the job has ranks 0 to {}", ranks.saturating_sub(1)));
+        }
+        let all = self.list(ranks);
+        let below = &all[..all.len() - usize::from(self.uplink.is_some())];
+        for pair in below.windows(2) {
+            let ((_, end), (start, _)) = (Self::span(&pair[0]), Self::span(&pair[1]));
+            if start <= end {
+                return invalid(format!("members {} and {}: both have rank {start}", pair[0], pair[1]));
+            }
+            if start != end + 1 {
+                return invalid(format!(
+                    "members {} and {}: ranks between them are missing; those below one box follow each other",
+                    pair[0], pair[1]
+                ));
+            }
+        }
+        let (Some(first), Some(last)) = (below.first(), below.last()) else {
+            return invalid("--members: none".into());
+        };
+        let whole = Self::span(first).0 == 0 && Self::span(last).1 + 1 == ranks;
+        match &self.uplink {
+            Some(uplink) if whole => invalid(format!(
+                "--uplink {uplink}: all {ranks} ranks are below this box, so nothing is left for a parent to add"
+            )),
+            None if !whole => invalid(format!(
+                "members {first} to {last}: not all of the {ranks} ranks; the others need an --uplink"
+            )),
+            _ if all.len() < 2 || all.len() > MAX_RANKS => {
+                invalid(format!("{} members: 2 to {MAX_RANKS} are possible", all.len()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(ranks: &str, groups_: &str, uplink: &str) -> Members {
+        let some = |text: &str| (!text.is_empty()).then(|| groups("--groups", text).unwrap());
+        Members {
+            groups: some(groups_).unwrap_or_default(),
+            ranks: some(ranks).map(|groups| groups[0]),
+            uplink: (!uplink.is_empty()).then(|| uplink.to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_leaf_has_its_ranks_and_the_way_up() {
+        let leaf = members("4-7", "", "swp9");
+        leaf.check(8).unwrap();
+        assert_eq!(leaf.count(8), 5);
+        assert_eq!(leaf.of(4, 8), Some((0, Member::Rank(4))));
+        assert_eq!(leaf.of(7, 8), Some((3, Member::Rank(7))));
+        assert_eq!(leaf.of(3, 8), Some((4, Member::Up)), "the connection that comes down");
+        assert_eq!(leaf.of(0, 8), None);
+        assert_eq!(members("0-3", "", "swp9").of(7, 8), Some((4, Member::Up)));
+    }
+
+    #[test]
+    fn a_parent_has_groups_and_ranks_of_its_own() {
+        let parent = members("4-5", "0-3,6-7", "");
+        parent.check(8).unwrap();
+        let list: Vec<String> = parent.list(8).iter().map(Member::to_string).collect();
+        assert_eq!(list, ["0-3", "4", "5", "6-7"]);
+        assert_eq!(parent.of(3, 8), Some((0, Member::Group(Group { first: 0, last: 3 }))));
+        assert_eq!((parent.of(2, 8), parent.of(7, 8).map(|m| m.0)), (None, Some(3)));
+        let middle = members("", "8-9,10-15", "up0");
+        middle.check(20).unwrap();
+        assert_eq!((middle.count(20), middle.of(7, 20)), (3, Some((2, Member::Up))));
+    }
+
+    #[test]
+    fn by_default_every_rank_is_a_member() {
+        let all = Members::default();
+        all.check(3).unwrap();
+        assert_eq!((all.count(3), all.of(2, 3)), (3, Some((2, Member::Rank(2)))));
+    }
+
+    #[test]
+    fn members_that_contradict_each_other_are_refused_with_both_names() {
+        for (ranks, groups, uplink, why) in [
+            ("", "0-3,3-7", "", "members 0-3 and 3-7: both have rank 3"),
+            ("", "0-3,5-7", "", "members 0-3 and 5-7: ranks between them are missing"),
+            ("0-3", "", "", "not all of the 8 ranks"),
+            ("0-7", "", "swp9", "nothing is left for a parent"),
+            ("0-8", "", "swp9", "--members 0-8: the job has ranks 0 to 7"),
+            ("", "0-7", "", "1 members: 2 to 64"),
+        ] {
+            let error = members(ranks, groups, uplink).check(8).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        for text in ["", "3-1", "a", "0-", "0--1"] {
+            assert!(groups("--groups", text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Values on a command line that are not read as they are.
+
+use std::num::{NonZero, ParseIntError};
+
+use netsum_core::size::Size;
+
+/// A number, decimal or hexadecimal.
+///
+/// # Errors
+/// If it is none.
+pub fn number(text: &str) -> Result<u32, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "a number is expected, decimal or 0x".into())
+}
+
+/// 0 where it is left to the daemon.
+pub(crate) fn mtu(text: &str) -> Result<u32, ParseIntError> {
+    if text == "auto" { Ok(0) } else { text.parse().map(NonZero::<u32>::get) }
+}
+
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    text.parse().map(|Size(bytes)| bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_decimal_or_hexadecimal() {
+        assert_eq!((number("17"), number("0x11")), (Ok(17), Ok(17)));
+        assert!(number("seventeen").is_err() && number("-1").is_err() && number("0xg").is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! A box's side of one ring in memory, for simulators and tests: the slot machine, and the headers and sums that its caller moves.
+//!
+//! A connection is named after the member that sends on it, and leads to the next one. Where there is a parent, the way up is the last
+//! member: the connection of the member before it leads up, and its own leads to the first member.
+
+use alloc::borrow::ToOwned;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::counters::Counter;
+use crate::limits::MAX_RANKS;
+use crate::ring::{RingConfig, ring_flags};
+use crate::serial;
+use crate::slot::{
+    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict, advance_low,
+    on_fragment,
+};
+
+/// `H` is what is saved of a contribution's headers, `P` its payload.
+pub struct RingBox<H, P: ToOwned + ?Sized> {
+    pub config: RingConfig,
+    pub state: RingState,
+    pub slots: Vec<Slot>,
+    /// By slot.
+    pub sums: Vec<P::Owned>,
+    /// By slot and member.
+    headers: Vec<Vec<Option<H>>>,
+    /// Where sums leave in order, the next to be released, and to be sent up.
+    next: u32,
+    next_up: u32,
+}
+
+impl<H: Clone, P: ToOwned<Owned: Clone + Default> + ?Sized> RingBox<H, P> {
+    /// Empty, with `start` as its first index.
+    pub fn new(config: RingConfig, start: u32) -> Self {
+        let slots = config.slots as usize;
+        Self {
+            config,
+            state: RingState { low: start, stopped: 0, expected: [start; MAX_RANKS], up: start },
+            slots: vec![Slot::default(); slots],
+            sums: vec![P::Owned::default(); slots],
+            headers: vec![vec![None; config.ranks as usize]; slots],
+            next: start,
+            next_up: start,
+        }
+    }
+
+    /// Number of the slot for an index.
+    pub fn slot_of(&self, index: u32) -> usize {
+        (index & (self.config.slots - 1)) as usize
+    }
+
+    fn has(&self, flag: u32) -> bool {
+        self.config.flags & flag != 0
+    }
+
+    /// What has to come before a fragment.
+    pub fn advance(&mut self) {
+        if self.has(ring_flags::RELAXED) {
+            let slots = &self.slots;
+            advance_low(&self.config, &mut self.state, |i| slots.get(i as usize).copied());
+        }
+    }
+
+    /// Takes a fragment up.
+    ///
+    /// # Panics
+    /// If a sum leaves out of its order.
+    pub fn take(
+        &mut self,
+        f: Fragment,
+        header: H,
+        payload: &P,
+        add: impl FnOnce(&mut P::Owned, &P),
+    ) -> Verdict {
+        self.advance();
+        let s = self.slot_of(f.index);
+        let verdict = on_fragment(&self.config, &mut self.state, &mut self.slots[s], f);
+        match verdict.payload {
+            Payload::Leave => {}
+            Payload::Copy => {
+                self.sums[s] = payload.to_owned();
+                // Not where it is the total, which takes the place of a sum with its headers.
+                if self.slots[s].contributors.count_ones() == 1 {
+                    self.headers[s].fill(None);
+                }
+            }
+            Payload::Add => add(&mut self.sums[s], payload),
+        }
+        if verdict.save_header {
+            self.headers[s][f.rank as usize] = Some(header);
+        }
+        self.check_order(f.index, &verdict);
+        verdict
+    }
+
+    fn check_order(&mut self, index: u32, verdict: &Verdict) {
+        let relaxed = self.has(ring_flags::RELAXED);
+        let (next, again) = match verdict.output {
+            Output::Release => (&mut self.next, false),
+            Output::Replay | Output::Stale => (&mut self.next, true),
+            Output::Up => (&mut self.next_up, verdict.counter == Counter::SentUpAgain),
+            Output::Drop | Output::Gap => return,
+        };
+        let in_turn = if again { serial::before(index, *next) } else { index == *next };
+        assert!(relaxed || in_turn, "{:?} of {index}, and the next is {next}", verdict.output);
+        if !again {
+            *next = serial::add(index, 1);
+        }
+    }
+
+    /// The connections on which the sum leaves, with the headers saved of each.
+    pub fn leaves_on(&self, f: &Fragment, output: Output) -> impl Iterator<Item = (u32, &H)> {
+        let (rank, headers) = (f.rank, &self.headers[self.slot_of(f.index)]);
+        let up = self.has(ring_flags::UPLINK).then(|| self.config.ranks - 2);
+        let leaves = move |member: &u32| match output {
+            Output::Release => Some(*member) != up,
+            Output::Replay => *member == rank,
+            Output::Up => Some(*member) == up,
+            Output::Drop | Output::Stale | Output::Gap => false,
+        };
+        let header = |member: u32| headers[member as usize].as_ref().expect("a header of each member");
+        (0..self.config.ranks).filter(leaves).map(move |member| (member, header(member)))
+    }
+}
+
+/// The PSN with which a fragment passes, if it does.
+pub fn passes_with(output: Output, psn: u32) -> Option<u32> {
+    match output {
+        Output::Stale => Some(serial::sub(psn, STALE_PSN_BEHIND)),
+        Output::Gap => Some(serial::add(psn, GAP_PSN_AHEAD)),
+        Output::Drop | Output::Release | Output::Replay | Output::Up => None,
+    }
+}

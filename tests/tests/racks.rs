@@ -1,0 +1,141 @@
+//! Boxes in levels: leaves add up what comes from their hosts, and a spine what comes from them.
+
+use std::time::Duration;
+
+use netsum_common::counters::Counter;
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
+use netsum_lab::faults::Faults;
+use netsum_lab::racks::Racks;
+use netsum_lab::verbs_ring::{self, JOB, Operation, VerbsRingSpec};
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn one_copy_of_a_rack_goes_up_and_every_sum_is_right() {
+    for (racks, hosts, mtu) in [(2, 4, 1024), (4, 16, 2048), (3, 3, 256), (2, 5, 512)] {
+        let spec = LabSpec { racks, mtu: 2300, ..LabSpec::hosts(hosts) };
+        let cluster = Cluster::without_daemon(spec).unwrap();
+        let job = JobSpec { mtu, ..JobSpec::new("racks", hosts as u32) };
+        let boxes = Racks::new(cluster.lab(), &job, false).unwrap();
+        let mut group = cluster.ranks_alone(&job, &one_on_each_host(hosts as u32)).unwrap();
+        for (dtype, len, seed) in [("i32", 1, 1), ("f32", 1000, 2), ("i32", 100_001, 3), ("f32", 150_000, 4)]
+        {
+            let what = format!("{racks} racks, {hosts} hosts, {len} {dtype}");
+            let outcomes = group
+                .all_reduce(dtype, len, seed)
+                .unwrap_or_else(|e| panic!("{what}: {e:#}\n{}\n{}", group.log(), boxes.counted()));
+            for outcome in outcomes {
+                assert_eq!(
+                    (&*outcome.mode, outcome.wrong),
+                    ("box", 0),
+                    "{what}: {outcome:?}\n{}",
+                    boxes.counted()
+                );
+            }
+        }
+        let released = boxes.count_on_spine(Counter::Released).unwrap();
+        for rack in 0..racks {
+            let count = |counter| boxes.count(rack, counter).unwrap();
+            assert_eq!((count(Counter::Partials), count(Counter::Totals)), (released, released), "{rack}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn one_percent_loss_in_each_direction() {
+    let spec = LabSpec { racks: 2, mtu: 2300, cables: true, ..LabSpec::hosts(4) };
+    let cluster = Cluster::without_daemon(spec).unwrap();
+    let job = JobSpec::new("lossy", 4);
+    let boxes = Racks::new(cluster.lab(), &job, false).unwrap();
+    let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
+    for (i, host) in cluster.lab().hosts().iter().enumerate() {
+        host.set_faults(Faults::loss(0.01), Faults::loss(0.01), i as u32).unwrap();
+    }
+    for seed in 0..4 {
+        let outcomes = group
+            .all_reduce("f32", 300_000, seed)
+            .unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", group.log(), boxes.counted()));
+        for outcome in outcomes {
+            assert_eq!((&*outcome.mode, outcome.wrong), ("box", 0), "{outcome:?}\n{}", boxes.counted());
+        }
+    }
+    assert!(boxes.count_on_spine(Counter::Moved).unwrap() > 0, "{}", boxes.counted());
+}
+
+/// Boxes with a daemon each, which know of each other what an administrator tells them.
+fn by_hand(spec: LabSpec) -> Cluster {
+    let mut cluster = Cluster::start(spec).unwrap();
+    cluster.start_leaves().unwrap();
+    cluster
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn boxes_are_joined_by_hand_without_a_manager() {
+    let cluster = by_hand(LabSpec { racks: 2, mtu: 2300, cables: true, ..LabSpec::hosts(4) });
+    for (operation, loss) in
+        [(Operation::Send, 0.0), (Operation::Write, 0.0), (Operation::Send, 0.01), (Operation::Write, 0.01)]
+    {
+        for host in cluster.lab().hosts() {
+            host.set_faults(Faults::loss(loss), Faults::loss(loss), host.number() as u32).unwrap();
+        }
+        let spec = VerbsRingSpec { timeout: 17, ..VerbsRingSpec::new(4, 1024, operation, 20) };
+        let reports = verbs_ring::run(&cluster, &spec, Duration::from_secs(60)).unwrap();
+        for report in &reports {
+            assert_eq!((report.messages, report.wrong), (20, 0), "{operation:?}, {loss}: {report:?}");
+        }
+        for rack in [Some(0), Some(1)] {
+            let job = cluster.netsum_on(rack, &["-j", "job", "show", JOB]).unwrap();
+            let job: serde_json::Value = serde_json::from_str(&job).unwrap();
+            let members = if rack == Some(0) { ["0", "1", "up"] } else { ["2", "3", "up"] };
+            assert_eq!((&job["members"], &job["state"]), (&members.into(), &"active".into()));
+            let stats = cluster.netsum_on(rack, &["-j", "stats", JOB]).unwrap();
+            let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+            let [fragments, up, down] =
+                ["completed", "partial_sent", "total_received"].map(|name| stats[name].as_u64().unwrap());
+            assert_eq!((fragments, down), (spec.packets(), spec.packets()), "{stats}");
+            assert_eq!(up, spec.packets(), "one copy of the rack goes up: {stats}");
+        }
+        verbs_ring::forget(&cluster).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn what_cannot_be_joined_is_refused_with_both_names() {
+    let cluster = by_hand(LabSpec { racks: 2, ..LabSpec::hosts(4) });
+    let create = ["job", "create", "a", "--ranks", "4", "--message-size", "4096"];
+    let refused = |more: &[&str]| {
+        cluster.netsum_on(Some(0), &[&create[..], more].concat()).expect_err("it was taken").to_string()
+    };
+    for (more, why) in [
+        (&["--members", "0-1"][..], "members 0 to 1: not all of the 4 ranks; the others need an --uplink"),
+        (&["--members", "0-3", "--uplink", "uplink"], "all 4 ranks are below this box"),
+        (&["--members", "0-1", "--uplink", "eth9"], "--uplink eth9: netsum has ports"),
+        (&["--groups", "0-1,1-3"], "members 0-1 and 1-3: both have rank 1"),
+        (&["--groups", "0,2-3"], "members 0 and 2-3: ranks between them are missing"),
+        (&["--groups", "0-x"], "--groups 0-x: `0-x` is no range of ranks like 0-3"),
+        (&["--members", "0-1,2"], "--members 0-1,2: one range of ranks is possible"),
+        (&["--members", "0-1", "--uplink", "uplink", "--in-band"], "this box sees only some of the ranks"),
+    ] {
+        let error = refused(more);
+        assert!(error.contains(why), "{more:?}: {error}");
+    }
+    let leaf = ["--members", "0-1", "--uplink", "uplink"];
+    cluster.netsum_on(Some(0), &[&create[..], &leaf].concat()).unwrap();
+    let flow = |rank, port| {
+        let flow = ["flow", "add", "a", "--ring", "0", "--rank", rank, "--port", port, "--src", "10.0.0.1"];
+        cluster.netsum_on(Some(0), &[&flow[..], &["--dst", "10.0.0.2", "--qpn", "7", "--psn", "1"]].concat())
+    };
+    for (rank, port, why) in [
+        ("2", "port0", "its connection does not come by this box; those of ranks 0, 1, 3 do"),
+        ("3", "port0", "its connection comes down from the parent, by --uplink uplink"),
+        ("0", "uplink", "that is the --uplink, and rank 0 is a member below"),
+        ("4", "port0", "the job has ranks 0 to 3"),
+    ] {
+        let error = flow(rank, port).expect_err("it was taken").to_string();
+        assert!(error.contains(why), "{rank} {port}: {error}");
+    }
+    flow("0", "port0").unwrap();
+}
