@@ -4,7 +4,8 @@ use netsum_common::abi::{RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{
-    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, is_moved, on_fragment,
+    Fragment, GAP_PSN_AHEAD, Output, Payload, RingState, STALE_PSN_BEHIND, Slot, Verdict, is_moved,
+    on_fragment,
 };
 
 #[test]
@@ -88,5 +89,28 @@ fn moved_psns_are_told_from_those_of_a_flow_that_is_where_its_next_one_is_expect
         }
         let any = (0..64).filter(|n| is_moved(near(n << 18), next)).count();
         assert!(any <= 4, "{any} of 64 PSNs anywhere");
+    }
+}
+
+#[test]
+fn a_verdict_in_one_word_says_the_same() {
+    use Output::{Drop, Gap, Release, Replay, Stale, Up};
+    let outputs = [Drop, Release, Replay, Stale, Gap, Up];
+    for output in outputs {
+        for payload in [Payload::Leave, Payload::Copy, Payload::Add] {
+            for &counter in Counter::ALL {
+                for bits in 0..8 {
+                    let [save_header, completed, gap] = [0, 1, 2].map(|bit| bits >> bit & 1 != 0);
+                    let v = Verdict { payload, save_header, completed, output, counter, gap };
+                    let p = v.packed();
+                    assert_eq!((p.save_header(), p.completed(), p.gap()), (save_header, completed, gap));
+                    assert!(p.output_is(output) && p.payload_is(payload) && p.counts(counter), "{v:?}");
+                    assert_eq!(outputs.iter().filter(|o| p.output_is(**o)).count(), 1);
+                    assert_eq!(p.leaves(), matches!(output, Release | Replay | Up));
+                    assert_eq!(p.is_held(), completed && !matches!(output, Release | Up));
+                    assert_eq!(p.counters(false) & counter.bit(), counter.bit());
+                }
+            }
+        }
     }
 }
