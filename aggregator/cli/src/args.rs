@@ -239,7 +239,7 @@ pub struct TraceArgs {
 #[derive(Subcommand, Debug)]
 pub enum JobCommand {
     /// Create a job and reserve its slots.
-    Create(api::CreateJobRequest),
+    Create(Box<api::CreateJobRequest>),
     /// Show a job with its flows, or all.
     #[command(visible_alias = "list")]
     Show {

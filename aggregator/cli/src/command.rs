@@ -26,7 +26,7 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
-            print::job(out, format, client.create_job(job).await?)
+            print::job(out, format, client.create_job(*job).await?)
         }
         Command::Job { command: None | Some(JobCommand::Show { name: None, .. }) } => {
             print::jobs(out, format, client.list_jobs().await?)
