@@ -37,7 +37,7 @@ fn page(command: &mut clap::Command, name: &str, text: &mut String) {
 fn counters() -> String {
     let mut text = String::from(
         "# Counters\n\nWhat the data plane counts, for each job, and under no job for packets that belong to none. `netsum stats` shows \
-         them; names are those of `rdma statistic` where the meaning is the same. The programs drop nothing without one of these.\n",
+         them; names are those of `rdma statistic` where the meaning is the same. What the programs refuse of a flow has one of these.\n",
     );
     for (kind, title) in
         [(Kind::Work, "Work"), (Kind::Pass, "Passed on to the bridge"), (Kind::Drop, "Dropped, and why")]
