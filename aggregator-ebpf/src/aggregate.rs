@@ -8,7 +8,7 @@ use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{self, Fragment, Packed, Payload, Slot};
 use netsum_common::timing::{self, Part};
-use netsum_common::wire::{Bytes, EthHdr, Frame};
+use netsum_common::wire::{Bytes, EthHdr, Frame, TOTAL};
 
 use crate::check::{Contribution, check};
 use crate::classify::refused;
@@ -55,7 +55,8 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
         relaxed_advance(c.party.ring);
     }
     let Party { ring, rank, index } = c.party;
-    let rest = c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | c.len as u32;
+    let total = c.ring.flags & (ring_flags::UPLINK | ring_flags::GROUPS) != 0 && c.frame.bth.ecn & TOTAL != 0;
+    let rest = c.frame.bounds() << 16 | (c.frame.ce as u32) << 15 | (total as u32) << 14 | c.len as u32;
     let verdict = Packed(decide(ring, index, rank, rest));
     // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
     let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
@@ -78,7 +79,8 @@ extern "C" fn decide(ring_id: u32, index: u32, rank: u32, rest: u32) -> u64 {
     let Some(ring) = maps::ring(ring_id) else { return Packed::INTERNAL.0 };
     let Some(state) = maps::state(ring_id) else { return Packed::INTERNAL.0 };
     let Some(slot) = maps::slot(ring_id, index & ring.slots.wrapping_sub(1)) else { return Packed::INTERNAL.0 };
-    let fragment = Fragment { rank, index, len: rest & 0x7fff, ce: rest >> 15 & 1 != 0, bounds: rest >> 16 };
+    let [ce, total] = [15, 14].map(|bit| rest >> bit & 1 != 0);
+    let fragment = Fragment { rank, index, len: rest & 0x3fff, ce, bounds: rest >> 16, total };
     // SAFETY: map values that only the ring's CPU writes, and it runs one program at a time.
     unsafe { slot::on_fragment(ring, &mut *state, &mut *slot, fragment) }.packed().0
 }
@@ -111,8 +113,9 @@ fn save(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, address: &SumAddres
 #[inline(always)]
 fn time(c: &Contribution, verdict: Packed) {
     let Party { ring, index, .. } = c.party;
-    // What the parent has added is none of the ranks' here.
-    let of_rank = !verdict.payload_is(Payload::Leave) && !verdict.counts(Counter::Totals);
+    // What the parent has added is none of the ranks' here, and a rank that is alone waits for nobody.
+    let alone = verdict.payload_is(Payload::Copy) && verdict.completed();
+    let of_rank = !verdict.payload_is(Payload::Leave) && !alone;
     if of_rank && timing::is_sampled(index) {
         let part = verdict.payload_is(Payload::Add) as u32 + verdict.completed() as u32;
         note_time(ring, index, c.party.rank, part);
@@ -138,9 +141,8 @@ fn sum(ctx: &XdpContext, c: &Contribution, slot: &mut Slot, verdict: Packed, add
         }
         slot.crc = payload::crc(ctx, at, len, 0)?;
         let own = Packet::new(ctx).load::<UDP_CHECKSUM_LEN>(c.frame.bth_offset() - UDP_CHECKSUM_LEN)?;
-        if own != [0; UDP_CHECKSUM_LEN] {
-            slot.checksum = payload::checksum(ctx, at, len)?;
-        }
+        // Also where it is none: a total takes the place of a partial sum, which may have had one.
+        slot.checksum = if own == [0; UDP_CHECKSUM_LEN] { 0 } else { payload::checksum(ctx, at, len)? };
         if verdict.is_held() {
             maps::count(address.ring, Counter::Held);
         }

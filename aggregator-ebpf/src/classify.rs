@@ -121,11 +121,11 @@ pub fn from_its_sender(ctx: &XdpContext, frame: &Frame, flow: &Flow) -> Result<(
     Ok(())
 }
 
-/// Whether another box has moved a packet's PSN, so that its receiver takes it for no data.
+/// Whether a box has moved a packet's PSN, so that its receiver takes it for no data.
 #[inline(always)]
 pub fn is_moved(flow: &Flow, frame: &Frame) -> bool {
-    let next = if flow.next_psn == Flow::NONE_TAKEN { flow.base_psn } else { flow.next_psn };
-    flow.by_box != 0 && slot::is_moved(frame.bth.psn, next)
+    let Some(ring) = maps::ring(flow.ring.0) else { return false };
+    flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(frame.bth.psn, flow.next_psn, ring.slots)
 }
 
 /// Whether a packet that is nobody's data bears an address of a rank behind another port: a forged acknowledgement, or

@@ -9,7 +9,7 @@ use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, 
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
-use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MAX_HEADERS, UdpHdr, VlanHdr};
+use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MAX_HEADERS, UdpHdr, VlanHdr, TOTAL};
 
 use crate::packet::{Packet, opaque};
 use crate::payload::UDP_CHECKSUM_LEN;
@@ -72,10 +72,13 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c, `udp_gro_receive_segment`).
     let with_checksum = slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
     amend(&p, ip, l3, slot.is(Slot::CE))?;
-    if ring.flags & ring_flags::RELAXED != 0 {
+    if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
         // What another box has told is of its ring.
         let tells = if goes_up { 0 } else { slot.tells(source) };
-        p.store(udp + UdpHdr::LEN + BTH_ECN, [tells])?;
+        let total = if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };
+        let [before] = p.load::<1>(udp + UdpHdr::LEN + BTH_ECN)?;
+        let congestion = before & 0xc0;
+        p.store(udp + UdpHdr::LEN + BTH_ECN, [congestion | tells | if total { TOTAL } else { 0 }])?;
     }
 
     let len = slot.len as usize;

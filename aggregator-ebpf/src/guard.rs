@@ -6,9 +6,8 @@
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::programs::TcContext;
-use netsum_common::abi::{Flow, StrangerKey, watch};
+use netsum_common::abi::{StrangerKey, watch};
 use netsum_common::counters::Counter;
-use netsum_common::slot;
 use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
 
 use crate::classify::{Class, Found, classify, is_moved, is_spoofed};
@@ -33,7 +32,6 @@ pub fn on_port(ctx: &TcContext) -> i32 {
             // SAFETY: a map value, which lives as long as the program runs.
             let flow = unsafe { &*found.flow };
             is_moved(flow, &found.frame)
-                || flow.next_psn != Flow::NONE_TAKEN && slot::is_moved(found.frame.bth.psn, flow.next_psn)
         }
         Class::Pass => !found.has_ended() && !is_spoofed(port(ctx), &found.frame) && !waits(port(ctx), &found),
         Class::Refuse => false,

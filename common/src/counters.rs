@@ -177,7 +177,7 @@ counters! {
     Totals "total_received" Work,
     /// partial sums sent to the parent box once more, so that it replays the total to the next group
     SentUpAgain "sent_up_again" Work,
-    /// total sums from the parent box to which this box has sent nothing
+    /// total sums of another box that belong to no partial sum here, and partial sums in their place
     TotalUnexpected "total_unexpected" Drop,
     /// packets of another box that are no data to their receiver, who answers them: passed on
     Moved "moved" Pass,

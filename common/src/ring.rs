@@ -61,6 +61,8 @@ pub mod ring_flags {
     pub const IN_BAND: u32 = 8;
     /// The box has a parent: the last member is the way up to it.
     pub const UPLINK: u32 = 16;
+    /// Members are groups of ranks behind boxes below.
+    pub const GROUPS: u32 = 32;
 }
 
 /// What user space decides about a ring.

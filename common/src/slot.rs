@@ -32,7 +32,7 @@
 //! All comparisons are serial numbers modulo 2^24.
 
 use crate::counters::Counter;
-use crate::limits::{MAX_RANKS, MAX_SLOTS};
+use crate::limits::MAX_RANKS;
 use crate::ring::{RingConfig, ring_flags};
 use crate::{serial, wire};
 
@@ -134,6 +134,8 @@ pub struct Fragment {
     pub ce: bool,
     /// Bits of [`Slot::FIRST`] and [`Slot::LAST`].
     pub bounds: u32,
+    /// Another box says that it is a total sum ([`wire::TOTAL`]).
+    pub total: bool,
 }
 
 /// What to do with the payload.
@@ -182,17 +184,13 @@ pub const GAP_PSN_AHEAD: u32 = 1 << 22;
 /// none may be missing. Were that NAK lost, the sender would never hear of what has arrived.
 pub const STALE_PSN_BEHIND: u32 = 1 << 22;
 
-/// How far from its flow's next PSN one may have been before it was moved. A sender whose acknowledgements are lost goes back over
-/// what it has sent since; that is a few windows.
-const NEAR: u32 = 4 * MAX_SLOTS;
-
-/// Whether a PSN may be one that was moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`], of a flow whose next PSN is about `next`:
-/// one that its receiver takes for no data. Not all that is far away: an application that connects anew, with the same queue pair,
-/// has any PSN.
+/// Whether a PSN may be one that was moved by [`GAP_PSN_AHEAD`] or [`STALE_PSN_BEHIND`], of a flow whose next PSN is about `next`, in
+/// a ring of so many slots: one that its receiver takes for no data. Not all that is far away: an application that connects anew, with
+/// the same queue pair, has any PSN. A sender whose acknowledgements are lost goes back over what it has sent since; that is a few windows.
 #[inline(always)]
-pub const fn is_moved(psn: u32, next: u32) -> bool {
+pub const fn is_moved(psn: u32, next: u32, slots: u32) -> bool {
     const { assert!(GAP_PSN_AHEAD == STALE_PSN_BEHIND) };
-    serial::diff(psn, next).unsigned_abs().abs_diff(GAP_PSN_AHEAD) < NEAR
+    serial::diff(psn, next).unsigned_abs().abs_diff(GAP_PSN_AHEAD) < 4 * slots
 }
 
 /// What the machine decided about a fragment.
@@ -359,8 +357,8 @@ pub fn decide<const HAS_PARENT: bool>(
     // Members before the way up, if there is one.
     let members = ring.ranks.wrapping_sub(HAS_PARENT as u32);
     let is_total = HAS_PARENT && f.rank == members;
-    if is_total && !(used && distance == 0 && slot.is(Slot::SENT)) {
-        // Nobody can have a total to which nothing was sent from here.
+    if is_total && !(f.total && used && distance == 0 && slot.is(Slot::SENT)) {
+        // Nobody can have a total to which nothing was sent from here; and a parent that does not add lets partial sums of others through.
         return Verdict::only(Output::Drop, Counter::TotalUnexpected);
     }
     let is_last = HAS_PARENT && f.rank + 1 == members;
@@ -383,6 +381,10 @@ pub fn decide<const HAS_PARENT: bool>(
 
     let bit = 1u64 << (f.rank & 63);
     if !used || distance > 0 {
+        if f.total {
+            // Its sender's box has released it, and this one has forgotten what it had added.
+            return Verdict::only(Output::Drop, Counter::TotalUnexpected);
+        }
         if used && !slot.is(Slot::RELEASED) || ahead < 0 {
             // Older and still needed; or an index below `low` whose slot does not hold it, which cannot have been
             // released by this ring.
@@ -428,6 +430,9 @@ pub fn decide<const HAS_PARENT: bool>(
         return Verdict { save_header: true, ..Verdict::only(output, counter) };
     }
     let new = slot.contributors & bit == 0;
+    if new && f.total && !is_total {
+        return Verdict::only(Output::Drop, Counter::TotalUnexpected);
+    }
     let mut completed = false;
     if new {
         slot.contributors |= bit;

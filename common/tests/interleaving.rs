@@ -105,7 +105,7 @@ impl Model {
             &self.ring,
             &mut ring_state,
             &mut slot,
-            Fragment { rank, index, len: 4, ce: false, bounds: 0 },
+            Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 },
         );
         match v.payload {
             Payload::Leave => {}

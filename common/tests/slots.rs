@@ -1,6 +1,6 @@
 //! The slot machine step by step.
 
-use netsum_common::abi::{RingConfig, ring_flags};
+use netsum_common::abi::{MAX_SLOTS, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::{
@@ -14,7 +14,7 @@ fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
     let mut state = RingState::default();
     let mut slots = vec![Slot::default(); 32];
     let mut output = |rank, index| {
-        let fragment = Fragment { rank, index, len: 4, ce: false, bounds: 0 };
+        let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 };
         on_fragment(&ring, &mut state, &mut slots[index as usize % 32], fragment).output
     };
     for index in 0..8 {
@@ -39,7 +39,7 @@ fn what_no_connection_can_lack_is_not_replayed() {
     let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 4, mtu: 256, cpu: 0 };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |index: u32, rank| {
-        let fragment = Fragment { rank, index, len: 4, ce: false, bounds: 0 };
+        let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 };
         on_fragment(&ring, &mut state, &mut slots[index as usize % 16], fragment).output
     };
     for index in 0..10 {
@@ -56,7 +56,7 @@ fn a_sender_whose_stream_has_slipped_stops_the_ring() {
     let ring = RingConfig { flags: ring_flags::ACTIVE, ranks: 2, slots: 16, credit: 8, mtu: 256, cpu: 0 };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |rank, index: u32, bounds| {
-        let fragment = Fragment { rank, index, len: 4, ce: false, bounds };
+        let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds };
         on_fragment(&ring, &mut state, &mut slots[index as usize], fragment)
     };
     let bounds = |index: u32| [Slot::FIRST, 0, 0, Slot::LAST][index as usize % 4];
@@ -80,14 +80,17 @@ fn moved_psns_are_told_from_those_of_a_flow_that_is_where_its_next_one_is_expect
     for next in [0, 5, 0x3f_ffff, serial::MASK] {
         let near = |n: i32| serial::add(next, n as u32);
         for n in [-65_536, -1, 0, 1, 65_536] {
-            assert!(!is_moved(near(n), next), "{n} from {next:#x}");
-            assert!(is_moved(serial::add(near(n), GAP_PSN_AHEAD), next), "{n} from {next:#x}, past a gap");
+            assert!(!is_moved(near(n), next, MAX_SLOTS), "{n} from {next:#x}");
+            assert!(
+                is_moved(serial::add(near(n), GAP_PSN_AHEAD), next, MAX_SLOTS),
+                "{n} from {next:#x}, past a gap"
+            );
         }
         for behind in [0, 1, 65_536, 200_000] {
             let stale = serial::sub(near(-behind), STALE_PSN_BEHIND);
-            assert!(is_moved(stale, next), "{behind} behind {next:#x}");
+            assert!(is_moved(stale, next, MAX_SLOTS), "{behind} behind {next:#x}");
         }
-        let any = (0..64).filter(|n| is_moved(near(n << 18), next)).count();
+        let any = (0..64).filter(|n| is_moved(near(n << 18), next, MAX_SLOTS)).count();
         assert!(any <= 4, "{any} of 64 PSNs anywhere");
     }
 }
@@ -113,4 +116,36 @@ fn a_verdict_in_one_word_says_the_same() {
             }
         }
     }
+}
+
+#[test]
+fn only_a_packet_that_says_so_is_a_total_and_only_to_a_box_below() {
+    let below = RingConfig {
+        flags: ring_flags::ACTIVE | ring_flags::UPLINK,
+        ranks: 2,
+        slots: 4,
+        credit: 2,
+        mtu: 256,
+        cpu: 0,
+    };
+    let fragment = |rank, total| Fragment { rank, index: 0, len: 4, ce: false, total, bounds: 0 };
+    let (mut state, mut slot) = (RingState::default(), Slot::default());
+    let mut take = |ring: &RingConfig, f| on_fragment(ring, &mut state, &mut slot, f);
+    assert_eq!(take(&below, fragment(0, false)).output, Output::Up);
+    // A parent that does not add lets the other group's partial sum through.
+    let other = take(&below, fragment(1, false));
+    assert_eq!((other.output, other.counter), (Output::Drop, Counter::TotalUnexpected));
+    assert_eq!(take(&below, fragment(1, true)).output, Output::Release);
+
+    // A parent that was made anew gets a total again, from a box that has released it.
+    let parent = RingConfig { flags: ring_flags::ACTIVE | ring_flags::GROUPS, ..below };
+    let (mut state, mut slot) = (RingState::default(), Slot::default());
+    let mut take = |f| on_fragment(&parent, &mut state, &mut slot, f);
+    let refused = (Output::Drop, Payload::Leave, Counter::TotalUnexpected);
+    let verdict = |v: Verdict| (v.output, v.payload, v.counter);
+    assert_eq!(verdict(take(fragment(0, true))), refused);
+    assert_eq!(take(fragment(1, false)).payload, Payload::Copy);
+    assert_eq!(verdict(take(fragment(0, true))), refused);
+    assert_eq!(take(fragment(0, false)).output, Output::Release);
+    assert_eq!(take(fragment(0, true)).output, Output::Replay, "it is known here");
 }

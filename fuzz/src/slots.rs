@@ -145,7 +145,14 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
             _ => u.arbitrary::<u32>()? & serial::MASK,
         };
         let bounds = if how == 0xff { Slot::FIRST } else { 0 };
-        let f = Fragment { rank, index, len: if how & 0xf0 == 0 { 8 } else { 4 }, ce: how & 8 != 0, bounds };
+        let f = Fragment {
+            rank,
+            index,
+            len: if how & 0xf0 == 0 { 8 } else { 4 },
+            ce: how & 8 != 0,
+            total: false,
+            bounds,
+        };
         let value = u.arbitrary::<u16>()? as u32;
         if relaxed {
             naive.advance();

@@ -80,7 +80,11 @@ impl<'a> Racks<'a> {
     ) -> Result<()> {
         let fragments = Fragments(job.message_size.div_ceil(job.mtu));
         let credit = Messages(job.window).of(fragments).context("too many fragments")?;
-        let flags = [(relaxed, ring_flags::RELAXED), (has_parent, ring_flags::UPLINK)];
+        let flags = [
+            (relaxed, ring_flags::RELAXED),
+            (has_parent, ring_flags::UPLINK),
+            (!has_parent, ring_flags::GROUPS),
+        ];
         let config = RingConfig {
             flags: flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum(),
             ranks: members.len() as u32,

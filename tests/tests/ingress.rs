@@ -190,6 +190,9 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
     let mut flows: Vec<FlowSpec> = (0..2).map(|rank| flow(&spec, rank, false)).collect();
     flows[0].by_box = true;
     let mut bench = Bench::with_flows(spec, flows).unwrap();
+    let first = bench.run("ingress", &fragment(0, 2, GAP_PSN_AHEAD, lanes(9, 64)).build()).unwrap();
+    assert_eq!(first.action, REDIRECT, "nothing has come that another box could have moved");
+    bench.sequence(&[(0, 0, DROP), (1, 0, REDIRECT)]).unwrap();
     let at = |rank, by: u32| {
         let mut data = fragment(rank, 2, 0, lanes(9, 64));
         data.bth.psn = serial::add(data.bth.psn, by);
@@ -205,7 +208,7 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
         );
     }
     // What is data to its receiver does not pass on either.
-    for by in [0, 1, 1 << 20, GAP_PSN_AHEAD / 2, serial::sub(0, 1)] {
+    for by in [0, 1, 1 << 20, GAP_PSN_AHEAD / 2, GAP_PSN_AHEAD + 100, serial::sub(0, 1)] {
         assert_eq!(bench.run("ingress", &at(0, by)).unwrap().action, REDIRECT, "{by:#x}");
     }
     let counters = bench.counters().unwrap();

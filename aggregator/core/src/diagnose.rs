@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
-use netsum_common::slot::Slot;
 
 use super::watch::RingView;
 use super::{Job, JobRing, Rank, State};
@@ -138,7 +137,7 @@ pub fn diagnose(
 /// A job that lacks ranks or flows.
 fn waiting(job: &Job) -> Vec<Finding> {
     let joined = job.joined();
-    if !joined.is_empty() || job.flows.is_empty() {
+    if !job.spec.members.is_part() && (!joined.is_empty() || job.flows.is_empty()) {
         let missing = Rank::all(job.spec.ranks).filter(|r| !joined.contains(r));
         return missing
             .map(|rank| Finding {
@@ -160,7 +159,11 @@ fn waiting(job: &Job) -> Vec<Finding> {
                     ring: Some(job_ring),
                     rank: Some(rank),
                     what: "has no flow".into(),
-                    next: format!("netsum flow add {} --ring {job_ring} --rank {rank} ...", job.spec.name),
+                    next: format!(
+                        "netsum flow add {} --ring {job_ring} --rank {} ...",
+                        job.spec.name,
+                        job.sender(rank)
+                    ),
                 });
             }
         }
@@ -214,7 +217,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     {
         return vec![here(Rank(rank), refused(ring, evidence, Counter::LayoutMismatch))];
     }
-    if view.front().is_some_and(|s| s.is(Slot::COMPLETE)) && ring.waits.is_some() {
+    if view.is_held() && ring.waits.is_some() {
         return vec![Finding {
             ring: Some(ring.ring),
             rank: None,
@@ -233,7 +236,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
     findings
         .extend(ring.ranks.iter().filter(never).map(|r| here(r.flow.rank, missing_rank(ring, r, strangers))));
     if ring.waits.is_some() {
-        for rank in view.missing().into_iter().filter(|rank| !disagree.contains(rank)) {
+        for rank in view.missing(&ring.spec.config).into_iter().filter(|rank| !disagree.contains(rank)) {
             if findings.iter().all(|f| f.rank != Some(rank)) {
                 findings.push(here(rank, missing_rank(ring, &ring.ranks[rank.0 as usize], strangers)));
             }
@@ -495,7 +498,7 @@ pub fn seconds(t: Duration) -> String {
 mod tests {
     use netsum_common::abi::{RingConfig, RingNumber};
     use netsum_common::serial::{Psn, Qpn};
-    use netsum_common::slot::RingState;
+    use netsum_common::slot::{RingState, Slot};
 
     use super::*;
 

@@ -91,6 +91,7 @@ impl JobSpec {
         flag(!self.verify_icrc, ring_flags::ICRC_IGNORE)
             | flag(self.in_band, ring_flags::IN_BAND)
             | flag(self.members.uplink.is_some(), ring_flags::UPLINK)
+            | flag(!self.members.groups.is_empty(), ring_flags::GROUPS)
     }
 
     /// Checks every property; the slots of a ring.
@@ -237,12 +238,7 @@ impl Job {
 
     /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.
     pub fn sender(&self, member: Rank) -> Rank {
-        if self.spec.members.is_part() {
-            let sender =
-                |rank: &u32| self.spec.members.of(*rank, self.spec.ranks).is_some_and(|(n, _)| n == member.0);
-            return (0..self.spec.ranks).find(sender).map_or(member, Rank);
-        }
-        member
+        self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank)
     }
 
     /// Its rings, as it counts them.

@@ -111,6 +111,15 @@ impl Members {
         found.map(|(place, member)| (place as u32, member))
     }
 
+    /// The rank whose connection is that of the member at this place.
+    pub fn sender(&self, place: u32, ranks: u32) -> Option<u32> {
+        let all = self.list(ranks);
+        match all.get(place as usize)? {
+            Member::Up => Some((Self::span(all.first()?).0 + ranks - 1) % ranks),
+            member => Some(Self::span(member).1),
+        }
+    }
+
     /// First and last rank of a member below.
     fn span(member: &Member) -> (u32, u32) {
         match *member {
@@ -187,6 +196,7 @@ mod tests {
         assert_eq!(leaf.of(7, 8), Some((3, Member::Rank(7))));
         assert_eq!(leaf.of(3, 8), Some((4, Member::Up)), "the connection that comes down");
         assert_eq!(leaf.of(0, 8), None);
+        assert_eq!([0, 3, 4, 5].map(|place| leaf.sender(place, 8)), [Some(4), Some(7), Some(3), None]);
         assert_eq!(members("0-3", "", "swp9").of(7, 8), Some((4, Member::Up)));
     }
 

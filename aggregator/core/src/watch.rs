@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::RingNumber;
+use netsum_common::abi::{RingConfig, RingNumber, ring_flags};
 use netsum_common::serial::{self, Psn};
 use netsum_common::slot::{RingState, Slot};
 
@@ -69,10 +69,18 @@ impl RingView {
         self.state.expected[..self.ranks.len()].iter().map(ahead).max().unwrap_or(0)
     }
 
-    /// Ranks that have not contributed to the lowest unreleased index.
-    pub fn missing(&self) -> Vec<Rank> {
-        let contributors = self.front().map_or(0, |s| s.contributors);
-        Rank::all(self.ranks.len() as u32).filter(|r| contributors & 1 << r.0 == 0).collect()
+    /// The lowest unreleased index has its sum, or its partial sum, and no packet takes that along.
+    pub fn is_held(&self) -> bool {
+        self.front().is_some_and(|s| s.is(Slot::COMPLETE) || s.is(Slot::PARTIAL) && !s.is(Slot::SENT))
+    }
+
+    /// Members that have not contributed to the lowest unreleased index. The last one, where it is the way up, only if the partial sum
+    /// has been sent.
+    pub fn missing(&self, ring: &RingConfig) -> Vec<Rank> {
+        let (contributors, sent) = self.front().map_or((0, false), |s| (s.contributors, s.is(Slot::SENT)));
+        let not_yet = ring.flags & ring_flags::UPLINK != 0 && !sent;
+        let members = self.ranks.len() as u32 - u32::from(not_yet);
+        Rank::all(members).filter(|r| contributors & 1 << r.0 == 0).collect()
     }
 }
 
@@ -160,14 +168,18 @@ impl Watch {
             return events;
         }
         let waited = now - *track.pending.get_or_insert(now);
-        let held = view.front().is_some_and(|s| s.is(Slot::COMPLETE));
+        let held = view.is_held();
         if held && waited >= self.patience.hold && track.sent.is_none_or(|t| now - t >= self.patience.hold) {
             track.sent = Some(now);
             events.push(RingEvent::Held { slot: view.state.low & (ring.config.slots - 1) });
         }
         if !track.reported && waited >= self.patience.stall {
             track.reported = true;
-            events.push(RingEvent::Stalled { index: view.state.low, since: waited, missing: view.missing() });
+            events.push(RingEvent::Stalled {
+                index: view.state.low,
+                since: waited,
+                missing: view.missing(&ring.config),
+            });
         }
         events
     }

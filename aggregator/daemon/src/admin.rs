@@ -311,8 +311,8 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
         fragment_bytes: fragment_bytes(job),
         ..api::JobStats::default()
     };
-    let mut of_rank = vec![0; job.spec.ranks as usize];
-    let mut timings = Timings::of_ranks(job.spec.ranks);
+    let mut of_rank = vec![0; job.spec.member_count() as usize];
+    let mut timings = Timings::of_ranks(job.spec.member_count());
     for ring in &job.rings {
         timings.add(inner, ring.id)?;
         let load = ring_load(inner, job, ring)?;

@@ -239,7 +239,7 @@ fn strangers(inner: &Inner) -> anyhow::Result<Vec<Stranger>> {
 
 fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let low = ring.view.state.low;
-    let missing = if ring.waits.is_some() { ring.view.missing() } else { Vec::new() };
+    let missing = if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
     let ranks = ring.ranks.iter().map(|r| {
         let Rank(rank) = r.flow.rank;
         let expected = ring.view.state.expected[rank as usize];

@@ -102,7 +102,7 @@ impl Tracers {
         let ring_of_job = |ring: RingNumber| {
             controller.jobs().find_map(|job| {
                 let ring = job.job_ring(ring)?;
-                Some(RingOfJob { job: job.spec.name.clone(), ring, ranks: job.spec.ranks })
+                Some(RingOfJob { job: job.spec.name.clone(), ring, ranks: job.spec.member_count() })
             })
         };
         for client in &mut self.clients {

@@ -37,6 +37,11 @@ pub struct Replica {
     flows: Vec<(FlowKey, Flow)>,
 }
 
+/// Members that get a sum: all but the way up.
+fn receivers(ring: &RingConfig) -> u32 {
+    ring.ranks - u32::from(ring.flags & ring_flags::UPLINK != 0)
+}
+
 /// What one program made of a frame.
 #[derive(Clone, Debug)]
 pub struct Step {
@@ -147,7 +152,7 @@ impl Replica {
             }
             // The program that can be test-run has one port only, where the clones go to rank 0, 1, 2, ... in turn.
             let ranks = std::array::from_fn(|rank| rank as u8);
-            let all = EgressPort { count: config.ranks.min(MAX_RANKS as u32), cursor: 0, ranks };
+            let all = EgressPort { count: receivers(config).min(MAX_RANKS as u32), cursor: 0, ranks };
             self.plane.hash(maps::EGRESS)?.insert(EgressKey { ring, ifindex: LOOPBACK }, all, 0)?;
             if !fresh {
                 copy_slots(&mut self.plane, live, ring, config)?;
@@ -199,7 +204,7 @@ impl Replica {
         // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
         let tag: ReleaseTag = unsafe { std::mem::transmute::<[u8; 12], ReleaseTag>(*tag) };
         let clones = match tag.rank {
-            ReleaseTag::ALL => self.rings.get(&RingNumber(tag.ring)).map_or(0, |r| r.ranks),
+            ReleaseTag::ALL => self.rings.get(&RingNumber(tag.ring)).map_or(0, receivers),
             _ => 1,
         };
         for _ in 0..clones {

@@ -137,6 +137,8 @@ impl Opcode {
 pub const IN_ORDER: u8 = 1;
 /// In the same place: the box has not got a packet that the sender sent before this one.
 pub const PAST_GAP: u8 = 2;
+/// Of the same byte, between boxes in levels: the packet holds a total sum, and not a contribution.
+pub const TOTAL: u8 = 4;
 
 /// Base transport header, 12 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

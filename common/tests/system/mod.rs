@@ -331,7 +331,9 @@ impl System {
         node.ring.advance();
         let beyond_credit = serial::diff(index, node.ring.state.low) >= node.ring.config.credit as i32;
         let laps_behind = is_laps_behind(&node.ring.config, node.ring.state.low, index);
-        let fragment = Fragment { rank: from as u32, index, len: 4, ce: false, bounds: 0 };
+        // What comes down is a total. What goes up once more after that is one, too, but never new to a parent that remembers.
+        let total = node.groups.get(from).is_none();
+        let fragment = Fragment { rank: from as u32, index, len: 4, ce: false, total, bounds: 0 };
         let add = |sum: &mut u32, value: &u32| *sum = sum.wrapping_add(*value);
         let verdict = node.ring.take(fragment, (sender, index), &value, add);
         let output = verdict.output;

@@ -505,7 +505,7 @@ impl Model {
         let op = frame.bth.opcode;
         let first = if op.is_first() { Slot::FIRST } else { 0 };
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
-        let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce, bounds };
+        let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce, total: false, bounds };
         let verdict = slot::on_fragment(&config, &mut ring.state, &mut ring.slots[s], fragment);
         let seen = &mut self.flows[flow].1.seen;
         seen.last_outcome = Some(verdict.counter);
@@ -638,9 +638,10 @@ impl Model {
                 }
             }
         }
-        let tells = ring.slots[s].tells((to + ranks - 1) % ranks);
-        if tells != 0 {
-            frame[ip + l3.header_len() + 8 + 4] = tells;
+        if ring.config.flags & ring_flags::RELAXED != 0 {
+            // FECN and BECN stay the sender's.
+            let told = &mut frame[ip + l3.header_len() + 8 + 4];
+            *told = *told & 0xc0 | ring.slots[s].tells((to + ranks - 1) % ranks);
         }
         let checksum_at = ip + l3.header_len() + 6;
         let with_checksum = ring.slots[s].checksum != 0 && u16_at(&frame, checksum_at) != 0;

@@ -116,7 +116,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
     JobSnapshot {
         name: job.spec.name.clone(),
         tenant: job.spec.tenant.clone(),
-        ranks: job.spec.ranks,
+        ranks: job.spec.member_count(),
         dtype: job.spec.dtype.clone(),
         mtu: job.spec.mtu,
         state: job.state.clone(),
@@ -124,7 +124,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),
         rings: Vec::new(),
-        timings: Timings::of_ranks(job.spec.ranks),
-        heard: (0..job.spec.ranks).filter_map(heard).collect(),
+        timings: Timings::of_ranks(job.spec.member_count()),
+        heard: (0..job.spec.member_count()).filter_map(heard).collect(),
     }
 }

@@ -124,7 +124,7 @@ impl Aggregator {
         let first = if op.is_first() { Slot::FIRST } else { 0 };
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
         let (rank, len) = (flow.rank as u32, packet.payload.len() as u32);
-        let fragment = Fragment { rank, index, len, ce: false, bounds };
+        let fragment = Fragment { rank, index, len, ce: false, total: false, bounds };
         let output =
             ring.take(fragment, packet.bth, packet.payload, |sum, payload| add_lanes(sum, payload)).output;
         let s = ring.slot_of(index);
