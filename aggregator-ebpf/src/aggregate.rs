@@ -31,7 +31,6 @@ pub fn contribution(ctx: &XdpContext, p: &Packet, frame: &Frame, flow: *mut Flow
     flow.last_psn = frame.bth.psn;
     match check(ctx, p, frame, flow, ring, way) {
         Ok(len) => {
-            flow.next_psn = serial::add(frame.bth.psn, 1);
             steps(ctx, &Contribution { frame, ring, len, party }, flow)
                 .unwrap_or_else(|| internal(ctx, party))
         }
@@ -60,6 +59,10 @@ fn steps(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32> {
     let verdict = Packed(decide(ring, index, rank, rest));
     // SAFETY: a map value that only the ring's CPU writes, and it runs one program at a time.
     let slot = unsafe { &mut *maps::slot(address.ring, address.slot)? };
+    if !verdict.counts(Counter::CreditViolation) && !verdict.counts(Counter::TotalUnexpected) {
+        // Of what is taken: a PSN from far away would make all others look moved.
+        flow.next_psn = serial::add(c.frame.bth.psn, 1);
+    }
     count(c, flow, verdict);
     // Here the packet is still as it came, and its slot as it will be.
     trace::contribution(ctx, c.party, verdict.counters(c.frame.ce));

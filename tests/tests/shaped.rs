@@ -44,7 +44,8 @@ fn by_the_box(hosts: u32, rate: &str, windows: &[u32], sizes: &[usize]) {
         let token = cluster.create_job(&job).unwrap();
         let mut group = cluster.ranks(&job, &token, &one_on_each_host(hosts)).unwrap();
         let what = format!("{rate}, {hosts} hosts, window {window}");
-        assert_eq!(sent_again(&mut group, "box", sizes, &what), 0, "{what}");
+        let again = sent_again(&mut group, "box", sizes, &what);
+        assert_eq!(again, 0, "{what}\n{}", cluster.netsum(&["stats", &name]).unwrap());
         drop(group);
         cluster.netsum(&["job", "delete", &name]).unwrap();
     }

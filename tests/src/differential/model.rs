@@ -413,10 +413,7 @@ impl Model {
         let seen = &mut self.flows[flow].1.seen;
         (seen.packets, seen.last_psn) = (seen.packets + 1, frame.bth.psn);
         match self.check(packet, &frame, flow) {
-            Ok(len) => {
-                self.flows[flow].1.next = Some(serial::add(frame.bth.psn, 1));
-                self.contribution(packet, &frame, flow, len)
-            }
+            Ok(len) => self.contribution(packet, &frame, flow, len),
             Err(counter) => {
                 self.count(ring, counter);
                 let seen = &mut self.flows[flow].1.seen;
@@ -507,7 +504,11 @@ impl Model {
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
         let fragment = Fragment { rank, index, len: len as u32, ce: frame.ce, total: false, bounds };
         let verdict = slot::on_fragment(&config, &mut ring.state, &mut ring.slots[s], fragment);
-        let seen = &mut self.flows[flow].1.seen;
+        let flow = &mut self.flows[flow].1;
+        if verdict.counter != Counter::CreditViolation {
+            flow.next = Some(serial::add(frame.bth.psn, 1));
+        }
+        let seen = &mut flow.seen;
         seen.last_outcome = Some(verdict.counter);
         if verdict.counter == Counter::LengthMismatch {
             seen.mismatch = Some((frame.bth.psn, len as u32));

@@ -285,7 +285,6 @@ impl Endpoint {
                 Arrival::Taken => {}
                 Arrival::Duplicate => self.stats.duplicate_request += 1,
                 Arrival::OutOfSequence { nak } => {
-                    self.path.note_gap(now);
                     self.stats.out_of_sequence += 1;
                     self.stats.naks_sent += nak as u64;
                 }

@@ -77,7 +77,7 @@ pub(super) struct Path {
     credit: u64,
     /// A packet was missed by its receiver: to wait for long costs more than a packet too many.
     lossy: bool,
-    /// When a gap was last seen, here or on the other side.
+    /// When the other side last told of a gap.
     gap: Option<Instant>,
 }
 
@@ -102,7 +102,7 @@ impl Path {
         self.lossy |= self.load > TELLING / 4;
     }
 
-    /// A gap was seen, here or on the other side.
+    /// The other side has told of a gap. One that is seen here alone is none yet: kernels that coalesce swap packets now and then.
     pub fn note_gap(&mut self, now: Instant) {
         self.gap = Some(now);
     }
