@@ -30,6 +30,7 @@ mod owners;
 pub mod plane;
 pub mod pool;
 pub mod port;
+mod rank;
 pub mod saved;
 pub mod size;
 pub mod tenant;
@@ -47,11 +48,12 @@ use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
 use crate::plane::{FlowSpec, RingSpec};
-pub use job::{Job, JobRing, JobSpec, Rank, State};
+pub use job::{Job, JobRing, JobSpec, State};
 use members::Member;
 use membership::Epoch;
 pub use membership::{Connection, RankAddress};
 use pool::Pool;
+pub use rank::Rank;
 use tenant::Limits;
 pub use token::Token;
 

@@ -8,7 +8,7 @@ use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::JobHeader;
 use serde::{Deserialize, Serialize};
 
-use crate::job::Rank;
+use crate::rank::Rank;
 
 /// A ring as the controller wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,9 @@ use std::time::Instant;
 use netsum_common::abi::{FlowKey, RingConfig, RingNumber, ring_flags};
 use serde::{Deserialize, Serialize};
 
-use super::job::{Job, JobSpec, Rank, State};
+use super::job::{Job, JobSpec, State};
 use super::membership::{Epoch, RankAddress};
+use super::rank::Rank;
 use super::{Action, Controller, PortInfo, Refusal};
 use crate::plane::{FlowSpec, RingSpec, mapped, unmapped};
 
