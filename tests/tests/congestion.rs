@@ -1,16 +1,17 @@
-//! Congestion marks of one host's uplink reach every receiver's results, and congestion notifications pass the box. What hosts make
-//! of them is their own business.
+//! Congestion marks of one host's uplink reach every receiver's results, congestion notifications pass the box, and netsum's own hosts slow
+//! down.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, Bth, Opcode};
 use netsum_dataplane::{BpfDataPlane, DataPlane, count};
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
-use netsum_lab::faults::{Bottleneck, CableCounts, Fault, Faults, Kind, Nth};
+use netsum_lab::faults::{Bottleneck, CableCounts, Fault, Faults, Kind, Nth, WayCounts};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::tap::Tap;
+use netsum_lab::traffic::tcp_transfer;
 use netsum_lab::udp_ring::{self, Home, Load};
 use netsum_lab::{Host, Lab, LabSpec};
 use netsum_worker::rc::Stats;
@@ -230,4 +231,61 @@ fn marks_and_notifications_beside_a_job_at_work() {
         outcomes.iter().map(|o| o.marked).collect::<Vec<_>>()
     );
     assert!(marked > 100);
+}
+
+/// Bytes per second of TCP and of all-reduces that send from the same host, in a lab whose links carry so much; and what the host's cable
+/// has counted.
+fn beside_tcp(rate: &str, uplink: Faults) -> ([f64; 2], WayCounts) {
+    let rate = Some(rate.parse().unwrap());
+    let spec = LabSpec { cables: true, rate, xdp: true, ..LabSpec::hosts(RANKS as usize + 1) };
+    let cluster = Cluster::start(spec).unwrap();
+    let lab = cluster.lab();
+    let job = JobSpec::new("shared", RANKS);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(RANKS)).unwrap();
+    lab.host(0).set_faults(uplink, Faults::NONE, 0).unwrap();
+    let (from, to) = (lab.host(0), lab.host(RANKS as usize));
+    for host in [from, to] {
+        host.enter(|| {
+            std::fs::write("/proc/sys/net/ipv4/tcp_ecn", "1")?;
+            std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno")
+        })
+        .unwrap();
+    }
+    const ELEMENTS: usize = 1 << 20;
+    // The next all-reduce begins before the last one's results are compared.
+    group.all_reduce("f32", ELEMENTS, 0).unwrap();
+    std::thread::scope(|s| {
+        let tcp = s.spawn(|| tcp_transfer(from, to, to.ip(0), 32 << 20, 30 * SECOND).unwrap());
+        let mut files = group.order_all_reduce("f32", ELEMENTS, 1).unwrap();
+        let (begun, mut bytes) = (Instant::now(), 0);
+        for seed in 1.. {
+            let next = group.order_all_reduce("f32", ELEMENTS, seed + 1).unwrap();
+            let outcomes = group.check_all_reduce("f32", ELEMENTS, seed, &files).unwrap();
+            assert!(outcomes.iter().all(|o| o.mode == "box" && o.wrong == 0), "{outcomes:?}");
+            files = next;
+            if tcp.is_finished() {
+                break;
+            }
+            bytes += 4 * ELEMENTS;
+        }
+        let ours = bytes as f64 / begun.elapsed().as_secs_f64();
+        ([tcp.join().unwrap(), ours], from.cable().unwrap().counts().unwrap().up)
+    })
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_link_that_marks_is_shared_with_tcp() {
+    // Of the link, or a little more: so much waits in the cable's queue, too.
+    const RATE: u64 = 12_520_000;
+    let bottleneck = Bottleneck { rate: RATE, depth: 64 << 10 };
+    let uplink = Faults { bottleneck: Some(bottleneck), ..Faults::NONE };
+    let ([tcp, ours], counts) = beside_tcp("100mbit", uplink);
+    println!("of 12.5 MB/s, TCP had {:.1} and netsum {:.1}; {counts:?}", tcp / 1e6, ours / 1e6);
+    let share = ours / (ours + tcp);
+    assert!((0.25..0.75).contains(&share), "netsum has a share of {share:.2}");
+    assert!(ours + tcp > 0.7 * RATE as f64, "the link is not filled");
+    // Who does not slow down has most of its packets marked, and TCP its least window.
+    assert!(counts.marked * 10 < counts.seen, "{counts:?}");
 }

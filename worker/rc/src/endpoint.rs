@@ -305,6 +305,7 @@ impl Endpoint {
             qp.responder.refuse(Psn::new(packet.bth.psn));
         } else if packet.bth.opcode == Opcode::CNP {
             self.stats.cnp_received += 1;
+            qp.requester.on_congestion();
         } else {
             self.stats.discarded += 1;
         }

@@ -3,6 +3,8 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
+//! | [`congestion`] | how many packets a queue pair may have in flight |
+//! | [`outbox`] | its messages, cut into packets |
 //! | [`packet`] | datagrams and their ICRC |
 //! | [`requester`] | the sending half of a queue pair |
 //! | [`gaps`] | the list of what a receiver lacks, in its NAKs |
@@ -11,10 +13,12 @@
 //! | [`path`] | how long an acknowledgement may take |
 //! | [`endpoint`] | the queue pairs of one address |
 
+mod congestion;
 pub mod endpoint;
 mod gaps;
 #[cfg(test)]
 mod hostile;
+mod outbox;
 pub mod packet;
 mod path;
 mod repeats;
@@ -122,7 +126,7 @@ pub struct EndpointConfig {
     /// Accept any IPv4 identification, as kernel and hardware senders choose it. Leaves 16 bits of the ICRC as a check.
     pub any_ip_id: bool,
     /// Notify senders of marked packets, each queue pair's at most this often (IBTA A17.9: the notification point of DCQCN, where
-    /// 50 us are usual). Never when `None`. The sending half here counts notifications, and does not slow down.
+    /// 50 us are usual). Never when `None`.
     pub cnp_interval: Option<Duration>,
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Packets are counted without wrapping; their PSN is the first PSN plus their number, modulo 2^24.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use netsum_common::wire::{Bth, Opcode, Reth};
+use netsum_common::wire::Bth;
 
+use super::congestion::Congestion;
 use super::gaps::Gaps;
+use super::outbox::{Outbox, Part};
 use super::packet::{Extended, OVERHEAD};
 use super::path::{AROUND, Path};
 use super::repeats::Repeats;
@@ -27,16 +28,6 @@ const USUAL_NAKS: u32 = 8;
 /// Time after which a least time-out that has grown is halved again.
 const CALM: Duration = Duration::from_secs(2);
 
-#[derive(Debug)]
-struct Message {
-    id: u64,
-    data: Vec<u8>,
-    operation: Operation,
-    immediate: Option<u32>,
-    first: u64,
-    packets: u64,
-}
-
 /// A packet whose round trip is measured.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
@@ -51,9 +42,10 @@ struct Sample {
 pub struct Requester {
     qpn: Qpn,
     first_psn: Psn,
-    mtu: usize,
-    operation: Operation,
-    max_inflight: u64,
+    outbox: Outbox,
+    congestion: Congestion,
+    /// Behind the last packet that asked for an acknowledgement.
+    asked: u64,
     ack_timeout: Duration,
     min_ack_timeout: Option<Duration>,
     /// What the least time-out is multiplied by, for having been too short: a power of two.
@@ -62,9 +54,6 @@ pub struct Requester {
     cautious: Option<Instant>,
     retry_limit: Option<u32>,
     rnr_retry_limit: Option<u32>,
-    messages: VecDeque<Message>,
-    /// Packets of all messages that were ever posted.
-    posted: u64,
     /// The oldest packet that is not acknowledged.
     acked: u64,
     /// The next packet to send, behind `repeats`.
@@ -147,17 +136,15 @@ impl Requester {
         Self {
             qpn: c.remote_qpn,
             first_psn: c.send_psn,
-            mtu: c.mtu,
-            operation: c.opcode,
-            max_inflight: c.max_inflight.max(1) as u64,
+            outbox: Outbox::new(c.mtu, c.opcode),
+            congestion: Congestion::new(c.max_inflight.max(1) as u64),
+            asked: 0,
             ack_timeout: c.ack_timeout,
             min_ack_timeout: c.min_ack_timeout,
             caution: 1,
             cautious: None,
             retry_limit: c.retry_limit,
             rnr_retry_limit: c.rnr_retry_limit,
-            messages: VecDeque::new(),
-            posted: 0,
             acked: 0,
             next: 0,
             selective: c.selective,
@@ -183,16 +170,12 @@ impl Requester {
 
     /// Queues a message. Without an operation it takes the queue pair's own.
     pub fn post(&mut self, id: u64, data: Vec<u8>, operation: Option<Operation>, immediate: Option<u32>) {
-        let operation = operation.unwrap_or(self.operation);
-        let packets = data.len().div_ceil(self.mtu).max(1) as u64;
-        self.messages.push_back(Message { id, data, operation, immediate, first: self.posted, packets });
-        self.posted += packets;
+        self.outbox.post(id, data, operation, immediate);
     }
 
     /// From now on a posted message, and all before it, is acknowledged as soon as it arrives.
     pub fn expect(&mut self, now: Instant, id: u64) {
-        let Some(m) = self.messages.iter().rev().find(|m| m.id == id) else { return };
-        let prompt = m.first + m.packets;
+        let Some(prompt) = self.outbox.end(id) else { return };
         if prompt > self.prompt {
             if self.acked >= self.prompt {
                 self.prompted = Some(now);
@@ -212,8 +195,12 @@ impl Requester {
 
     /// Whether there is something to send now.
     pub fn ready(&self, now: Instant) -> bool {
-        let most = if self.probe == Probe::Sent { 1 } else { self.max_inflight };
-        let new = self.next < self.posted && self.next < self.acked + most;
+        // Where the window has shrunk, perhaps nothing that is in flight asks for an acknowledgement. Then one more does.
+        let may_send = match self.probe {
+            Probe::Sent => self.next == self.acked,
+            _ => self.next < self.acked + self.congestion.window() || self.asked <= self.acked,
+        };
+        let new = self.next < self.outbox.posted && may_send;
         (new || self.repeats.first().is_some()) && self.not_before.is_none_or(|t| now >= t)
     }
 
@@ -230,13 +217,9 @@ impl Requester {
     /// Length of the next packet's datagram in bytes, whether or not it may be sent now; 0 when there is none.
     pub fn next_len(&self) -> usize {
         let n = self.repeats.first().unwrap_or(self.next);
-        let i = self.messages.partition_point(|m| m.first + m.packets <= n);
-        let Some(m) = self.messages.get(i) else { return 0 };
-        let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
-        let at = (n - m.first) as usize * self.mtu;
-        let write = matches!(m.operation, Operation::Write { .. });
-        let opcode = Opcode::data(write, first, last, m.immediate.is_some());
-        OVERHEAD + opcode.extended_len() + self.mtu.min(m.data.len() - at).next_multiple_of(4)
+        let length =
+            |part: Part<'_>| OVERHEAD + part.opcode.extended_len() + part.payload.len().next_multiple_of(4);
+        self.outbox.packet(n).map_or(0, length)
     }
 
     /// The next packet, if one may be sent.
@@ -247,29 +230,24 @@ impl Requester {
         self.not_before = None;
         let repeat = self.repeats.next(now, self.sent, path);
         let n = repeat.map_or(self.next, |r| r.packet);
-        let i = self.messages.partition_point(|m| m.first + m.packets <= n);
-        let window_end = self.probe == Probe::Sent || n + 1 == self.acked + self.max_inflight;
+        let window = self.congestion.window();
+        let window_end = self.probe == Probe::Sent || n + 1 >= self.acked + window;
+        let often = self.congestion.is_limited() && n + 1 >= self.asked + window.div_ceil(8);
         let psn = self.psn(n);
-        let m = &self.messages[i];
-        let (first, last) = (n == m.first, n + 1 == m.first + m.packets);
-        let at = (n - m.first) as usize * self.mtu;
-        let payload = &m.data[at..m.data.len().min(at + self.mtu)];
-        let write = matches!(m.operation, Operation::Write { .. });
-        let mut bth =
-            Bth::new(Opcode::data(write, first, last, m.immediate.is_some()), self.qpn.get(), psn.get());
-        bth.pad = (payload.len().wrapping_neg() & 3) as u8;
+        let part = self.outbox.packet(n)?;
+        let mut bth = Bth::new(part.opcode, self.qpn.get(), psn.get());
+        bth.pad = (part.payload.len().wrapping_neg() & 3) as u8;
         let last_repeat = repeat.is_some_and(|r| r.last);
-        bth.ack_request = last || window_end || last_repeat || (n - m.first) % ACK_EVERY == ACK_EVERY - 1;
-        let reth = match m.operation {
-            Operation::Write { address, rkey } if first => {
-                Some(Reth { address, rkey, length: m.data.len() as u32 })
-            }
-            _ => None,
-        };
-        let ext = Extended { reth, immediate: m.immediate.filter(|_| last), aeth: None };
+        bth.ack_request =
+            part.last || window_end || often || last_repeat || part.in_message % ACK_EVERY == ACK_EVERY - 1;
+        let ext = Extended { reth: part.reth, immediate: part.immediate, aeth: None };
         let again = n < self.sent;
         if repeat.is_none() {
             self.next += 1;
+            self.congestion.on_sent(self.next - self.acked);
+        }
+        if bth.ack_request {
+            self.asked = self.asked.max(n + 1);
         }
         if again {
             self.sample = None; // Karn's rule
@@ -279,7 +257,7 @@ impl Requester {
             }
         } else {
             self.sent = self.next;
-            let bytes = payload.len() as u64 + AROUND;
+            let bytes = part.payload.len() as u64 + AROUND;
             self.load += bytes;
             let load = path.send(bytes);
             // One behind twice as much tells more: what comes first may find the link idle, and the other side's, too.
@@ -289,7 +267,7 @@ impl Requester {
             }
         }
         self.waiting.get_or_insert((now, path.sums()));
-        Some(Outgoing { bth, ext, payload, again })
+        Some(Outgoing { bth, ext, payload: part.payload, again })
     }
 
     /// When the oldest packet is to be sent again, if it is not acknowledged. What is sent meanwhile makes it later.
@@ -322,19 +300,6 @@ impl Requester {
         path.take_back(std::mem::take(&mut self.load));
     }
 
-    /// Bytes of the packets from one to another, none of which is of a message that is done.
-    fn bytes(&self, from: u64, to: u64) -> u64 {
-        let mut bytes = 0;
-        for m in self.messages.iter().take_while(|m| m.first < to) {
-            let (first, end) = (from.max(m.first), to.min(m.first + m.packets));
-            let payload = |packet: u64| ((packet - m.first) as usize * self.mtu).min(m.data.len()) as u64;
-            if first < end {
-                bytes += payload(end) - payload(first) + (end - first) * AROUND;
-            }
-        }
-        bytes
-    }
-
     /// Everything before `packet` has arrived.
     fn acknowledge(
         &mut self,
@@ -359,7 +324,7 @@ impl Requester {
             }
             Probe::Answered { .. } | Probe::None => {}
         }
-        let bytes = self.bytes(self.acked, packet);
+        let bytes = self.outbox.bytes(self.acked, packet);
         self.load -= bytes;
         path.take_back(bytes);
         if self.probe == Probe::Sent
@@ -369,6 +334,7 @@ impl Requester {
             // All there is to measure where so much is lost that each round trip has a loss in it.
             path.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
         }
+        self.congestion.on_acknowledged(packet - self.acked, packet, self.sent);
         self.acked = packet;
         self.may_ask = true;
         self.next = self.next.max(packet);
@@ -387,11 +353,7 @@ impl Requester {
                 self.cautious = (self.caution > 1).then_some(now);
             }
         }
-        while self.messages.front().is_some_and(|m| m.first + m.packets <= packet) {
-            if let Some(m) = self.messages.pop_front() {
-                done(m.id, m.data);
-            }
-        }
+        self.outbox.acknowledge(packet, done);
         if matches!(self.probe, Probe::Answered { end, .. } if packet >= end) {
             self.probe = Probe::None;
         }
@@ -440,6 +402,11 @@ impl Requester {
         if let Some(packet) = self.packet(psn).filter(|p| *p < self.sent) {
             self.acknowledge(now, path, packet + 1, &mut done);
         }
+    }
+
+    /// The other side has got a packet that met congestion.
+    pub(super) fn on_congestion(&mut self) {
+        self.congestion.on_notification(self.acked, self.sent);
     }
 
     /// A NAK for a missing packet: everything before `psn` has arrived, `psn` has not.
@@ -596,11 +563,11 @@ impl Requester {
 
     /// The messages that were posted and not acknowledged, oldest first.
     pub fn into_messages(self) -> Vec<(u64, Vec<u8>)> {
-        self.messages.into_iter().map(|m| (m.id, m.data)).collect()
+        self.outbox.into_messages()
     }
 
     /// Messages that were posted and not acknowledged.
     pub fn outstanding(&self) -> usize {
-        self.messages.len()
+        self.outbox.len()
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::network::{Bind, Connections, Network};
 use super::numbers::Fresh;
@@ -17,6 +17,9 @@ use netsum_collective::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use netsum_collective::report::Traffic;
 use netsum_collective::shape::JobShape;
 use netsum_rc::{Endpoint, EndpointConfig};
+
+/// A sender is told of congestion at most this often, as DCQCN has it (SIGCOMM 2015, table 14).
+const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
 /// What moves an endpoint's datagrams.
 pub(crate) trait Driver: AsFd + Send + 'static {
@@ -118,8 +121,8 @@ impl<D: Driver> Network for SocketNetwork<D> {
         };
         let (count, rank) = (ranks.len(), rank as usize);
         let neighbours = [&ranks[(rank + 1) % count], &ranks[(rank + count - 1) % count]];
-        let config =
-            EndpointConfig { any_ip_id: neighbours.iter().any(|n| n.any_ip_id), ..EndpointConfig::default() };
+        let any_ip_id = neighbours.iter().any(|n| n.any_ip_id);
+        let config = EndpointConfig { any_ip_id, cnp_interval: Some(CNP_INTERVAL) };
         let endpoint = Endpoint::new(ip, config);
         let peers = neighbours.map(|n| n.ip);
         let ready = driver.prepare(shape.mtu as usize, &peers);

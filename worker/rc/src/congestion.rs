@@ -1,0 +1,157 @@
+//! How many packets a queue pair may have in flight, so that it shares links with others.
+//!
+//! After a congestion notification (IBTA A17.9) it is 0.7 times as many, at most once a round trip. With acknowledgements it grows
+//! again, by half a packet a round trip, and by a whole one from where it was reduced. That is what TCP does at a marked packet
+//! (CUBIC where it is friendly to Reno: RFC 9438, 4.3 and 4.6), so both get like shares of a link that marks. DCQCN, which cuts rates by
+//! the share of marked packets, takes more beside TCP, and needs a timer for each sender.
+//!
+//! All ranks of a ring slow down together: the box carries each mark over to all results, and all receivers notify.
+
+/// What is left of a window after a notification.
+const KEPT: f64 = 0.7;
+/// Packets a round trip, until the window is what it was: 3 * (1 - KEPT) / (1 + KEPT).
+const REGROWTH: f64 = 0.53;
+/// Least packets in flight.
+const LEAST: f64 = 2.0;
+
+/// A window of packets.
+#[derive(Debug)]
+pub(super) struct Congestion {
+    most: u64,
+    window: f64,
+    /// What it was when it was last reduced.
+    before: f64,
+    /// A round trip is over when everything before this packet is acknowledged.
+    round: u64,
+    /// Most packets in flight in this round trip.
+    flight: u64,
+    /// Notifications are of packets from before the last reduction until everything before this packet is acknowledged.
+    recovered: u64,
+}
+
+impl Congestion {
+    /// Nobody has complained: as many as there may ever be.
+    pub fn new(most: u64) -> Self {
+        Self { most, window: most as f64, before: most as f64, round: 0, flight: 0, recovered: 0 }
+    }
+
+    /// Most packets in flight.
+    pub fn window(&self) -> u64 {
+        self.window as u64
+    }
+
+    /// Whether that are fewer than without congestion.
+    pub fn is_limited(&self) -> bool {
+        self.window() < self.most
+    }
+
+    /// So many are in flight.
+    pub fn on_sent(&mut self, flight: u64) {
+        self.flight = self.flight.max(flight);
+    }
+
+    /// The other side has got a marked packet. All before `acked` is acknowledged; `sent` is behind the last one that was sent.
+    pub fn on_notification(&mut self, acked: u64, sent: u64) {
+        if acked < self.recovered {
+            return;
+        }
+        self.recovered = sent;
+        // Of what was in flight: a window that nobody fills does not say what the link takes.
+        self.before = self.window.min(self.flight as f64);
+        self.window = (self.before * KEPT).max(LEAST).min(self.window);
+    }
+
+    /// As many more packets are acknowledged, all before `acked`; `sent` is behind the last one that was sent.
+    pub fn on_acknowledged(&mut self, packets: u64, acked: u64, sent: u64) {
+        // What is not used does not grow.
+        if self.is_limited() && self.flight >= self.window() {
+            let growth = if self.window < self.before { REGROWTH } else { 1.0 };
+            self.window = (self.window + growth * packets as f64 / self.window).min(self.most as f64);
+        }
+        if acked >= self.round {
+            (self.round, self.flight) = (sent, sent - acked);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Senders whose packets take turns at a link, for so many round trips, where a queue of more than so many packets is marked; what
+    /// each has sent in the second half.
+    fn share(windows: &mut [Congestion], link: u64, depth: u64, rounds: u64) -> Vec<u64> {
+        let mut sent = vec![0; windows.len()];
+        let mut late = vec![0; windows.len()];
+        for round in 0..rounds {
+            let all: u64 = windows.iter().map(Congestion::window).sum();
+            for (i, w) in windows.iter_mut().enumerate() {
+                let packets = w.window();
+                w.on_sent(packets);
+                sent[i] += packets;
+                if all > link + depth {
+                    w.on_notification(sent[i] - packets, sent[i]);
+                }
+                w.on_acknowledged(packets, sent[i], sent[i]);
+                if round >= rounds / 2 {
+                    // What waits is not sent sooner for it.
+                    late[i] += packets * link / all.max(link);
+                }
+            }
+        }
+        late
+    }
+
+    #[test]
+    fn without_notifications_nothing_is_held_back() {
+        let mut c = Congestion::new(1000);
+        for n in 1..100 {
+            c.on_sent(1000);
+            c.on_acknowledged(1000, n * 1000, n * 1000 + 1000);
+            assert_eq!((c.window(), c.is_limited()), (1000, false));
+        }
+    }
+
+    #[test]
+    fn a_round_trip_reduces_once_and_never_below_two() {
+        let mut c = Congestion::new(1000);
+        c.on_sent(100);
+        c.on_notification(0, 100);
+        c.on_acknowledged(60, 60, 160);
+        c.on_notification(60, 160);
+        assert_eq!(c.window(), 70, "of what was in flight, not of what might have been");
+        for n in 1..100 {
+            c.on_sent(c.window());
+            c.on_acknowledged(1, n * 2000, n * 2000);
+            c.on_notification(n * 2000, n * 2000);
+        }
+        assert_eq!(c.window(), 2);
+    }
+
+    #[test]
+    fn what_is_not_used_does_not_grow() {
+        let mut c = Congestion::new(1000);
+        c.on_sent(100);
+        c.on_notification(0, 100);
+        c.on_acknowledged(100, 100, 100);
+        for n in 2..1000 {
+            c.on_sent(10);
+            c.on_acknowledged(10, n * 100, n * 100);
+        }
+        assert!(c.window() < 75, "{}", c.window());
+    }
+
+    #[test]
+    fn senders_share_a_link_and_fill_it() {
+        // One has the link to itself, the other comes later.
+        let mut windows = [Congestion::new(2048), Congestion::new(2048)];
+        share(&mut windows[..1], 100, 40, 400);
+        let sent = share(&mut windows, 100, 40, 4000);
+        let all: u64 = sent.iter().sum();
+        assert!(all > 2000 * 100 * 95 / 100, "{sent:?}");
+        assert!(sent.iter().all(|s| (40..=60).contains(&(100 * s / all))), "{sent:?}");
+        // Alone again, it takes all.
+        let sent = share(&mut windows[1..], 100, 40, 2000);
+        assert!(sent[0] > 1000 * 95, "{sent:?}");
+    }
+}
