@@ -5,7 +5,7 @@ use netsum_common::abi::{Flow, MAX_MTU, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot;
-use netsum_common::wire::{Bytes, Frame, ICRC_LEN};
+use netsum_common::wire::{Bytes, Frame, ICRC_LEN, PARTIAL, TOTAL};
 
 use crate::Way;
 use crate::classify::{from_its_sender, reason};
@@ -55,6 +55,10 @@ pub fn check(
         return Err(Counter::WrongCpu);
     }
     from_its_sender(ctx, frame, flow)?;
+    // One rank's data in place of its group's, or of the total: no box adds there any more.
+    if flow.by_box != 0 && frame.bth.ecn & (PARTIAL | TOTAL) == 0 {
+        return Err(Counter::TotalUnexpected);
+    }
     let len = match frame.data_len(p.len()) {
         Ok(len) => len,
         Err(reject) => {

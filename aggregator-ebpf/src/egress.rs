@@ -9,7 +9,7 @@ use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, 
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
-use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MAX_HEADERS, UdpHdr, VlanHdr, TOTAL};
+use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MAX_HEADERS, PARTIAL, TOTAL, UdpHdr, VlanHdr};
 
 use crate::packet::{Packet, opaque};
 use crate::payload::UDP_CHECKSUM_LEN;
@@ -74,7 +74,7 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     amend(&p, ip, l3, slot.is(Slot::CE))?;
     if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
         // What another box has told is of its ring.
-        let tells = if goes_up { 0 } else { slot.tells(source) };
+        let tells = if goes_up { PARTIAL } else { slot.tells(source) };
         let total = if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };
         let [before] = p.load::<1>(udp + UdpHdr::LEN + BTH_ECN)?;
         let congestion = before & 0xc0;

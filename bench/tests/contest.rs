@@ -12,7 +12,8 @@ fn netsum_takes_part_with_and_without_its_box() {
     let job = JobSpec { mtu: 2048, message_size: 65_536, ..JobSpec::new("bench", 3) };
     let order = Order { together: true, ..Order::of(400_000, 3) };
     let rounds = [Who::Box, Who::Xdp, Who::Ring { offload: true }].map(|who| {
-        let mut contestant = start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0 }).unwrap();
+        let mut contestant =
+            start(who, &job, Wire { mtu: 2152, rate: Link(None), loss: 0.0, uplinks: None }).unwrap();
         contestant.run(&Order { float: false, ..order }).unwrap();
         let round = contestant.run(&order).unwrap();
         assert_eq!((round.answer.micros.len(), round.answer.astray), (3, 0), "{who:?}");
@@ -31,7 +32,7 @@ fn netsum_takes_part_with_and_without_its_box() {
 fn nobody_is_faster_than_the_links() {
     let part = Part {
         job: JobSpec { message_size: 65_536, window: 2, ..JobSpec::new("bench", 2) },
-        wire: Wire { mtu: 1500, rate: "50mbit".parse().unwrap(), loss: 0.0 },
+        wire: Wire { mtu: 1500, rate: "50mbit".parse().unwrap(), loss: 0.0, uplinks: None },
         sizes: vec![4096, 1 << 20],
         who: vec![Who::Box, Who::Xdp, Who::Ring { offload: true }],
         launches: 2,

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -132,6 +132,8 @@ pub struct Flow {
     pub mismatch_psn: u32,
     /// Its payload length in bytes; 0 where there was none.
     pub mismatch_len: u32,
+    /// The port that the receiver is behind, where another box is in between: its address belongs to that port. 0 elsewhere.
+    pub dst_ifindex: u32,
 }
 
 impl Flow {
@@ -155,6 +157,7 @@ impl Flow {
         next_psn: Self::NONE_TAKEN,
         mismatch_psn: 0,
         mismatch_len: 0,
+        dst_ifindex: 0,
     };
     /// No PSN, for [`Flow::next_psn`] while the ring's CPU has taken nothing.
     pub const NONE_TAKEN: u32 = u32::MAX;
@@ -454,7 +457,7 @@ impl ReleaseTag {
 
 const _: () = {
     assert!(size_of::<FlowKey>() == 20);
-    assert!(size_of::<Flow>() == 68);
+    assert!(size_of::<Flow>() == 72);
     assert!(size_of::<StrangerKey>() == 40);
     assert!(size_of::<Address>() == 16);
     assert!(size_of::<Owner>() == 8);

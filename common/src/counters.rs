@@ -177,7 +177,7 @@ counters! {
     Totals "total_received" Work,
     /// partial sums sent to the parent box once more, so that it replays the total to the next group
     SentUpAgain "sent_up_again" Work,
-    /// total sums of another box that belong to no partial sum here, and partial sums in their place
+    /// totals of another box to which no partial sum was sent, and data of one rank where a box should have added up
     TotalUnexpected "total_unexpected" Drop,
     /// packets of another box that are no data to their receiver, who answers them: passed on
     Moved "moved" Pass,

@@ -13,6 +13,7 @@
 //! | [`counters`] | every counter, with its name and meaning |
 //! | [`timing`] | how long sums take, and which rank they wait for |
 //! | [`lanes`] | the check lanes of verified sums |
+//! | [`unmanaged`] | numbers of connections that no daemon makes |
 //! | [`live`] | what a benchmark shares with its programs |
 //!
 //! Nothing here may read a clock, a socket or a map.
@@ -33,4 +34,5 @@ pub mod ring_box;
 pub mod serial;
 pub mod slot;
 pub mod timing;
+pub mod unmanaged;
 pub mod wire;

@@ -207,7 +207,7 @@ mod tests {
         assert!(!svg.contains("NaN"));
 
         let links = vec![LinkBytes { sent: 30_000_000, received: 30_000_000 }; 4];
-        summary.ring = Some(Ring { links, seconds: 1.0, identical: true });
+        summary.ring = Some(Ring { links, uplinks: Vec::new(), seconds: 1.0, identical: true });
         assert!(draw(&summary).unwrap().contains("sent, ring measured"));
     }
 

@@ -47,12 +47,12 @@ pub struct Trained {
     pub seconds: f64,
 }
 
-/// Bytes on a host's link, Ethernet frames without preamble and frame check sequence.
+/// Bytes on a link, of a host or of a rack, Ethernet frames without preamble and frame check sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkBytes {
-    /// From the host to the box.
+    /// From the host to the box, or from the rack's box to the spine.
     pub sent: u64,
-    /// From the box to the host.
+    /// The other way.
     pub received: u64,
 }
 
@@ -61,6 +61,8 @@ pub struct LinkBytes {
 pub struct Ring {
     /// Measured while the ranks trained, in rank order.
     pub links: Vec<LinkBytes>,
+    /// The same between racks and spine; empty with one box.
+    pub uplinks: Vec<LinkBytes>,
     /// Time of the training without connecting, in seconds.
     pub seconds: f64,
     /// All ranks' weights have the bits of the reference.
@@ -96,6 +98,8 @@ pub struct Summary {
     pub counters: BTreeMap<String, u64>,
     /// Measured while the ranks trained, in rank order.
     pub links: Vec<LinkBytes>,
+    /// The same between racks and spine; empty with one box.
+    pub uplinks: Vec<LinkBytes>,
     /// The same training, with the sums done by a ring of the hosts.
     pub ring: Option<Ring>,
     /// Mean loss of each step.
@@ -211,6 +215,7 @@ pub(crate) mod tests {
             reference_identical: true,
             counters: [("fragments".to_owned(), 68_640), ("released".to_owned(), 17_160)].into(),
             links: vec![link; 4],
+            uplinks: Vec::new(),
             ring: None,
             loss: (0..440).map(|i| 2.3 / (1.0 + i as f32 / 20.0)).collect(),
         }
@@ -237,7 +242,7 @@ pub(crate) mod tests {
         assert!(broken(|s| s.ranks_identical = false).contains("weights differ"));
         assert!(broken(|s| s.reference_identical = false).contains("not those of one process"));
         assert!(broken(|s| s.ranks[2].accuracy = 0.95).contains("rank 2 gets 95.0 %"));
-        let ring = |identical| Some(Ring { links: vec![], seconds: 1.0, identical });
+        let ring = |identical| Some(Ring { links: vec![], uplinks: vec![], seconds: 1.0, identical });
         assert_eq!(Summary { ring: ring(true), ..summary() }.complaints(), [""; 0]);
         assert_eq!(Summary { ring: ring(false), ..summary() }.complaints().len(), 1);
         let ring = broken(|s| s.ranks[3].by_box = 0);

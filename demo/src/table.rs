@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{ENOUGH_EPOCHS, HEADERS, LEAST_ACCURACY, Summary, Trained, grouped};
+use crate::report::{ENOUGH_EPOCHS, HEADERS, LEAST_ACCURACY, LinkBytes, Summary, Trained, grouped};
 
 impl Summary {
     pub fn table(&self) -> String {
@@ -88,21 +88,48 @@ impl Summary {
         }
     }
 
+    /// Racks and hosts, with the bytes on each link.
+    fn tree(&self, out: &mut String) {
+        if self.uplinks.is_empty() {
+            return;
+        }
+        let bytes = |link: &LinkBytes| format!("{} up, {} down", grouped(link.sent), grouped(link.received));
+        let (racks, hosts) = (self.uplinks.len(), self.links.len());
+        let branch = |last| if last { '└' } else { '├' };
+        let _ = writeln!(out, "  spine");
+        for (rack, uplink) in self.uplinks.iter().enumerate() {
+            let _ = writeln!(out, "  {}─ rack {rack}    {}", branch(rack + 1 == racks), bytes(uplink));
+            let of_rack: Vec<usize> = (0..hosts).filter(|host| host * racks / hosts == rack).collect();
+            for &host in &of_rack {
+                let trunk = if rack + 1 == racks { ' ' } else { '│' };
+                let last = Some(&host) == of_rack.last();
+                let _ =
+                    writeln!(out, "  {trunk}  {}─ host {host}  {}", branch(last), bytes(&self.links[host]));
+            }
+        }
+        out.push('\n');
+    }
+
     fn links(&self, out: &mut String) {
         let computed = self.ring_computed();
-        let ring = self.ring.as_ref().map(|r| &r.links);
+        let of_all = |links: &[LinkBytes], uplinks: &[LinkBytes]| [links, uplinks].concat();
+        let ring = self.ring.as_ref().map(|r| of_all(&r.links, &r.uplinks));
         let column = |heading: &str| format!("{heading:>16}");
         let mut line = format!("  {:<16}{}{}", "bytes", column("sent"), column("received"));
         if ring.is_some() {
             line += &(column("ring[1], sent") + &column("received"));
         }
         let _ = writeln!(out, "{line}{}{:>9}", column("ring at best[2]"), "saved");
-        for (host, link) in self.links.iter().enumerate() {
-            let mut line = format!("  {:<16}", format!("link of host {host}"));
+        for (i, link) in of_all(&self.links, &self.uplinks).iter().enumerate() {
+            let name = match i.checked_sub(self.links.len()) {
+                None => format!("link of host {i}"),
+                Some(rack) => format!("uplink of rack {rack}"),
+            };
+            let mut line = format!("  {name:<16}");
             line += &(column(&grouped(link.sent)) + &column(&grouped(link.received)));
             // Against what was measured in the same way, if it was. A ring at best loses nothing.
             let mut other = (self.drop == 0.0).then_some(2 * computed);
-            if let Some(ring) = ring.and_then(|links| links.get(host)) {
+            if let Some(ring) = ring.as_ref().and_then(|links| links.get(i)) {
                 other = Some(ring.sent + ring.received);
                 line += &(column(&grouped(ring.sent)) + &column(&grouped(ring.received)));
             }
@@ -114,6 +141,7 @@ impl Summary {
             let _ = writeln!(out, "{line}{}{saved}", column(&grouped(computed)));
         }
         out.push('\n');
+        self.tree(out);
         if ring.is_some() {
             let _ =
                 writeln!(out, "  [1] the same training again, with the sums by netsum's ring of the hosts");
@@ -158,10 +186,27 @@ mod tests {
         assert!(s.table().contains(" 31 %"), "{}", s.table());
         s.ring = Some(Ring {
             links: vec![LinkBytes { sent: 37_000_000, received: 37_200_000 }; 4],
+            uplinks: Vec::new(),
             seconds: 2.0,
             identical: true,
         });
         assert!(s.table().contains("37 000 000      37 200 000"), "{}", s.table());
         assert!(s.table().contains(" 50 %"), "{}", s.table());
+    }
+
+    #[test]
+    fn racks_are_a_tree_with_bytes_on_each_link() {
+        let mut s = summary();
+        assert!(!s.table().contains("spine"));
+        s.uplinks = vec![LinkBytes { sent: 18_400_000, received: 18_300_000 }; 2];
+        let table = s.table();
+        for part in [
+            "  uplink of rack 1      18 400 000      18 300 000",
+            "  ├─ rack 0    18 400 000 up, 18 300 000 down\n  │  ├─ host 0  18 500 000 up",
+            "  └─ rack 1    18 400 000 up, 18 300 000 down\n     ├─ host 2  ",
+            "     └─ host 3  18 500 000 up, 18 600 000 down\n",
+        ] {
+            assert!(table.contains(part), "no `{part}` in\n{table}");
+        }
     }
 }

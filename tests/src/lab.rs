@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::faults::{Cable, Faults};
 use crate::janitor::{self, Janitor};
 use crate::netns::Netns;
-use crate::topology::{Rate, Vlan};
+use crate::topology::{self, Rate, Vlan};
 use crate::vm::parts::Kernel;
 use crate::vm::{Card, Vm};
 pub use build::{BOX_AGENT, host_ip};
@@ -49,6 +49,8 @@ pub struct LabSpec {
     pub tagged: Vec<usize>,
     /// Racks: the hosts are spread over as many leaf boxes, one after the other, and the box is the spine between these. None if 0.
     pub racks: usize,
+    /// With racks: bandwidth of each leaf's link to the spine, each way. As fast as the machine if `None`.
+    pub uplink: Option<Rate>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
     pub routed: usize,
     /// The first hosts are virtual machines with these kernels; the others are namespaces.
@@ -79,6 +81,7 @@ impl Default for LabSpec {
             xdp: false,
             tagged: Vec::new(),
             racks: 0,
+            uplink: None,
             routed: 0,
             vms: Vec::new(),
             box_vm: None,
@@ -102,19 +105,24 @@ impl LabSpec {
         Self { hosts, vms: vec![kernel; hosts], ..Self::default() }
     }
 
-    /// The rack that a host is in.
-    pub fn rack(&self, host: usize) -> usize {
-        host * self.racks / self.hosts
+    /// The rack that a host is in, if there are any.
+    pub fn rack(&self, host: usize) -> Option<usize> {
+        (self.racks > 0).then(|| host * self.racks / self.hosts)
     }
 
     /// The namespace of the box whose port leads to a host.
     fn box_of(&self, host: usize) -> String {
-        if self.racks == 0 { "box".to_owned() } else { leaf(self.rack(host)) }
+        self.rack(host).map_or("box".to_owned(), leaf)
     }
 
     /// Whether something lies between a host and its port, in the namespace `wire`.
     pub(crate) fn has_wire(&self) -> bool {
         self.cables || self.rate.is_some()
+    }
+
+    /// Whether there is a namespace `wire`.
+    fn has_wires(&self) -> bool {
+        self.has_wire() || self.uplink.is_some()
     }
 }
 
@@ -336,6 +344,24 @@ impl Lab {
     /// The box of a rack.
     pub fn leaf(&self, rack: usize) -> &BoxNode {
         &self.leaves[rack]
+    }
+
+    /// The box whose port leads to a host.
+    pub fn box_of(&self, host: usize) -> &BoxNode {
+        self.spec.rack(host).map_or(&self.box_, |rack| self.leaf(rack))
+    }
+
+    /// Bytes that leaves have sent to the spine, all together; 0 where uplinks have no bandwidth.
+    ///
+    /// # Errors
+    /// If `tc` does not say.
+    pub fn sent_up(&self) -> Result<u64> {
+        if self.spec.uplink.is_none() {
+            return Ok(0);
+        }
+        let wire = Netns::open(&format!("{}-wire", self.prefix))?;
+        let of = |rack: usize| topology::passed(&wire, &topology::above(rack));
+        (0..self.spec.racks).map(of).sum()
     }
 
     pub fn host(&self, i: usize) -> &Host {

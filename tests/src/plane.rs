@@ -5,10 +5,10 @@
 use anyhow::{Context, Result};
 use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber};
 use netsum_common::counters::Counter;
+use netsum_common::unmanaged::static_connection;
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
-use netsum_worker::comm::config::static_connection;
 
 use crate::Lab;
 use crate::cluster::{JobSpec, RankHost};

@@ -22,6 +22,11 @@ pub struct Rate(u64);
 impl Rate {
     const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000)];
 
+    /// `times` as much, divided by `by`.
+    pub fn share(self, times: u32, by: u32) -> Self {
+        Self(self.0 * u64::from(times) / u64::from(by))
+    }
+
     /// Seconds that so many bytes take.
     pub fn seconds(self, bytes: usize) -> f64 {
         bytes as f64 * 8.0 / self.0 as f64
@@ -62,45 +67,98 @@ impl fmt::Display for Rate {
 /// A bucket that is full lets 16 KiB pass at once, or what the link carries in a millisecond. With less of it, a timer that is late on a
 /// busy machine would cost bandwidth. Segments that TCP hands over uncut are no longer than that.
 pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
-    let burst = (rate.0 / 8 / 1000).max(16 << 10);
-    // A segment counts with the headers of all its packets, which are less than a tenth of it.
-    let segment = (burst * 9 / 10).min(65536);
-    let run = |netns: &Netns, program: &str, line: String| {
-        netns::output(netns.command(program).args(line.split(' ')))?;
-        Ok::<_, anyhow::Error>(())
-    };
-    let queue = |netns: &Netns, interface: &str| {
-        let class = format!("rate {rate} burst {burst} cburst {burst} quantum 60000");
-        run(netns, "tc", format!("qdisc add dev {interface} root handle 1: htb default 1"))?;
-        run(netns, "tc", format!("class add dev {interface} parent 1: classid 1:1 htb {class}"))?;
-        run(netns, "tc", format!("qdisc add dev {interface} parent 1:1 bfifo limit 64mb"))
-    };
-    let segments = |netns: &Netns, interface: &str| {
-        run(netns, "ip", format!("link set {interface} gso_max_size {segment} gro_max_size {segment}"))
-    };
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     for i in 0..spec.hosts {
         let (up, down) = (format!("up{i}"), format!("down{i}"));
-        queue(&wire, &up)?;
+        queue(&wire, &up, rate)?;
         if i < spec.vms.len() {
-            queue(&wire, &down)?;
+            queue(&wire, &down, rate)?;
         } else {
             let host = Netns::open(&format!("{prefix}-h{i}"))?;
-            segments(&host, "eth0")?;
-            if spec.xdp { queue(&wire, &down)? } else { queue(&host, "eth0")? }
+            segments(&host, "eth0", rate)?;
+            if spec.xdp { queue(&wire, &down, rate)? } else { queue(&host, "eth0", rate)? }
         }
-        for (from, to) in [(&up, &down), (&down, &up)] {
-            segments(&wire, from)?;
-            run(&wire, "tc", format!("qdisc add dev {from} ingress"))?;
-            let redirect = format!("action mirred egress redirect dev {to}");
-            run(
-                &wire,
-                "tc",
-                format!("filter add dev {from} ingress protocol all u32 match u32 0 0 {redirect}"),
-            )?;
-        }
+        connect(&wire, [&up, &down], rate)?;
     }
     Ok(())
+}
+
+/// The same between leaves and spine. What comes out of a box, XDP has sent: both queues are the cable's.
+fn shape_uplinks(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
+    let wire = Netns::open(&format!("{prefix}-wire"))?;
+    let mut lines = String::new();
+    for rack in 0..spec.racks {
+        let (below, above) = (below(rack), above(rack));
+        lines += &veth(&above, &format!("rack{rack}"), spec.mtu, &format!("{prefix}-box"));
+        lines += &(up(&below) + &up(&above));
+    }
+    ip_batch(Some(wire.name()), &lines)?;
+    for rack in 0..spec.racks {
+        let ends = [below(rack), above(rack)];
+        for end in &ends {
+            polls(&wire, end)?;
+            queue(&wire, end, rate)?;
+        }
+        connect(&wire, [&ends[0], &ends[1]], rate)?;
+    }
+    Ok(())
+}
+
+/// The end of an uplink's cable at the leaf.
+fn below(rack: usize) -> String {
+    format!("below{rack}")
+}
+
+/// Its end at the spine.
+pub(crate) fn above(rack: usize) -> String {
+    format!("above{rack}")
+}
+
+/// Bytes that have left an interface's queue.
+pub(crate) fn passed(netns: &Netns, interface: &str) -> Result<u64> {
+    let words = ["-s", "-j", "qdisc", "show", "dev", interface, "root"];
+    let text = netns::output(netns.command("tc").args(words))?;
+    let queues: serde_json::Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    queues[0]["bytes"].as_u64().with_context(|| format!("no bytes in {text}"))
+}
+
+fn run(netns: &Netns, program: &str, line: &str) -> Result<()> {
+    netns::output(netns.command(program).args(line.split(' '))).map(drop)
+}
+
+/// Bytes that a link lets pass at once.
+fn burst(rate: Rate) -> u64 {
+    (rate.0 / 8 / 1000).max(16 << 10)
+}
+
+fn queue(netns: &Netns, interface: &str, rate: Rate) -> Result<()> {
+    let burst = burst(rate);
+    let class = format!("rate {rate} burst {burst} cburst {burst} quantum 60000");
+    run(netns, "tc", &format!("qdisc add dev {interface} root handle 1: htb default 1"))?;
+    run(netns, "tc", &format!("class add dev {interface} parent 1: classid 1:1 htb {class}"))?;
+    run(netns, "tc", &format!("qdisc add dev {interface} parent 1:1 bfifo limit 64mb"))
+}
+
+/// A segment counts with the headers of all its packets, which are less than a tenth of it.
+fn segments(netns: &Netns, interface: &str, rate: Rate) -> Result<()> {
+    let segment = (burst(rate) * 9 / 10).min(65536);
+    run(netns, "ip", &format!("link set {interface} gso_max_size {segment} gro_max_size {segment}"))
+}
+
+/// All that comes in by one goes out by the other.
+fn connect(wire: &Netns, [a, b]: [&str; 2], rate: Rate) -> Result<()> {
+    for (from, to) in [(a, b), (b, a)] {
+        segments(wire, from, rate)?;
+        run(wire, "tc", &format!("qdisc add dev {from} ingress"))?;
+        let redirect = format!("action mirred egress redirect dev {to}");
+        run(wire, "tc", &format!("filter add dev {from} ingress protocol all u32 match u32 0 0 {redirect}"))?;
+    }
+    Ok(())
+}
+
+/// A veth must poll; see `build`.
+fn polls(netns: &Netns, interface: &str) -> Result<()> {
+    run(netns, "ethtool", &format!("-K {interface} gro on tso off"))
 }
 
 /// What puts a lab into VLAN 5: hosts that send and take tagged frames alone, a box that is in the VLAN, and ports that translate for
@@ -152,9 +210,13 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         let mut lines = String::from("link set lo up\n") + &bridge_line() + &up("br0");
         lines += &format!("link set br0 address 02:00:00:00:01:{rack:02x}\n");
         lines += &format!("address add {}/16 dev br0\n", box_ip(Some(rack)));
-        lines += &veth(BoxNode::UPLINK, &format!("rack{rack}"), spec.mtu, &format!("{prefix}-box"));
+        let (there, end) = match spec.uplink {
+            Some(_) => (format!("{prefix}-wire"), below(rack)),
+            None => (format!("{prefix}-box"), format!("rack{rack}")),
+        };
+        lines += &veth(BoxNode::UPLINK, &end, spec.mtu, &there);
         lines += &format!("link set {0} master br0\n{1}", BoxNode::UPLINK, up(BoxNode::UPLINK));
-        for host in (0..spec.hosts).filter(|&host| spec.rack(host) == rack) {
+        for host in (0..spec.hosts).filter(|&host| spec.rack(host) == Some(rack)) {
             if !spec.has_wire() {
                 lines += &towards_host(spec, prefix, host);
             }
@@ -162,15 +224,13 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         let leaf = format!("{prefix}-{}", leaf(rack));
         ip_batch(Some(&leaf), &lines)?;
-        for (netns, interface) in
-            [(leaf, BoxNode::UPLINK.to_owned()), (format!("{prefix}-box"), format!("rack{rack}"))]
-        {
-            let mut ethtool = Netns::open(&netns)?.command("ethtool");
-            // As between hosts and their ports: a veth must poll.
-            netns::output(ethtool.args(["-K", &interface, "gro", "on", "tso", "off"]))?;
-        }
+        polls(&Netns::open(&leaf)?, BoxNode::UPLINK)?;
     }
-    Ok(())
+    if let Some(rate) = spec.uplink {
+        shape_uplinks(spec, prefix, rate)?;
+    }
+    let spine = Netns::open(&format!("{prefix}-box"))?;
+    (0..spec.racks).try_for_each(|rack| polls(&spine, &format!("rack{rack}")))
 }
 
 /// Makes host 0 a router with a network of its own, and puts hosts there.

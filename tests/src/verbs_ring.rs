@@ -272,7 +272,7 @@ fn register(cluster: &Cluster, spec: &VerbsRingSpec, ends: &[Ends]) -> Result<()
     let rack_of = |rank: usize| lab.spec().rack(spec.hosts[rank]);
     let groups: Vec<(usize, usize)> = (0..lab.spec().racks)
         .map(|rack| {
-            let mut ranks = (0..ends.len()).filter(|&rank| rack_of(rank) == rack);
+            let mut ranks = (0..ends.len()).filter(|&rank| rack_of(rank) == Some(rack));
             let first = ranks.next().with_context(|| format!("no rank in rack {rack}"))?;
             Ok((first, ranks.next_back().unwrap_or(first)))
         })

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use netsum_common::unmanaged::static_connection;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Answer, Cluster, Group, JobSpec, Outcome, PATIENCE, one_on_each_host};
 use netsum_lab::faults::Faults;
 use netsum_lab::traffic::{ping, tcp_transfer};
-use netsum_worker::comm::config::static_connection;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Room for a path MTU of 2048 with all headers.

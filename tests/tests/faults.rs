@@ -2,11 +2,11 @@
 //! every cable must have done what it was told to, and the box's counters must tell the same story.
 
 use netsum_common::counters::Counter;
+use netsum_common::unmanaged::static_connection;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, Group, JobSpec, Outcome, one_on_each_host};
 use netsum_lab::faults::{CableCounts, Fault, Faults, Kind, Nth, WayCounts};
 use netsum_lab::plane::Plane;
-use netsum_worker::comm::config::static_connection;
 use serde_json::Value;
 
 /// Where the cables meddle.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
-use netsum_worker::comm::config::static_connection;
+use netsum_common::unmanaged::static_connection;
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Psn, QpConfig, QpId};
 use netsum_worker::udp::UdpDriver;
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Layout, Mode};

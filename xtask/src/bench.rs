@@ -58,7 +58,33 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// The same with 8 hosts in 2 and 4 racks, whose boxes a spine connects, over uplinks that carry all, half or a quarter of what a
+    /// rack's hosts send. About 10 minutes.
+    Racks {
+        /// Also writes figures and a picture, with machine and kernel, to benchmarks/racks.{txt,json,svg}.
+        #[arg(long)]
+        save: bool,
+        /// Further arguments of `bench-wire`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
 }
+
+/// What is measured with racks.
+const RACKS: [&str; 12] = [
+    "--racks",
+    "2,4",
+    "--hosts",
+    "8",
+    "--oversubscription",
+    "1,2,4",
+    "--rates",
+    "100mbit",
+    "--sizes",
+    "8M",
+    "--only",
+    "netsum,netsum-ring,gloo,openmpi",
+];
 
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
@@ -89,6 +115,12 @@ pub fn run(args: BenchArgs) -> Result<()> {
             setup::install_rivals();
             recorded("wire", arguments, save)
         }
+        What::Racks { save, mut arguments } => {
+            setup::require_bpf()?;
+            setup::install_rivals();
+            arguments.splice(0..0, RACKS.map(str::to_owned));
+            recorded("racks", arguments, save)
+        }
     }
 }
 
@@ -103,7 +135,8 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
             arguments.extend([format!("--{kind}"), path.display().to_string()]);
         }
     }
-    let (text, status) = bench(&format!("bench-{name}"), &arguments)?;
+    let program = if name == "racks" { "wire" } else { name };
+    let (text, status) = bench(&format!("bench-{program}"), &arguments)?;
     // Also what is right of a run of which a part has failed.
     if save {
         write(&format!("{RECORDS}/{name}.txt"), &said, &text)?;

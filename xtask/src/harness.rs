@@ -12,13 +12,15 @@ use serde::Deserialize;
 use crate::paths;
 use crate::tally::Counts;
 
-/// A test program that cargo has built.
-#[derive(Debug)]
+/// A test program that cargo has built, or a module of the lab's.
+#[derive(Clone, Debug)]
 pub struct TestProgram {
     pub package: String,
     /// Name of the target: the package's library or binary, or a file in `tests/`.
     pub name: String,
     integration: bool,
+    /// Of a module: its tests, with its name before them.
+    tests: Vec<String>,
     executable: PathBuf,
     folder: PathBuf,
 }
@@ -56,8 +58,15 @@ pub fn test_programs() -> Result<Vec<TestProgram>> {
         build.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit()).output()?;
     ensure!(out.status.success(), "cargo build: {}", out.status);
     let messages = String::from_utf8_lossy(&out.stdout);
-    let mut programs: Vec<_> = messages.lines().filter_map(test_program).collect();
-    ensure!(!programs.is_empty(), "cargo has built no tests");
+    let built: Vec<_> = messages.lines().filter_map(test_program).collect();
+    ensure!(!built.is_empty(), "cargo has built no tests");
+    let mut programs = Vec::new();
+    for program in built {
+        match (&*program.package, &*program.name) {
+            ("tests", "all") => programs.extend(program.modules()?),
+            _ => programs.push(program),
+        }
+    }
     programs.sort_by(|a, b| (&a.package, a.integration, &a.name).cmp(&(&b.package, b.integration, &b.name)));
     Ok(programs)
 }
@@ -72,6 +81,7 @@ fn test_program(message: &str) -> Option<TestProgram> {
         package: folder.file_name()?.to_string_lossy().into_owned(),
         name: target.name,
         integration: target.kind.iter().any(|kind| kind == "test"),
+        tests: Vec::new(),
         executable: artifact.executable?,
         folder,
     })
@@ -108,24 +118,46 @@ impl TestProgram {
         self.needs_lab() && self.name.starts_with("monitor")
     }
 
+    /// Its modules as programs of their own: each is one file.
+    fn modules(&self) -> Result<Vec<Self>> {
+        let mut modules: Vec<Self> = Vec::new();
+        for test in self.names()? {
+            let module = test.split("::").next().unwrap_or_default();
+            if modules.last().is_none_or(|last| last.name != module) {
+                modules.push(Self { name: module.to_owned(), ..self.clone() });
+            }
+            if let Some(last) = modules.last_mut() {
+                last.tests.push(test);
+            }
+        }
+        Ok(modules)
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let arguments = ["--list", "--format", "terse", "--include-ignored"];
+        let out = self.command(&arguments, None).output().with_context(|| self.title())?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
+
     /// Runs it with these arguments, as cargo would.
     pub fn command(&self, arguments: &[&str], filter: Option<&str>) -> Command {
         let mut command = Command::new(&self.executable);
-        // As cargo would run it.
-        command
-            .args(filter)
-            .args(arguments)
-            .current_dir(&self.folder)
-            .env("CARGO_MANIFEST_DIR", &self.folder);
+        if self.tests.is_empty() {
+            command.args(filter);
+        } else {
+            // Without any name it would run all.
+            let asked = self.tests.iter().filter(|test| filter.is_none_or(|filter| test.contains(filter)));
+            command.arg("--exact").arg(&self.name).args(asked);
+        }
+        command.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command
     }
 
     /// How many tests it has.
     pub fn list(&self, filter: Option<&str>) -> Result<u32> {
-        let arguments = ["--list", "--format", "terse", "--include-ignored"];
-        let out = self.command(&arguments, filter).output().with_context(|| self.title())?;
-        let text = String::from_utf8_lossy(&out.stdout);
-        Ok(text.lines().filter(|line| line.ends_with(": test")).count() as u32)
+        let names = if self.tests.is_empty() { self.names()? } else { self.tests.clone() };
+        Ok(names.iter().filter(|name| filter.is_none_or(|filter| name.contains(filter))).count() as u32)
     }
 
     /// Runs its tests. Those of the lab are shown one by one, with their seconds; the rest are summed up in a line unless something
@@ -153,6 +185,7 @@ impl TestProgram {
                 Ok(line) => {
                     counts = counts.or(Counts::parse(&line));
                     if in_lab && line.starts_with("test ") && line.ends_with("... ok") {
+                        let line = line.replacen(&format!("{}::", self.name), "", 1);
                         println!("  {}: {line} {:.1} s", self.title(), last.elapsed().as_secs_f64());
                         last = Instant::now();
                     } else if !line.is_empty() && !line.starts_with("running ") {
@@ -191,6 +224,17 @@ impl TestProgram {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_file_of_the_labs_tests_is_built() {
+        let folder = paths::root().unwrap().join("tests/tests");
+        let all = std::fs::read_to_string(folder.join("all.rs")).unwrap();
+        for file in std::fs::read_dir(folder).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            let Some(module) = name.strip_suffix(".rs").filter(|module| *module != "all") else { continue };
+            assert!(all.contains(&format!("\nmod {module};\n")), "tests/tests/all.rs lacks {module}");
+        }
+    }
 
     #[test]
     fn test_programs_are_found_in_what_cargo_says() {

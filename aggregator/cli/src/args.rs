@@ -1,5 +1,6 @@
 //! The grammar of the command line.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -306,6 +307,19 @@ pub enum FlowCommand {
         /// The flow.
         #[command(flatten)]
         flow: api::Flow,
+    },
+    /// Register the connections of netsum's own ranks that were started with --peers, without a daemon: on each of several boxes
+    /// that sum for one job, or on one.
+    Peers {
+        /// The job.
+        job: String,
+        /// The addresses of all ranks, in rank order: as the ranks have them.
+        #[arg(long, value_delimiter = ',', required = true, value_name = "IP,..")]
+        peers: Vec<IpAddr>,
+        /// The port of each member of the job here, in the order that `netsum job show` has them. Of a job that this box sums alone,
+        /// that of each rank.
+        #[arg(long, value_delimiter = ',', required = true, value_name = "IFNAME,..")]
+        ports: Vec<String>,
     },
     /// Show the flows of a job, or all, and what has come on them.
     #[command(visible_alias = "list")]

@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
-use crate::{diagnosis, print, rates, report, tenants};
+use crate::{diagnosis, peers, print, rates, report, tenants};
 
 /// Carries out one command.
 pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
@@ -47,6 +47,16 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         }
         Command::Flow { command: Some(FlowCommand::Add { job, flow }) } => {
             print::added(out, format, client.add_flow(job, flow).await?)
+        }
+        Command::Flow { command: Some(FlowCommand::Peers { job, peers, ports }) } => {
+            let shown = client.show_job(job.clone(), false).await?;
+            let flows =
+                peers::flows(&shown, &peers, &ports).map_err(|why| Failure::new(Kind::Refused, why))?;
+            let mut with = shown;
+            for flow in flows {
+                with = client.add_flow(job.clone(), flow).await?;
+            }
+            print::added(out, format, with)
         }
         Command::Flow { command: Some(FlowCommand::Show { job: Some(job) }) } => {
             print::flows(out, format, vec![client.show_job(job, false).await?])

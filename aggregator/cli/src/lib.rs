@@ -14,6 +14,7 @@
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
 //! | [`diagnosis`] | `netsum diagnose` |
 //! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
+//! | [`peers`] | `netsum flow peers` |
 //! | [`batch`] | `netsum batch` |
 //! | [`check`], [`simulation`] | what `netsum check` and `netsum simulate` print |
 
@@ -27,6 +28,7 @@ pub mod diagnosis;
 pub mod failure;
 pub mod format;
 pub mod layout;
+pub mod peers;
 pub mod print;
 pub mod rates;
 pub mod report;

@@ -26,6 +26,8 @@ pub struct PortEvidence {
 #[derive(Clone, Debug)]
 pub struct RankEvidence {
     pub flow: FlowSpec,
+    /// The rank whose connection it is, by the job's numbers.
+    pub sender: Rank,
     /// What the data plane has seen of it.
     pub seen: FlowSeen,
     /// How long ago its last packet came, where that is known.
@@ -76,7 +78,7 @@ pub struct Stranger {
 pub struct Finding {
     /// The ring, where it is about one.
     pub ring: Option<JobRing>,
-    /// The rank, where it is about one.
+    /// The rank, where it is about one, by the job's numbers.
     pub rank: Option<Rank>,
     pub what: String,
     /// What to do next.
@@ -107,7 +109,8 @@ pub fn diagnose(
         State::Waiting => return waiting(job),
         State::Active => {}
     }
-    let mut findings: Vec<Finding> = rings.iter().flat_map(|r| of_ring(r, strangers)).collect();
+    let by_job = |f: Finding| Finding { rank: f.rank.map(|member| job.sender(member)), ..f };
+    let mut findings: Vec<Finding> = rings.iter().flat_map(|r| of_ring(r, strangers)).map(by_job).collect();
     if let Some((claim, _)) = job.claims().next() {
         findings.push(Finding {
             ring: Some(JobRing(claim.header.ring)),
@@ -157,7 +160,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
             if !job.flows.iter().any(|f| f.ring == ring.id && f.rank == rank) {
                 findings.push(Finding {
                     ring: Some(job_ring),
-                    rank: Some(rank),
+                    rank: Some(job.sender(rank)),
                     what: "has no flow".into(),
                     next: format!(
                         "netsum flow add {} --ring {job_ring} --rank {} ...",
@@ -278,12 +281,12 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
     }
     if seen.packets == 0 {
         let (what, mut next) = nothing_came(rank, stranger_of(rank, strangers));
-        let neighbour = &ring.after(flow.rank).flow;
-        if neighbour.ifindex == flow.ifindex {
+        let neighbour = ring.after(flow.rank);
+        if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
                 "rank {} is behind {}, too: what they send each other does not come by the box; number the ranks so that neighbours are \
                  behind different ports",
-                neighbour.rank, port.name
+                neighbour.sender, port.name
             );
         }
         return (what, next);
@@ -479,12 +482,12 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
     Some((
         format!(
             "sends PSN {:#x} again and again, whose sum has been released: rank {} behind {} does not acknowledge it",
-            rank.seen.last_psn, next.flow.rank, next.port.name
+            rank.seen.last_psn, next.sender, next.port.name
         ),
         format!(
             "look whether results get from {} to rank {} and its acknowledgements back to {}; if the application was started again with \
              the queue pairs and PSNs that it had: `netsum job restart` first, or it may get sums of its last run",
-            next.port.name, next.flow.rank, rank.port.name
+            next.port.name, next.sender, rank.port.name
         ),
     ))
 }
@@ -527,6 +530,7 @@ mod tests {
                 src_mac: None,
                 by_box: false,
             },
+            sender: Rank(rank),
             seen,
             last: None,
             moved: 0,

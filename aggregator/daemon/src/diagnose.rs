@@ -213,6 +213,7 @@ fn ring_evidence(
             last: inner.watch.last_packet(ring.id, flow.rank).map(ago),
             moved: seen.packets.wrapping_sub(known),
             heartbeat: job.epoch.as_ref().and_then(|e| e.heard(flow.rank)).map(ago),
+            sender: job.sender(flow.rank),
             seen,
             port,
             flow,
@@ -241,17 +242,17 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let low = ring.view.state.low;
     let missing = if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
     let ranks = ring.ranks.iter().map(|r| {
-        let Rank(rank) = r.flow.rank;
-        let expected = ring.view.state.expected[rank as usize];
+        let Rank(member) = r.flow.rank;
+        let expected = ring.view.state.expected[member as usize];
         // The data plane raises it only when the rank's next packet comes.
         let expected = if serial::before(expected, low) { low } else { expected };
         api::RankDiagnosis {
-            rank,
+            rank: r.sender.0,
             port: r.port.name.clone(),
             port_up: r.port.up,
             expected,
             expected_psn: r.flow.base_psn.plus(expected).get(),
-            credit_used: ring.view.credit_used(rank as usize, ring.spec.config.credit),
+            credit_used: ring.view.credit_used(member as usize, ring.spec.config.credit),
             packets: r.seen.packets,
             refused: r.seen.refused,
             last_psn: r.seen.last_outcome.map(|_| r.seen.last_psn),
@@ -267,6 +268,6 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         waits_ms: ring.waits.map(|t| t.as_millis() as u64),
         credit: ring.spec.config.credit,
         ranks: ranks.collect(),
-        missing: missing.into_iter().map(|rank| rank.0).collect(),
+        missing: missing.into_iter().map(|rank| ring.ranks[rank.0 as usize].sender.0).collect(),
     }
 }

@@ -5,9 +5,9 @@
 
 use anyhow::{Context as _, Result, bail};
 use aya::maps::HashMap;
-use netsum_common::abi::{Address, Flow, FlowKey, Owner, StrangerKey, maps, watch};
+use netsum_common::abi::{Address, Flow, FlowKey, Owner, RingNumber, StrangerKey, maps, watch};
 use netsum_common::counters::Counter;
-use netsum_core::plane::{EndedFlow, FlowSeen, FlowSpec, mapped};
+use netsum_core::plane::{EndedFlow, FlowSeen, FlowSpec, mapped, unmapped};
 
 use super::bpf::{BpfDataPlane, found, ignore_missing};
 
@@ -35,7 +35,25 @@ impl BpfDataPlane {
         };
         self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?;
         self.ended.remove(&flow.key());
-        before.map_or(Ok(()), |before| self.disown_all(&before))
+        before.map_or(Ok(()), |before| self.disown_all(flow.key(), &before))
+    }
+
+    /// Where the next member of a ring is behind another box, the receiver of a flow is, too: its address belongs to that member's
+    /// port, so that nobody else acknowledges in its name.
+    pub(super) fn own_receivers(&mut self, ring: RingNumber, ports: &[u32]) -> Result<()> {
+        let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
+        let all: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
+        let of_ring = || all.iter().filter(|(_, flow)| flow.ring == ring);
+        for &(key, flow) in of_ring().filter(|(_, flow)| flow.dst_ifindex == 0) {
+            let next = (flow.rank as usize + 1) % ports.len();
+            if of_ring().any(|(_, other)| other.rank as usize == next && other.by_box != 0) {
+                let dst_ifindex = ports[next];
+                self.own(Address::ip(key.dst_ip), dst_ifindex)
+                    .with_context(|| unmapped(key.dst_ip).to_string())?;
+                self.hash(maps::FLOWS)?.insert(key, Flow { dst_ifindex, ..flow }, 0)?;
+            }
+        }
+        Ok(())
     }
 
     /// What comes on a flow is dropped from now on. Its ring must be inactive and no program be under way in it: the next one to end
@@ -44,7 +62,7 @@ impl BpfDataPlane {
         let Some(flow) = self.flow(key)? else { return Ok(()) };
         self.hash(maps::FLOWS)?.insert(key, Flow { ring: Flow::ENDED, ..flow }, 0)?;
         self.ended.insert(key);
-        self.disown_all(&flow)
+        self.disown_all(key, &flow)
     }
 
     /// Drops what comes on a connection that never was a flow, but was about to be one.
@@ -64,7 +82,7 @@ impl BpfDataPlane {
         let Some(flow) = self.flow(key)? else { return Ok(()) };
         ignore_missing(self.hash::<FlowKey, Flow>(maps::FLOWS)?.remove(&key))?;
         self.ended.remove(&key);
-        self.disown_all(&flow)
+        self.disown_all(key, &flow)
     }
 
     pub(super) fn ended(&self) -> Result<Vec<EndedFlow>> {
@@ -93,11 +111,14 @@ impl BpfDataPlane {
     }
 
     /// A flow's addresses have one flow less. One that has ended has none.
-    fn disown_all(&mut self, flow: &Flow) -> Result<()> {
+    fn disown_all(&mut self, key: FlowKey, flow: &Flow) -> Result<()> {
         if flow.ring == Flow::ENDED {
             return Ok(());
         }
         self.disown(Address::ip(flow.src_ip))?;
+        if flow.dst_ifindex != 0 {
+            self.disown(Address::ip(key.dst_ip))?;
+        }
         if flow.mac_given != 0 { self.disown(Address::mac(flow.src_mac)) } else { Ok(()) }
     }
 

@@ -42,6 +42,7 @@ impl BpfDataPlane {
         if ports.len() != ring.config.ranks as usize {
             bail!("{} ports for {} ranks", ports.len(), ring.config.ranks);
         }
+        self.own_receivers(ring.id, ports)?;
         let egress = self.egress.try_clone()?;
         let (ports, uplink) = ports.split_at(ports.len() - has_parent(&ring.config) as usize);
         if let &[uplink] = uplink {

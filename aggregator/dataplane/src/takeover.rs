@@ -34,12 +34,14 @@ impl BpfDataPlane {
     /// Counts anew whose addresses are whose: a daemon that is killed may have been about to.
     fn count_owners(&mut self) -> Result<()> {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
-        let flows: Vec<Flow> = flows.iter().map(|e| e.map(|(_, flow)| flow)).collect::<Result<_, _>>()?;
+        let flows: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
         let mut counted: HashMap<Address, Owner> = HashMap::new();
-        for flow in flows.into_iter().filter(|flow| flow.ring != Flow::ENDED) {
-            let mac = (flow.mac_given != 0).then_some(Address::mac(flow.src_mac));
-            for address in [Address::ip(flow.src_ip)].into_iter().chain(mac) {
-                counted.entry(address).or_insert(Owner { ifindex: flow.ifindex, flows: 0 }).flows += 1;
+        for (key, flow) in flows.into_iter().filter(|(_, flow)| flow.ring != Flow::ENDED) {
+            let mac = (flow.mac_given != 0).then_some((Address::mac(flow.src_mac), flow.ifindex));
+            let receiver = (flow.dst_ifindex != 0).then_some((Address::ip(key.dst_ip), flow.dst_ifindex));
+            let sender = (Address::ip(flow.src_ip), flow.ifindex);
+            for (address, ifindex) in [sender].into_iter().chain(mac).chain(receiver) {
+                counted.entry(address).or_insert(Owner { ifindex, flows: 0 }).flows += 1;
             }
         }
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;

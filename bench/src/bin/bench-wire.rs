@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use netsum_api::v1::CreateJobRequest;
-use netsum_bench::contest::link::{Link, Wire};
+use netsum_bench::contest::link::{Link, Uplinks, Wire};
 use netsum_bench::contest::plan::{self, Slice};
 use netsum_bench::contest::report::{picture, tables};
 use netsum_bench::contest::start::Who;
@@ -48,6 +48,12 @@ struct Args {
     /// Shares of all packets that each link loses, each way, as 0,0.001. Not without a rate. Outside the plan 0.
     #[arg(long, value_delimiter = ',')]
     losses: Vec<f64>,
+    /// Spread the hosts over so many racks, each with a box, and a spine between these. Not without a rate.
+    #[arg(long, value_delimiter = ',')]
+    racks: Vec<u32>,
+    /// With --racks: what a rack's hosts can send together, over what its uplink carries.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    oversubscription: Vec<u32>,
     /// MTUs of the links. Outside the plan 1500.
     #[arg(long, value_delimiter = ',')]
     link_mtus: Vec<u32>,
@@ -105,12 +111,13 @@ impl Args {
 
     /// What is to be measured: what is asked for, each with each, or the plan.
     fn slices(&self) -> Result<Vec<Slice>> {
-        let Self { rates, hosts, sizes, losses, link_mtus, .. } = self;
+        let Self { rates, hosts, sizes, losses, link_mtus, racks, .. } = self;
         if rates.is_empty()
             && hosts.is_empty()
             && sizes.is_empty()
             && losses.is_empty()
             && link_mtus.is_empty()
+            && racks.is_empty()
         {
             return Ok(plan::usual());
         }
@@ -128,11 +135,31 @@ impl Args {
             for mtu in or(link_mtus, &[1500]) {
                 for &loss in &losses {
                     for &rate in &rates {
-                        let (wire, who) = (Wire { rate, mtu, loss }, Vec::new());
-                        all.push(Slice { hosts, wire, sizes: self.sizes(rate)?, who });
+                        for uplinks in self.uplinks(hosts, rate)? {
+                            let (wire, who) = (Wire { rate, mtu, loss, uplinks }, Vec::new());
+                            all.push(Slice { hosts, wire, sizes: self.sizes(rate)?, who });
+                        }
                     }
                 }
             }
+        }
+        Ok(all)
+    }
+
+    /// One box for all, or each number of racks with each oversubscription.
+    fn uplinks(&self, hosts: u32, rate: Link) -> Result<Vec<Option<Uplinks>>> {
+        if self.racks.is_empty() {
+            return Ok(vec![None]);
+        }
+        let rate = rate.0.context("--racks needs --rates other than none")?;
+        let mut all = Vec::new();
+        for &racks in &self.racks {
+            ensure!(
+                racks > 1 && hosts.is_multiple_of(racks) && hosts > racks,
+                "--racks {racks}: {hosts} hosts cannot be spread over so many, two or more in each"
+            );
+            let with = |&by: &u32| Some(Uplinks::new(racks, hosts, rate, by));
+            all.extend(self.oversubscription.iter().map(with));
         }
         Ok(all)
     }

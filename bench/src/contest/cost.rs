@@ -15,6 +15,8 @@ pub struct Cost {
     pub sent: u64,
     /// Bytes that came from there.
     pub received: u64,
+    /// Bytes that racks' boxes sent up, with all headers.
+    pub up: u64,
 }
 
 impl Cost {
@@ -23,7 +25,7 @@ impl Cost {
         let host = cluster.lab().host(0);
         let links = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
         let (sent, received) = bytes(&links, Host::INTERFACE).context("no interface in /proc/net/dev")?;
-        Ok(Self { cpu_seconds: busy_now()?.iter().sum(), sent, received })
+        Ok(Self { cpu_seconds: busy_now()?.iter().sum(), sent, received, up: cluster.lab().sent_up()? })
     }
 
     /// What has been added since an earlier reading.
@@ -32,6 +34,7 @@ impl Cost {
             cpu_seconds: self.cpu_seconds - earlier.cpu_seconds,
             sent: self.sent - earlier.sent,
             received: self.received - earlier.received,
+            up: self.up - earlier.up,
         }
     }
 

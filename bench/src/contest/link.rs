@@ -34,12 +34,47 @@ pub struct Wire {
     pub mtu: u32,
     /// Share of the packets that are lost; 0 without a rate.
     pub loss: f64,
+    /// `None`: one box for all.
+    pub uplinks: Option<Uplinks>,
+}
+
+/// Hosts in racks, each with a box, and a spine between these.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Uplinks {
+    pub racks: u32,
+    /// Of each rack's box to the spine.
+    pub rate: Rate,
+    /// What a rack's hosts can send together, over what its uplink carries.
+    pub oversubscribed: u32,
+}
+
+impl Uplinks {
+    /// Of so many racks of hosts with links of such a rate.
+    pub fn new(racks: u32, hosts: u32, rate: Rate, oversubscribed: u32) -> Self {
+        Self { racks, rate: rate.share(hosts / racks, oversubscribed), oversubscribed }
+    }
 }
 
 impl fmt::Display for Wire {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "rate {}, link MTU {}", self.rate, self.mtu)?;
-        if self.loss > 0.0 { write!(f, ", {} % lost", self.loss * 100.0) } else { Ok(()) }
+        if self.loss > 0.0 {
+            write!(f, ", {} % lost", self.loss * 100.0)?;
+        }
+        match self.uplinks {
+            Some(Uplinks { racks, rate, oversubscribed }) => {
+                write!(f, ", {racks} racks, uplinks {rate} ({oversubscribed}:1)")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Wire {
+    /// The least seconds for a sum in the network, in which every link carries the vector once each way.
+    pub fn least(&self, bytes: usize) -> Option<f64> {
+        let host = self.rate.0?.seconds(bytes);
+        Some(self.uplinks.map_or(host, |uplinks| host.max(uplinks.rate.seconds(bytes))))
     }
 }
 

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use cost::Cost;
 use netsum_lab::cluster::Cluster;
 use netsum_lab::process::Running;
+use netsum_lab::racks::Racks;
 
 /// Longest that an order may take.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -85,6 +86,8 @@ pub struct Contestant {
     pub settings: Vec<String>,
     /// Rank 0 first. Open MPI has one program for all.
     ranks: Vec<Running>,
+    /// The programs of several boxes.
+    _boxes: Option<Racks>,
     /// Where they live: gone after them.
     cluster: Cluster,
 }
@@ -122,7 +125,7 @@ impl Contestant {
             ensure!(words.next().as_deref() == Some("ready"), "{name}: {line}");
             settings = words.collect();
         }
-        Ok(Self { name, settings, ranks, cluster })
+        Ok(Self { name, settings, ranks, _boxes: None, cluster })
     }
 
     /// Has all ranks carry an order out.

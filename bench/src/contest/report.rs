@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 
-use super::link::{Link, Wire};
+use super::link::{Link, Uplinks, Wire};
 use super::{Round, median};
 use crate::plot::{self, Height, Panel};
 
@@ -22,6 +22,9 @@ pub struct Row {
     pub link_mtu: u32,
     /// Share of the packets that each link loses, each way.
     pub loss: f64,
+    /// Racks, and how much more their hosts send than their uplinks carry; 0 with one box.
+    pub racks: u32,
+    pub oversubscribed: u32,
     /// Of each rank's vector.
     pub bytes: usize,
     /// Times of all rounds, each the median of its all-reduces.
@@ -42,6 +45,8 @@ pub struct Row {
     pub cpu_bound: bool,
     /// Packets sent again, where the contestant knows.
     pub retransmissions: u64,
+    /// Bytes that went up a rack's uplink, over those of the vector; the mean of all racks.
+    pub up: Option<f64>,
     /// All-reduces that netsum's box was to sum, and the ring did, by rank.
     pub astray: u64,
 }
@@ -57,6 +62,8 @@ impl Row {
         let median_ms = median(rounds_ms.clone());
         let busy: f64 = rounds.iter().map(|r| r.answer.busy).sum();
         let seconds = rounds.iter().flat_map(|r| &r.answer.micros).sum::<f64>() / 1e6;
+        let vectors: usize = rounds.iter().map(|r| r.answer.micros.len()).sum();
+        let up: u64 = rounds.iter().map(|r| r.cost.up).sum();
         let busiest: f64 = rounds.iter().map(|r| r.answer.busiest).sum();
         Self {
             name: name.to_owned(),
@@ -65,23 +72,28 @@ impl Row {
             rate: wire.rate,
             link_mtu: wire.mtu,
             loss: wire.loss,
+            racks: wire.uplinks.map_or(0, |uplinks| uplinks.racks),
+            oversubscribed: wire.uplinks.map_or(0, |uplinks| uplinks.oversubscribed),
             bytes,
             median_ms,
             min_ms: rounds_ms.iter().copied().fold(f64::INFINITY, f64::min),
             max_ms: rounds_ms.iter().copied().fold(0.0, f64::max),
             rounds_ms,
             algbw_gbps: bytes as f64 * 8.0 / median_ms / 1e6,
-            share_of_limit: wire.rate.0.map(|rate| rate.seconds(bytes) * 1e3 / median_ms),
+            share_of_limit: wire.least(bytes).map(|least| least * 1e3 / median_ms),
             cores_busy: busy / seconds,
             cpu_seconds_per_gb: busy / seconds * median_ms / 1e3 / (bytes as f64 / 1e9),
             cpu_bound: busiest / seconds > BUSY,
             retransmissions: rounds.iter().map(|r| r.answer.retransmissions).sum(),
+            up: wire.uplinks.map(|uplinks| up as f64 / f64::from(uplinks.racks) / (vectors * bytes) as f64),
             astray: rounds.iter().map(|r| r.answer.astray).sum(),
         }
     }
 
     fn wire(&self) -> Wire {
-        Wire { rate: self.rate, mtu: self.link_mtu, loss: self.loss }
+        let rate = self.rate.0.filter(|_| self.racks > 0);
+        let uplinks = rate.map(|rate| Uplinks::new(self.racks, self.hosts, rate, self.oversubscribed));
+        Wire { rate: self.rate, mtu: self.link_mtu, loss: self.loss, uplinks }
     }
 
     /// Titles over the columns of [`Row::text`].
@@ -98,8 +110,9 @@ impl Row {
         let share = self.share_of_limit.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0));
         let cpu = if self.cpu_bound { "cpu" } else { "" };
         let astray = if self.astray > 0 { format!("{} by the ring", self.astray) } else { String::new() };
+        let up = self.up.map_or(String::new(), |up| format!("  {up:.2} x the vector goes up"));
         let line = format!(
-            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6.1} {:>6}  {}{astray}",
+            "{:22} {:>10} {spread:>21} {:>7.3} {share:>6} {:>5.2} {cpu:3} {:>6.1} {:>6}  {}{astray}{up}",
             self.name,
             millis(self.median_ms),
             self.algbw_gbps,
@@ -121,9 +134,9 @@ pub fn millis(time: f64) -> String {
 pub fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
     for group in rows.chunk_by(|a, b| a.bytes == b.bytes) {
-        let Row { hosts, rate, bytes, .. } = group[0];
+        let Row { hosts, bytes, .. } = group[0];
         let wire = group[0].wire();
-        let least = rate.0.map(|rate| format!(", {:.1} ms at least", rate.seconds(bytes) * 1e3));
+        let least = wire.least(bytes).map(|least| format!(", {:.1} ms at least", least * 1e3));
         text += &format!("\n{hosts} hosts, {wire}, {bytes} B{}\n", least.unwrap_or_default());
         text += &format!("{}\n", Row::titles());
         group.iter().for_each(|row| text += &format!("{}\n", row.text()));
@@ -137,6 +150,9 @@ pub fn tables(rows: &[Row]) -> String {
 /// # Errors
 /// If it cannot be drawn.
 pub fn picture(rows: &[Row]) -> Result<String> {
+    if rows.iter().any(|row| row.racks > 0) {
+        return plot::picture(&over_racks(rows), 2, (700, 460));
+    }
     let mut panels: Vec<Panel> = Vec::new();
     for rows in rows.chunk_by(|a, b| (a.hosts, a.link_mtu, a.loss) == (b.hosts, b.link_mtu, b.loss)) {
         let Row { hosts, link_mtu, loss, .. } = rows[0];
@@ -181,6 +197,22 @@ pub fn picture(rows: &[Row]) -> Result<String> {
     plot::picture(&panels, 2, (700, 460))
 }
 
+/// For each number of racks, the time over how much more their hosts send than their uplinks carry.
+fn over_racks(rows: &[Row]) -> Vec<Panel> {
+    let panel = |rows: &[Row]| {
+        let all: Vec<&Row> = rows.iter().collect();
+        Panel {
+            title: format!("{} racks, {} hosts", rows[0].racks, rows[0].hosts),
+            x: "what a rack's hosts send / what its uplink carries".to_owned(),
+            y: "ms".to_owned(),
+            height: Height::Linear,
+            x_is_bytes: false,
+            series: plot::series(&all, |r| r.name.clone(), |r| (f64::from(r.oversubscribed), r.median_ms)),
+        }
+    };
+    rows.chunk_by(|a, b| (a.racks, a.hosts, a.bytes) == (b.racks, b.hosts, b.bytes)).map(panel).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Answer;
@@ -195,7 +227,7 @@ mod tests {
     }
 
     fn wire(rate: &str) -> Wire {
-        Wire { rate: rate.parse().unwrap(), mtu: 1500, loss: 0.0 }
+        Wire { rate: rate.parse().unwrap(), mtu: 1500, loss: 0.0, uplinks: None }
     }
 
     fn row(name: &str, rate: &str, bytes: usize) -> Row {
@@ -232,6 +264,26 @@ mod tests {
         assert_eq!(lines.len(), 5);
         assert!(lines[3].starts_with("one ") && lines[3].contains(" 80 % ") && lines[3].ends_with("  ring"));
         assert_eq!(lines[2].find("setting"), lines[3].find("ring"));
+    }
+
+    #[test]
+    fn racks_have_the_uplinks_limit_and_a_panel_for_each_number() {
+        let rate: Link = "100mbit".parse().unwrap();
+        let row = |racks, oversubscribed| {
+            let uplinks = Uplinks::new(racks, 8, rate.0.unwrap(), oversubscribed);
+            let wire = Wire { uplinks: Some(uplinks), ..wire("100mbit") };
+            let mut round = round(&[500e3]);
+            round.cost.up = u64::from(racks) * 2_750_000;
+            Row::new("one", String::new(), 8, wire, 2_500_000, &[round])
+        };
+        let rows = [row(2, 1), row(2, 8), row(4, 1)];
+        // 400mbit and 50mbit: 20 Mbit take 200 ms by a host's link, and 400 ms by the second uplink.
+        assert_eq!(rows[0].wire().to_string(), "rate 100mbit, link MTU 1500, 2 racks, uplinks 400mbit (1:1)");
+        let shares = [&rows[0], &rows[1]].map(|r| (r.share_of_limit.unwrap() * 100.0).round());
+        assert_eq!((shares, rows[0].up), ([40.0, 80.0], Some(1.1)));
+        assert!(rows[1].text().ends_with("1.10 x the vector goes up"), "{}", rows[1].text());
+        let svg = picture(&rows).unwrap();
+        assert!(svg.contains("2 racks, 8 hosts") && svg.contains("4 racks, 8 hosts"), "{svg}");
     }
 
     #[test]

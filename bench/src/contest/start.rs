@@ -12,6 +12,7 @@ use super::link::{Link, Wire};
 use netsum_lab::cluster::{Cluster, JobSpec, RankSpec, program};
 use netsum_lab::faults::Faults;
 use netsum_lab::process::Running;
+use netsum_lab::racks::Racks;
 use netsum_lab::{Host, LabSpec, Rate, netns};
 
 /// Python with Debian's modules, which another one on the path does not have.
@@ -113,17 +114,31 @@ impl Who {
 /// # Errors
 /// If its programs are missing or end.
 pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
-    let Wire { mtu, rate: Link(rate), loss } = wire;
+    let Wire { mtu, rate: Link(rate), loss, uplinks } = wire;
     ensure!(loss == 0.0 || rate.is_some(), "links without a rate lose nothing");
     let (cables, xdp) = (loss > 0.0, who == Who::Xdp);
-    let mut cluster =
-        Cluster::without_daemon(LabSpec { mtu, rate, cables, xdp, ..LabSpec::hosts(job.ranks as usize) })?;
+    let mut cluster = Cluster::without_daemon(LabSpec {
+        mtu,
+        rate,
+        cables,
+        xdp,
+        racks: uplinks.map_or(0, |uplinks| uplinks.racks as usize),
+        uplink: uplinks.map(|uplinks| uplinks.rate),
+        ..LabSpec::hosts(job.ranks as usize)
+    })?;
     if cables {
         let mut hosts = cluster.lab().hosts().iter().zip(1..);
         let faults = Faults::loss(loss);
         hosts.try_for_each(|(host, seed)| host.set_faults(faults, faults, seed))?;
     }
+    let mut boxes = None;
     let ranks = match who {
+        // Several boxes are joined by hand.
+        Who::Box | Who::Xdp if uplinks.is_some() => {
+            boxes = Some(Racks::new(cluster.lab(), job, false)?);
+            let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
+            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, None)?
+        }
         Who::Box | Who::Xdp => {
             cluster.start_daemon()?;
             let token = cluster.create_job(job)?;
@@ -166,7 +181,7 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             oneccl(&cluster, job.ranks)?
         }
     };
-    Contestant::ready(who.name(), ranks, cluster)
+    Ok(Contestant { _boxes: boxes, ..Contestant::ready(who.name(), ranks, cluster)? })
 }
 
 /// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses.
@@ -194,7 +209,8 @@ fn set_offload(cluster: &Cluster, on: bool) -> Result<()> {
     };
     for (i, host) in cluster.lab().hosts().iter().enumerate() {
         set(host, Host::INTERFACE)?;
-        set(cluster.lab().box_(), &cluster.lab().box_().port(i))?;
+        let box_ = cluster.lab().box_of(i);
+        set(box_, &box_.port(i))?;
         if cluster.lab().spec().rate.is_some() {
             let wire = netns::Netns::open(&format!("{}-wire", cluster.lab().prefix()))?;
             set(&wire, &format!("up{i}"))?;

@@ -154,7 +154,7 @@ pub fn measure(curve: Curve, settings: &Settings) -> Result<Vec<Row>> {
             let ring = start::start(
                 Who::Ring { offload: true },
                 &point.job(),
-                Wire { mtu: LINK_MTU, rate: Link(None), loss: 0.0 },
+                Wire { mtu: LINK_MTU, rate: Link(None), loss: 0.0, uplinks: None },
             )
             .with_context(with)?;
             entrants.push(Entrant::new(point, x, ring));

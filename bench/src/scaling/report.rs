@@ -174,7 +174,7 @@ mod tests {
             retransmissions: 1,
             astray: 0,
         };
-        Round { answer, cost: Cost { cpu_seconds: 0.5, sent: 0, received: 0 } }
+        Round { answer, cost: Cost { cpu_seconds: 0.5, ..Cost::default() } }
     }
 
     fn row(curve: Curve, x: u32) -> Row {

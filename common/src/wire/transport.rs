@@ -139,6 +139,8 @@ pub const IN_ORDER: u8 = 1;
 pub const PAST_GAP: u8 = 2;
 /// Of the same byte, between boxes in levels: the packet holds a total sum, and not a contribution.
 pub const TOTAL: u8 = 4;
+/// In the same place: a box has added up all ranks of a group. A box that has stopped adding lets a single rank's data through without it.
+pub const PARTIAL: u8 = 8;
 
 /// Base transport header, 12 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

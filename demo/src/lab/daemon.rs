@@ -1,4 +1,4 @@
-//! `netsum run` on the box, and its job.
+//! `netsum run` on a box, and its job.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use netsum_demo::{LAYOUT, PATH_MTU};
-use netsum_lab::Lab;
 use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
@@ -23,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const PORT: u16 = 4790;
 
 /// A job, as its ranks need to know it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Job {
     pub name: String,
     /// What its ranks prove themselves with.
@@ -43,17 +42,17 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it on the lab's box and waits until it answers. Its files are in `folder`.
-    pub fn start(lab: &Lab, program: &Path, folder: &Path) -> Result<Self> {
-        let controller = format!("{}:{PORT}", lab.box_().ip());
-        let socket = folder.join("netsum.sock");
-        let config = folder.join("netsum.toml");
+    /// Starts it on a box and waits until it answers. Its files are in `folder`.
+    pub fn start(node: &BoxNode, program: &Path, folder: &Path) -> Result<Self> {
+        let controller = format!("{}:{PORT}", node.ip());
+        let file = |kind: &str| folder.join(format!("{}.{kind}", node.name()));
+        let (socket, config) = (file("sock"), file("toml"));
         let text = format!(
             "bridge = {:?}\n[restart]\npin = \"none\"\n[listen]\nworkers = {controller:?}\nadmin = {socket:?}\n",
             BoxNode::BRIDGE
         );
         std::fs::write(&config, text).with_context(|| config.display().to_string())?;
-        let mut command = lab.box_().command(program);
+        let mut command = node.command(program);
         command.arg("run").arg("--config").arg(&config);
         // Ctrl-C is for this process, which ends the daemon last.
         command.process_group(0);
@@ -76,7 +75,8 @@ impl Daemon {
         Ok(())
     }
 
-    pub fn create_job(&self, ranks: usize) -> Result<Job> {
+    /// Creates the job; `members` says which part of it this box has, if not all.
+    pub fn create_job(&self, ranks: usize, members: &[&str]) -> Result<Job> {
         #[derive(Deserialize)]
         struct Created {
             name: String,
@@ -87,11 +87,23 @@ impl Daemon {
             self.command()
                 .args(["job", "create", "digits", "--dtype", "i32", "-j", "--ranks", &ranks.to_string()])
                 .args(["--mtu", &PATH_MTU.to_string(), "--message-size", &LAYOUT.message_size.to_string()])
-                .args(["--window", &LAYOUT.window.to_string(), "--rings", &LAYOUT.rings.to_string()]),
+                .args(["--window", &LAYOUT.window.to_string(), "--rings", &LAYOUT.rings.to_string()])
+                .args(members),
         )?;
         let job: Created =
             serde_json::from_str(&said).with_context(|| format!("netsum job create said `{said}`"))?;
         Ok(Job { name: job.name, token: job.token, controller: self.controller.clone(), memory: job.memory })
+    }
+
+    /// Registers the connections of ranks that have no daemon to join by.
+    pub fn register(&self, job: &Job, peers: &str, ports: &[String]) -> Result<()> {
+        let ports = ports.join(",");
+        output(self.command().args(["flow", "peers", &job.name, "--peers", peers, "--ports", &ports]))
+            .map(drop)
+    }
+
+    pub fn delete_job(&self, job: &Job) -> Result<()> {
+        output(self.command().args(["job", "delete", &job.name])).map(drop)
     }
 
     /// What the data plane has counted for a job.

@@ -1,20 +1,34 @@
-//! The byte counters of a host's link.
+//! The byte counters of links.
 
 use anyhow::{Context, Result};
 use netsum_demo::report::LinkBytes;
-use netsum_lab::Host;
+use netsum_lab::netns::Netns;
+use netsum_lab::{Host, Lab};
 
 /// What the host has sent and received so far, as its kernel counts.
 pub fn read(host: &Host) -> Result<LinkBytes> {
-    // Not /sys, which shows the devices of the namespace in which it was mounted.
-    let table = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
-    parse(&table, Host::INTERFACE)
-        .with_context(|| format!("counters of {} on host {}", Host::INTERFACE, host.number()))
+    of(host, Host::INTERFACE)
 }
 
-/// What was counted between two readings.
-pub fn since(before: LinkBytes, after: LinkBytes) -> LinkBytes {
-    LinkBytes { sent: after.sent - before.sent, received: after.received - before.received }
+/// What a rack's box has sent to the spine and received from there so far.
+pub fn read_uplink(lab: &Lab, rack: usize) -> Result<LinkBytes> {
+    let LinkBytes { sent, received } = of(lab.box_(), &lab.box_().rack_port(rack))?;
+    Ok(LinkBytes { sent: received, received: sent })
+}
+
+fn of(netns: &Netns, interface: &str) -> Result<LinkBytes> {
+    // Not /sys, which shows the devices of the namespace in which it was mounted.
+    let table = netns.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+    parse(&table, interface).with_context(|| format!("counters of {interface} in {}", netns.name()))
+}
+
+/// What was counted on each link between two readings.
+pub fn since(before: &[LinkBytes], after: &[LinkBytes]) -> Vec<LinkBytes> {
+    let one = |(before, after): (&LinkBytes, &LinkBytes)| LinkBytes {
+        sent: after.sent - before.sent,
+        received: after.received - before.received,
+    };
+    before.iter().zip(after).map(one).collect()
 }
 
 fn parse(table: &str, interface: &str) -> Option<LinkBytes> {

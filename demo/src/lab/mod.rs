@@ -3,11 +3,12 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`daemon`] | `netsum run` in the box, and its job |
+//! | [`daemon`] | `netsum run` on a box, and its job; [`boxes`]: those of all boxes |
 //! | [`ranks`] | the training processes on the hosts, and the progress bar |
 //! | [`link`] | the hosts' byte counters |
 //! | [`interrupt`] | Ctrl-C |
 
+mod boxes;
 mod daemon;
 mod interrupt;
 mod link;
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use netsum_demo::report::{Line, LinkBytes, Ring, Summary, Trained, grouped};
 use netsum_demo::train::Config;
 use netsum_demo::{DEFAULT_EPOCHS, PATH_MTU, plot};
@@ -25,7 +26,7 @@ use netsum_lab::faults::Faults;
 use netsum_lab::netns::output;
 use netsum_lab::{Lab, LabSpec};
 
-use daemon::Daemon;
+use boxes::Boxes;
 use ranks::{Ranks, Summer};
 
 /// Hosts of a lab that train together.
@@ -46,6 +47,9 @@ pub struct DemoArgs {
     /// Folder for the picture, the summary and the weights.
     #[arg(long, default_value = "demo-out")]
     out: PathBuf,
+    /// Spread the hosts over so many racks, each with a box, and a spine between these. With 0 there is one box for all.
+    #[arg(long, default_value_t = 0)]
+    racks: u8,
     /// Do not train a second time with a ring of the hosts, to compare the bytes.
     #[arg(long)]
     no_ring: bool,
@@ -66,6 +70,8 @@ struct Programs {
 /// What went wrong; which promise of the demo does not hold.
 pub fn run(args: DemoArgs) -> Result<()> {
     interrupt::catch()?;
+    ensure!(args.racks != 1, "--racks 1: a spine needs two racks, and one box needs none");
+    ensure!(u16::from(args.racks) <= args.hosts, "--racks {}: there are {} hosts", args.racks, args.hosts);
     std::fs::create_dir_all(&args.out).with_context(|| format!("--out {}", args.out.display()))?;
     let demo = std::env::current_exe()?;
     let programs = Programs { netsum: demo.with_file_name("netsum"), demo };
@@ -73,24 +79,28 @@ pub fn run(args: DemoArgs) -> Result<()> {
 
     let mut lab = build_lab(&args)?;
     let folder = tempfile::tempdir().context("a folder for the daemon's files")?;
-    let mut daemon = Daemon::start(&lab, &programs.netsum, folder.path())?;
-    let job = daemon.create_job(config.ranks)?;
+    let mut boxes = Boxes::start(&lab, &programs.netsum, folder.path())?;
+    let job = boxes.job.clone();
     println!(
-        "the box has the job `{}`: {} ranks, {} bytes of memory",
+        "the {} has the job `{}`: {} ranks, {} bytes of memory",
+        if args.racks == 0 { "box" } else { "spine" },
         job.name,
         config.ranks,
         grouped(job.memory)
     );
 
-    println!("training; the box sums");
-    let by_box = train(&mut lab, &mut daemon, &args, &config, &programs, Summer::Box(&job))?;
+    let summer = if args.racks == 0 { Summer::Box(&job) } else { Summer::Boxes };
+    println!("training; the box{}", if args.racks == 0 { " sums" } else { "es sum" });
+    let by_box = train(&mut lab, &mut boxes, &args, &config, &programs, summer)?;
+    // Else they would sum for the ring, too.
+    boxes.forget()?;
     let by_ring = if args.no_ring {
         None
     } else {
         println!("the same again, summed by a ring of the hosts, to compare");
-        Some(train(&mut lab, &mut daemon, &args, &config, &programs, Summer::Ring)?)
+        Some(train(&mut lab, &mut boxes, &args, &config, &programs, Summer::Ring)?)
     };
-    daemon.stop()?;
+    boxes.stop()?;
     drop(lab);
     println!("the same in one process");
     let (reference, alone) = train_alone(&config, &programs, &args.out)?;
@@ -110,8 +120,10 @@ pub fn run(args: DemoArgs) -> Result<()> {
         reference_identical: by_box.weights[0] == alone,
         counters: by_box.counters,
         links: by_box.links,
+        uplinks: by_box.uplinks,
         ring: by_ring.map(|ring| Ring {
             links: ring.links,
+            uplinks: ring.uplinks,
             seconds: ring.ranks[0].seconds,
             identical: same(&ring.weights, &alone),
         }),
@@ -129,8 +141,12 @@ pub fn run(args: DemoArgs) -> Result<()> {
 }
 
 fn build_lab(args: &DemoArgs) -> Result<Lab> {
-    println!("building a lab: {} hosts on the ports of a box with a Linux bridge", args.hosts);
-    let lab = Lab::new(LabSpec { cables: args.drop > 0.0, ..LabSpec::hosts(args.hosts.into()) })?;
+    let racks = usize::from(args.racks);
+    match racks {
+        0 => println!("building a lab: {} hosts on the ports of a box with a Linux bridge", args.hosts),
+        _ => println!("building a lab: {} hosts in {racks} racks, a box for each, and a spine", args.hosts),
+    }
+    let lab = Lab::new(LabSpec { cables: args.drop > 0.0, racks, ..LabSpec::hosts(args.hosts.into()) })?;
     if args.drop > 0.0 {
         println!("each host's link loses {} % of the packets in each direction", 100.0 * args.drop);
     }
@@ -145,6 +161,7 @@ struct Together {
     counters: BTreeMap<String, u64>,
     weights: Vec<Vec<u8>>,
     links: Vec<LinkBytes>,
+    uplinks: Vec<LinkBytes>,
     /// Packets lost on all links, if any were to be lost.
     lost: Option<u64>,
 }
@@ -152,7 +169,7 @@ struct Together {
 /// Trains on the lab's hosts.
 fn train(
     lab: &mut Lab,
-    daemon: &mut Daemon,
+    boxes: &mut Boxes,
     args: &DemoArgs,
     config: &Config,
     programs: &Programs,
@@ -165,14 +182,18 @@ fn train(
             host.set_faults(Faults::loss(args.drop), Faults::loss(args.drop), seed)?;
         }
     }
-    let read = |lab: &Lab| lab.hosts().iter().map(link::read).collect::<Result<Vec<_>>>();
+    let read = |lab: &Lab| {
+        let hosts = lab.hosts().iter().map(link::read).collect::<Result<Vec<_>>>()?;
+        let uplinks = (0..lab.spec().racks).map(|rack| link::read_uplink(lab, rack));
+        Ok::<_, anyhow::Error>((hosts, uplinks.collect::<Result<Vec<_>>>()?))
+    };
     let before = read(lab)?;
     let processes = Ranks::start(lab, config, &programs.demo, summer, &args.out)?;
-    let (ranks, loss) = processes.train(daemon)?;
+    let (ranks, loss) = processes.train(boxes)?;
     let after = read(lab)?;
     // Before the job's ring goes with its ranks.
     let counters = match summer {
-        Summer::Box(job) => daemon.counters(job)?,
+        Summer::Box(_) | Summer::Boxes => boxes.counters()?,
         Summer::Ring => BTreeMap::new(),
     };
     let mut lost = None;
@@ -180,14 +201,15 @@ fn train(
         let counts = lab.hosts().iter().map(|h| h.cable()?.counts()).collect::<Result<Vec<_>>>()?;
         lost = Some(counts.iter().map(|c| c.up.lost + c.down.lost).sum());
     }
-    processes.leave(daemon)?;
+    processes.leave(boxes)?;
     let weights = (0..config.ranks).map(|r| read_weights(&args.out, &summer.weights_file(r)));
     Ok(Together {
         ranks,
         loss,
         counters,
         weights: weights.collect::<Result<_>>()?,
-        links: before.iter().zip(&after).map(|(b, a)| link::since(*b, *a)).collect(),
+        links: link::since(&before.0, &after.0),
+        uplinks: link::since(&before.1, &after.1),
         lost,
     })
 }

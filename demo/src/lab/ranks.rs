@@ -12,7 +12,8 @@ use netsum_demo::train::Config;
 use netsum_lab::Lab;
 use netsum_lab::process::Running;
 
-use super::daemon::{Daemon, Job};
+use super::boxes::Boxes;
+use super::daemon::Job;
 use super::interrupt;
 
 /// A step, or connecting, may take so long before the demo gives up.
@@ -24,6 +25,8 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy)]
 pub enum Summer<'a> {
     Box(&'a Job),
+    /// Several boxes, which know of the ranks' connections.
+    Boxes,
     /// The hosts themselves, by a ring that the box knows nothing of.
     Ring,
 }
@@ -32,7 +35,7 @@ impl Summer<'_> {
     /// A rank's weights, in the folder for results.
     pub fn weights_file(self, rank: usize) -> String {
         match self {
-            Self::Box(_) => format!("weights-{rank}.bin"),
+            Self::Box(_) | Self::Boxes => format!("weights-{rank}.bin"),
             Self::Ring => format!("weights-ring-{rank}.bin"),
         }
     }
@@ -42,12 +45,14 @@ impl Summer<'_> {
             Self::Box(job) => ["--controller", &job.controller, "--job", &job.name, "--token", &job.token]
                 .map(str::to_owned)
                 .into(),
-            Self::Ring => {
-                let peers: Vec<_> = lab.hosts().iter().map(|h| h.ip(0).to_string()).collect();
-                vec!["--peers".to_owned(), peers.join(",")]
-            }
+            Self::Boxes | Self::Ring => vec!["--peers".to_owned(), addresses(lab)],
         }
     }
+}
+
+/// Of all ranks, in their order.
+pub fn addresses(lab: &Lab) -> String {
+    lab.hosts().iter().map(|host| host.ip(0).to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// The arguments of `netsum-demo` that say what is trained.
@@ -101,12 +106,12 @@ impl Ranks {
     }
 
     /// Shows the progress until all have trained; what each rank came to, and the loss of each step. The ranks stay.
-    pub fn train(&self, daemon: &mut Daemon) -> Result<(Vec<Trained>, Vec<f32>)> {
+    pub fn train(&self, boxes: &mut Boxes) -> Result<(Vec<Trained>, Vec<f32>)> {
         let style = "  {bar:40} step {pos}/{len}  {msg}  {elapsed} ";
         let bar = ProgressBar::new(self.steps as u64)
             .with_style(ProgressStyle::with_template(style)?.progress_chars("=> "))
             .with_message("connecting");
-        let result = self.follow(daemon, &bar);
+        let result = self.follow(boxes, &bar);
         // The bar stays where it is, and the next line begins below it.
         bar.abandon();
         if !bar.is_hidden() {
@@ -116,11 +121,11 @@ impl Ranks {
     }
 
     /// Lets the ranks leave, and waits until they have ended.
-    pub fn leave(mut self, daemon: &mut Daemon) -> Result<()> {
+    pub fn leave(mut self, boxes: &mut Boxes) -> Result<()> {
         self.stay.clear();
         let mut ended = 0;
         while ended < self.number {
-            if let (_, Event::Ended(result)) = self.next(daemon)? {
+            if let (_, Event::Ended(result)) = self.next(boxes)? {
                 result?;
                 ended += 1;
             }
@@ -128,11 +133,11 @@ impl Ranks {
         Ok(())
     }
 
-    fn follow(&self, daemon: &mut Daemon, bar: &ProgressBar) -> Result<(Vec<Trained>, Vec<f32>)> {
+    fn follow(&self, boxes: &mut Boxes, bar: &ProgressBar) -> Result<(Vec<Trained>, Vec<f32>)> {
         let mut trained: Vec<Option<Trained>> = vec![None; self.number];
         let mut loss = Vec::with_capacity(self.steps);
         while trained.iter().any(Option::is_none) {
-            match self.next(daemon)? {
+            match self.next(boxes)? {
                 (0, Event::Line(Line::Connected)) => bar.set_message("connected"),
                 (0, Event::Line(Line::Step { step, loss: l })) => {
                     loss.push(l);
@@ -145,8 +150,8 @@ impl Ranks {
                 }
                 (rank, Event::Line(Line::Trained(t))) => trained[rank] = Some(t),
                 (_, Event::Line(_)) => {}
-                (rank, Event::Ended(Ok(()))) => bail!("rank {rank} has ended too early{}", daemon.said()),
-                (_, Event::Ended(Err(error))) => bail!("{error:#}{}", daemon.said()),
+                (rank, Event::Ended(Ok(()))) => bail!("rank {rank} has ended too early{}", boxes.said()),
+                (_, Event::Ended(Err(error))) => bail!("{error:#}{}", boxes.said()),
             }
         }
         Ok((trained.into_iter().flatten().collect(), loss))
@@ -156,17 +161,17 @@ impl Ranks {
     ///
     /// # Errors
     /// On Ctrl-C, when the daemon has died, and when nothing happens for long.
-    fn next(&self, daemon: &mut Daemon) -> Result<(usize, Event)> {
+    fn next(&self, boxes: &mut Boxes) -> Result<(usize, Event)> {
         let start = Instant::now();
         loop {
             interrupt::check()?;
             match self.events.recv_timeout(LOOK) {
                 Ok(event) => return Ok(event),
                 Err(RecvTimeoutError::Disconnected) => bail!("the readers of the ranks have ended"),
-                Err(RecvTimeoutError::Timeout) => daemon.check()?,
+                Err(RecvTimeoutError::Timeout) => boxes.check()?,
             }
             if start.elapsed() > PATIENCE {
-                bail!("no rank has made a step within {PATIENCE:?}{}", daemon.said());
+                bail!("no rank has made a step within {PATIENCE:?}{}", boxes.said());
             }
         }
     }

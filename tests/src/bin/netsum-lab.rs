@@ -22,7 +22,7 @@ enum LabCommand {
     Down,
     /// Runs a command on one of its hosts.
     Exec {
-        /// `h0`, `h1` ... (or just the number), or `box`.
+        /// `h0`, `h1` ... (or just the number), `box`, or `leaf0` ... in a lab with racks.
         host: String,
         /// The command and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -47,6 +47,12 @@ struct UpArgs {
     /// Bandwidth of every host's link, each way, as 100mbit or 2.5gbit. Without it links are as fast as the machine.
     #[arg(long)]
     rate: Option<Rate>,
+    /// Spread the hosts over so many racks, each with a box of its own, a leaf; `box` is the spine between them then.
+    #[arg(long, default_value_t = 0)]
+    racks: u8,
+    /// With --racks: bandwidth of each leaf's link to the spine, each way.
+    #[arg(long, requires = "racks")]
+    uplink_rate: Option<Rate>,
     /// Wait for Ctrl-C and take the lab down then.
     #[arg(long)]
     wait: bool,
@@ -98,6 +104,8 @@ fn main() -> Result<()> {
                 ipv6: args.ipv6,
                 ips_per_host: args.ips.into(),
                 rate: args.rate,
+                racks: args.racks.into(),
+                uplink: args.uplink_rate,
                 ..LabSpec::default()
             };
             up(spec, args.wait)
@@ -135,8 +143,15 @@ fn up(spec: LabSpec, wait: bool) -> Result<()> {
     let lab = Lab::new(LabSpec { name: Some(STANDING.to_owned()), ..spec })?;
     println!("{:<14} {:<8} {:<16} address", "namespace", "port", "interface");
     println!("{:<14} {:<8} {:<16} {}", lab.box_().name(), "", BoxNode::BRIDGE, lab.box_().ip());
+    let mut rack = None;
     for host in lab.hosts() {
-        let port = lab.box_().port(host.number());
+        let of = lab.spec().rack(host.number());
+        if let Some(of) = of.filter(|of| rack != Some(*of)) {
+            let (leaf, port) = (lab.leaf(of), lab.box_().rack_port(of));
+            println!("{:<14} {port:<8} {:<16} {}", leaf.name(), BoxNode::UPLINK, leaf.ip());
+        }
+        rack = of;
+        let port = lab.box_of(host.number()).port(host.number());
         let interface = if host.vm().is_some() { "eth0 (VM)" } else { Host::INTERFACE };
         println!("{:<14} {port:<8} {interface:<16} {}", host.name(), host.ip(0));
     }
@@ -153,8 +168,9 @@ fn up(spec: LabSpec, wait: bool) -> Result<()> {
 
 fn exec(host: &str, command: &[String]) -> Result<()> {
     let node = if host.parse::<u8>().is_ok() { format!("h{host}") } else { host.to_owned() };
-    let netns = Netns::open(&format!("{STANDING}-{node}"))
-        .with_context(|| format!("no host `{host}`: h0, h1 ... or box, after `cargo xtask lab up`"))?;
+    let netns = Netns::open(&format!("{STANDING}-{node}")).with_context(|| {
+        format!("no host `{host}`: h0, h1 ..., box, or leaf0 ... with racks, after `cargo xtask lab up`")
+    })?;
     let number = node.strip_prefix('h').and_then(|number| number.parse::<usize>().ok());
     let mut program = match number {
         // A VM's namespace is empty.

@@ -141,7 +141,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     let hosts = 0..spec.hosts;
     let mtu = spec.mtu;
     let mut namespaces = format!("netns add {prefix}-box\n");
-    if spec.has_wire() {
+    if spec.has_wires() {
         namespaces += &format!("netns add {prefix}-wire\n");
     }
     for i in 0..spec.hosts + spec.routed {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use netsum_api::v1::{self, JobState};
 
-use super::config::{Bootstrap, CommConfig, static_connection};
+use super::config::{Bootstrap, CommConfig};
 use super::network::Network;
 use crate::control::Control;
 use crate::control::heartbeat::Heartbeat;
@@ -14,6 +14,7 @@ use netsum_collective::error::Error;
 use netsum_collective::numeric::layout::Layout;
 use netsum_collective::queue_pairs::{Numbers, RankNumbers};
 use netsum_collective::shape::JobShape;
+use netsum_common::unmanaged::static_connection;
 use netsum_rc::{Psn, Qpn};
 
 /// A job that this rank is a member of.

@@ -5,8 +5,6 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use netsum_rc::{Psn, Qpn};
-
 /// How a communicator finds its job.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
@@ -109,7 +107,7 @@ pub enum Bootstrap {
         /// The job's token.
         token: String,
     },
-    /// No daemon: all ranks are given the same list, and queue pair numbers and PSNs follow from [`static_connection`].
+    /// No daemon: all ranks are given the same list, and queue pair numbers and PSNs follow from [`static_connection`](netsum_common::unmanaged::static_connection).
     /// A box sums only if it has been given these flows by hand.
     Static {
         /// Address of each rank.
@@ -142,29 +140,5 @@ impl fmt::Debug for Bootstrap {
                 .field("rings", rings)
                 .finish(),
         }
-    }
-}
-
-/// One rank's numbers for one ring, as [`Bootstrap::Static`] chooses them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StaticConnection {
-    /// Queue pair that receives from the previous rank: what a flow of the previous rank is registered with.
-    pub receive_qpn: Qpn,
-    /// Queue pair that sends to the next rank.
-    pub send_qpn: Qpn,
-    /// First PSN that it sends.
-    pub first_psn: Psn,
-}
-
-/// Queue pair numbers and first PSN of `rank` in `ring` under [`Bootstrap::Static`]; `None` stands for the plain
-/// connection, which no box may know.
-///
-/// PSNs wrap early, within a message: what comes only after 16 million packets otherwise is part of every run.
-pub fn static_connection(rank: u32, ring: Option<u32>) -> StaticConnection {
-    let connection = rank * 1024 + ring.map_or(0, |r| (r + 1) * 2);
-    StaticConnection {
-        receive_qpn: Qpn::new(0x10_0000 + connection),
-        send_qpn: Qpn::new(0x10_0001 + connection),
-        first_psn: Psn::new(0xff_ffd8 - 64 * ring.map_or(0, |r| r + 1) - rank),
     }
 }

@@ -24,10 +24,10 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
         let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn.get()) == low;
         r.seen.mismatch.filter(|(psn, _)| still && of_index(*psn)).map(|(_, len)| len)
     };
-    let mut by_len: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
+    let mut by_len: BTreeMap<u32, Vec<&RankEvidence>> = BTreeMap::new();
     for rank in &ring.ranks {
         if let Some(len) = len(rank) {
-            by_len.entry(len).or_default().push(rank.flow.rank);
+            by_len.entry(len).or_default().push(rank);
         }
     }
     if by_len.len() < 2 {
@@ -39,7 +39,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
         (Some((usual, by)), None) => by_len
             .iter()
             .filter(|(len, _)| *len != usual)
-            .flat_map(|(len, odd)| odd.iter().map(move |rank| (*rank, *len)))
+            .flat_map(|(len, odd)| odd.iter().map(move |rank| (rank.flow.rank, *len)))
             .map(|(rank, len)| Finding {
                 ring: Some(ring.ring),
                 rank: Some(rank),
@@ -61,11 +61,11 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
             }]
         }
     };
-    (findings, by_len.into_values().flatten().collect())
+    (findings, by_len.into_values().flatten().map(|rank| rank.flow.rank).collect())
 }
 
-fn names(ranks: &[Rank]) -> String {
-    let numbers: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+fn names(ranks: &[&RankEvidence]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(|rank| rank.sender.to_string()).collect();
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }
 
@@ -121,7 +121,16 @@ mod tests {
                 src_mac: None,
                 by_box: false,
             };
-            RankEvidence { flow, seen, last: None, moved: 0, heartbeat: None, port: PortEvidence::default() }
+            let sender = flow.rank;
+            RankEvidence {
+                flow,
+                sender,
+                seen,
+                last: None,
+                moved: 0,
+                heartbeat: None,
+                port: PortEvidence::default(),
+            }
         };
         let ranks: Vec<_> = ranks.iter().enumerate().map(evidence).collect();
         let view = RingView {

@@ -153,10 +153,10 @@ fn of_timings(jobs: &[JobSnapshot]) -> Vec<Family> {
         (vec![label("job_name", &j.name)], Value::Durations(Box::new(j.timings.completion)))
     };
     let last = jobs.iter().flat_map(|j| {
-        let of_rank = |(rank, r): (usize, &RankTiming)| {
+        let of_rank = |(rank, r): (&u32, &RankTiming)| {
             (vec![label("job_name", &j.name), label("rank", rank)], Value::Count(r.last))
         };
-        j.timings.ranks.iter().enumerate().map(of_rank).collect::<Vec<_>>()
+        j.senders.iter().zip(&j.timings.ranks).map(of_rank).collect::<Vec<_>>()
     });
     vec![
         Family {
@@ -243,11 +243,12 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
         labels
     };
     let mut credit_used = Vec::new();
-    for (labels, _, load) in rings() {
-        for (rank, &used) in load.credit_used.iter().enumerate() {
-            let mut labels = labels.clone();
-            labels.push(label("rank", rank));
-            credit_used.push((labels, Value::Gauge(used.into())));
+    for job in jobs {
+        for (ring, (_, load)) in job.rings.iter().enumerate() {
+            for (rank, &used) in job.senders.iter().zip(&load.credit_used) {
+                let labels = vec![label("job_name", &job.name), label("ring", ring), label("rank", rank)];
+                credit_used.push((labels, Value::Gauge(used.into())));
+            }
         }
     }
     let waits = |w: Option<std::time::Duration>| Value::Real(w.unwrap_or_default().as_secs_f64());
@@ -345,6 +346,7 @@ mod tests {
             name: "train".into(),
             tenant: "vision".into(),
             ranks: 2,
+            senders: vec![0, 1],
             dtype: "i32".into(),
             mtu: 1024,
             state: State::Active,

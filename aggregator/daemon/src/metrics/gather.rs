@@ -31,6 +31,8 @@ pub struct JobSnapshot {
     /// Whose it is.
     pub tenant: String,
     pub ranks: u32,
+    /// The rank whose connection each member's is; of a job that this box sums alone, all in order.
+    pub senders: Vec<u32>,
     /// Type of a lane.
     pub dtype: String,
     /// Path MTU in bytes.
@@ -117,6 +119,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         name: job.spec.name.clone(),
         tenant: job.spec.tenant.clone(),
         ranks: job.spec.member_count(),
+        senders: Rank::all(job.spec.member_count()).map(|member| job.sender(member).0).collect(),
         dtype: job.spec.dtype.clone(),
         mtu: job.spec.mtu,
         state: job.state.clone(),

@@ -1,23 +1,43 @@
-//! The box: the data plane's state machine over real packets.
+//! The box, or leaves and a spine: the data plane's state machine over real packets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
 use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
-use netsum_common::wire::{Bth, ROCE_PORT};
+use netsum_common::wire::{Bth, PARTIAL, ROCE_PORT, TOTAL};
 
+use super::rng::Rng;
 use crate::numeric::reference::add_lanes;
 use crate::queue_pairs::RankNumbers;
 use crate::shape::JobShape;
 use netsum_rc::packet::{Extended, Verifier, encode};
 
+/// A connection that is summed, of all boxes that it comes by.
 struct Flow {
     ring: usize,
     rank: usize,
     base_psn: u32,
+}
+
+/// One box.
+struct Node {
+    /// The ranks whose connections its members' are, in order: each rank's, or the last one's of each group. A leaf's last one is that of the
+    /// rank before its first, whose connection comes down.
+    senders: Vec<usize>,
+    rings: Vec<RingBox<Bth, [u8]>>,
+}
+
+/// What comes to a box.
+struct Incoming {
+    node: usize,
+    sender: usize,
+    bth: Bth,
+    payload: Vec<u8>,
+    /// Its PSN has been moved: it passes.
+    moved: bool,
 }
 
 pub(super) struct Aggregator {
@@ -25,7 +45,11 @@ pub(super) struct Aggregator {
     /// By receiver.
     verifiers: HashMap<IpAddr, Verifier>,
     flows: HashMap<(IpAddr, u32), Flow>,
-    rings: Vec<RingBox<Bth, [u8]>>,
+    /// The leaves, and last the spine; or the only box.
+    nodes: Vec<Node>,
+    /// Losses between leaves and spine, in millionths.
+    loss: u32,
+    rng: Rng,
     /// The release to come whose sum is spoilt, and how.
     spoil: Option<(u32, Spoil)>,
 }
@@ -42,20 +66,9 @@ pub(super) enum Spoil {
 }
 
 impl Aggregator {
-    pub fn new(shape: &JobShape, ranks: &[RankNumbers]) -> Self {
-        let fragments = Fragments(shape.layout.message_size.div_ceil(shape.mtu));
-        let credit = Messages(shape.layout.window).of(fragments).unwrap();
-        let slots = ring_slots(credit).unwrap();
-        let config = RingConfig {
-            flags: ring_flags::ACTIVE | if shape.relaxed { ring_flags::RELAXED } else { 0 },
-            ranks: shape.ranks,
-            slots,
-            credit: credit.0,
-            mtu: shape.mtu,
-            cpu: 0,
-        };
+    /// With `racks` of 0 one box. Else between each rack's and the spine so many of a million packets are lost.
+    pub fn new(shape: &JobShape, ranks: &[RankNumbers], racks: usize, loss: u32, seed: u64) -> Self {
         let n = ranks.len();
-        let rings = (0..shape.layout.rings).map(|_| RingBox::new(config, 0));
         let flows = (0..n).flat_map(|rank| {
             let next = &ranks[(rank + 1) % n];
             (0..shape.layout.rings as usize).map(move |ring| {
@@ -63,11 +76,25 @@ impl Aggregator {
                 (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn.get() })
             })
         });
+        let first = |rack: usize| rack * n / racks;
+        let leaf = |rack| {
+            let before = (first(rack) + n - 1) % n;
+            Node::new(shape, (first(rack)..first(rack + 1)).chain([before]).collect(), ring_flags::UPLINK)
+        };
+        let nodes = match racks {
+            0 => vec![Node::new(shape, (0..n).collect(), 0)],
+            _ => {
+                let spine = (1..=racks).map(|rack| first(rack) - 1).collect();
+                (0..racks).map(leaf).chain([Node::new(shape, spine, ring_flags::GROUPS)]).collect()
+            }
+        };
         Self {
             ips: ranks.iter().map(|r| r.ip).collect(),
             verifiers: ranks.iter().map(|r| (r.ip, Verifier::new(r.ip, false))).collect(),
             flows: flows.collect(),
-            rings: rings.collect(),
+            nodes,
+            loss,
+            rng: Rng(seed ^ 0x7570_6c69_6e6b_7300),
             spoil: None,
         }
     }
@@ -79,7 +106,7 @@ impl Aggregator {
 
     /// From now on no fragment is within its credit.
     pub fn swallow(&mut self) {
-        for ring in &mut self.rings {
+        for ring in self.nodes.iter_mut().flat_map(|node| &mut node.rings) {
             ring.config.credit = 0;
         }
     }
@@ -87,13 +114,14 @@ impl Aggregator {
     /// Has each of a rank's flows in the ring behind its own, as if they had been registered so.
     #[cfg(test)]
     pub fn exchange_rings(&mut self, rank: usize) {
-        let rings = self.rings.len();
+        let rings = self.nodes[0].rings.len();
         self.flows.values_mut().filter(|f| f.rank == rank).for_each(|f| f.ring = (f.ring + 1) % rings);
     }
 
     /// Slots that were claimed and not released, described.
     pub fn unreleased(&self) -> Vec<String> {
-        let slots = self.rings.iter().enumerate().flat_map(|(r, ring)| {
+        let rings = self.nodes.iter().flat_map(|node| node.rings.iter().enumerate());
+        let slots = rings.flat_map(|(r, ring)| {
             let unreleased = ring.slots.iter().filter(|s| s.is(Slot::USED) && !s.is(Slot::RELEASED));
             unreleased.map(move |s| format!("ring {r} index {} of ranks {:#b}", s.index, s.contributors))
         });
@@ -117,16 +145,46 @@ impl Aggregator {
         if !packet.bth.opcode.is_rc_data() {
             return false;
         }
-        assert_eq!(src, self.ips[flow.rank]);
-        let ring = &mut self.rings[flow.ring];
-        let index = serial::sub(packet.bth.psn, flow.base_psn);
-        let op = packet.bth.opcode;
+        let sender = flow.rank;
+        assert_eq!(src, self.ips[sender]);
+        let node = self.box_of(sender);
+        let payload = packet.payload.to_vec();
+        let mut queue = VecDeque::from([Incoming { node, sender, bth: packet.bth, payload, moved: false }]);
+        while let Some(incoming) = queue.pop_front() {
+            self.at_box(incoming, &mut queue, out);
+        }
+        true
+    }
+
+    /// The box whose port leads to a rank.
+    fn box_of(&self, rank: usize) -> usize {
+        let has_parent = usize::from(self.nodes.len() > 1);
+        let has = |node: &Node| node.senders[..node.senders.len() - has_parent].contains(&rank);
+        self.nodes.iter().position(has).expect("a box")
+    }
+
+    fn at_box(
+        &mut self,
+        incoming: Incoming,
+        queue: &mut VecDeque<Incoming>,
+        out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>,
+    ) {
+        let Incoming { node, sender, bth, payload, moved } = incoming;
+        if moved {
+            return self.route(node, sender, bth, &payload, true, queue, out);
+        }
+        let flow = &self.flows[&(self.ips[(sender + 1) % self.ips.len()], bth.qpn)];
+        let (is_leaf, levels) = (node + 1 < self.nodes.len(), self.nodes.len() > 1);
+        let Node { senders, rings } = &mut self.nodes[node];
+        let place = senders.iter().position(|rank| *rank == sender).expect("a member");
+        let ring = &mut rings[flow.ring];
+        let index = serial::sub(bth.psn, flow.base_psn);
+        let op = bth.opcode;
         let first = if op.is_first() { Slot::FIRST } else { 0 };
         let bounds = first | if op.is_last() { Slot::LAST } else { 0 };
-        let (rank, len) = (flow.rank as u32, packet.payload.len() as u32);
-        let fragment = Fragment { rank, index, len, ce: false, total: false, bounds };
-        let output =
-            ring.take(fragment, packet.bth, packet.payload, |sum, payload| add_lanes(sum, payload)).output;
+        let (rank, len) = (place as u32, payload.len() as u32);
+        let fragment = Fragment { rank, index, len, ce: false, total: bth.ecn & TOTAL != 0, bounds };
+        let output = ring.take(fragment, bth, &payload, |sum, payload| add_lanes(sum, payload)).output;
         let s = ring.slot_of(index);
         if let (Output::Release, Some((after, how))) = (output, &mut self.spoil) {
             if *after == 0 {
@@ -135,7 +193,7 @@ impl Aggregator {
                 match how {
                     Spoil::Flip => *sum.last_mut().unwrap() ^= 4,
                     Spoil::Exchange => sum.rotate_left(4),
-                    Spoil::Double => add_lanes(sum, packet.payload),
+                    Spoil::Double => add_lanes(sum, &payload),
                 }
                 // Zeros exchanged or added twice are still right.
                 if *sum != right {
@@ -145,20 +203,65 @@ impl Aggregator {
                 *after -= 1;
             }
         }
-        let n = self.ips.len();
-        let mut send = |rank: usize, bth: &Bth, payload: &[u8]| {
-            let (src, dst) = (self.ips[rank], self.ips[(rank + 1) % n]);
+        let goes_up = output == Output::Up;
+        let slot = &ring.slots[s];
+        // As `egress` writes it.
+        let total = if is_leaf { goes_up && slot.is(Slot::COMPLETE) } else { levels };
+        let tells =
+            |member| if goes_up { PARTIAL } else { slot.tells(member) } | if total { TOTAL } else { 0 };
+        let leaving = ring.leaves_on(&fragment, output);
+        let leaving = leaving.map(|(member, bth)| (member, Bth { ecn: tells(member), ..*bth }));
+        let leaving: Vec<(u32, Bth)> = leaving.collect();
+        let sum = ring.sums[s].clone();
+        for (member, bth) in leaving {
+            let sender = self.nodes[node].senders[member as usize];
+            self.route(node, sender, bth, &sum, false, queue, out);
+        }
+        if let Some(psn) = passes_with(output, bth.psn) {
+            self.route(node, sender, Bth { psn, ..bth }, &payload, true, queue, out);
+        }
+    }
+
+    /// From a box, on the connection of a rank: to the next rank, or to the box on the way there.
+    #[expect(clippy::too_many_arguments, reason = "a packet, where it is, and where it may go")]
+    fn route(
+        &mut self,
+        node: usize,
+        sender: usize,
+        bth: Bth,
+        payload: &[u8],
+        moved: bool,
+        queue: &mut VecDeque<Incoming>,
+        out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>,
+    ) {
+        let receiver = (sender + 1) % self.ips.len();
+        let spine = self.nodes.len() - 1;
+        let leaf = self.box_of(receiver);
+        if node == leaf {
+            let (src, dst) = (self.ips[sender], self.ips[receiver]);
             let mut datagram = Vec::new();
-            encode(&mut datagram, src, dst, 0, bth, &Extended::default(), payload);
-            out.push((src, dst, datagram));
+            encode(&mut datagram, src, dst, 0, &bth, &Extended::default(), payload);
+            return out.push((src, dst, datagram));
+        }
+        let next = if node == spine { leaf } else { spine };
+        if !self.rng.chance(self.loss) {
+            queue.push_back(Incoming { node: next, sender, bth, payload: payload.to_vec(), moved });
+        }
+    }
+}
+
+impl Node {
+    fn new(shape: &JobShape, senders: Vec<usize>, flag: u32) -> Self {
+        let fragments = Fragments(shape.layout.message_size.div_ceil(shape.mtu));
+        let credit = Messages(shape.layout.window).of(fragments).expect("a credit");
+        let config = RingConfig {
+            flags: ring_flags::ACTIVE | flag | if shape.relaxed { ring_flags::RELAXED } else { 0 },
+            ranks: senders.len() as u32,
+            slots: ring_slots(credit).expect("so many slots"),
+            credit: credit.0,
+            mtu: shape.mtu,
+            cpu: 0,
         };
-        for (rank, bth) in ring.leaves_on(&fragment, output) {
-            let bth = Bth { ecn: ring.slots[s].tells(rank), ..*bth };
-            send(rank as usize, &bth, &ring.sums[s]);
-        }
-        if let Some(psn) = passes_with(output, packet.bth.psn) {
-            send(flow.rank, &Bth { psn, ..packet.bth }, packet.payload);
-        }
-        true
+        Self { senders, rings: (0..shape.layout.rings).map(|_| RingBox::new(config, 0)).collect() }
     }
 }

@@ -32,6 +32,10 @@ pub(super) struct Spec {
     pub ranks: u32,
     pub mtu: u32,
     pub layout: Layout,
+    /// Racks with a box each, and a spine between these; one box if 0.
+    pub racks: usize,
+    /// Packets that are lost between them, in millionths.
+    pub uplink_loss: u32,
     /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order otherwise.
     pub selective: bool,
     pub faults: Faults,
@@ -71,6 +75,8 @@ impl Spec {
             ranks,
             mtu: 256,
             layout,
+            racks: 0,
+            uplink_loss: 0,
             selective: false,
             faults: Faults::default(),
             // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
@@ -90,6 +96,10 @@ impl Spec {
             limit: Duration::from_secs(60),
         }
     }
+}
+
+fn boxes(spec: &Spec, shape: &JobShape, ranks: &[RankNumbers]) -> Aggregator {
+    Aggregator::new(shape, ranks, spec.racks, spec.uplink_loss, spec.seed)
 }
 
 /// One operation of a rank, begun when its time has come and no more are in flight than may be.
@@ -202,7 +212,7 @@ impl Sim {
             hosts: hosts.collect(),
             start,
             now: start,
-            aggregator: Aggregator::new(&shape, &all),
+            aggregator: boxes(spec, &shape, &all),
             ips,
             network: Network::new(start, ranks as usize, spec.speed, faults, spec.seed),
             spec: spec.clone(),
@@ -222,7 +232,8 @@ impl Sim {
     fn reconnect(&mut self) {
         let Spec { ranks, layout, mtu, selective, .. } = self.spec;
         let all = fresh(&mut self.numbers, &self.ips, layout.rings);
-        self.aggregator = Aggregator::new(&JobShape { ranks, mtu, layout, relaxed: selective }, &all);
+        let shape = JobShape { ranks, mtu, layout, relaxed: selective };
+        self.aggregator = boxes(&self.spec, &shape, &all);
         if self.swallows {
             self.aggregator.swallow();
         }

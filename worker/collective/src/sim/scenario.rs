@@ -120,6 +120,12 @@ impl Scenario {
                 f.burst_down = down.then(|| burst(rng));
             }
         }
+        // Of its own, so that the other cases of a seed stay what they were.
+        let mut levels = Rng(seed ^ 0x6c65_7665_6c73_0000);
+        if ranks > 3 && levels.below(3) == 0 {
+            spec.racks = levels.pick(&[2, 2, 3, ranks as usize]);
+            spec.uplink_loss = levels.pick(&[0, 0, 1_000, 10_000, 50_000]);
+        }
         let instant =
             |rng: &mut Rng| Duration::from_micros(1 << rng.below(17)) + Duration::from_nanos(rng.below(9999));
         if rng.below(6) == 0 {
@@ -229,7 +235,9 @@ impl Scenario {
             }
         }
         (summary.lost, summary.corrupted) = (sim.network.damage.lost, sim.network.damage.corrupted);
-        let quiet = sim.network.damage == Damage::default() && self.spec.death.is_none();
+        let quiet = sim.network.damage == Damage::default()
+            && self.spec.death.is_none()
+            && self.spec.uplink_loss == 0;
         let busy = self.idle == 0 && self.spec.pauses.is_empty() && self.spec.present == ALWAYS;
         let stays = self.spec.renew.is_none();
         if quiet && busy && stays && summary.right && !summary.by_ring && summary.retransmissions > 0 {
@@ -323,6 +331,9 @@ impl fmt::Display for Scenario {
         )?;
         for (dtype, length) in &self.operations {
             write!(f, " {length} {dtype}")?;
+        }
+        if s.racks > 0 {
+            write!(f, "; {} racks, {} lost between these", s.racks, percent(s.uplink_loss))?;
         }
         write!(f, "; {}", s.faults)?;
         for (rank, during) in &s.pauses {

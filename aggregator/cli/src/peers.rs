@@ -1,0 +1,106 @@
+//! `netsum flow peers`: the flows of netsum's own ranks that have no daemon to join by.
+
+use std::net::IpAddr;
+
+use netsum_api::v1 as api;
+use netsum_common::unmanaged::static_connection;
+
+/// The flows of a job that come by this box, of all its rings. `peers` are the ranks' addresses, `ports` those of the job's members.
+///
+/// # Errors
+/// What does not fit the job.
+pub fn flows(job: &api::Job, peers: &[IpAddr], ports: &[String]) -> Result<Vec<api::Flow>, String> {
+    if peers.len() != job.ranks as usize {
+        return Err(format!("--peers: {} addresses; job {} has {} ranks", peers.len(), job.name, job.ranks));
+    }
+    let senders = senders(job);
+    if ports.len() != senders.len() {
+        let members = if job.members.is_empty() { "all ranks".to_owned() } else { job.members.join(", ") };
+        return Err(format!(
+            "--ports: {} ports; job {} has {} members: {members}",
+            ports.len(),
+            job.name,
+            senders.len()
+        ));
+    }
+    let of_ring = |ring: u32| {
+        senders.iter().zip(ports).map(move |(&rank, port)| {
+            let next = (rank + 1) % job.ranks;
+            api::Flow {
+                ring,
+                rank,
+                port: port.clone(),
+                src: peers[rank as usize].to_string(),
+                dst: peers[next as usize].to_string(),
+                qpn: static_connection(next, Some(ring)).receive_qpn.get(),
+                psn: static_connection(rank, Some(ring)).first_psn.get(),
+                ..api::Flow::default()
+            }
+        })
+    };
+    Ok((0..job.rings).flat_map(of_ring).collect())
+}
+
+/// The rank whose connection is each member's: the last of a group, and for the way up the one before the first.
+fn senders(job: &api::Job) -> Vec<u32> {
+    let span = |member: &String| {
+        let (first, last) = member.split_once('-').unwrap_or((member, member));
+        Some((first.parse::<u32>().ok()?, last.parse::<u32>().ok()?))
+    };
+    let spans: Vec<Option<(u32, u32)>> = match &*job.members {
+        [] => (0..job.ranks).map(|rank| Some((rank, rank))).collect(),
+        members => members.iter().map(span).collect(),
+    };
+    let first = spans.first().copied().flatten().map_or(0, |(first, _)| first);
+    let before = (first + job.ranks.max(1) - 1) % job.ranks.max(1);
+    spans.into_iter().map(|span| span.map_or(before, |(_, last)| last)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(members: &[&str]) -> api::Job {
+        let members = members.iter().map(|&m| m.to_owned()).collect();
+        api::Job { name: "train".into(), ranks: 8, rings: 2, members, ..api::Job::default() }
+    }
+
+    fn peers() -> Vec<IpAddr> {
+        (1..=8).map(|n| IpAddr::from([10, 0, 0, n])).collect()
+    }
+
+    fn ports(n: usize) -> Vec<String> {
+        (0..n).map(|n| format!("swp{n}")).collect()
+    }
+
+    #[test]
+    fn a_leaf_has_the_flows_of_its_ranks_and_the_one_that_comes_down() {
+        let flows = flows(&job(&["4", "5", "6", "7", "up"]), &peers(), &ports(5)).unwrap();
+        assert_eq!(flows.len(), 10);
+        let of =
+            |ring| flows.iter().filter(|f| f.ring == ring).map(|f| (f.rank, &*f.port)).collect::<Vec<_>>();
+        assert_eq!(of(1), [(4, "swp0"), (5, "swp1"), (6, "swp2"), (7, "swp3"), (3, "swp4")]);
+        let last = &flows[3];
+        assert_eq!((&*last.src, &*last.dst), ("10.0.0.8", "10.0.0.1"));
+        assert_eq!((last.qpn, last.psn), (0x10_0002, 0xff_ffd8 - 64 - 7));
+    }
+
+    #[test]
+    fn a_parent_has_those_of_its_groups_and_a_box_alone_all() {
+        let of = |members: &[&str], n| -> Vec<u32> {
+            let flows = flows(&job(members), &peers(), &ports(n)).unwrap();
+            flows.iter().filter(|f| f.ring == 0).map(|f| f.rank).collect()
+        };
+        assert_eq!(of(&["0-3", "4", "5-7"], 3), [3, 4, 7]);
+        assert_eq!(of(&["0-1", "2-3", "up"], 3), [1, 3, 7]);
+        assert_eq!(of(&[], 8), [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_job_is_refused_with_its_numbers() {
+        let error = flows(&job(&["0-3", "4-7"]), &peers()[..7], &ports(2)).unwrap_err();
+        assert_eq!(error, "--peers: 7 addresses; job train has 8 ranks");
+        let error = flows(&job(&["0-3", "4-7"]), &peers(), &ports(3)).unwrap_err();
+        assert_eq!(error, "--ports: 3 ports; job train has 2 members: 0-3, 4-7");
+    }
+}
