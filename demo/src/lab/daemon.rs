@@ -48,7 +48,7 @@ impl Daemon {
         let file = |kind: &str| folder.join(format!("{}.{kind}", node.name()));
         let (socket, config) = (file("sock"), file("toml"));
         let text = format!(
-            "bridge = {:?}\n[restart]\npin = \"none\"\n[listen]\nworkers = {controller:?}\nadmin = {socket:?}\n",
+            "bridge = {:?}\n[restart]\npin = \"none\"\njobs = \"none\"\n[listen]\nworkers = {controller:?}\nadmin = {socket:?}\n",
             BoxNode::BRIDGE
         );
         std::fs::write(&config, text).with_context(|| config.display().to_string())?;
