@@ -52,8 +52,10 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             let shown = client.show_job(job.clone(), false).await?;
             let flows =
                 peers::flows(&shown, &peers, &ports).map_err(|why| Failure::new(Kind::Refused, why))?;
+            // So that it can be said again, when one was refused.
+            let missing: Vec<_> = flows.into_iter().filter(|f| !peers::is_there(&shown, f)).collect();
             let mut with = shown;
-            for flow in flows {
+            for flow in missing {
                 with = client.add_flow(job.clone(), flow).await?;
             }
             print::added(out, format, with)

@@ -41,6 +41,12 @@ pub fn flows(job: &api::Job, peers: &[IpAddr], ports: &[String]) -> Result<Vec<a
     Ok((0..job.rings).flat_map(of_ring).collect())
 }
 
+/// Whether a job has a flow already.
+pub fn is_there(job: &api::Job, flow: &api::Flow) -> bool {
+    let key = |f: &api::Flow| (f.ring, f.rank, f.port.clone(), f.src.clone(), f.dst.clone(), f.qpn, f.psn);
+    job.flows.iter().any(|had| key(had) == key(flow))
+}
+
 /// The rank whose connection is each member's: the last of a group, and for the way up the one before the first.
 fn senders(job: &api::Job) -> Vec<u32> {
     let span = |member: &String| {

@@ -54,7 +54,17 @@ pub struct RingEvidence {
 }
 
 impl RingEvidence {
-    /// The rank that another sends to.
+    /// Who receives what a rank sends.
+    fn receiver(&self, rank: &RankEvidence) -> String {
+        let next = self.after(rank.flow.rank);
+        if next.flow.by_box {
+            format!("{} behind another box", rank.flow.dst)
+        } else {
+            format!("rank {}", next.sender)
+        }
+    }
+
+    /// The member that another sends to.
     fn after(&self, rank: Rank) -> &RankEvidence {
         &self.ranks[rank.next(self.ranks.len() as u32).0 as usize]
     }
@@ -284,9 +294,10 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
         let neighbour = ring.after(flow.rank);
         if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
-                "rank {} is behind {}, too: what they send each other does not come by the box; number the ranks so that neighbours are \
+                "{} is behind {}, too: what they send each other does not come by the box; number the ranks so that neighbours are \
                  behind different ports",
-                neighbour.sender, port.name
+                ring.receiver(rank),
+                port.name
             );
         }
         return (what, next);
@@ -478,16 +489,16 @@ fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String,
     if rank.moved == 0 || !again {
         return None;
     }
-    let next = ring.after(rank.flow.rank);
+    let (next, receiver) = (ring.after(rank.flow.rank), ring.receiver(rank));
     Some((
         format!(
-            "sends PSN {:#x} again and again, whose sum has been released: rank {} behind {} does not acknowledge it",
-            rank.seen.last_psn, next.sender, next.port.name
+            "sends PSN {:#x} again and again, whose sum has been released: {receiver} behind {} does not acknowledge it",
+            rank.seen.last_psn, next.port.name
         ),
         format!(
-            "look whether results get from {} to rank {} and its acknowledgements back to {}; if the application was started again with \
+            "look whether results get from {} to {receiver} and its acknowledgements back to {}; if the application was started again with \
              the queue pairs and PSNs that it had: `netsum job restart` first, or it may get sums of its last run",
-            next.port.name, next.sender, rank.port.name
+            next.port.name, rank.port.name
         ),
     ))
 }

@@ -141,6 +141,12 @@ impl Members {
         if let Some(group) = self.groups.iter().chain(&self.ranks).find(|g| g.last >= ranks) {
             return invalid(format!("--members {group}: the job has ranks 0 to {}", ranks.saturating_sub(1)));
         }
+        if let (Some(uplink), false) = (&self.uplink, self.groups.is_empty()) {
+            return invalid(format!(
+                "--groups and --uplink {uplink}: a box between leaves and a parent cannot be told from one of its leaves when it stops \
+                 adding; two levels are possible"
+            ));
+        }
         let all = self.list(ranks);
         let below = &all[..all.len() - usize::from(self.uplink.is_some())];
         for pair in below.windows(2) {
@@ -208,9 +214,6 @@ mod tests {
         assert_eq!(list, ["0-3", "4", "5", "6-7"]);
         assert_eq!(parent.of(3, 8), Some((0, Member::Group(Group { first: 0, last: 3 }))));
         assert_eq!((parent.of(2, 8), parent.of(7, 8).map(|m| m.0)), (None, Some(3)));
-        let middle = members("", "8-9,10-15", "up0");
-        middle.check(20).unwrap();
-        assert_eq!((middle.count(20), middle.of(7, 20)), (3, Some((2, Member::Up))));
     }
 
     #[test]
@@ -229,6 +232,7 @@ mod tests {
             ("0-7", "", "swp9", "nothing is left for a parent"),
             ("0-8", "", "swp9", "--members 0-8: the job has ranks 0 to 7"),
             ("", "0-7", "", "1 members: 2 to 64"),
+            ("", "0-1,2-3", "swp9", "--groups and --uplink swp9: a box between leaves and a parent"),
         ] {
             let error = members(ranks, groups, uplink).check(8).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

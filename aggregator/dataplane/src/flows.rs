@@ -33,7 +33,10 @@ impl BpfDataPlane {
             by_box: flow.by_box.into(),
             ..Flow::NOTHING
         };
-        self.hash(maps::FLOWS)?.insert(flow.key(), value, 0)?;
+        if let Err(error) = self.hash(maps::FLOWS)?.insert(flow.key(), value, 0) {
+            self.disown_all(flow.key(), &value)?;
+            return Err(error.into());
+        }
         self.ended.remove(&flow.key());
         before.map_or(Ok(()), |before| self.disown_all(flow.key(), &before))
     }
@@ -50,7 +53,10 @@ impl BpfDataPlane {
                 let dst_ifindex = ports[next];
                 self.own(Address::ip(key.dst_ip), dst_ifindex)
                     .with_context(|| unmapped(key.dst_ip).to_string())?;
-                self.hash(maps::FLOWS)?.insert(key, Flow { dst_ifindex, ..flow }, 0)?;
+                if let Err(error) = self.hash(maps::FLOWS)?.insert(key, Flow { dst_ifindex, ..flow }, 0) {
+                    self.disown(Address::ip(key.dst_ip))?;
+                    return Err(error.into());
+                }
             }
         }
         Ok(())

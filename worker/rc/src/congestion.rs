@@ -13,6 +13,8 @@ const KEPT: f64 = 0.7;
 const REGROWTH: f64 = 0.53;
 /// Least packets in flight.
 const LEAST: f64 = 2.0;
+/// So few in flight, where more might be, say nothing of what the link takes: a message of one packet met somebody else's congestion.
+const FEW: u64 = 64;
 
 /// A window of packets.
 #[derive(Debug)]
@@ -52,12 +54,12 @@ impl Congestion {
 
     /// The other side has got a marked packet. All before `acked` is acknowledged; `sent` is behind the last one that was sent.
     pub fn on_notification(&mut self, acked: u64, sent: u64) {
-        if acked < self.recovered {
+        if acked < self.recovered || acked == sent {
             return;
         }
         self.recovered = sent;
         // Of what was in flight: a window that nobody fills does not say what the link takes.
-        self.before = self.window.min(self.flight as f64);
+        self.before = self.window.min(self.flight.max(FEW) as f64);
         self.window = (self.before * KEPT).max(LEAST).min(self.window);
     }
 
@@ -116,6 +118,8 @@ mod tests {
     fn a_round_trip_reduces_once_and_never_below_two() {
         let mut c = Congestion::new(1000);
         c.on_sent(100);
+        c.on_notification(100, 100);
+        assert_eq!(c.window(), 1000, "nothing was in flight any more");
         c.on_notification(0, 100);
         c.on_acknowledged(60, 60, 160);
         c.on_notification(60, 160);
@@ -123,9 +127,17 @@ mod tests {
         for n in 1..100 {
             c.on_sent(c.window());
             c.on_acknowledged(1, n * 2000, n * 2000);
-            c.on_notification(n * 2000, n * 2000);
+            c.on_notification(n * 2000, n * 2000 + 1);
         }
         assert_eq!(c.window(), 2);
+    }
+
+    #[test]
+    fn a_message_of_one_packet_leaves_room_for_a_long_one() {
+        let mut c = Congestion::new(1000);
+        c.on_sent(1);
+        c.on_notification(0, 1);
+        assert_eq!(c.window(), 44);
     }
 
     #[test]

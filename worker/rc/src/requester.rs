@@ -434,7 +434,7 @@ impl Requester {
         self.go_back(now, path);
         // Who does not say what is missing has kept nothing.
         self.repeats.clear();
-        self.next = self.acked;
+        (self.next, self.asked) = (self.acked, self.acked);
         Effect::WentBack
     }
 
@@ -496,7 +496,7 @@ impl Requester {
         if self.selective {
             self.repeats.add(self.acked);
         } else {
-            self.next = self.acked;
+            (self.next, self.asked) = (self.acked, self.acked);
         }
         self.went_back = Some((self.acked, now));
         self.sample = None;
