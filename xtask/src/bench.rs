@@ -59,7 +59,7 @@ enum What {
         arguments: Vec<String>,
     },
     /// The same with 8 hosts in 2 and 4 racks, whose boxes a spine connects, over uplinks that carry all, half or a quarter of what a
-    /// rack's hosts send. About 10 minutes.
+    /// rack's hosts send. About 13 minutes.
     Racks {
         /// Also writes figures and a picture, with machine and kernel, to benchmarks/racks.{txt,json,svg}.
         #[arg(long)]
