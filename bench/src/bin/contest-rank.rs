@@ -11,8 +11,8 @@ use netsum_worker::{Communicator, Element, Mode};
 fn main() -> Result<()> {
     env_logger::init();
     let spec: RankSpec = serde_json::from_str(&std::env::args().nth(1).context("a RankSpec is missing")?)?;
-    // Without a controller the ranks sum by themselves, and no box is asked for.
-    let wanted = if spec.controller.is_some() { Mode::Box } else { Mode::Ring };
+    // Several boxes have no controller to join by.
+    let wanted = if std::env::args().nth(2).as_deref() == Some("box") { Mode::Box } else { Mode::Ring };
     let mut comm = Communicator::connect(spec.config())?;
     println!("ready");
     for line in std::io::stdin().lock().lines() {

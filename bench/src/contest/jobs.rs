@@ -17,7 +17,7 @@ pub fn start(jobs: u32, job: &JobSpec, link_mtu: u32) -> Result<Contestant> {
     for k in 0..jobs as usize {
         let job = JobSpec { name: format!("{}{k}", job.name), ..job.clone() };
         let token = cluster.create_job(&job)?;
-        ranks.extend(start::netsum(&cluster, &job, k, Some(&token))?);
+        ranks.extend(start::netsum(&cluster, &job, k, Some(&token), true)?);
     }
     Contestant::ready("netsum", ranks, cluster)
 }

@@ -137,20 +137,20 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
         Who::Box | Who::Xdp if uplinks.is_some() => {
             boxes = Some(Racks::new(cluster.lab(), job, false)?);
             let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
-            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, None)?
+            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, None, true)?
         }
         Who::Box | Who::Xdp => {
             cluster.start_daemon()?;
             let token = cluster.create_job(job)?;
             let xdp = if who == Who::Xdp { (0..job.ranks).collect() } else { Vec::new() };
-            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token))?
+            netsum(&cluster, &JobSpec { xdp, ..job.clone() }, 0, Some(&token), true)?
         }
         Who::Ring { offload } => {
             // What its packets gain from, a lab has anyway; TCP's segments would have veths swap them.
             if !offload {
                 set_offload(&cluster, offload)?;
             }
-            netsum(&cluster, job, 0, None)?
+            netsum(&cluster, job, 0, None, false)?
         }
         Who::Gloo { offload } => {
             set_offload(&cluster, offload)?;
@@ -184,19 +184,21 @@ pub fn start(who: Who, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     Ok(Contestant { _boxes: boxes, ..Contestant::ready(who.name(), ranks, cluster)? })
 }
 
-/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses.
+/// Starts a job's ranks, one on each host, at the hosts' `k`-th addresses; and who is to sum.
 pub(super) fn netsum(
     cluster: &Cluster,
     job: &JobSpec,
     k: usize,
     token: Option<&str>,
+    by_box: bool,
 ) -> Result<Vec<Running>> {
     let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(k)).collect();
     let workers = cluster.workers().to_string();
     let rank = |(rank, host): (usize, &Host)| {
         let spec = RankSpec::new(job, rank, &peers, token.map(|token| (&*workers, token)));
         let mut command = host.command(program("contest-rank")?);
-        Running::start(&format!("{}, rank {rank}", job.name), command.arg(serde_json::to_string(&spec)?))
+        command.arg(serde_json::to_string(&spec)?).arg(if by_box { "box" } else { "ring" });
+        Running::start(&format!("{}, rank {rank}", job.name), &mut command)
     };
     cluster.lab().hosts().iter().enumerate().map(rank).collect()
 }

@@ -22,6 +22,9 @@ use super::{Psn, QpConfig};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
+/// Packets past a gap that one keeps that is not selective: a kernel that coalesces packets hands some over before those that came before
+/// them (Linux 6.18, net/core/gro.c).
+const SWAPPED: usize = 64;
 
 /// State of the receiving half.
 #[derive(Debug)]
@@ -31,6 +34,9 @@ pub struct Responder {
     taken: u64,
     /// What has come early, by number; `None` where that is dropped.
     early: Option<BTreeMap<u64, Early>>,
+    /// The same of one that drops them, of sums: what follows the expected packet, which is perhaps only swapped with it.
+    swapped: BTreeMap<u64, Early>,
+    sums: bool,
     /// Where a gap may be another rank's loss.
     patience: Option<Patience>,
     /// The last packet that came, of those that may.
@@ -115,6 +121,8 @@ impl Responder {
             taken: 0,
             came: c.recv_psn,
             early: c.selective.then(BTreeMap::new),
+            swapped: BTreeMap::new(),
+            sums: c.waits_for_others,
             patience: (c.selective && c.waits_for_others).then(Patience::default),
             reach: u64::from(c.max_early),
             msn: 0,
@@ -156,6 +164,7 @@ impl Responder {
             return if self.early.is_some() {
                 self.keep(p, ahead as u64, (now, pause))
             } else {
+                self.keep_swapped(p, ahead as u64);
                 self.past_gap(psn, ahead)
             };
         }
@@ -171,8 +180,8 @@ impl Responder {
         if p.bth.ack_request {
             self.acknowledge();
         }
-        let filled = self.early.as_ref().is_some_and(|early| !early.is_empty());
-        while let Some(next) = self.early.as_mut().and_then(|early| early.remove(&self.taken)) {
+        let filled = self.early.as_ref().is_some_and(|early| !early.is_empty()) || !self.swapped.is_empty();
+        while let Some(next) = self.early.as_mut().unwrap_or(&mut self.swapped).remove(&self.taken) {
             match self.take(next.opcode, &next.payload, next.immediate, &mut done) {
                 Ok(()) => {}
                 // It is sent again when there is a buffer.
@@ -181,6 +190,7 @@ impl Responder {
             }
         }
         if filled {
+            self.swapped = self.swapped.split_off(&self.taken);
             self.acknowledge();
             if let Some(patience) = &mut self.patience {
                 patience.ask(self.taken);
@@ -188,6 +198,14 @@ impl Responder {
             }
         }
         Arrival::Taken
+    }
+
+    /// A packet right behind the expected one is kept for a moment.
+    fn keep_swapped(&mut self, p: &Packet<'_>, ahead: u64) {
+        if self.sums && ahead <= SWAPPED as u64 && p.payload.len() <= self.mtu {
+            let (opcode, immediate, payload) = (p.bth.opcode, p.immediate, p.payload.to_vec());
+            self.swapped.insert(self.taken + ahead, Early { opcode, immediate, payload });
+        }
     }
 
     /// A packet past a gap is dropped.

@@ -704,6 +704,42 @@ fn senders_are_notified_of_congestion_but_not_too_often() {
 }
 
 #[test]
+fn sums_that_a_kernel_has_swapped_are_taken_and_nothing_is_sent_again() {
+    // Also the last two, behind which nothing comes that would show the gap.
+    for (first, second) in [(3, 4), (38, 39), (10, 30)] {
+        let ips: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
+        let mut ends = [0, 1].map(|i| Endpoint::new(ips[i], EndpointConfig::default()));
+        let qps = [0, 1].map(|i| {
+            let mut c = QpConfig::new(QPNS[i], ips[1 - i], QPNS[1 - i], Psn::new(0), Psn::new(0), 256);
+            c.waits_for_others = true;
+            ends[i].add_qp(c).unwrap()
+        });
+        let message: Vec<u8> = (0..256 * 40).map(|i| (i / 256) as u8).collect();
+        ends[0].post_send(qps[0], 0, message.clone(), None);
+        ends[1].post_receive(qps[1], Vec::new());
+        let (now, mut buf, mut data) = (Instant::now(), Vec::new(), Vec::new());
+        while let Some(t) = ends[0].poll_transmit(now, &mut buf) {
+            data.extend(buf.chunks(t.segment_size.unwrap_or(t.len)).map(<[u8]>::to_vec));
+        }
+        data.swap(first, second);
+        // All come at once: the receiver answers when it has emptied its socket.
+        for datagram in &data {
+            ends[1].receive(now, (ips[0], ROCE_PORT).into(), false, datagram);
+        }
+        while ends[1].poll_transmit(now, &mut buf).is_some() {
+            ends[0].receive(now, (ips[1], ROCE_PORT).into(), false, &buf);
+        }
+        let got = ends[1].poll_event();
+        assert!(
+            matches!(&got, Some(Event::Received { data, .. }) if *data == message),
+            "{first}, {second}: {got:?}"
+        );
+        assert!(matches!(ends[0].poll_event(), Some(Event::Sent { .. })), "{first}, {second}");
+        assert!(ends[0].poll_transmit(now, &mut buf).is_none(), "{first}, {second}: sent again");
+    }
+}
+
+#[test]
 fn messages_of_any_length_arrive() {
     for write in [false, true] {
         let mut pair = Pair::new(6, Faults::loss(50), |c| {
