@@ -8,7 +8,7 @@ use netsum_lab::Lab;
 use netsum_lab::lab::BoxNode;
 
 use super::daemon::{Daemon, Job};
-use super::ranks::addresses;
+use super::link::addresses;
 
 /// Daemons, and their job.
 pub struct Boxes {

@@ -1,4 +1,4 @@
-//! The byte counters of links.
+//! Hosts' addresses, and the byte counters of links.
 
 use anyhow::{Context, Result};
 use netsum_demo::report::LinkBytes;
@@ -8,6 +8,11 @@ use netsum_lab::{Host, Lab};
 /// What the host has sent and received so far, as its kernel counts.
 pub fn read(host: &Host) -> Result<LinkBytes> {
     of(host, Host::INTERFACE)
+}
+
+/// The addresses of all ranks, in their order.
+pub fn addresses(lab: &Lab) -> String {
+    lab.hosts().iter().map(|host| host.ip(0).to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// What a rack's box has sent to the spine and received from there so far.

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`daemon`] | `netsum run` on a box, and its job; [`boxes`]: those of all boxes |
 //! | [`ranks`] | the training processes on the hosts, and the progress bar |
-//! | [`link`] | the hosts' byte counters |
+//! | [`link`] | hosts' addresses, and the byte counters of links |
 //! | [`interrupt`] | Ctrl-C |
 
 mod boxes;

@@ -14,7 +14,7 @@ use netsum_lab::process::Running;
 
 use super::boxes::Boxes;
 use super::daemon::Job;
-use super::interrupt;
+use super::{interrupt, link};
 
 /// A step, or connecting, may take so long before the demo gives up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -45,14 +45,9 @@ impl Summer<'_> {
             Self::Box(job) => ["--controller", &job.controller, "--job", &job.name, "--token", &job.token]
                 .map(str::to_owned)
                 .into(),
-            Self::Boxes | Self::Ring => vec!["--peers".to_owned(), addresses(lab)],
+            Self::Boxes | Self::Ring => vec!["--peers".to_owned(), link::addresses(lab)],
         }
     }
-}
-
-/// Of all ranks, in their order.
-pub fn addresses(lab: &Lab) -> String {
-    lab.hosts().iter().map(|host| host.ip(0).to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// The arguments of `netsum-demo` that say what is trained.
