@@ -27,7 +27,7 @@ fn layout() -> String {
         FlowKey { dst_ip qpn }
         Flow {
             ring rank base_psn ifindex src_ip src_mac mac_given by_box packets refused last_psn last_outcome next_psn mismatch_psn
-            mismatch_len
+            mismatch_len dst_ifindex
         }
         StrangerKey { src_ip dst_ip qpn ifindex }
         Address {}
