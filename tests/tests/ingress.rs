@@ -4,7 +4,7 @@ use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::serial::{self, Qpn};
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
-use netsum_common::wire::Opcode;
+use netsum_common::wire::{Opcode, PARTIAL};
 use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
 use netsum_lab::cpu::Pinned;
@@ -192,7 +192,12 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
     let mut bench = Bench::with_flows(spec, flows).unwrap();
     let first = bench.run("ingress", &fragment(0, 2, GAP_PSN_AHEAD, lanes(9, 64)).build()).unwrap();
     assert_eq!(first.action, REDIRECT, "nothing has come that another box could have moved");
-    bench.sequence(&[(0, 0, DROP), (1, 0, REDIRECT)]).unwrap();
+    // One rank's own is not taken for what a box has added up.
+    let mut contribution = fragment(0, 2, 0, lanes(9, 64));
+    assert_eq!(bench.aggregate(&contribution.build()).unwrap().action, DROP);
+    contribution.bth.ecn = PARTIAL;
+    assert_eq!(bench.aggregate(&contribution.build()).unwrap().action, DROP);
+    bench.sequence(&[(1, 0, REDIRECT)]).unwrap();
     let at = |rank, by: u32| {
         let mut data = fragment(rank, 2, 0, lanes(9, 64));
         data.bth.psn = serial::add(data.bth.psn, by);
@@ -213,6 +218,7 @@ fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
     }
     let counters = bench.counters().unwrap();
     assert!(counters.contains(&(Counter::Moved, 3)), "{counters:?}");
+    assert!(counters.contains(&(Counter::TotalUnexpected, 1)), "{counters:?}");
 }
 
 #[test]
