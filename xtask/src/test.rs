@@ -36,8 +36,9 @@ pub struct TestArgs {
 const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
 
 /// What runs alone: it measures times, floods, or minds what others leave or make on the machine.
-const ALONE: [&str; 11] = [
+const ALONE: [&str; 12] = [
     "benchmarks",
+    "congestion",
     "contest",
     "epochs",
     "inline",
