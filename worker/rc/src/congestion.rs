@@ -2,8 +2,8 @@
 //!
 //! After a congestion notification (IBTA A17.9) it is 0.7 times as many, at most once a round trip. With acknowledgements it grows
 //! again, by half a packet a round trip, and by a whole one from where it was reduced. That is what TCP does at a marked packet
-//! (CUBIC where it is friendly to Reno: RFC 9438, 4.3 and 4.6), so both get like shares of a link that marks. DCQCN, which cuts rates by
-//! the share of marked packets, takes more beside TCP, and needs a timer for each sender.
+//! (CUBIC where it is friendly to Reno: RFC 9438, 4.3 and 4.6), so both have like windows where a link marks. The book has what that
+//! gives beside TCP (book/text/inside/endpoints.md).
 //!
 //! All ranks of a ring slow down together: the box carries each mark over to all results, and all receivers notify.
 
