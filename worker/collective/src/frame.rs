@@ -6,8 +6,8 @@ use crate::buffer::Buffer;
 use crate::error::Error;
 use crate::shape::JobShape;
 
-/// Version of these messages.
-pub const VERSION: u32 = 5;
+/// Version of these messages, and of what ranks put into sums.
+pub const VERSION: u32 = 6;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.

@@ -144,7 +144,7 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
-    assert!(text.contains("rank 0 has version 4") && text.contains("all must run the same netsum"), "{text}");
+    assert!(text.contains("rank 0 has version 5") && text.contains("all must run the same netsum"), "{text}");
     let mut rank = Rank::new();
     rank.hear(&Frame::Run(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another run"));

@@ -27,8 +27,8 @@
 //! send. What is said above about messages says nothing of operations, and holds as it is. Operations are completed in their order.
 //!
 //! ## Few floats
-//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the same: next to what the last such
-//! message of the ring has turned out to need. That is known when the next one is built, because behind a guess nothing is sent
+//! An operation of few floats is one message, if the scale is guessed right. All ranks guess the same: what the last such
+//! message of the ring and of such a length has turned out to need, and next to it where that fits a packet. That is known when the next one is built, because behind a guess nothing is sent
 //! in its ring before its sum is there. A sum tells all ranks the same; so where no guess was right, all ranks put
 //! the second message in right behind it, before those of later operations, none of which has been sent. The result has the bits of
 //! the right scale, never of another one.
@@ -53,6 +53,7 @@ use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, plain_buffers, plain_room};
 use crate::numeric::element::Data;
+use crate::numeric::layout::Lasts;
 use crate::reduction::{Member, Reductions};
 use crate::report::{Mode, Statistics};
 use crate::shape::JobShape;
@@ -109,8 +110,8 @@ struct Ring {
     end: u64,
     /// Behind a guess that has been sent: before its sum is there, nobody knows what the next message is.
     guessed: u64,
-    /// The largest exponent over all ranks in the last guess message whose sum has been verified.
-    bucket: u8,
+    /// Of the last guess messages whose sums have been verified.
+    lasts: Lasts,
     /// The first without a verified sum.
     verified: u64,
     /// The first that the connection has not been told to expect an acknowledgement of.
@@ -177,8 +178,6 @@ pub struct Engine {
     statistics: Statistics,
 }
 
-/// The first guess at the largest exponent: numbers from 1 to 2.
-const FIRST_GUESS: u8 = 127;
 /// Operations that may be open at a time.
 pub const MAX_OPEN: usize = 64;
 
@@ -193,7 +192,7 @@ impl Engine {
             run: (settings.rank == 0).then_some(settings.run),
             reason: None,
             wrong: false,
-            rings: (0..layout.rings).map(|_| Ring { bucket: FIRST_GUESS, ..Ring::default() }).collect(),
+            rings: (0..layout.rings).map(|_| Ring::default()).collect(),
             operations: VecDeque::new(),
             outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],

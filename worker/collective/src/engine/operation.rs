@@ -112,7 +112,7 @@ impl Engine {
                 let op = &self.operations[at];
                 let message = op.message(ring, number);
                 if let Some((i, _)) = &message.data
-                    && !message.guess
+                    && message.guess.is_none()
                     && op.plan.scaled()
                     && op.rings[ring as usize].buckets[*i].is_none()
                 {
@@ -122,7 +122,7 @@ impl Engine {
                 self.build(op, &*data, op.id(run, ring, number), &message, &mut payload);
                 let state = &mut self.rings[ring as usize];
                 state.next += 1;
-                if message.guess {
+                if message.guess.is_some() {
                     state.guessed = state.next;
                 }
                 if self.summer == Summer::Box {
@@ -159,16 +159,16 @@ impl Engine {
     fn build(&self, op: &Operation, lent: &dyn Data, id: MessageId, message: &Message, out: &mut Buffer) {
         let ring = id.ring;
         let data: &dyn Data = op.data.as_ref().map_or(lent, |data| data);
-        out.resize(message.len());
+        let last = self.rings[ring as usize].lasts.of(message);
+        out.resize(message.len(last));
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
         let (histograms, values) = lanes.split_at_mut(message.histograms.len() * HISTOGRAM_BYTES);
         for (i, histogram) in message.histograms.clone().zip(histograms.chunks_mut(HISTOGRAM_BYTES)) {
             quant::write_histogram(data.bucket(op.plan.range(ring as usize, i)), histogram);
         }
         match &message.data {
-            Some((_, range)) if message.guess => {
-                let guesses = quant::guesses(self.rings[ring as usize].bucket);
-                for (guess, values) in guesses.into_iter().zip(values.chunks_mut(range.len() * 4)) {
+            Some((_, range)) if message.guess.is_some() => {
+                for (guess, values) in message.guesses(last).zip(values.chunks_mut(range.len() * 4)) {
                     data.load(range.clone(), Scale::new(guess, self.member.ranks), values);
                 }
             }
@@ -241,7 +241,11 @@ impl Engine {
         };
         let id = op.id(run, ring, state.verified);
         match check.examine(&id, self.member.ranks, self.previous(), &sums) {
-            Verification::Sum if sum.len() != op.message(ring, state.verified).len() => Verification::Wrong,
+            Verification::Sum => {
+                let message = op.message(ring, state.verified);
+                let right = sum.len() == message.len(state.lasts.of(&message));
+                if right { Verification::Sum } else { Verification::Wrong }
+            }
             finding => finding,
         }
     }
@@ -258,16 +262,15 @@ impl Engine {
             op.rings[ring as usize].buckets[i] = Some(quant::highest_bucket(histogram).unwrap_or(0));
         }
         let mut again = false;
-        if let Some((i, range)) = message.data {
+        if let Some((i, range)) = message.data.clone() {
             let scale = op.scale(ring, i, ranks);
             if let Some(bucket) = op.rings[ring as usize].buckets.first().copied().flatten()
-                && message.guess
+                && message.guess.is_some()
                 && scale.is_some()
             {
-                let mut guesses =
-                    quant::guesses(state.bucket).into_iter().zip(values.chunks(range.len() * 4));
-                let right = guesses.find(|(guess, _)| *guess == bucket);
-                state.bucket = bucket;
+                let guesses = message.guesses(state.lasts.of(&message));
+                let right = guesses.zip(values.chunks(range.len() * 4)).find(|(guess, _)| *guess == bucket);
+                state.lasts.learn(&message, bucket);
                 again = right.is_none();
                 values = right.map_or(&[], |(_, values)| values);
             }

@@ -5,6 +5,8 @@
 //! exponents are added up by the box like everything else: as a histogram of [`BUCKETS`] buckets of eight bits, four to
 //! a lane. Each rank adds one in one bucket, so with at most 64 ranks no bucket carries into its neighbour.
 
+use std::ops::Range;
+
 use multiversion::multiversion;
 use netsum_common::lanes::{DATA_SUMS, data_sums};
 
@@ -35,10 +37,10 @@ pub fn highest_bucket(histogram: &[u8]) -> Option<u8> {
     histogram[..HISTOGRAM_BYTES].iter().rposition(|b| *b != 0).map(|b| b as u8)
 }
 
-/// Largest exponents that are likely where the last one was `bucket`, one after the other; there is no scale beyond the ends.
-pub fn guesses(bucket: u8) -> [u8; 3] {
-    let bucket = bucket.clamp(1, NON_FINITE - 2);
-    [bucket - 1, bucket, bucket + 1]
+/// Largest exponents that are likely where the last one was `bucket`; there is no scale beyond the ends.
+pub fn around(bucket: u8, count: u8) -> Range<u8> {
+    let first = bucket.saturating_sub(count / 2).min(NON_FINITE - count);
+    first..first + count
 }
 
 /// How floats of one message become integers.
@@ -223,11 +225,13 @@ mod tests {
 
     #[test]
     fn guesses_have_scales() {
-        for bucket in 0..=255 {
-            let guesses = guesses(bucket);
-            assert!(guesses.iter().all(|g| Scale::new(*g, 64).is_some()));
+        for (bucket, count) in (0..=255).flat_map(|b| [(b, 1), (b, 3)]) {
+            let guesses = around(bucket, count);
+            assert_eq!(guesses.len(), count.into());
+            assert!(guesses.clone().all(|g| Scale::new(g, 64).is_some()));
             assert!(bucket == NON_FINITE || guesses.contains(&bucket));
         }
+        assert!(around(127, 0).is_empty() && around(255, 0).is_empty());
     }
 
     #[test]
