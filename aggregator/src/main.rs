@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use netsum_aggregator::execute;
 use netsum_aggregator::journal::Journal;
+use netsum_cli::args::FabricCommand;
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::{Cli, Command};
 use netsum_daemon::config::Config;
@@ -14,7 +15,7 @@ use netsum_daemon::run;
 fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
     let cli = Cli::parse();
-    let daemon = matches!(cli.command, Command::Run { .. });
+    let daemon = matches!(cli.command, Command::Run { .. } | Command::Fabric(_));
     let level = if daemon { "info" } else { "warn" };
     let mut logger = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level));
     if cli.debug {
@@ -32,6 +33,10 @@ fn main() -> ExitCode {
             Ok(read) => run::run(config, &read, reset, detach_now).map_err(Failure::from),
             Err(e) => Err(Failure::from(anyhow::Error::from(e))),
         },
+        Command::Fabric(FabricCommand::Run { ref config }) => {
+            let read = netsum_fabric::config::Config::read(config);
+            read.and_then(|read| netsum_fabric::run::run(&read)).map_err(Failure::from)
+        }
         _ => administer(cli),
     };
     match result {

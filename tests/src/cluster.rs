@@ -230,14 +230,22 @@ impl Cluster {
 
     /// Starts a daemon on each rack's box, too.
     pub fn start_leaves(&mut self) -> Result<()> {
-        for rack in 0..self.lab.spec().racks {
-            let daemon = self.run_daemon(Some(rack), &DaemonOptions::default())?;
-            self.leaves.push(daemon);
+        (0..self.lab.spec().racks).try_for_each(|rack| self.start_leaf(rack))
+    }
+
+    /// Starts a daemon on a rack's box; one that runs there is killed.
+    pub fn start_leaf(&mut self, rack: usize) -> Result<()> {
+        if rack < self.leaves.len() {
+            let old = self.leaves.remove(rack);
+            old.signal(Signal::SIGKILL)?;
+            old.end(PATIENCE)?;
         }
+        let daemon = self.run_daemon(Some(rack), &DaemonOptions::default())?;
+        self.leaves.insert(rack, daemon);
         Ok(())
     }
 
-    fn box_of(&self, rack: Option<usize>) -> &BoxNode {
+    pub(crate) fn box_of(&self, rack: Option<usize>) -> &BoxNode {
         rack.map_or(self.lab.box_(), |rack| self.lab.leaf(rack))
     }
 
@@ -299,7 +307,7 @@ impl Cluster {
     }
 
     /// A file of the box's daemon, or of a rack's.
-    fn file(&self, rack: Option<usize>, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, rack: Option<usize>, name: &str) -> PathBuf {
         let folder = self.folder.path();
         rack.map_or(folder.join(name), |rack| folder.join(format!("leaf{rack}-{name}")))
     }
@@ -385,7 +393,7 @@ impl Cluster {
         self.group(job, None, places, false)
     }
 
-    fn group(
+    pub(crate) fn group(
         &self,
         job: &JobSpec,
         controller: Option<(String, &str)>,

@@ -51,6 +51,7 @@ pub mod in_band;
 pub mod janitor;
 pub mod lab;
 pub mod machine;
+pub mod manager;
 pub mod netns;
 pub mod plane;
 pub mod process;

@@ -9,6 +9,7 @@ mod daemon;
 mod diagnose;
 mod encapsulations;
 mod epochs;
+mod fabric;
 mod faults;
 mod first_packets;
 mod guide;

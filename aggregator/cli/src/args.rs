@@ -20,7 +20,7 @@ can be cut short while it stays unique: `netsum j s`. `help` works behind every 
     name = "netsum",
     version,
     infer_subcommands = true,
-    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] trace [--job JOB]\n       netsum [OPTIONS] simulate FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE",
+    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] trace [--job JOB]\n       netsum [OPTIONS] simulate FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE\n       netsum fabric run --config FILE",
     subcommand_value_name = "OBJECT",
     subcommand_help_heading = "Objects, and other commands",
     after_help = AFTER_HELP,
@@ -145,6 +145,9 @@ pub enum Command {
     /// Many commands at once.
     #[command(subcommand)]
     Batch(BatchCommand),
+    /// Several boxes as one: the manager that ranks join at.
+    #[command(subcommand)]
+    Fabric(FabricCommand),
     /// Run the daemon.
     Run {
         /// Configuration file; see netsum.example.toml.
@@ -159,6 +162,17 @@ pub enum Command {
         /// unsummed, and an application that does not check takes it for sums.
         #[arg(long)]
         detach_now: bool,
+    },
+}
+
+/// What a fabric's manager does.
+#[derive(Subcommand, Debug)]
+pub enum FabricCommand {
+    /// Run it. Its jobs are created, shown and deleted as those of a box, on its own --socket.
+    Run {
+        /// Configuration file: the boxes, and the links between them.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
     },
 }
 

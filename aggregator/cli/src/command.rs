@@ -17,12 +17,13 @@ use crate::{diagnosis, peers, print, rates, report, tenants};
 pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
     match command {
         Command::Run { .. }
+        | Command::Fabric(_)
         | Command::Batch(_)
         | Command::Check { .. }
         | Command::Top
         | Command::Trace(_)
         | Command::Simulate(_) => {
-            let message = "`run`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
+            let message = "`run`, `fabric`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 
 use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
 use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, state_message};
-use super::netlink::Netlink;
+use super::netlink::{Found, Netlink};
 use super::state::{Inner, Shared};
 use super::trace;
 use super::{diagnose, memory};
@@ -215,6 +215,20 @@ impl Admin for AdminService {
             port
         });
         Ok(Response::new(api::ListPortsReply { ports: ports.collect() }))
+    }
+
+    async fn find_port(&self, request: Request<api::FindPortRequest>) -> Answer<api::FindPortReply> {
+        let r = request.into_inner();
+        let mac = mac_from_text(&r.mac)
+            .ok_or_else(|| Status::invalid_argument("mac: six bytes in hex are needed"))?;
+        let ip = address("ip", &r.ip)?;
+        let netlink = self.netlink.as_ref().ok_or_else(|| Status::unimplemented("no bridge here"))?;
+        let (ifindex, mac) = match netlink.port_of(mac, ip).await.map_err(internal)? {
+            Found::Port { ifindex, mac } => (ifindex, mac),
+            Found::Nothing { .. } => return Err(Status::not_found(format!("{ip} is on no port"))),
+        };
+        let port = self.shared.lock().controller.port_name(ifindex);
+        Ok(Response::new(api::FindPortReply { port, mac: mac_text(mac) }))
     }
 
     async fn show_slots(&self, request: Request<api::ShowSlotsRequest>) -> Answer<api::ShowSlotsReply> {

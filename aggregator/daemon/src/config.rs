@@ -33,6 +33,8 @@ pub struct Config {
     pub workers: Option<SocketAddr>,
     /// TLS for workers; in clear when `None`.
     pub tls: Option<Tls>,
+    /// Where a fabric's manager calls; none when `None`.
+    pub fabric: Option<Fabric>,
     /// Socket for administration.
     pub admin: PathBuf,
     /// Who may open it.
@@ -74,6 +76,19 @@ pub struct Tls {
     pub key: PathBuf,
     /// Authority of the workers' certificates; without one they need none.
     pub client_ca: Option<PathBuf>,
+}
+
+/// Where a fabric's manager calls. It may do there what an administrator may, so both sides show certificates.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fabric {
+    pub address: SocketAddr,
+    /// The box's certificate, with those that lead to its authority.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authority that signs managers' certificates, and nobody else's.
+    pub ca: PathBuf,
 }
 
 /// Why a configuration is refused: the field, its value, and what would be right.
@@ -151,6 +166,7 @@ impl Default for Pool {
 struct Listen {
     workers: String,
     tls: Option<Tls>,
+    fabric: Option<Fabric>,
     admin: PathBuf,
     admin_mode: String,
     admin_group: Option<String>,
@@ -161,6 +177,7 @@ impl Default for Listen {
         Self {
             workers: format!("0.0.0.0:{}", netsum_api::DEFAULT_PORT),
             tls: None,
+            fabric: None,
             admin: netsum_api::DEFAULT_SOCKET.into(),
             admin_mode: "0600".into(),
             admin_group: None,
@@ -342,6 +359,7 @@ impl Config {
             xdp,
             workers,
             tls: file.listen.tls,
+            fabric: file.listen.fabric,
             admin: file.listen.admin,
             admin_access: Access { mode: admin_mode, group: file.listen.admin_group },
             heartbeat: Duration::from_millis(interval_ms),
@@ -387,6 +405,7 @@ impl Config {
             ("xdp", self.xdp == other.xdp),
             ("listen.workers", self.workers == other.workers),
             ("listen.tls", self.tls == other.tls),
+            ("listen.fabric", self.fabric == other.fabric),
             ("listen.admin", self.admin == other.admin),
             ("listen.admin-mode, listen.admin-group", self.admin_access == other.admin_access),
             ("heartbeat.interval-ms", self.heartbeat == other.heartbeat),
@@ -462,6 +481,7 @@ mod tests {
                 "bridge = \"br0\"\n[metrics]\nlisten = \"0.0.0.0:4792\"",
                 "metrics.listen = \"0.0.0.0:4792\": a loopback address",
             ),
+            ("bridge = \"br0\"\n[listen.fabric]\naddress = \"0.0.0.0:1\"", "missing field `cert`"),
             ("bridge = \"br0\"\nbrdige = 1", "unknown field `brdige`"),
             ("bridge = 7", "expected a string"),
             ("bridge = \"br0\"\n[tenants.a]\njobs = -1", "expected u64"),

@@ -51,6 +51,7 @@ struct Ready {
     admin: std::os::unix::net::UnixListener,
     _file: SocketFile,
     workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
+    fabric: Option<(std::net::TcpListener, ServerTlsConfig)>,
     metrics: Option<std::net::TcpListener>,
 }
 
@@ -62,6 +63,12 @@ impl Ready {
         let _file = SocketFile(config.admin.clone());
         let workers = match config.workers {
             Some(address) => Some((listen("listen.workers", address).await?, tls)),
+            None => None,
+        };
+        let fabric = match &config.fabric {
+            Some(fabric) => {
+                Some((listen("listen.fabric.address", fabric.address).await?, tls::fabric_config(fabric)?))
+            }
             None => None,
         };
         let metrics = match config.metrics {
@@ -78,11 +85,11 @@ impl Ready {
         }
         let begun = begin(config, &cpus, &interfaces, reset, controller)?;
         device::tell(&interfaces, config.xdp, &cpus);
-        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, metrics })
+        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, metrics } = self;
+        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics } = self;
         let Begun { mut plane, controller, actions, store } = begun;
         let netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -114,6 +121,11 @@ impl Ready {
             }
             None => None,
         };
+        if let Some((listener, tls)) = fabric {
+            log::info!("the fabric's manager on {}", listener.local_addr()?);
+            let listener = TcpListener::from_std(listener)?;
+            tokio::spawn(serve_manager(shared.clone(), netlink.clone(), listener, tls));
+        }
         if let Some(listener) = metrics {
             log::info!("metrics on http://{}/metrics", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
@@ -240,6 +252,18 @@ pub async fn serve(
     watch.abort();
     listening.abort();
     result.context("the control API")
+}
+
+/// Serves administration to a fabric's manager.
+async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListener, tls: ServerTlsConfig) {
+    let service = AdminServer::new(AdminService::new(shared, Some(netlink)));
+    let served = async {
+        let mut server = Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE)).tls_config(tls)?;
+        server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener)).await
+    };
+    if let Err(e) = served.await {
+        log::error!("listen.fabric: {e}: no manager can call any more");
+    }
 }
 
 async fn listen(field: &str, address: std::net::SocketAddr) -> Result<std::net::TcpListener> {

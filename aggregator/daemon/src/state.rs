@@ -18,6 +18,18 @@ use super::tracers::Tracers;
 /// What a rank in `join` waits for.
 pub type JoinAnswer = Result<u32, Refusal>;
 
+/// Whoever programs other boxes for this daemon, which takes time. Ranks are answered when it is done.
+pub trait Boxes: Send {
+    /// Flows of this job have changed, or of any where there is no name; these wait for that.
+    fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>);
+}
+
+/// A rank that waits, and the epoch that it is to be told.
+pub struct Waiting {
+    pub rank: oneshot::Sender<JoinAnswer>,
+    pub epoch: u32,
+}
+
 /// What the daemon knows, shared by its services.
 #[derive(Clone)]
 pub struct Shared {
@@ -30,6 +42,8 @@ pub struct Shared {
 pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
+    /// The other boxes, of a manager.
+    pub boxes: Option<Box<dyn Boxes>>,
     /// Tells the programs on the ports from those that were there before, of this daemon or another: when they were attached.
     pub programs: u64,
     /// Active rings over time.
@@ -90,6 +104,7 @@ impl Shared {
         let inner = Inner {
             controller,
             plane,
+            boxes: None,
             programs: programs_of_now(),
             watch,
             watchers: 0,
@@ -219,12 +234,22 @@ impl Inner {
 
     fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
         let (mut first_error, mut no_memory) = (None, false);
+        let mut waiting = Vec::new();
+        let is_change = |a: &Action| matches!(a, Action::ActivateRing(..) | Action::DeleteRing { .. });
+        let changed = self.boxes.is_some() && actions.iter().any(is_change);
         for action in actions {
+            if changed && let Action::Reply { waiter, result: Ok(epoch) } = action {
+                waiting.extend(self.waiters.remove(&waiter).map(|rank| Waiting { rank, epoch }));
+                continue;
+            }
             if let Err(error) = self.one(action) {
                 let errors = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
                 no_memory |= errors.into_iter().any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
                 first_error.get_or_insert(format!("{error:#}"));
             }
+        }
+        if let Some(boxes) = self.boxes.as_mut().filter(|_| changed) {
+            boxes.changed(job, waiting);
         }
         let Some(error) = first_error else { return Ok(()) };
         if let Some(job) = job {

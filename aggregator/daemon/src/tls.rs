@@ -7,21 +7,31 @@ use anyhow::{Context, Result};
 use netsum_api::tls;
 use tonic::transport::ServerTlsConfig;
 
-use crate::config::Tls;
+use crate::config::{Fabric, Tls};
 
 /// A handshake may take so long.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Reads and checks the files.
+/// Reads and checks the workers' files.
 pub fn server_config(files: &Tls) -> Result<ServerTlsConfig> {
+    read("listen.tls", files)
+}
+
+/// The same for the port of a fabric's manager, which must show a certificate.
+pub fn fabric_config(fabric: &Fabric) -> Result<ServerTlsConfig> {
+    let Fabric { cert, key, ca, .. } = fabric.clone();
+    read("listen.fabric", &Tls { cert, key, client_ca: Some(ca) })
+}
+
+fn read(field: &'static str, files: &Tls) -> Result<ServerTlsConfig> {
     let mut config = ServerTlsConfig::new()
-        .identity(tls::identity(&files.cert, &files.key).context("listen.tls")?)
+        .identity(tls::identity(&files.cert, &files.key).context(field)?)
         .timeout(HANDSHAKE);
     if let Some(ca) = &files.client_ca {
-        config = config.client_ca_root(tls::authority(ca).context("listen.tls.client-ca")?);
+        config = config.client_ca_root(tls::authority(ca).with_context(|| format!("{field}.client-ca"))?);
     }
     if std::fs::metadata(&files.key).is_ok_and(|m| m.mode() & 0o007 != 0) {
-        log::warn!("listen.tls.key = {:?}: every user can read it; `chmod 600` it", files.key);
+        log::warn!("{field}.key = {:?}: every user can read it; `chmod 600` it", files.key);
     }
     Ok(config)
 }

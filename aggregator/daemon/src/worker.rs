@@ -1,5 +1,7 @@
 //! The workers' service: what ranks may ask, with their job's token.
 
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
@@ -30,6 +32,15 @@ pub enum PortFinder {
     Bridge(Netlink),
     /// Always the same; for tests.
     Fixed(u32),
+    /// At one of several boxes.
+    Boxes(Arc<dyn FindPort>),
+}
+
+/// Knows where hosts are.
+#[tonic::async_trait]
+pub trait FindPort: Send + Sync {
+    /// The port behind which a host is, and the MAC address that its packets have there.
+    async fn find(&self, rank: u32, mac: [u8; 6], ip: IpAddr) -> Result<(u32, [u8; 6]), Status>;
 }
 
 /// Answers workers.
@@ -70,6 +81,7 @@ impl WorkerService {
         let netlink = match &self.ports {
             PortFinder::Fixed(ifindex) => return Ok((*ifindex, address.mac)),
             PortFinder::Bridge(netlink) => netlink,
+            PortFinder::Boxes(boxes) => return boxes.find(rank, address.mac, address.ip).await,
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
         let found = netlink.port_of(address.mac, address.ip).await.map_err(internal)?;

@@ -1,0 +1,198 @@
+//! The boxes: connections to them, which ports they have, and behind which of these a host is.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use hyper_util::rt::TokioIo;
+use netsum_api::tls::{authority, identity};
+use netsum_api::v1 as api;
+use netsum_api::v1::admin_client::AdminClient;
+use netsum_core::PortInfo;
+use netsum_daemon::message::{mac_from_text, mac_text};
+use netsum_daemon::worker::FindPort;
+use tokio::task::JoinSet;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
+use tonic::{Code, Status};
+use tower::service_fn;
+
+use crate::config::{BoxConfig, Config, End, Link, Tls};
+
+/// A box that has not answered for so long does not.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// All boxes of the fabric.
+pub struct Boxes {
+    all: Vec<(String, AdminClient<Channel>)>,
+    links: Vec<Link>,
+    known: Mutex<Known>,
+}
+
+/// What is known of them by now.
+#[derive(Default)]
+struct Known {
+    /// A port's number here is its place in this, from 1.
+    ends: Vec<End>,
+    numbers: HashMap<End, u32>,
+    /// Ports that carry nothing.
+    down: HashSet<End>,
+    silent: HashSet<String>,
+}
+
+impl Known {
+    fn number(&mut self, end: &End) -> u32 {
+        *self.numbers.entry(end.clone()).or_insert_with(|| {
+            self.ends.push(end.clone());
+            self.ends.len() as u32
+        })
+    }
+}
+
+/// What a look at a box has shown.
+pub struct Seen {
+    pub jobs: Vec<api::Job>,
+    pub ports: Vec<PortInfo>,
+}
+
+impl Boxes {
+    /// Connects when it is needed.
+    ///
+    /// # Errors
+    /// If a certificate, key or address cannot be used.
+    pub fn new(config: &Config) -> Result<Self> {
+        let client = |b: &BoxConfig| -> Result<_> {
+            let channel = channel(b, config.tls.as_ref()).with_context(|| format!("box {}", b.name))?;
+            Ok((b.name.clone(), AdminClient::new(channel)))
+        };
+        let all = config.boxes.iter().map(client).collect::<Result<_>>()?;
+        Ok(Self { all, links: config.links.clone(), known: Mutex::default() })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives ports the numbers that they had for an earlier manager.
+    pub fn number_again(&self, ports: &[PortInfo]) {
+        let mut ports: Vec<_> = ports.iter().collect();
+        ports.sort_unstable_by_key(|p| p.ifindex);
+        let mut known = self.known();
+        for end in ports.into_iter().filter_map(|p| End::try_from(p.name.clone()).ok()) {
+            known.number(&end);
+        }
+    }
+
+    /// A port by its number here.
+    pub fn end(&self, number: u32) -> Option<End> {
+        self.known().ends.get(number.checked_sub(1)? as usize).cloned()
+    }
+
+    /// The links that carry something, as far as is known.
+    pub fn links(&self) -> Vec<Link> {
+        let known = self.known();
+        let carries = |link: &&Link| !known.down.contains(&link.below) && !known.down.contains(&link.above);
+        self.links.iter().filter(carries).cloned().collect()
+    }
+
+    pub fn client(&self, name: &str) -> Option<AdminClient<Channel>> {
+        self.all.iter().find(|(n, _)| n == name).map(|(_, client)| client.clone())
+    }
+
+    /// Looks at all boxes; those that answer.
+    pub async fn look(&self) -> HashMap<String, Seen> {
+        let mut looks = JoinSet::new();
+        for (name, client) in &self.all {
+            let (name, mut client) = (name.clone(), client.clone());
+            looks.spawn(async move {
+                let both = async {
+                    let ports = client.list_ports(api::ListPortsRequest {}).await?.into_inner().ports;
+                    let jobs = client.list_jobs(api::ListJobsRequest {}).await?.into_inner().jobs;
+                    Ok::<_, Status>((ports, jobs))
+                };
+                (name, both.await)
+            });
+        }
+        let mut seen = HashMap::new();
+        while let Some(Ok((name, answer))) = looks.join_next().await {
+            let mut known = self.known();
+            match answer {
+                Ok((ports, jobs)) => {
+                    if known.silent.remove(&name) {
+                        log::info!("box {name}: answers again");
+                    }
+                    let info = |p: api::Port| {
+                        let end = End { of: name.clone(), port: p.name };
+                        let ifindex = known.number(&end);
+                        let port = PortInfo { name: end.to_string(), ifindex, mtu: p.mtu };
+                        let changed = if p.up { known.down.remove(&end) } else { known.down.insert(end) };
+                        if changed {
+                            log::warn!("port {} is {}", port.name, if p.up { "up again" } else { "down" });
+                        }
+                        port
+                    };
+                    let ports = ports.into_iter().map(info).collect();
+                    seen.insert(name, Seen { jobs, ports });
+                }
+                Err(status) => {
+                    if known.silent.insert(name.clone()) {
+                        log::warn!("box {name}: does not answer: {}", status.message());
+                    }
+                }
+            }
+        }
+        seen
+    }
+}
+
+#[tonic::async_trait]
+impl FindPort for Boxes {
+    async fn find(&self, rank: u32, mac: [u8; 6], ip: IpAddr) -> Result<(u32, [u8; 6]), Status> {
+        let mut questions = JoinSet::new();
+        for (name, client) in &self.all {
+            let (name, mut client) = (name.clone(), client.clone());
+            let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
+            questions.spawn(async move { (name, client.find_port(request).await) });
+        }
+        let mut why = String::new();
+        while let Some(Ok((name, answer))) = questions.join_next().await {
+            match answer.map(tonic::Response::into_inner) {
+                Ok(found) => {
+                    let end = End { of: name, port: found.port };
+                    // Other racks' hosts are behind the links.
+                    if self.links.iter().any(|l| l.below == end || l.above == end) {
+                        continue;
+                    }
+                    let mac = mac_from_text(&found.mac).unwrap_or(mac);
+                    return Ok((self.known().number(&end), mac));
+                }
+                Err(status) if status.code() == Code::NotFound => {}
+                Err(status) => why += &format!("; box {name}: {}", status.message()),
+            }
+        }
+        Err(Status::failed_precondition(format!(
+            "rank {rank}: no box has seen MAC address {} of {ip} on a port towards hosts{why}",
+            mac_text(mac)
+        )))
+    }
+}
+
+fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
+    if let Some(path) = b.address.strip_prefix("unix:") {
+        let path = PathBuf::from(path);
+        let connect = service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { Ok::<_, io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
+        });
+        let endpoint = Endpoint::from_static("http://netsum").timeout(PATIENCE);
+        return Ok(endpoint.connect_with_connector_lazy(connect));
+    }
+    let tls = tls.context("[tls] is missing")?;
+    let config =
+        ClientTlsConfig::new().identity(identity(&tls.cert, &tls.key)?).ca_certificate(authority(&tls.ca)?);
+    let endpoint = Endpoint::from_shared(b.address.clone())?.timeout(PATIENCE).connect_timeout(PATIENCE);
+    Ok(endpoint.tls_config(config)?.connect_lazy())
+}

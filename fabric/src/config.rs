@@ -1,0 +1,177 @@
+//! The configuration file of `netsum fabric run`.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+/// A configuration that has been checked.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Config {
+    /// Where ranks join.
+    #[serde(default = "default_workers")]
+    pub workers: SocketAddr,
+    /// Socket for administration.
+    #[serde(default = "default_admin")]
+    pub admin: PathBuf,
+    /// File for what outlives a manager that is killed.
+    #[serde(default = "default_state")]
+    pub state: PathBuf,
+    /// What the boxes know the manager by, and it them; needed for boxes that are called over TCP.
+    pub tls: Option<Tls>,
+    #[serde(rename = "box")]
+    pub boxes: Vec<BoxConfig>,
+    #[serde(default, rename = "link")]
+    pub links: Vec<Link>,
+}
+
+/// Files for TLS, in PEM form.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// The manager's certificate.
+    pub cert: PathBuf,
+    pub key: PathBuf,
+    /// Authority of the boxes' certificates.
+    pub ca: PathBuf,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BoxConfig {
+    pub name: String,
+    /// `https://ADDRESS:PORT` of its `listen.fabric`, or `unix:PATH` of its administration socket.
+    pub address: String,
+}
+
+/// A cable between a box and one above it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// `BOX/PORT` of the lower end.
+    pub below: End,
+    pub above: End,
+}
+
+/// A port of a box.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
+pub struct End {
+    pub of: String,
+    pub port: String,
+}
+
+impl TryFrom<String> for End {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.split_once('/') {
+            Some((of, port)) if !of.is_empty() && !port.is_empty() => {
+                Ok(Self { of: of.into(), port: port.into() })
+            }
+            _ => Err(format!("`{text}`: BOX/PORT is expected, like leaf0/swp9")),
+        }
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.of, self.port)
+    }
+}
+
+fn default_workers() -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], netsum_api::DEFAULT_PORT))
+}
+
+fn default_admin() -> PathBuf {
+    "/run/netsum/fabric.sock".into()
+}
+
+fn default_state() -> PathBuf {
+    "/var/lib/netsum/fabric.json".into()
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// What is wrong with it, by field.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let config: Self = toml::from_str(text)?;
+        ensure!(!config.boxes.is_empty(), "box: there is none");
+        let mut names = HashSet::new();
+        for b in &config.boxes {
+            ensure!(
+                !b.name.is_empty() && !b.name.contains('/'),
+                "box.name = {:?}: a name without `/`",
+                b.name
+            );
+            ensure!(names.insert(&b.name), "box.name = {:?}: two boxes have it", b.name);
+            match &*b.address {
+                a if a.starts_with("unix:/") => {}
+                a if a.starts_with("https://") => {
+                    ensure!(config.tls.is_some(), "box.address = {a:?}: over TCP, so [tls] is needed");
+                }
+                a => bail!("box.address = {a:?}: https://ADDRESS:PORT or unix:/PATH is possible"),
+            }
+        }
+        let mut ends = HashSet::new();
+        for link in &config.links {
+            for end in [&link.below, &link.above] {
+                ensure!(names.contains(&end.of), "link {end}: there is no box {:?}", end.of);
+                ensure!(ends.insert(end), "link {end}: two links have this end");
+            }
+            ensure!(link.below.of != link.above.of, "link {}: from a box to itself", link.below);
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "[[box]]\nname = \"leaf0\"\naddress = \"unix:/run/a\"\n[[box]]\nname = \"spine0\"\naddress = \"unix:/run/b\"\n";
+
+    #[test]
+    fn boxes_and_links_are_read() {
+        let config =
+            Config::parse(&format!("{GOOD}[[link]]\nbelow = \"leaf0/up\"\nabove = \"spine0/p0\"\n")).unwrap();
+        assert_eq!(config.boxes.len(), 2);
+        assert_eq!(config.links[0].above.to_string(), "spine0/p0");
+    }
+
+    #[test]
+    fn errors_name_field_and_value() {
+        for (text, expected) in [
+            ("box = []", "box: there is none"),
+            ("[[box]]\nname = \"a/b\"\naddress = \"unix:/a\"", "box.name = \"a/b\""),
+            ("[[box]]\nname = \"a\"\naddress = \"10.0.0.1\"", "https://ADDRESS:PORT or unix:/PATH"),
+            ("[[box]]\nname = \"a\"\naddress = \"https://10.0.0.1:1\"", "[tls] is needed"),
+            (&format!("{GOOD}{GOOD}"), "two boxes have it"),
+            (&format!("{GOOD}[[link]]\nbelow = \"leaf0\"\nabove = \"spine0/p0\""), "BOX/PORT is expected"),
+            (&format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine1/p0\""), "no box \"spine1\""),
+            (&format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"leaf0/p0\""), "from a box to itself"),
+            (
+                &format!(
+                    "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/v\""
+                ),
+                "two links",
+            ),
+            (&format!("nmae = 1\n{GOOD}"), "unknown field"),
+        ] {
+            let error = format!("{:#}", Config::parse(text).unwrap_err());
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+}

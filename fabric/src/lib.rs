@@ -1,0 +1,20 @@
+//! The fabric manager: several boxes as one. Ranks join here as they join a box. When all have joined, the manager lays the job out
+//! over the boxes, programs these by the API that their administrators use, and answers the ranks.
+//!
+//! Boxes sum without it: it is on no packet's way.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`config`] | the configuration file: boxes, and links between them |
+//! | [`layout`] | which box adds up what: pure |
+//! | [`nowhere`] | the data plane of a machine that has no ports |
+//! | [`boxes`] | connections to the boxes, where hosts are, which ports they have |
+//! | [`program`] | brings the boxes to what the controller wants |
+//! | [`run`] | `netsum fabric run` |
+
+pub mod boxes;
+pub mod config;
+pub mod layout;
+pub mod nowhere;
+pub mod program;
+pub mod run;

@@ -1,0 +1,108 @@
+//! The data plane of a machine that has no ports.
+
+use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
+use netsum_common::counters::Counter;
+use netsum_common::slot::{RingState, Slot};
+use netsum_common::timing::Timing;
+use netsum_common::wire::InBandToken;
+use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
+use netsum_dataplane::{DataPlane, ProgramFacts, Traced, XdpMode};
+
+/// Nothing comes here. What a controller asks is done by the boxes, see [`crate::program`].
+pub struct Nowhere;
+
+impl DataPlane for Nowhere {
+    fn attach(&mut self, _: u32, _: XdpMode) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn detach(&mut self, _: u32) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn create_ring(&mut self, _: &RingSpec) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn reset_counters(&mut self, _: RingNumber) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn add_flow(&mut self, _: &FlowSpec) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn activate_ring(&mut self, _: &RingSpec, _: &[u32]) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn delete_ring(&mut self, _: RingNumber, _: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn forget_ended(&mut self, _: &[FlowKey]) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn ended_flows(&self) -> anyhow::Result<Vec<EndedFlow>> {
+        Ok(Vec::new())
+    }
+    fn pause_rings(&mut self, _: &[RingNumber]) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn resume_rings(&mut self, _: &[RingNumber]) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn attached(&self) -> Vec<u32> {
+        Vec::new()
+    }
+    fn keep_cpus(&mut self) -> anyhow::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+    fn unpin(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn counters(&self, _: RingNumber) -> anyhow::Result<Vec<u64>> {
+        Ok(vec![0; Counter::ALL.len()])
+    }
+    fn timing(&self, _: RingNumber) -> anyhow::Result<Box<Timing>> {
+        Ok(Box::new(Timing::EMPTY))
+    }
+    fn slots(&self, _: RingNumber) -> anyhow::Result<Vec<Slot>> {
+        Ok(Vec::new())
+    }
+    fn ring_state(&self, _: RingNumber) -> anyhow::Result<RingState> {
+        Ok(RingState::default())
+    }
+    fn slot(&self, _: RingNumber, _: u32) -> anyhow::Result<Slot> {
+        Ok(Slot::default())
+    }
+    fn flow_seen(&self, _: FlowKey) -> anyhow::Result<FlowSeen> {
+        Ok(FlowSeen::default())
+    }
+    fn send_held(&mut self, _: &RingSpec, _: u32, _: &FlowSpec) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn watch_strangers(&mut self, _: bool) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn strangers(&self) -> anyhow::Result<Vec<(StrangerKey, u64)>> {
+        Ok(Vec::new())
+    }
+    fn listen_in_band(&mut self, _: InBandToken, _: InBandJob) -> anyhow::Result<()> {
+        anyhow::bail!("ranks of several boxes cannot show up in band")
+    }
+    fn ignore_in_band(&mut self, _: InBandToken) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn first_packets(&mut self) -> anyhow::Result<Vec<FirstPacket>> {
+        Ok(Vec::new())
+    }
+    fn trace(&mut self, _: Option<&TraceFilter>) -> anyhow::Result<()> {
+        anyhow::bail!("no packet comes to the manager: trace at a box")
+    }
+    fn traced(&mut self, _: usize) -> anyhow::Result<Vec<Traced>> {
+        Ok(Vec::new())
+    }
+    fn trace_lost(&self) -> anyhow::Result<u64> {
+        Ok(0)
+    }
+    fn cpu_number(&self, cpu: u32) -> u32 {
+        cpu
+    }
+    fn programs(&self) -> anyhow::Result<Vec<ProgramFacts>> {
+        Ok(Vec::new())
+    }
+}

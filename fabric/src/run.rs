@@ -1,0 +1,75 @@
+//! `netsum fabric run`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use netsum_core::Controller;
+use netsum_core::saved::Saved;
+use netsum_core::watch::Patience;
+use netsum_daemon::doorman::Limits;
+use netsum_daemon::persist::Store;
+use netsum_daemon::run::{WorkerPort, serve};
+use netsum_daemon::socket::{self, Access, SocketFile};
+use netsum_daemon::state::Shared;
+use netsum_daemon::worker::PortFinder;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::boxes::Boxes;
+use crate::config::Config;
+use crate::nowhere::Nowhere;
+use crate::program::{Changes, Programmer};
+
+/// Ranks are to say that they are alive this often, and are dead after so long.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+const DEAD: Duration = Duration::from_secs(10);
+/// Nothing comes here that could wait.
+const NEVER: Duration = Duration::from_secs(3600);
+/// Memory and CPUs are the boxes' to give: they refuse what they have no room for.
+const MEMORY: u64 = 1 << 40;
+const CPUS: u32 = 64;
+
+/// Runs the manager until SIGTERM or SIGINT. Jobs go on without it, and the next one takes them over.
+///
+/// # Errors
+/// If it cannot listen, or cannot make sense of what the last one has left.
+#[tokio::main]
+pub async fn run(config: &Config) -> Result<()> {
+    let boxes = Arc::new(Boxes::new(config)?);
+    let mut controller = Controller::new(MEMORY, CPUS, DEAD);
+    let store = Store::new(config.state.clone());
+    let saved: Saved = store.read().with_context(|| config.state.display().to_string())?.unwrap_or_default();
+    boxes.number_again(&saved.ports);
+    controller.set_ports(saved.ports.clone());
+    let actions = controller.restore(saved, Instant::now(), |_| None).map_err(|e| anyhow!(e))?;
+    let patience = Patience { hold: NEVER, stall: NEVER };
+    let shared = Shared::new(controller, Box::new(Nowhere), HEARTBEAT, patience);
+    let programmer = Programmer::new(shared.clone(), boxes.clone());
+    let (changes, received) = mpsc::unbounded_channel();
+    {
+        let mut inner = shared.lock();
+        inner.store = Some(store);
+        inner.boxes = Some(Box::new(Changes(changes)));
+        inner.carry_out(None, actions).map_err(|e| anyhow!("{}", e.message()))?;
+        let jobs = inner.controller.jobs().count();
+        log::info!("{} boxes, {} links; {jobs} jobs taken over", config.boxes.len(), config.links.len());
+    }
+    let admin = UnixListener::from_std(socket::listen(&config.admin, &Access::default())?)?;
+    let _file = SocketFile(config.admin.clone());
+    let listener = TcpListener::bind(config.workers).await;
+    let listener = listener.with_context(|| format!("workers = \"{}\": cannot listen", config.workers))?;
+    log::info!("workers on {}, administration on {}", config.workers, config.admin.display());
+    let workers = WorkerPort { listener, tls: None, limits: Limits::default() };
+    let programming = tokio::spawn(programmer.run(received));
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let ended = tokio::select! {
+        result = serve(shared, None, PortFinder::Boxes(boxes), admin, Some(workers)) => result,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        _ = programming => Err(anyhow!("nobody tells the boxes any more")),
+    };
+    log::info!("ending; jobs go on, for the next manager");
+    ended
+}
