@@ -152,3 +152,40 @@ fn errors_name_the_file_that_is_wrong() {
         assert!(error.contains(expected) && error.starts_with("listen.tls"), "{error}");
     }
 }
+
+/// A manager with this certificate and authority; the ports of the box as it sees them, `None` where it does not get in.
+async fn look(address: &str, cert: &Path, key: &Path, ca: &Path) -> Option<usize> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fabric.toml");
+    let text = format!(
+        "[tls]\ncert = {cert:?}\nkey = {key:?}\nca = {ca:?}\n[[box]]\nname = \"a\"\naddress = \"https://{address}\"\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let boxes =
+        netsum_fabric::boxes::Boxes::new(&netsum_fabric::config::Config::read(&file).unwrap()).unwrap();
+    boxes.look().await.get("a").map(|seen| seen.ports.len())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_takes_orders_of_its_own_fabrics_manager_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = Authority::new(folder.path(), "ours");
+    let theirs = Authority::new(folder.path(), "theirs");
+    let (cert, key) = ours.sign("box", "127.0.0.1", false);
+    let d = Daemon::start().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let fabric = config::Fabric { address, cert, key, ca: ours.ca() };
+    let tls = tls::fabric_config(&fabric).unwrap();
+    let task = tokio::spawn(netsum_daemon::run::serve_manager(d.shared.clone(), None, listener, tls));
+    let address = address.to_string();
+
+    let (cert, key) = ours.sign("manager", "manager", false);
+    assert_eq!(look(&address, &cert, &key, &ours.ca()).await, Some(3));
+    // A box of another fabric gets no orders.
+    assert_eq!(look(&address, &cert, &key, &theirs.ca()).await, None);
+    for (cert, key) in [theirs.sign("manager", "manager", false), ours.sign("old", "manager", true)] {
+        assert_eq!(look(&address, &cert, &key, &ours.ca()).await, None);
+    }
+    task.abort();
+}

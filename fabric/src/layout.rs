@@ -158,3 +158,154 @@ fn flow_message(job: &Job, flow: &FlowSpec, port: &str) -> api::Flow {
         seen: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use netsum_core::membership::Join;
+    use netsum_core::{Connection, Controller, PortInfo, RankAddress};
+
+    use super::*;
+
+    /// A job whose rank r is at port `ends[r]`, and has joined.
+    fn joined(ends: &[&str], rings: usize) -> Controller {
+        let mut controller = Controller::new(1 << 40, 2, Duration::from_secs(1));
+        let port = |(i, name): (u32, &&str)| PortInfo { name: (*name).into(), ifindex: 1 + i, mtu: 1500 };
+        controller.set_ports((0..).zip(ends).map(port).collect());
+        let request = api::CreateJobRequest {
+            name: "train".into(),
+            ranks: ends.len() as u32,
+            dtype: "i32".into(),
+            mtu: 1024,
+            message_size: 4096,
+            window: 2,
+            rings: rings as u32,
+            icrc: "verify".into(),
+            order: "auto".into(),
+            token: "t".into(),
+            tenant: "default".into(),
+            ..api::CreateJobRequest::default()
+        };
+        controller.create_job(netsum_daemon::message::job_spec(request).unwrap()).unwrap();
+        let now = Instant::now();
+        for rank in 0..ends.len() as u32 {
+            let connection = |n: u32| Connection {
+                receive_qpn: 256 * rank + n,
+                send_qpn: 256 * rank + n + 1,
+                first_psn: rank,
+            };
+            let mac = [2, 0, 0, 0, 0, rank as u8];
+            let address = RankAddress {
+                rank: Rank(rank),
+                ip: [10, 0, 0, rank as u8 + 1].into(),
+                mac,
+                rings: (0..rings as u32).map(|ring| connection(4 + 2 * ring)).collect(),
+                plain: connection(200),
+                any_ip_id: false,
+                selective: true,
+            };
+            let join = Join {
+                job: "train".into(),
+                token: "t".into(),
+                address,
+                ifindex: 1 + rank,
+                mac,
+                epoch: 0,
+                deadline: now + Duration::from_secs(1),
+                waiter: rank.into(),
+            };
+            controller.join(join, now).unwrap();
+        }
+        controller
+    }
+
+    fn orders_of(ends: &[&str], rings: usize, links: &[(&str, &str)]) -> Result<Vec<Order>, String> {
+        let controller = joined(ends, rings);
+        let end = |text: &str| End::try_from(text.to_owned()).unwrap();
+        let links: Vec<_> =
+            links.iter().map(|(below, above)| Link { below: end(below), above: end(above) }).collect();
+        orders(controller.job("train").unwrap(), &links, |port| ends.get(port as usize - 1).map(|e| end(e)))
+    }
+
+    /// Box, members, groups, uplink, and of ring 0 each flow's rank and port.
+    fn said(order: &Order) -> (&str, [&str; 3], Vec<(u32, &str)>) {
+        let flows = order.flows.iter().filter(|f| f.ring == 0).map(|f| (f.rank, &*f.port));
+        (&order.at, [&order.job.members, &order.job.groups, &order.job.uplink], flows.collect())
+    }
+
+    const TWO: [(&str, &str); 2] = [("a/up", "s/1"), ("b/up", "s/2")];
+
+    #[test]
+    fn a_box_that_has_all_ranks_needs_no_other() {
+        let orders = orders_of(&["a/1", "a/2", "a/3"], 2, &TWO).unwrap();
+        let [order] = &orders[..] else { panic!("{orders:?}") };
+        assert_eq!(said(order), ("a", [""; 3], vec![(0, "1"), (1, "2"), (2, "3")]));
+        assert_eq!((order.flows.len(), &*order.job.order), (6, "relaxed"));
+    }
+
+    #[test]
+    fn leaves_have_their_ranks_and_a_parent_has_groups() {
+        let orders = orders_of(&["a/1", "a/2", "b/1", "b/2", "b/3"], 1, &TWO).unwrap();
+        let said: Vec<_> = orders.iter().map(said).collect();
+        let a = ("a", ["0-1", "", "up"], vec![(0, "1"), (1, "2"), (4, "up")]);
+        let b = ("b", ["2-4", "", "up"], vec![(2, "1"), (3, "2"), (4, "3"), (1, "up")]);
+        let s = ("s", ["", "0-1,2-4", ""], vec![(1, "1"), (4, "2")]);
+        assert_eq!(said, [a, b, s]);
+        let crossing = &orders[2].flows[0];
+        assert_eq!((&*crossing.src, &*crossing.dst, crossing.qpn), ("10.0.0.2", "10.0.0.3", 2 * 256 + 4));
+    }
+
+    #[test]
+    fn a_parent_may_have_ranks_itself() {
+        let orders = orders_of(&["a/1", "a/2", "s/7", "b/1"], 1, &TWO).unwrap();
+        let s = orders.iter().find(|o| o.at == "s").unwrap();
+        assert_eq!(said(s), ("s", ["2", "0-1,3", ""], vec![(1, "1"), (2, "7"), (3, "2")]));
+    }
+
+    #[test]
+    fn each_order_is_one_that_a_box_takes() {
+        for ends in
+            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "s/9", "b/1"]]
+        {
+            for order in orders_of(ends, 1, &TWO).unwrap() {
+                let mut box_ = Controller::new(1 << 40, 2, Duration::from_secs(1));
+                let names: BTreeSet<&str> = order
+                    .flows
+                    .iter()
+                    .map(|f| &*f.port)
+                    .chain((!order.job.uplink.is_empty()).then_some(&*order.job.uplink))
+                    .collect();
+                let port = |(i, name): (u32, &str)| PortInfo { name: name.into(), ifindex: i, mtu: 1500 };
+                box_.set_ports((1..).zip(names).map(port).collect());
+                let spec = netsum_daemon::message::job_spec(order.job.clone()).unwrap();
+                box_.create_job(spec).unwrap_or_else(|e| panic!("{order:?}: {e}"));
+                let count = box_.job("train").unwrap().spec.member_count();
+                assert_eq!(count as usize, order.flows.len(), "{order:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_tree_does_is_refused_with_the_reason() {
+        for (ends, links, why) in [
+            (
+                &["a/1", "b/1", "a/2"][..],
+                &TWO[..],
+                "box a has ranks 0 and 2: those below one box must follow each other",
+            ),
+            (&["a/1", "b/1"], &TWO[..1], "no box is above all of a, b: b has no link to s"),
+            (&["a/1", "b/1"], &[], "no box is above another"),
+        ] {
+            let error = orders_of(ends, 1, links).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn where_two_boxes_are_above_all_the_other_one_does_when_a_link_is_down() {
+        let links = [("a/up", "s/1"), ("b/up", "s/2"), ("a/up2", "t/1"), ("b/up2", "t/2")];
+        let above = |links: &[_]| orders_of(&["a/1", "b/1"], 1, links).unwrap().pop().unwrap().at;
+        assert_eq!((above(&links), above(&links[1..])), ("s".to_owned(), "t".to_owned()));
+    }
+}

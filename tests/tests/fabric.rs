@@ -59,3 +59,35 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
         [Some(0), Some(1), None].iter().all(|rack| jobs(&cluster, *rack) == 0)
     });
 }
+
+/// Sums until the boxes have a part in them again; how often they had none.
+fn work_until_boxes(cluster: &Cluster, group: &mut Group, log: impl Fn() -> String) -> usize {
+    let start = Instant::now();
+    for without in 0.. {
+        let outcomes = group.all_reduce("i32", 20_000, without as u64).unwrap();
+        assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
+        if outcomes.iter().all(|o| o.mode == "box") {
+            return without;
+        }
+        let patient = start.elapsed() < PATIENCE;
+        assert!(patient, "{}\n{}\n{}", group.log(), log(), cluster.daemon_log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    unreachable!()
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
+    let mut cluster = fabric(2, 4);
+    let manager = cluster.start_manager().unwrap();
+    let job = JobSpec::new(JOB, 4);
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+    // Its programs go with it: nothing is pinned.
+    cluster.start_leaf(1).unwrap();
+    let without = work_until_boxes(&cluster, &mut group, || manager.log());
+    println!("{without} sums without the boxes");
+    assert!(without > 0 && manager.log().contains("box leaf1 does not sum any more"), "{}", manager.log());
+    work(&mut group, 2);
+}

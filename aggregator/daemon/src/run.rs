@@ -124,7 +124,7 @@ impl Ready {
         if let Some((listener, tls)) = fabric {
             log::info!("the fabric's manager on {}", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
-            tokio::spawn(serve_manager(shared.clone(), netlink.clone(), listener, tls));
+            tokio::spawn(serve_manager(shared.clone(), Some(netlink.clone()), listener, tls));
         }
         if let Some(listener) = metrics {
             log::info!("metrics on http://{}/metrics", listener.local_addr()?);
@@ -255,8 +255,13 @@ pub async fn serve(
 }
 
 /// Serves administration to a fabric's manager.
-async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListener, tls: ServerTlsConfig) {
-    let service = AdminServer::new(AdminService::new(shared, Some(netlink)));
+pub async fn serve_manager(
+    shared: Shared,
+    netlink: Option<Netlink>,
+    listener: TcpListener,
+    tls: ServerTlsConfig,
+) {
+    let service = AdminServer::new(AdminService::new(shared, netlink));
     let served = async {
         let mut server = Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE)).tls_config(tls)?;
         server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener)).await
