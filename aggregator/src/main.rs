@@ -15,7 +15,7 @@ use netsum_daemon::run;
 fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
     let cli = Cli::parse();
-    let daemon = matches!(cli.command, Command::Run { .. } | Command::Fabric(_));
+    let daemon = matches!(cli.command, Command::Run { .. } | Command::Fabric(FabricCommand::Run { .. }));
     let level = if daemon { "info" } else { "warn" };
     let mut logger = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level));
     if cli.debug {

@@ -28,6 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// All boxes of the fabric.
 pub struct Boxes {
     all: Vec<(String, AdminClient<Channel>)>,
+    addresses: Vec<String>,
     links: Vec<Link>,
     known: Mutex<Known>,
 }
@@ -41,9 +42,15 @@ struct Known {
     /// Ports that carry nothing.
     down: HashSet<End>,
     silent: HashSet<String>,
+    /// What each sums.
+    jobs: HashMap<String, Vec<String>>,
 }
 
 impl Known {
+    fn carries(&self, link: &Link) -> bool {
+        !self.down.contains(&link.below) && !self.down.contains(&link.above)
+    }
+
     fn number(&mut self, end: &End) -> u32 {
         *self.numbers.entry(end.clone()).or_insert_with(|| {
             self.ends.push(end.clone());
@@ -69,7 +76,8 @@ impl Boxes {
             Ok((b.name.clone(), AdminClient::new(channel)))
         };
         let all = config.boxes.iter().map(client).collect::<Result<_>>()?;
-        Ok(Self { all, links: config.links.clone(), known: Mutex::default() })
+        let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
+        Ok(Self { all, addresses, links: config.links.clone(), known: Mutex::default() })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -94,8 +102,25 @@ impl Boxes {
     /// The links that carry something, as far as is known.
     pub fn links(&self) -> Vec<Link> {
         let known = self.known();
-        let carries = |link: &&Link| !known.down.contains(&link.below) && !known.down.contains(&link.above);
-        self.links.iter().filter(carries).cloned().collect()
+        self.links.iter().filter(|link| known.carries(link)).cloned().collect()
+    }
+
+    /// What is known of them.
+    pub fn show(&self) -> api::Fabric {
+        let known = self.known();
+        let of = |(name, address): (&String, &String)| api::FabricBox {
+            name: name.clone(),
+            address: address.clone(),
+            answers: known.jobs.contains_key(name) && !known.silent.contains(name),
+            jobs: known.jobs.get(name).cloned().unwrap_or_default(),
+        };
+        let link = |link: &Link| api::FabricLink {
+            below: link.below.to_string(),
+            above: link.above.to_string(),
+            up: known.carries(link),
+        };
+        let boxes = self.all.iter().map(|(name, _)| name).zip(&self.addresses).map(of);
+        api::Fabric { boxes: boxes.collect(), links: self.links.iter().map(link).collect() }
     }
 
     pub fn client(&self, name: &str) -> Option<AdminClient<Channel>> {
@@ -124,6 +149,8 @@ impl Boxes {
                     if known.silent.remove(&name) {
                         log::info!("box {name}: answers again");
                     }
+                    let names = jobs.iter().map(|job| job.name.clone()).collect();
+                    known.jobs.insert(name.clone(), names);
                     let info = |p: api::Port| {
                         let end = End { of: name.clone(), port: p.name };
                         let ifindex = known.number(&end);

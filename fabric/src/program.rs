@@ -24,12 +24,19 @@ pub struct Change {
 }
 
 /// Hands changes on to [`Programmer`].
-pub struct Changes(pub UnboundedSender<Change>);
+pub struct Changes {
+    pub to: UnboundedSender<Change>,
+    pub boxes: Arc<Boxes>,
+}
 
 impl netsum_daemon::state::Boxes for Changes {
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>) {
         // Nobody is there any more when the manager ends.
-        let _ = self.0.send(Change { job: job.map(str::to_owned), waiting });
+        let _ = self.to.send(Change { job: job.map(str::to_owned), waiting });
+    }
+
+    fn show(&self) -> api::Fabric {
+        self.boxes.show()
     }
 }
 

@@ -51,7 +51,7 @@ pub async fn run(config: &Config) -> Result<()> {
     {
         let mut inner = shared.lock();
         inner.store = Some(store);
-        inner.boxes = Some(Box::new(Changes(changes)));
+        inner.boxes = Some(Box::new(Changes { to: changes, boxes: boxes.clone() }));
         inner.carry_out(None, actions).map_err(|e| anyhow!("{}", e.message()))?;
         let jobs = inner.controller.jobs().count();
         log::info!("{} boxes, {} links; {jobs} jobs taken over", config.boxes.len(), config.links.len());

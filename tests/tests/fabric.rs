@@ -47,6 +47,16 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
     assert!(stats["partial_sent"].as_u64().unwrap() > 0, "{stats}");
     assert_eq!(stats["drops"].as_u64().unwrap_or(0), 0, "{stats}");
+    let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
+    assert!(shown["links"].as_array().unwrap().iter().all(|link| link["up"] == true), "{shown}");
+    let sums = |b: &serde_json::Value| (b["answers"] == true, b["jobs"] == serde_json::json!([JOB]));
+    assert_eq!(
+        shown["boxes"].as_array().unwrap().iter().map(sums).collect::<Vec<_>>(),
+        [(true, true); 3],
+        "{shown}"
+    );
+    let ports = &manager.json(&cluster, &["job", "show", JOB]).unwrap()["flows"];
+    assert!(ports.to_string().contains("leaf1/port"), "{ports}");
     // Without the manager boxes go on, and the next one takes the job over.
     manager.kill().unwrap();
     work(&mut group, 2);

@@ -174,6 +174,9 @@ pub enum FabricCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Show its boxes and the links between them. Give the manager's --socket, as /run/netsum/fabric.sock.
+    #[command(visible_alias = "list")]
+    Show,
 }
 
 const SIMULATE_HELP: &str = "\
@@ -470,7 +473,7 @@ mod tests {
         // A tenant, top or trace?
         let error = Cli::try_parse_from(["netsum", "t"]).map(drop).unwrap_err().to_string();
         assert!(["tenant", "top", "trace"].iter().all(|name| error.contains(name)), "{error}");
-        for line in ["netsum ri l", "netsum pr s", "netsum f l app", "netsum sl s app", "netsum sta s app"] {
+        for line in ["netsum ri l", "netsum pr s", "netsum fl l app", "netsum sl s app", "netsum sta s app"] {
             parsed(line);
         }
     }

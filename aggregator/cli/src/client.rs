@@ -131,6 +131,11 @@ impl Client {
         Ok(said(self.admin.list_ports(api::ListPortsRequest {}).await)?.ports)
     }
 
+    pub async fn show_fabric(&mut self) -> Result<api::Fabric> {
+        log::debug!("ShowFabric");
+        said(self.admin.show_fabric(api::ShowFabricRequest {}).await)
+    }
+
     /// Slots of a job that are in use.
     pub async fn show_slots(&mut self, job: String, ring: Option<u32>) -> Result<api::ShowSlotsReply> {
         log::debug!("ShowSlots {job}");

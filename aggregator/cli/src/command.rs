@@ -4,26 +4,26 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::args::{
-    Command, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats, SlotCommand,
-    StatsCommand, TenantCommand,
+    Command, FabricCommand, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats,
+    SlotCommand, StatsCommand, TenantCommand,
 };
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
-use crate::{diagnosis, peers, print, rates, report, tenants};
+use crate::{diagnosis, fabric, peers, print, rates, report, tenants};
 
 /// Carries out one command.
 pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
     match command {
         Command::Run { .. }
-        | Command::Fabric(_)
+        | Command::Fabric(FabricCommand::Run { .. })
         | Command::Batch(_)
         | Command::Check { .. }
         | Command::Top
         | Command::Trace(_)
         | Command::Simulate(_) => {
-            let message = "`run`, `fabric`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
+            let message = "`run`, `fabric run`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {
@@ -72,6 +72,7 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             let ports = client.list_ports().await?;
             print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
         }
+        Command::Fabric(FabricCommand::Show) => fabric::show(out, format, client.show_fabric().await?),
         Command::Tenant { command } => {
             let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
             let all = client.list_tenants().await?;

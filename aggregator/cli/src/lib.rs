@@ -9,6 +9,7 @@
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`format`](mod@format) | text or JSON |
 //! | [`print`](mod@print) | the text of each object; [`layout`]: aligned lines |
+//! | [`fabric`] | `netsum fabric show` |
 //! | [`tenants`] | `netsum tenant show` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
@@ -25,6 +26,7 @@ pub mod check;
 pub mod client;
 pub mod command;
 pub mod diagnosis;
+pub mod fabric;
 pub mod failure;
 pub mod format;
 pub mod layout;

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::check::Checkup;
 use super::diagnosis::Diagnosis;
+use super::fabric::Fabric;
 use super::simulation::Simulation;
 use super::tenants::Tenant;
 use super::trace::Packet;
@@ -39,6 +40,7 @@ pub fn all() -> Vec<Schema> {
         of::<Stats>("stats.json", "netsum -j stats: counters by name"),
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
+        of::<Fabric>("fabric.json", "netsum -j fabric show"),
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB"),
         of::<Written>("report.json", "netsum -j report JOB -o FILE"),

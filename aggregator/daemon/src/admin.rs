@@ -217,6 +217,13 @@ impl Admin for AdminService {
         Ok(Response::new(api::ListPortsReply { ports: ports.collect() }))
     }
 
+    async fn show_fabric(&self, _: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
+        let fabric = self.shared.lock().boxes.as_ref().map(|boxes| boxes.show());
+        let nobody =
+            || Status::failed_precondition("this daemon is a box's; a manager has a --socket of its own");
+        fabric.map(Response::new).ok_or_else(nobody)
+    }
+
     async fn find_port(&self, request: Request<api::FindPortRequest>) -> Answer<api::FindPortReply> {
         let r = request.into_inner();
         let mac = mac_from_text(&r.mac)

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use netsum_api::v1 as api;
 use netsum_core::ended::Ended;
 use netsum_core::watch::{Patience, Watch};
 use netsum_core::{Action, Controller, JobSpec, Refusal};
@@ -22,6 +23,8 @@ pub type JoinAnswer = Result<u32, Refusal>;
 pub trait Boxes: Send {
     /// Flows of this job have changed, or of any where there is no name; these wait for that.
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>);
+    /// What is known of them.
+    fn show(&self) -> api::Fabric;
 }
 
 /// A rank that waits, and the epoch that it is to be told.
