@@ -471,6 +471,52 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     assert!(error.contains("only some of the ranks"), "{error}");
 }
 
+/// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3; without the flow of rank 1.
+fn leaf_without_its_last(job: &str, c: &mut Controller) {
+    let ranks = Some(members::Group { first: 0, last: 1 });
+    let members = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".into()) };
+    c.create_job(JobSpec { members, ..spec(job, 4) }).unwrap();
+    c.add_flow(job, JobRing(0), flow(0, 4)).unwrap();
+    c.add_flow(job, JobRing(0), FlowSpec { ifindex: 13, ..flow(3, 4) }).unwrap();
+}
+
+#[test]
+fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused_with_both_sides() {
+    let mut c = controller();
+    leaf_without_its_last("a", &mut c);
+    let to = |last: u8| FlowSpec { dst: IpAddr::from([10, 0, 0, last]), ..flow(1, 4) };
+    let error = c.add_flow("a", JobRing(0), to(1)).unwrap_err().to_string();
+    let expected = "rank 1: --dst 10.0.0.1 belongs to a rank behind another port already: port p3, and for rank 0 of job `a` port p0";
+    assert_eq!(error, expected);
+    // A host that another job has, which would be shut out.
+    c.create_job(spec("b", 2)).unwrap();
+    let b = FlowSpec { src: IpAddr::from([10, 0, 0, 9]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
+    c.add_flow("b", JobRing(0), b).unwrap();
+    let error = c.add_flow("a", JobRing(0), to(9)).unwrap_err().to_string();
+    assert!(
+        error.contains("rank 1: --dst 10.0.0.9") && error.contains("rank 0 of job `b` port p2"),
+        "{error}"
+    );
+    let active = c.add_flow("a", JobRing(0), to(3)).unwrap();
+    assert!(matches!(active[..], [Action::AddFlow(_), Action::ActivateRing(..)]), "{active:?}");
+}
+
+#[test]
+fn a_flow_from_where_another_jobs_receiver_is_behind_the_parent_is_refused_and_its_job_goes_on() {
+    let mut c = controller();
+    leaf_without_its_last("a", &mut c);
+    c.add_flow("a", JobRing(0), flow(1, 4)).unwrap();
+    c.create_job(spec("b", 2)).unwrap();
+    // Rank 2 of job a, to which its rank 1 sends, is behind p3.
+    let b = FlowSpec { src: IpAddr::from([10, 0, 0, 3]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
+    let error = c.add_flow("b", JobRing(0), b).unwrap_err().to_string();
+    assert!(
+        error.contains("rank 0: address 10.0.0.3") && error.contains("rank 1 of job `a` port p3"),
+        "{error}"
+    );
+    assert_eq!(c.job("b").unwrap().state, State::Waiting);
+}
+
 #[test]
 fn the_state_file_has_plain_numbers() {
     let flow = FlowSpec { ring: RingNumber(3), ..flow(0, 2) };
