@@ -106,6 +106,7 @@ impl JobSpec {
             return invalid(format!("--ranks {}: 2 to {most} are possible", self.ranks));
         }
         self.members.check(self.ranks)?;
+        self.members.uplink.as_ref().map_or(Ok(()), |uplink| uplink.check(self.rings))?;
         if self.in_band && self.members.is_part() {
             return invalid(
                 "--in-band with --members, --groups or --uplink: this box sees only some of the ranks".into(),
@@ -217,6 +218,15 @@ impl Job {
     /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.
     pub fn sender(&self, member: Rank) -> Rank {
         self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank)
+    }
+
+    /// The member that is the way up, and the interface by which its rank's packets come that are not summed: the first ring's. None as
+    /// long as that has no such flow.
+    pub(super) fn way_up(&self, flows: &[FlowSpec]) -> Option<(Rank, u32)> {
+        self.spec.members.uplink.as_ref()?;
+        let up = Rank(self.spec.member_count() - 1);
+        let flow = flows.iter().find(|f| f.ring == self.rings[0].id && f.rank == up)?;
+        Some((up, flow.ifindex))
     }
 
     /// Its rings, as it counts them.

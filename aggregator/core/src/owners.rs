@@ -20,15 +20,19 @@ struct Claim<'a> {
     flow: &'a FlowSpec,
 }
 
-/// The addresses of senders, and those of receivers in other boxes' reach.
+/// The addresses of senders, and those of receivers in other boxes' reach. Of several ways up the first has them.
 fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
     let by_boxes = flows.iter().filter(|f| f.by_box);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
+    let way_up = job.way_up(flows);
+    let further = move |rank, ifindex| way_up.is_some_and(|(up, first)| rank == up && ifindex != first);
     flows.iter().flat_map(move |flow| {
-        let receiver = places.get(&(flow.ring, flow.rank.next(job.spec.member_count())));
+        let next = flow.rank.next(job.spec.member_count());
+        let sender = (!further(flow.rank, flow.ifindex)).then_some(flow.ifindex);
+        let receiver = places.get(&(flow.ring, next)).filter(|&&ifindex| !further(next, ifindex));
         let claims = [
-            Some((Address::Ip(flow.src), flow.ifindex)),
-            flow.src_mac.map(|mac| (Address::Mac(mac), flow.ifindex)),
+            sender.map(|ifindex| (Address::Ip(flow.src), ifindex)),
+            sender.and_then(|ifindex| Some((Address::Mac(flow.src_mac?), ifindex))),
             receiver.map(|&ifindex| (Address::Ip(flow.dst), ifindex)),
         ];
         claims.into_iter().flatten().map(move |(address, ifindex)| Claim { address, ifindex, job, flow })
