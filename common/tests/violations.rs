@@ -11,7 +11,7 @@ use netsum_common::slot::{Fragment, Output, Slot};
 /// A box that looks at every sum that it sends.
 struct Watched {
     ring: RingBox<u32, u32>,
-    /// What a rank sends where the test says no more.
+    /// What members send bears the mark of a total.
     total: bool,
 }
 
@@ -179,8 +179,9 @@ fn a_late_total_is_not_the_one_of_the_next_use_of_its_slot() {
         assert_eq!(b.arrives(2, index), (Output::Release, Counter::Totals));
     }
     assert_eq!(b.arrives(2, 1), (Output::Replay, Counter::Replays), "doubled");
+    assert_eq!(b.arrives(0, 2), TAKEN);
     assert_eq!(b.arrives(2, 2), (Output::Drop, Counter::TotalUnexpected), "nothing has gone up");
-    up(&mut b, 2);
+    assert_eq!(b.arrives(1, 2).0, Output::Up);
     assert_eq!(b.arrives(2, 0), STALE);
     // The last member has not got a total of its group's: only the parent may replay.
     assert_eq!(b.arrives(1, 2), (Output::Up, Counter::SentUpAgain));
