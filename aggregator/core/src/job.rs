@@ -11,7 +11,7 @@ use netsum_common::abi::{
 use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
-use super::members::Members;
+use super::members::{Member, Members};
 use super::membership::{Epoch, Forming};
 use super::rank::Rank;
 use super::{Action, Refusal, Token, tenant};
@@ -227,6 +227,16 @@ impl Job {
         let up = Rank(self.spec.member_count() - 1);
         let flow = flows.iter().find(|f| f.ring == self.rings[0].id && f.rank == up)?;
         Some((up, flow.ifindex))
+    }
+
+    /// The member at a place of its rings.
+    pub fn member(&self, place: Rank) -> Member {
+        self.spec
+            .members
+            .list(self.spec.ranks)
+            .get(place.0 as usize)
+            .copied()
+            .unwrap_or(Member::Rank(place.0))
     }
 
     /// Its rings, as it counts them.
