@@ -4,12 +4,21 @@
 //! its own. So a clone reads the slot and the saved headers *after* later packets have changed them. May it? Ranks keep to
 //! their credit here, but anything that they have ever sent may arrive again, at any time, and any packet may be lost.
 //!
+//! And every order in which packets can arrive in a small tree of boxes, below: `interleaving/tree.rs`.
+//!
 //! The slot machine is the real one; hosts, queues and egress are models. All reachable states are visited.
 
 use std::collections::{HashSet, VecDeque};
 
-use netsum_common::abi::{MAX_RANKS, RingConfig, ring_flags};
-use netsum_common::slot::{self, Fragment, Output, Payload, RingState, Slot, on_fragment};
+use netsum_common::abi::{RingConfig, ring_flags};
+use netsum_common::slot::{Fragment, Output, Slot};
+
+#[path = "interleaving/ring.rs"]
+mod ring;
+#[path = "interleaving/tree.rs"]
+mod tree;
+
+use ring::Ring;
 
 /// What egress looks at before it writes a clone's headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,12 +42,7 @@ struct Clone_ {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
-    low: u32,
-    expected: Vec<u32>,
-    slots: Vec<(u32, u32, u64, u32)>,
-    sums: Vec<u32>,
-    /// Index of the header saved for a slot and rank.
-    headers: Vec<Option<u32>>,
+    ring: Ring,
     /// By receiving rank.
     queues: Vec<VecDeque<Clone_>>,
     /// Sums that each rank has.
@@ -71,53 +75,16 @@ impl Model {
     }
 
     fn start(&self) -> State {
-        let (ranks, slots) = (self.ring.ranks as usize, self.ring.slots as usize);
-        State {
-            low: 0,
-            expected: vec![0; ranks],
-            slots: vec![(0, 0, 0, 0); slots],
-            sums: vec![0; slots],
-            headers: vec![None; slots * ranks],
-            queues: vec![VecDeque::new(); ranks],
-            received: vec![0; ranks],
-        }
+        let ranks = self.ring.ranks as usize;
+        State { ring: Ring::new(&self.ring), queues: vec![VecDeque::new(); ranks], received: vec![0; ranks] }
     }
 
     /// A fragment arrives at the ring's CPU. `None` where a queue is full: the batch ends before.
     fn arrive(&self, state: &State, rank: u32, index: u32) -> Option<State> {
         let mut s = state.clone();
-        let slot_of = |&(index, flags, contributors, crc): &_| Slot {
-            index,
-            flags,
-            contributors,
-            len: 4,
-            checksum: 0,
-            crc,
-        };
-        let mut ring_state = RingState { low: s.low, ..RingState::default() };
-        ring_state.expected[..s.expected.len()].copy_from_slice(&s.expected);
-        if self.ring.flags & ring_flags::RELAXED != 0 {
-            slot::advance_low(&self.ring, &mut ring_state, |i| Some(slot_of(&s.slots[i as usize])));
-        }
-        let at = (index % self.ring.slots) as usize;
-        let mut slot = slot_of(&s.slots[at]);
-        let v = on_fragment(
-            &self.ring,
-            &mut ring_state,
-            &mut slot,
-            Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 },
-        );
-        match v.payload {
-            Payload::Leave => {}
-            Payload::Copy => s.sums[at] = self.value(rank, index),
-            Payload::Add => s.sums[at] += self.value(rank, index),
-        }
-        if v.save_header {
-            s.headers[at * self.ring.ranks as usize + rank as usize] = Some(index);
-        }
-        if v.completed {
-            slot.crc = s.sums[at];
-        }
+        let fragment = Fragment { rank, index, len: 4, ce: false, total: false, bounds: 0 };
+        let v = s.ring.take(&self.ring, fragment, self.value(rank, index));
+        let (slot, sum) = s.ring.at(index);
         let next = ((rank + 1) % self.ring.ranks) as usize;
         let still_there = slot.is(Slot::RELEASED) && slot.index == index;
         let output = if self.replays_all && still_there && v.output == Output::Stale {
@@ -138,20 +105,16 @@ impl Model {
             if s.queues[receiver].len() == self.queue {
                 return None;
             }
-            s.queues[receiver].push_back(Clone_ { index, payload: s.sums[at], checked: false });
+            s.queues[receiver].push_back(Clone_ { index, payload: sum, checked: false });
         }
-        (s.low, s.slots[at]) = (ring_state.low, (slot.index, slot.flags, slot.contributors, slot.crc));
-        s.expected = ring_state.expected[..s.expected.len()].to_vec();
-        assert!(ring_state.expected[self.ring.ranks as usize..MAX_RANKS].iter().all(|e| *e == 0));
         Some(s)
     }
 
     /// The first clone in a queue goes on its way: what arrives, if anything does.
     fn leave(&self, s: &mut State, receiver: usize) -> Option<(u32, u32)> {
         let clone = s.queues[receiver].front_mut()?;
-        let at = (clone.index % self.ring.slots) as usize;
-        let (index, flags, _, crc) = s.slots[at];
-        let same = index == clone.index && flags & Slot::RELEASED != 0;
+        let (slot, _) = s.ring.at(clone.index);
+        let same = slot.index == clone.index && slot.is(Slot::RELEASED);
         match self.egress {
             Egress::ChecksElsewhere if !clone.checked && same => {
                 clone.checked = true;
@@ -165,12 +128,12 @@ impl Model {
                 return None;
             }
         }
-        let payload = clone.payload;
+        let Clone_ { index, payload, .. } = *clone;
         s.queues[receiver].pop_front();
-        let source = (receiver + self.ring.ranks as usize - 1) % self.ring.ranks as usize;
-        let psn = s.headers[at * self.ring.ranks as usize + source]?;
+        let source = (receiver as u32 + self.ring.ranks - 1) % self.ring.ranks;
+        let psn = s.ring.header(index, source)?;
         // Otherwise the ICRC is wrong, and the receiver drops it.
-        (crc == payload).then_some((psn, payload))
+        (slot.crc == payload).then_some((psn, payload))
     }
 
     /// Visits all states. How many there are, or the first wrong sum that somebody takes.

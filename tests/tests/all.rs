@@ -24,6 +24,7 @@ mod links;
 mod monitor;
 mod mtu;
 mod operate;
+mod parents;
 mod perf;
 mod programs;
 mod racks;

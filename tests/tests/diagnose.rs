@@ -116,6 +116,42 @@ fn assert_finding(said: &Value, rank: Option<u8>, words: &[&str]) {
     assert!(!next.is_empty(), "{said:#}");
 }
 
+/// A parent whose job has another path MTU than the leaves'.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn boxes_that_have_made_a_job_differently_are_named() {
+    let mut cluster = Cluster::start(LabSpec { racks: 2, ..LabSpec::hosts(4) }).unwrap();
+    cluster.start_leaves().unwrap();
+    let job = JobSpec::new("differs", 4);
+    let peers: Vec<_> = cluster.lab().hosts().iter().map(|host| host.ip(0).to_string()).collect();
+    let peers = peers.join(",");
+    for (rack, mtu, members, ports) in [
+        (Some(0), 1024, &["--members", "0-1", "--uplink", "uplink"][..], "port0,port1"),
+        (Some(1), 1024, &["--members", "2-3", "--uplink", "uplink"], "port2,port3"),
+        (None, 512, &["--groups", "0-1,2-3"], "rack0,rack1"),
+    ] {
+        let create = JobSpec { mtu, ..job.clone() }.create_arguments();
+        let create: Vec<&str> = create.iter().map(String::as_str).collect();
+        cluster.netsum_on(rack, &[&create[..], members].concat()).unwrap();
+        let flows = ["flow", "peers", "differs", "--peers", &peers, "--ports", ports];
+        cluster.netsum_on(rack, &flows).unwrap();
+    }
+    let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
+    group.order_all_reduce("i32", 100_000, 1).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let diagnose = |rack| cluster.netsum_on(rack, &["diagnose", "differs", "--watch", "200ms"]);
+    let [parent, leaf] = [None, Some(0)].map(|rack| match diagnose(rack) {
+        Ok(said) => said,
+        Err(said) => format!("{said:#}"),
+    });
+    println!("{parent}\n{leaf}");
+    for (port, ranks) in [("rack0", "0-1"), ("rack1", "2-3")] {
+        let what = format!("the box behind {port} (ranks {ranks}) sends fragments of more than 512 bytes");
+        assert!(parent.contains(&what) && parent.contains("compare `netsum job show`"), "{parent}");
+    }
+    assert!(leaf.contains("`netsum diagnose` of the parent behind uplink"), "{leaf}");
+}
+
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn every_cause_of_a_hang_is_named() {

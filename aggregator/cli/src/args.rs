@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use netsum_api::arguments::number;
 use netsum_api::v1 as api;
+use netsum_core::members::{self, Group};
 
 use super::failure::EXIT_STATUS;
 
@@ -334,9 +335,12 @@ pub enum FlowCommand {
         #[arg(long, value_delimiter = ',', required = true, value_name = "IP,..")]
         peers: Vec<IpAddr>,
         /// The port of each member of the job here, in the order that `netsum job show` has them. Of a job that this box sums alone,
-        /// that of each rank.
+        /// that of each rank. The way up may be left out.
         #[arg(long, value_delimiter = ',', required = true, value_name = "IFNAME,..")]
         ports: Vec<String>,
+        /// Which of the ranks' rings the job's here are, where this box is the parent of a part of them, like 0-1. Not given: all.
+        #[arg(long, value_parser = range, value_name = "FIRST-LAST")]
+        rings: Option<Group>,
     },
     /// Show the flows of a job, or all, and what has come on them.
     #[command(visible_alias = "list")]
@@ -424,6 +428,13 @@ fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((a, b)) if !a.is_empty() && !b.is_empty() => Ok((a.to_owned(), b.to_owned())),
         _ => Err("INTERFACE=PORT is expected, like eth0=port1".into()),
+    }
+}
+
+fn range(text: &str) -> Result<Group, String> {
+    match members::groups("--rings", text).map_err(|e| e.to_string())?[..] {
+        [group] => Ok(group),
+        _ => Err("one range of rings is possible".to_owned()),
     }
 }
 

@@ -49,10 +49,10 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         Command::Flow { command: Some(FlowCommand::Add { job, flow }) } => {
             print::added(out, format, client.add_flow(job, flow).await?)
         }
-        Command::Flow { command: Some(FlowCommand::Peers { job, peers, ports }) } => {
+        Command::Flow { command: Some(FlowCommand::Peers { job, peers, ports, rings }) } => {
             let shown = client.show_job(job.clone(), false).await?;
-            let flows =
-                peers::flows(&shown, &peers, &ports).map_err(|why| Failure::new(Kind::Refused, why))?;
+            let flows = peers::flows(&shown, &peers, &ports, rings)
+                .map_err(|why| Failure::new(Kind::Refused, why))?;
             // So that it can be said again, when one was refused.
             let missing: Vec<_> = flows.into_iter().filter(|f| !peers::is_there(&shown, f)).collect();
             let mut with = shown;

@@ -4,17 +4,36 @@ use std::net::IpAddr;
 
 use netsum_api::v1 as api;
 use netsum_common::unmanaged::static_connection;
+use netsum_core::JobRing;
+use netsum_core::members::Group;
+use netsum_core::uplinks::Uplinks;
 
-/// The flows of a job that come by this box, of all its rings. `peers` are the ranks' addresses, `ports` those of the job's members.
+/// The flows of a job that come by this box, of all its rings. `peers` are the ranks' addresses, `ports` those of the job's members, and
+/// `rings` are the ranks' that the job's here are.
 ///
 /// # Errors
 /// What does not fit the job.
-pub fn flows(job: &api::Job, peers: &[IpAddr], ports: &[String]) -> Result<Vec<api::Flow>, String> {
+pub fn flows(
+    job: &api::Job,
+    peers: &[IpAddr],
+    ports: &[String],
+    rings: Option<Group>,
+) -> Result<Vec<api::Flow>, String> {
     if peers.len() != job.ranks as usize {
         return Err(format!("--peers: {} addresses; job {} has {} ranks", peers.len(), job.name, job.ranks));
     }
+    if let Some(rings) = rings.filter(|r| r.last - r.first + 1 != job.rings) {
+        let has = job.rings;
+        return Err(format!(
+            "--rings {rings}: {} rings; job {} has {has}",
+            rings.last - rings.first + 1,
+            job.name
+        ));
+    }
+    let first = rings.map_or(0, |rings| rings.first);
     let senders = senders(job);
-    if ports.len() != senders.len() {
+    let uplinks: Option<Uplinks> = job.uplink.parse().ok().filter(|_| !job.uplink.is_empty());
+    if ports.len() != senders.len() && !(uplinks.is_some() && ports.len() + 1 == senders.len()) {
         let members = if job.members.is_empty() { "all ranks".to_owned() } else { job.members.join(", ") };
         return Err(format!(
             "--ports: {} ports; job {} has {} members: {members}",
@@ -24,16 +43,18 @@ pub fn flows(job: &api::Job, peers: &[IpAddr], ports: &[String]) -> Result<Vec<a
         ));
     }
     let of_ring = |ring: u32| {
+        let up = uplinks.as_ref().map(|uplinks| uplinks.of(JobRing(ring)));
+        let ports = ports.iter().map(String::as_str).chain(up);
         senders.iter().zip(ports).map(move |(&rank, port)| {
-            let next = (rank + 1) % job.ranks;
+            let (next, of_ranks) = ((rank + 1) % job.ranks, Some(first + ring));
             api::Flow {
                 ring,
                 rank,
-                port: port.clone(),
+                port: port.to_owned(),
                 src: peers[rank as usize].to_string(),
                 dst: peers[next as usize].to_string(),
-                qpn: static_connection(next, Some(ring)).receive_qpn.get(),
-                psn: static_connection(rank, Some(ring)).first_psn.get(),
+                qpn: static_connection(next, of_ranks).receive_qpn.get(),
+                psn: static_connection(rank, of_ranks).first_psn.get(),
                 ..api::Flow::default()
             }
         })
@@ -81,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_leaf_has_the_flows_of_its_ranks_and_the_one_that_comes_down() {
-        let flows = flows(&job(&["4", "5", "6", "7", "up"]), &peers(), &ports(5)).unwrap();
+        let flows = flows(&job(&["4", "5", "6", "7", "up"]), &peers(), &ports(5), None).unwrap();
         assert_eq!(flows.len(), 10);
         let of =
             |ring| flows.iter().filter(|f| f.ring == ring).map(|f| (f.rank, &*f.port)).collect::<Vec<_>>();
@@ -94,7 +115,7 @@ mod tests {
     #[test]
     fn a_parent_has_those_of_its_groups_and_a_box_alone_all() {
         let of = |members: &[&str], n| -> Vec<u32> {
-            let flows = flows(&job(members), &peers(), &ports(n)).unwrap();
+            let flows = flows(&job(members), &peers(), &ports(n), None).unwrap();
             flows.iter().filter(|f| f.ring == 0).map(|f| f.rank).collect()
         };
         assert_eq!(of(&["0-3", "4", "5-7"], 3), [3, 4, 7]);
@@ -103,10 +124,25 @@ mod tests {
     }
 
     #[test]
+    fn of_several_parents_each_ring_has_its_own() {
+        let leaf = api::Job { rings: 3, uplink: "swp9=2,swp10=1".into(), ..job(&["0", "1", "2", "3", "up"]) };
+        let below = flows(&leaf, &peers(), &ports(4), None).unwrap();
+        let up: Vec<_> = below.iter().filter(|f| f.rank == 7).collect();
+        assert_eq!(up.iter().map(|f| &*f.port).collect::<Vec<_>>(), ["swp9", "swp9", "swp10"]);
+        // The second parent has the ranks' third ring, as its first.
+        let parent = api::Job { rings: 1, ..job(&["0-3", "4-7"]) };
+        let above = flows(&parent, &peers(), &ports(2), Some(Group { first: 2, last: 2 })).unwrap();
+        assert_eq!((above[1].ring, above[1].qpn, above[1].psn), (0, up[2].qpn, up[2].psn));
+    }
+
+    #[test]
     fn what_does_not_fit_the_job_is_refused_with_its_numbers() {
-        let error = flows(&job(&["0-3", "4-7"]), &peers()[..7], &ports(2)).unwrap_err();
+        let error = flows(&job(&["0-3", "4-7"]), &peers()[..7], &ports(2), None).unwrap_err();
         assert_eq!(error, "--peers: 7 addresses; job train has 8 ranks");
-        let error = flows(&job(&["0-3", "4-7"]), &peers(), &ports(3)).unwrap_err();
+        let error = flows(&job(&["0-3", "4-7"]), &peers(), &ports(3), None).unwrap_err();
         assert_eq!(error, "--ports: 3 ports; job train has 2 members: 0-3, 4-7");
+        let three = Some(Group { first: 0, last: 2 });
+        let error = flows(&job(&["0-3", "4-7"]), &peers(), &ports(2), three).unwrap_err();
+        assert_eq!(error, "--rings 0-2: 3 rings; job train has 2");
     }
 }

@@ -61,6 +61,9 @@ fn job_entry(j: &Job) -> Entry {
     if !j.members.is_empty() {
         properties.push(attribute("members", j.members.join(",")));
     }
+    if !j.uplink.is_empty() {
+        properties.push(attribute("uplink", &j.uplink));
+    }
     entry.attributes(1, properties);
     entry
 }

@@ -80,6 +80,9 @@ pub struct Job {
     /// Where boxes are in levels: the members of each ring here, in order: ranks, groups of ranks, and `up`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<String>,
+    /// The port towards the parent box; of several, each with its number of rings.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub uplink: String,
     /// What workers must know to join; only where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
@@ -148,6 +151,7 @@ impl From<api::Job> for Job {
             ring_ids: j.ring_ids,
             flows,
             members: j.members,
+            uplink: j.uplink,
             token: (!j.token.is_empty()).then_some(j.token),
             in_band,
         }

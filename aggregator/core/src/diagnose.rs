@@ -8,6 +8,7 @@ use std::time::Duration;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 
+use super::members::Member;
 use super::watch::RingView;
 use super::{Job, JobRing, Rank, State};
 use crate::plane::{FlowSeen, FlowSpec, RingSpec};
@@ -28,6 +29,8 @@ pub struct RankEvidence {
     pub flow: FlowSpec,
     /// The rank whose connection it is, by the job's numbers.
     pub sender: Rank,
+    /// Which member of the ring here that is.
+    pub member: Member,
     /// What the data plane has seen of it.
     pub seen: FlowSeen,
     /// How long ago its last packet came, where that is known.
@@ -38,6 +41,21 @@ pub struct RankEvidence {
     pub heartbeat: Option<Duration>,
     pub port: PortEvidence,
 }
+
+impl RankEvidence {
+    /// The box that its packets come by, if they do.
+    fn behind(&self) -> Option<String> {
+        let port = &self.port.name;
+        match self.member {
+            Member::Rank(_) => None,
+            Member::Group(group) => Some(format!("the box behind {port} (ranks {group})")),
+            Member::Up => Some(format!("the parent behind {port}")),
+        }
+    }
+}
+
+/// What to do where boxes have made the job differently.
+const COMPARE: &str = "compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes";
 
 /// What is known of a ring.
 #[derive(Clone, Debug)]
@@ -331,8 +349,11 @@ fn missing_rank(ring: &RingEvidence, rank: &RankEvidence, strangers: &[Stranger]
                     "has sent nothing since PSN {:#x}, {ago}; index {low} (PSN {psn:#x}) is missing{alive}{quiet}",
                     seen.last_psn
                 ),
-                "look whether it is still computing, has stopped, or its packets get lost before the box"
-                    .into(),
+                rank.behind().map_or(
+                    "look whether it is still computing, has stopped, or its packets get lost before the box"
+                        .into(),
+                    |behind| format!("ask `netsum diagnose` of {behind}"),
+                ),
             )
         }
     }
@@ -367,9 +388,15 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
                     flow.qpn.get(),
                     flow.dst
                 ),
-                format!(
-                    "look whether it runs, whether its packets get to {} (tcpdump -i {} udp port 4791), and whether it is behind another port",
-                    port.name, port.name
+                rank.behind().map_or_else(
+                    || {
+                        format!(
+                            "look whether it runs, whether its packets get to {} (tcpdump -i {} udp port 4791), and whether it is behind \
+                             another port",
+                            port.name, port.name
+                        )
+                    },
+                    |behind| format!("ask `netsum diagnose` of {behind}"),
                 ),
             )
         }
@@ -379,24 +406,42 @@ fn nothing_came(rank: &RankEvidence, stranger: Option<&Stranger>) -> (String, St
 /// Its packets come and are refused.
 fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (String, String) {
     let (flow, seen) = (&rank.flow, &rank.seen);
-    let (what, next) = explain(
-        outcome,
-        &Case {
-            port: &rank.port.name,
-            src: flow.src,
-            mtu: ring.spec.config.mtu,
-            credit: ring.spec.config.credit,
-            base_psn: flow.base_psn.get(),
-            psn: seen.last_psn,
-            low: ring.view.state.low,
-            accepted: accepted(rank, &ring.view),
-        },
-    );
+    let case = Case {
+        port: &rank.port.name,
+        src: flow.src,
+        mtu: ring.spec.config.mtu,
+        credit: ring.spec.config.credit,
+        base_psn: flow.base_psn.get(),
+        psn: seen.last_psn,
+        low: ring.view.state.low,
+        accepted: accepted(rank, &ring.view),
+    };
+    let (what, next) = jobs_differ(rank, outcome, &case).unwrap_or_else(|| explain(outcome, &case));
     let count = match seen.refused {
         0 => String::new(),
         n => format!("; {n} of {} were refused", seen.packets),
     };
     (format!("{what}{count}"), next)
+}
+
+/// Another box has let through what this one refuses.
+fn jobs_differ(rank: &RankEvidence, outcome: Counter, case: &Case<'_>) -> Option<(String, String)> {
+    let (behind, &Case { mtu, credit, base_psn, psn, low, accepted, .. }) = (rank.behind()?, case);
+    let what = match outcome {
+        Counter::Oversized => {
+            format!("{behind} sends fragments of more than {mtu} bytes, this job's path MTU")
+        }
+        Counter::ShortFragment => {
+            format!("{behind} sends fragments of less than {mtu} bytes, this job's path MTU")
+        }
+        Counter::CreditViolation if accepted => format!(
+            "{behind} has a larger window: it sends index {}, and {low} to {} are open here",
+            serial::sub(psn, base_psn),
+            serial::sub(serial::add(low, credit), 1)
+        ),
+        _ => return None,
+    };
+    Some((what, COMPARE.to_owned()))
 }
 
 /// A packet of a flow that was refused, and what its flow was registered with.
@@ -510,11 +555,14 @@ pub fn seconds(t: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
     use netsum_common::abi::{RingConfig, RingNumber};
     use netsum_common::serial::{Psn, Qpn};
     use netsum_common::slot::{RingState, Slot};
 
     use super::*;
+    use crate::members::Group;
 
     /// Two ranks of a ring where index 8 is the lowest that has not been released, and what became of their last packets.
     fn ring(last: [(u32, Counter); 2]) -> RingEvidence {
@@ -542,6 +590,7 @@ mod tests {
                 by_box: false,
             },
             sender: Rank(rank),
+            member: Member::Rank(rank),
             seen,
             last: None,
             moved: 0,
@@ -562,6 +611,43 @@ mod tests {
             ranks: ranks.collect(),
             spec,
         }
+    }
+
+    #[test]
+    fn boxes_that_have_made_the_job_differently_are_both_named() {
+        let mut said = String::new();
+        for (outcome, psn) in [
+            (Counter::Oversized, 8),
+            (Counter::ShortFragment, 8),
+            (Counter::CreditViolation, 20),
+            (Counter::BadIcrc, 8),
+        ] {
+            let mut evidence = ring([(psn, outcome), (8, Counter::Fragments)]);
+            evidence.ranks[0].member = Member::Group(Group { first: 0, last: 3 });
+            evidence.view.slot = Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
+            for f in of_ring(&evidence, &[]) {
+                let _ = writeln!(said, "{}: {}\n  {}", outcome.name(), f.what, f.next);
+            }
+        }
+        // What the parent refuses does not come down.
+        let mut evidence = ring([(7, Counter::Fragments), (8, Counter::Fragments)]);
+        evidence.ranks[0].member = Member::Up;
+        evidence.view.slot = Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
+        for f in of_ring(&evidence, &[]) {
+            let _ = writeln!(said, "{}\n  {}", f.what, f.next);
+        }
+        insta::assert_snapshot!(said, @"
+        oversized: the box behind port0 (ranks 0-3) sends fragments of more than 1024 bytes, this job's path MTU
+          compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
+        short_fragment: the box behind port0 (ranks 0-3) sends fragments of less than 1024 bytes, this job's path MTU
+          compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
+        credit_violation: the box behind port0 (ranks 0-3) has a larger window: it sends index 20, and 8 to 15 are open here
+          compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
+        rx_icrc_encapsulated: its packets have a wrong ICRC
+          look for whatever changes packets between it and the box; `netsum job create --icrc ignore` takes them as they are
+        has sent nothing since PSN 0x7, before netsum looked; index 8 (PSN 0x8) is missing
+          ask `netsum diagnose` of the parent behind port0
+        ");
     }
 
     #[test]

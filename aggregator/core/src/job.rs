@@ -11,7 +11,7 @@ use netsum_common::abi::{
 use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
-use super::members::Members;
+use super::members::{Member, Members};
 use super::membership::{Epoch, Forming};
 use super::rank::Rank;
 use super::{Action, Refusal, Token, tenant};
@@ -106,6 +106,7 @@ impl JobSpec {
             return invalid(format!("--ranks {}: 2 to {most} are possible", self.ranks));
         }
         self.members.check(self.ranks)?;
+        self.members.uplink.as_ref().map_or(Ok(()), |uplink| uplink.check(self.rings))?;
         if self.in_band && self.members.is_part() {
             return invalid(
                 "--in-band with --members, --groups or --uplink: this box sees only some of the ranks".into(),
@@ -217,6 +218,25 @@ impl Job {
     /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.
     pub fn sender(&self, member: Rank) -> Rank {
         self.spec.members.sender(member.0, self.spec.ranks).map_or(member, Rank)
+    }
+
+    /// The member that is the way up, and the interface by which its rank's packets come that are not summed: the first ring's. None as
+    /// long as that has no such flow.
+    pub(super) fn way_up(&self, flows: &[FlowSpec]) -> Option<(Rank, u32)> {
+        self.spec.members.uplink.as_ref()?;
+        let up = Rank(self.spec.member_count() - 1);
+        let flow = flows.iter().find(|f| f.ring == self.rings[0].id && f.rank == up)?;
+        Some((up, flow.ifindex))
+    }
+
+    /// The member at a place of its rings.
+    pub fn member(&self, place: Rank) -> Member {
+        self.spec
+            .members
+            .list(self.spec.ranks)
+            .get(place.0 as usize)
+            .copied()
+            .unwrap_or(Member::Rank(place.0))
     }
 
     /// Its rings, as it counts them.

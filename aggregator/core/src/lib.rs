@@ -17,6 +17,7 @@
 //! | [`size`] | sizes in bytes as people write them |
 //! | [`token`] | the secret of a job |
 //! | [`trace`] | which packets somebody wants to see |
+//! | [`uplinks`] | the ports towards parent boxes |
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
@@ -38,6 +39,7 @@ pub mod tenant;
 mod tests;
 pub mod token;
 pub mod trace;
+pub mod uplinks;
 pub mod watch;
 
 use std::collections::{BTreeMap, HashSet};
@@ -56,6 +58,7 @@ use pool::Pool;
 pub use rank::Rank;
 use tenant::Limits;
 pub use token::Token;
+use uplinks::Uplinks;
 
 /// Why a request is refused, in words that name the argument.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -263,8 +266,8 @@ impl Controller {
             spec.mtu = largest_mtu(self.ports.iter().map(|port| port.mtu).min().unwrap_or(1500));
         }
         spec.check()?;
-        if let Some(uplink) =
-            spec.members.uplink.as_ref().filter(|name| self.ports.iter().all(|p| p.name != **name))
+        let is_there = |name: &&str| self.ports.iter().any(|p| p.name == *name);
+        if let Some(uplink) = spec.members.uplink.iter().flat_map(Uplinks::ports).find(|name| !is_there(name))
         {
             let names: Vec<_> = self.ports.iter().map(|p| p.name.as_str()).collect();
             return Err(Refusal::Invalid(format!(
@@ -410,16 +413,24 @@ impl Controller {
             ));
         };
         let port = self.port_name(flow.ifindex);
-        let is_uplink = spec.members.uplink.as_ref() == Some(&port);
-        if (member == Member::Up) != is_uplink && spec.members.uplink.is_some() {
-            return invalid(match &spec.members.uplink {
-                Some(uplink) if member == Member::Up => format!(
+        if let (Some(uplinks), Some(ring)) = (&spec.members.uplink, job.job_ring(flow.ring)) {
+            let (uplink, is_up) = (uplinks.of(ring), member == Member::Up);
+            if is_up && uplink != port {
+                return invalid(format!(
                     "--rank {rank} --port {port}: its connection comes down from the parent, by --uplink {uplink}"
-                ),
-                _ => format!(
+                ));
+            }
+            if !is_up && uplinks.ports().any(|uplink| uplink == port) {
+                return invalid(format!(
                     "--rank {rank} --port {port}: that is the --uplink, and rank {rank} is a member below"
-                ),
-            });
+                ));
+            }
+            let first = uplinks.of(JobRing(0));
+            if is_up && uplink != first && job.way_up(&job.flows).is_none() {
+                return invalid(format!(
+                    "--ring {ring} --rank {rank}: the flow of ring 0 is needed before; by its --uplink {first} comes what is not summed"
+                ));
+            }
         }
         flow.rank = Rank(number);
         flow.by_box = !matches!(member, Member::Rank(_));

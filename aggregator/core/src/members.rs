@@ -10,6 +10,7 @@ use netsum_common::abi::MAX_RANKS;
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
+use crate::uplinks::Uplinks;
 
 /// Ranks that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -34,8 +35,8 @@ pub struct Members {
     pub groups: Vec<Group>,
     /// Ranks that are here themselves. `None`: those of no group.
     pub ranks: Option<Group>,
-    /// Name of the port towards the parent box.
-    pub uplink: Option<String>,
+    /// The port towards the parent box of each ring.
+    pub uplink: Option<Uplinks>,
 }
 
 /// A member.
@@ -189,7 +190,7 @@ mod tests {
         Members {
             groups: some(groups_).unwrap_or_default(),
             ranks: some(ranks).map(|groups| groups[0]),
-            uplink: (!uplink.is_empty()).then(|| uplink.to_owned()),
+            uplink: (!uplink.is_empty()).then(|| uplink.parse().unwrap()),
         }
     }
 

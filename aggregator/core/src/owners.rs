@@ -1,28 +1,74 @@
 //! Who owns which address: what belongs to a rank on one port, no other may have on another port.
 
-use super::{Controller, Refusal};
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::{Controller, Job, Refusal};
 use crate::plane::FlowSpec;
 
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Address {
+    Ip(IpAddr),
+    Mac([u8; 6]),
+}
+
+/// That an address is behind a port, as the data plane takes it from a flow.
+struct Claim<'a> {
+    address: Address,
+    ifindex: u32,
+    job: &'a Job,
+    flow: &'a FlowSpec,
+}
+
+/// The addresses of senders, and those of receivers in other boxes' reach. Of several ways up the first has them.
+fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
+    let by_boxes = flows.iter().filter(|f| f.by_box);
+    let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
+    let way_up = job.way_up(flows);
+    let further = move |rank, ifindex| way_up.is_some_and(|(up, first)| rank == up && ifindex != first);
+    flows.iter().flat_map(move |flow| {
+        let next = flow.rank.next(job.spec.member_count());
+        let sender = (!further(flow.rank, flow.ifindex)).then_some(flow.ifindex);
+        let receiver = places.get(&(flow.ring, next)).filter(|&&ifindex| !further(next, ifindex));
+        let claims = [
+            sender.map(|ifindex| (Address::Ip(flow.src), ifindex)),
+            sender.and_then(|ifindex| Some((Address::Mac(flow.src_mac?), ifindex))),
+            receiver.map(|&ifindex| (Address::Ip(flow.dst), ifindex)),
+        ];
+        claims.into_iter().flatten().map(move |(address, ifindex)| Claim { address, ifindex, job, flow })
+    })
+}
+
 impl Controller {
-    /// That the senders of these flows of a job have their addresses to themselves.
-    pub(super) fn check_owners(&self, job: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
-        let of_others = self.jobs.values().filter(|j| j.spec.name != job).flat_map(|j| &j.flows);
-        let known: Vec<&FlowSpec> = of_others.chain(flows).collect();
-        for flow in flows {
-            for other in known.iter().filter(|o| o.ifindex != flow.ifindex) {
-                let what = if other.src == flow.src {
-                    format!("address {}", flow.src)
-                } else if flow.src_mac.is_some() && other.src_mac == flow.src_mac {
-                    format!("the MAC address of {}", flow.src)
-                } else {
-                    continue;
-                };
-                return Err(Refusal::Exists(format!(
-                    "rank {}: {what} belongs to a rank behind another port already",
-                    flow.rank
-                )));
+    /// That these flows, which are all of a job's, place no address behind another port than others do.
+    pub(super) fn check_owners(&self, name: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
+        let others = self.jobs.values().filter(|j| j.spec.name != name).flat_map(|j| claims(j, &j.flows));
+        let mut known: HashMap<Address, Claim<'_>> = HashMap::new();
+        for claim in others.chain(claims(self.job(name)?, flows)) {
+            match known.get(&claim.address) {
+                Some(other) if other.ifindex != claim.ifindex => {
+                    return Err(Refusal::Exists(self.both_sides(&claim, other)));
+                }
+                Some(_) => {}
+                None => drop(known.insert(claim.address, claim)),
             }
         }
         Ok(())
+    }
+
+    fn both_sides(&self, claim: &Claim<'_>, other: &Claim<'_>) -> String {
+        let Claim { flow, job, .. } = claim;
+        let what = match claim.address {
+            Address::Ip(ip) if ip == flow.src => format!("address {ip}"),
+            Address::Ip(ip) => format!("--dst {ip}"),
+            Address::Mac(_) => format!("the MAC address of {}", flow.src),
+        };
+        let [here, there] = [claim, other].map(|c| self.port_name(c.ifindex));
+        format!(
+            "rank {}: {what} belongs to a rank behind another port already: port {here}, and for rank {} of job `{}` port {there}",
+            job.sender(flow.rank),
+            other.job.sender(other.flow.rank),
+            other.job.spec.name
+        )
     }
 }

@@ -450,7 +450,7 @@ fn events() -> impl Strategy<Value = Event> {
 fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     let mut c = controller();
     let ranks = Some(members::Group { first: 2, last: 3 });
-    let leaf = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".into()) };
+    let leaf = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".parse().unwrap()) };
     let spec = JobSpec { members: leaf, ..spec("a", 6) };
     let actions = c.create_job(spec.clone()).unwrap();
     let made = actions.iter().find_map(|a| if let Action::CreateRing(r) = a { Some(r.config) } else { None });
@@ -469,6 +469,52 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     assert!(job.flows.iter().any(|f| f.rank == Rank(2) && f.by_box && job.sender(f.rank) == Rank(1)));
     let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
     assert!(error.contains("only some of the ranks"), "{error}");
+}
+
+/// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3; without the flow of rank 1.
+fn leaf_without_its_last(job: &str, c: &mut Controller) {
+    let ranks = Some(members::Group { first: 0, last: 1 });
+    let members = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".parse().unwrap()) };
+    c.create_job(JobSpec { members, ..spec(job, 4) }).unwrap();
+    c.add_flow(job, JobRing(0), flow(0, 4)).unwrap();
+    c.add_flow(job, JobRing(0), FlowSpec { ifindex: 13, ..flow(3, 4) }).unwrap();
+}
+
+#[test]
+fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused_with_both_sides() {
+    let mut c = controller();
+    leaf_without_its_last("a", &mut c);
+    let to = |last: u8| FlowSpec { dst: IpAddr::from([10, 0, 0, last]), ..flow(1, 4) };
+    let error = c.add_flow("a", JobRing(0), to(1)).unwrap_err().to_string();
+    let expected = "rank 1: --dst 10.0.0.1 belongs to a rank behind another port already: port p3, and for rank 0 of job `a` port p0";
+    assert_eq!(error, expected);
+    // A host that another job has, which would be shut out.
+    c.create_job(spec("b", 2)).unwrap();
+    let b = FlowSpec { src: IpAddr::from([10, 0, 0, 9]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
+    c.add_flow("b", JobRing(0), b).unwrap();
+    let error = c.add_flow("a", JobRing(0), to(9)).unwrap_err().to_string();
+    assert!(
+        error.contains("rank 1: --dst 10.0.0.9") && error.contains("rank 0 of job `b` port p2"),
+        "{error}"
+    );
+    let active = c.add_flow("a", JobRing(0), to(3)).unwrap();
+    assert!(matches!(active[..], [Action::AddFlow(_), Action::ActivateRing(..)]), "{active:?}");
+}
+
+#[test]
+fn a_flow_from_where_another_jobs_receiver_is_behind_the_parent_is_refused_and_its_job_goes_on() {
+    let mut c = controller();
+    leaf_without_its_last("a", &mut c);
+    c.add_flow("a", JobRing(0), flow(1, 4)).unwrap();
+    c.create_job(spec("b", 2)).unwrap();
+    // Rank 2 of job a, to which its rank 1 sends, is behind p3.
+    let b = FlowSpec { src: IpAddr::from([10, 0, 0, 3]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
+    let error = c.add_flow("b", JobRing(0), b).unwrap_err().to_string();
+    assert!(
+        error.contains("rank 0: address 10.0.0.3") && error.contains("rank 1 of job `a` port p3"),
+        "{error}"
+    );
+    assert_eq!(c.job("b").unwrap().state, State::Waiting);
 }
 
 #[test]
@@ -924,4 +970,44 @@ fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
     c.add_flow("b", JobRing(0), flow(0, 2)).unwrap();
     c.delete_job("b").unwrap();
     assert_eq!(c.job("a").unwrap().ever_had(), []);
+}
+
+#[test]
+fn of_several_ways_up_the_first_has_the_addresses() {
+    let mut c = controller();
+    let leaf = |uplink: &str| members::Members {
+        groups: Vec::new(),
+        ranks: Some(members::Group { first: 0, last: 1 }),
+        uplink: Some(uplink.parse().unwrap()),
+    };
+    let wrong = JobSpec { rings: 2, members: leaf("p2=1,p9=1"), ..spec("a", 4) };
+    assert!(c.create_job(wrong.clone()).unwrap_err().to_string().contains("--uplink p9: netsum has ports"));
+    c.create_job(JobSpec { members: leaf("p2=1,p3=1"), ..wrong }).unwrap();
+    let add = |c: &mut Controller, ring, rank, ifindex| {
+        let flow = FlowSpec { ifindex, qpn: Qpn::new(100 + 10 * ring + rank), ..flow(rank, 4) };
+        c.add_flow("a", JobRing(ring), flow).map_err(|e| e.to_string())
+    };
+    let error = add(&mut c, 1, 3, 12).unwrap_err();
+    assert!(error.contains("comes down from the parent, by --uplink p3"), "{error}");
+    let error = add(&mut c, 1, 0, 12).unwrap_err();
+    assert!(error.contains("that is the --uplink"), "{error}");
+    let error = add(&mut c, 1, 3, 13).unwrap_err();
+    assert!(error.contains("the flow of ring 0 is needed before; by its --uplink p2"), "{error}");
+    for (ring, up) in [(0, 12), (1, 13)] {
+        for (rank, ifindex) in [(0, 10), (1, 11), (3, up)] {
+            add(&mut c, ring, rank, ifindex).unwrap();
+        }
+    }
+    assert_eq!(c.job("a").unwrap().state, State::Active);
+    // Rank 3's address is at p2 and nowhere else.
+    c.create_job(spec("b", 4)).unwrap();
+    let elsewhere = |ifindex| FlowSpec { ifindex, qpn: Qpn::new(7), ..flow(3, 4) };
+    let error = c.add_flow("b", JobRing(0), elsewhere(13)).unwrap_err().to_string();
+    assert!(
+        error.contains(
+            "belongs to a rank behind another port already: port p3, and for rank 3 of job `a` port p2"
+        ),
+        "{error}"
+    );
+    c.add_flow("b", JobRing(0), elsewhere(12)).unwrap();
 }

@@ -214,6 +214,7 @@ fn ring_evidence(
             moved: seen.packets.wrapping_sub(known),
             heartbeat: job.epoch.as_ref().and_then(|e| e.heard(flow.rank)).map(ago),
             sender: job.sender(flow.rank),
+            member: job.member(flow.rank),
             seen,
             port,
             flow,

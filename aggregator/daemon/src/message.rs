@@ -109,6 +109,7 @@ pub(crate) fn job_message(
             .map(|(ring, rank)| api::Place { ring: ring.0, rank: rank.0 })
             .collect(),
         refusals: job.refusals().map(str::to_owned).collect(),
+        uplink: spec.members.uplink.as_ref().map(ToString::to_string).unwrap_or_default(),
         members: if spec.members.is_part() { texts(&spec.members.list(spec.ranks)) } else { Vec::new() },
         name: spec.name.clone(),
         ranks: spec.ranks,
@@ -206,7 +207,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         in_band: r.in_band,
         token: if r.token.is_empty() { token()? } else { r.token }.into(),
         tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
-        members: members(&r.members, &r.groups, r.uplink)?,
+        members: members(&r.members, &r.groups, &r.uplink)?,
     })
 }
 
@@ -214,7 +215,7 @@ fn texts(members: &[Member]) -> Vec<String> {
     members.iter().map(Member::to_string).collect()
 }
 
-fn members(ranks: &str, groups: &str, uplink: String) -> Result<Members, Status> {
+fn members(ranks: &str, groups: &str, uplink: &str) -> Result<Members, Status> {
     let parsed = |option: &str, text: &str| match text {
         "" => Ok(Vec::new()),
         text => members::groups(option, text).map_err(refused),
@@ -228,7 +229,8 @@ fn members(ranks: &str, groups: &str, uplink: String) -> Result<Members, Status>
             )));
         }
     };
-    Ok(Members { groups: parsed("--groups", groups)?, ranks, uplink: (!uplink.is_empty()).then_some(uplink) })
+    let uplink = if uplink.is_empty() { None } else { Some(uplink.parse().map_err(refused)?) };
+    Ok(Members { groups: parsed("--groups", groups)?, ranks, uplink })
 }
 
 fn token() -> Result<String, Status> {

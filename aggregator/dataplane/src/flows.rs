@@ -15,11 +15,12 @@ impl BpfDataPlane {
     /// Registers a flow, in place of one that has ended.
     pub(super) fn register(&mut self, flow: &FlowSpec) -> Result<()> {
         let before = self.flow(flow.key())?;
-        self.own(Address::ip(mapped(flow.src)), flow.ifindex).with_context(|| flow.src.to_string())?;
+        self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.by_box)
+            .with_context(|| flow.src.to_string())?;
         if let Some(mac) = flow.src_mac
-            && let Err(error) = self.own(Address::mac(mac), flow.ifindex)
+            && let Err(error) = self.own(Address::mac(mac), flow.ifindex, flow.by_box)
         {
-            self.disown(Address::ip(mapped(flow.src)))?;
+            self.disown(Address::ip(mapped(flow.src)), flow.ifindex)?;
             return Err(error.context(format!("MAC address of {}", flow.src)));
         }
         let value = Flow {
@@ -51,10 +52,10 @@ impl BpfDataPlane {
             let next = (flow.rank as usize + 1) % ports.len();
             if of_ring().any(|(_, other)| other.rank as usize == next && other.by_box != 0) {
                 let dst_ifindex = ports[next];
-                self.own(Address::ip(key.dst_ip), dst_ifindex)
+                self.own(Address::ip(key.dst_ip), dst_ifindex, true)
                     .with_context(|| unmapped(key.dst_ip).to_string())?;
                 if let Err(error) = self.hash(maps::FLOWS)?.insert(key, Flow { dst_ifindex, ..flow }, 0) {
-                    self.disown(Address::ip(key.dst_ip))?;
+                    self.disown(Address::ip(key.dst_ip), dst_ifindex)?;
                     return Err(error.into());
                 }
             }
@@ -104,11 +105,15 @@ impl BpfDataPlane {
         found(self.hash::<FlowKey, Flow>(maps::FLOWS)?.get(&key, 0))
     }
 
-    /// An address belongs to one port, for one flow more.
-    fn own(&mut self, address: Address, ifindex: u32) -> Result<()> {
+    /// An address belongs to one port, for one flow more. Of several ways up to parents that is the one whose flow came first; what is not
+    /// summed comes by that.
+    fn own(&mut self, address: Address, ifindex: u32, by_box: bool) -> Result<()> {
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
         let mut owner = found(owners.get(&address, 0))?.unwrap_or(Owner { ifindex, flows: 0 });
         if owner.ifindex != ifindex {
+            if by_box {
+                return Ok(());
+            }
             bail!("belongs to interface {} already, not to {ifindex}", owner.ifindex);
         }
         owner.flows += 1;
@@ -121,16 +126,17 @@ impl BpfDataPlane {
         if flow.ring == Flow::ENDED {
             return Ok(());
         }
-        self.disown(Address::ip(flow.src_ip))?;
+        self.disown(Address::ip(flow.src_ip), flow.ifindex)?;
         if flow.dst_ifindex != 0 {
-            self.disown(Address::ip(key.dst_ip))?;
+            self.disown(Address::ip(key.dst_ip), flow.dst_ifindex)?;
         }
-        if flow.mac_given != 0 { self.disown(Address::mac(flow.src_mac)) } else { Ok(()) }
+        if flow.mac_given != 0 { self.disown(Address::mac(flow.src_mac), flow.ifindex) } else { Ok(()) }
     }
 
-    fn disown(&mut self, address: Address) -> Result<()> {
+    fn disown(&mut self, address: Address, ifindex: u32) -> Result<()> {
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
         match found(owners.get(&address, 0))? {
+            Some(owner) if owner.ifindex != ifindex => Ok(()),
             Some(owner) if owner.flows > 1 => {
                 Ok(owners.insert(address, Owner { flows: owner.flows - 1, ..owner }, 0)?)
             }

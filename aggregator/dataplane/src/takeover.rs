@@ -10,7 +10,7 @@ use netsum_common::abi::{
 };
 use netsum_core::plane::{FlowSpec, RingSpec};
 
-use super::bpf::BpfDataPlane;
+use super::bpf::{BpfDataPlane, found};
 
 impl BpfDataPlane {
     /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon was killed while it
@@ -35,13 +35,18 @@ impl BpfDataPlane {
     fn count_owners(&mut self) -> Result<()> {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let flows: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
-        let mut counted: HashMap<Address, Owner> = HashMap::new();
+        let mut counted: HashMap<Address, HashMap<u32, Owner>> = HashMap::new();
         for (key, flow) in flows.into_iter().filter(|(_, flow)| flow.ring != Flow::ENDED) {
             let mac = (flow.mac_given != 0).then_some((Address::mac(flow.src_mac), flow.ifindex));
             let receiver = (flow.dst_ifindex != 0).then_some((Address::ip(key.dst_ip), flow.dst_ifindex));
             let sender = (Address::ip(flow.src_ip), flow.ifindex);
             for (address, ifindex) in [sender].into_iter().chain(mac).chain(receiver) {
-                counted.entry(address).or_insert(Owner { ifindex, flows: 0 }).flows += 1;
+                counted
+                    .entry(address)
+                    .or_default()
+                    .entry(ifindex)
+                    .or_insert(Owner { ifindex, flows: 0 })
+                    .flows += 1;
             }
         }
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
@@ -50,7 +55,10 @@ impl BpfDataPlane {
             owners.remove(address)?;
         }
         let ranks = !counted.is_empty();
-        for (address, owner) in counted {
+        for (address, by_port) in counted {
+            // By one of several ways up comes what is not summed, too.
+            let before = found(owners.get(&address, 0))?.and_then(|owner| by_port.get(&owner.ifindex));
+            let Some(owner) = before.or_else(|| by_port.values().next()) else { continue };
             owners.insert(address, owner, 0)?;
         }
         self.watch(watch::RANKS, ranks)

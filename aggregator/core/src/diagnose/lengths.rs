@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 
-use super::{Finding, RankEvidence, RingEvidence};
+use super::{COMPARE, Finding, RankEvidence, RingEvidence};
 use crate::Rank;
+use crate::members::Member;
 
 /// Compares the lengths of what ranks have sent of the index that their ring waits for: what there is to say, and the ranks whose
 /// lengths are known. Both are empty where all are the same.
@@ -39,12 +40,18 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
         (Some((usual, by)), None) => by_len
             .iter()
             .filter(|(len, _)| *len != usual)
-            .flat_map(|(len, odd)| odd.iter().map(move |rank| (rank.flow.rank, *len)))
-            .map(|(rank, len)| Finding {
-                ring: Some(ring.ring),
-                rank: Some(rank),
-                what: format!("sends {len} bytes at index {low}, where {} send {usual}", names(by)),
-                next: "give it the others' message size and path MTU, and let all connect again".into(),
+            .flat_map(|(len, odd)| odd.iter().map(move |rank| (rank, *len)))
+            .map(|(rank, len)| {
+                let behind = rank.behind();
+                let next = "give it the others' message size and path MTU, and let all connect again";
+                let next = if behind.is_some() { COMPARE } else { next };
+                let who = behind.map(|behind| behind + " ").unwrap_or_default();
+                Finding {
+                    ring: Some(ring.ring),
+                    rank: Some(rank.flow.rank),
+                    what: format!("{who}sends {len} bytes at index {low}, where {} send {usual}", names(by)),
+                    next: next.into(),
+                }
             })
             .collect(),
         _ => {
@@ -57,7 +64,11 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                     "ranks send different lengths at index {low}: {}; who is wrong cannot be told",
                     each.join(", ")
                 ),
-                next: "give all ranks the same message size and path MTU, and let all connect again".into(),
+                next: if ring.ranks.iter().any(|rank| rank.behind().is_some()) {
+                    COMPARE.into()
+                } else {
+                    "give all ranks the same message size and path MTU, and let all connect again".into()
+                },
             }]
         }
     };
@@ -65,8 +76,17 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
 }
 
 fn names(ranks: &[&RankEvidence]) -> String {
-    let numbers: Vec<String> = ranks.iter().map(|rank| rank.sender.to_string()).collect();
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+    let is_group =
+        |rank: &&RankEvidence| matches!(rank.member, Member::Group(group) if group.first < group.last);
+    let numbers: Vec<String> = ranks
+        .iter()
+        .map(|rank| match rank.member {
+            Member::Group(group) => format!("{group} behind {}", rank.port.name),
+            Member::Rank(_) | Member::Up => rank.sender.to_string(),
+        })
+        .collect();
+    let one = ranks.len() == 1 && !ranks.iter().any(is_group);
+    format!("rank{} {}", if one { "" } else { "s" }, numbers.join(", "))
 }
 
 #[cfg(test)]
@@ -80,6 +100,7 @@ mod tests {
     use super::*;
     use crate::JobRing;
     use crate::diagnose::PortEvidence;
+    use crate::members::Group;
     use crate::plane::{FlowSeen, FlowSpec, RingSpec};
     use crate::watch::RingView;
 
@@ -121,10 +142,11 @@ mod tests {
                 src_mac: None,
                 by_box: false,
             };
-            let sender = flow.rank;
+            let (sender, member) = (flow.rank, Member::Rank(rank as u32));
             RankEvidence {
                 flow,
                 sender,
+                member,
                 seen,
                 last: None,
                 moved: 0,
@@ -163,6 +185,28 @@ mod tests {
             assert!(findings[0].what.starts_with("sends 64 bytes at index 7, where ranks "), "{findings:?}");
             assert!(findings[0].what.ends_with(" send 1024"), "{findings:?}");
         }
+    }
+
+    #[test]
+    fn a_box_whose_fragments_have_another_length_is_named_with_its_ranks() {
+        let mut evidence = ring(&[taken(1024), refused(512, LOW)]);
+        for (rank, (first, last)) in evidence.ranks.iter_mut().zip([(0, 3), (4, 7)]) {
+            rank.member = Member::Group(Group { first, last });
+            rank.port.name = format!("swp{}", first / 4 + 1);
+        }
+        let (findings, _) = compare(&evidence);
+        let what = "ranks send different lengths at index 7: 512 bytes by ranks 4-7 behind swp2, 1024 bytes by ranks 0-3 behind swp1; who \
+                    is wrong cannot be told";
+        assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
+        let mut third = evidence.ranks[0].clone();
+        third.flow.rank = Rank(2);
+        third.member = Member::Rank(8);
+        evidence.view.slot.contributors |= 4;
+        third.sender = Rank(8);
+        evidence.ranks.push(third);
+        let (findings, _) = compare(&evidence);
+        let what = "the box behind swp2 (ranks 4-7) sends 512 bytes at index 7, where ranks 0-3 behind swp1, 8 send 1024";
+        assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
     }
 
     #[test]
