@@ -248,8 +248,8 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
     // Nobody says that it is alive: the job fails, naming a rank, and its flows are gone.
     let failed = async {
         loop {
-            let heartbeat =
-                api::HeartbeatRequest { job: "train".into(), token: "secret".into(), rank: 0, epoch: 1 };
+            let (job, token) = ("train".into(), "secret".into());
+            let heartbeat = api::HeartbeatRequest { job, token, rank: 0, epoch: 1, without_box: false };
             let reply = d.worker().await.heartbeat(heartbeat).await.unwrap().into_inner();
             if reply.state() == api::JobState::Failed {
                 return reply.error;

@@ -362,9 +362,11 @@ impl System {
                 self.controller.abort(&r.job, &r.token, Rank(r.rank), r.epoch, &r.reason)
             }
             _ => {
-                let sensible = api::HeartbeatRequest { job, token, rank, epoch };
+                let sensible = api::HeartbeatRequest { job, token, rank, epoch, without_box: epoch == 1 };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
-                let heard = self.controller.heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, self.now);
+                let rank = Rank(r.rank);
+                let heard =
+                    self.controller.heartbeat(&r.job, &r.token, rank, r.epoch, r.without_box, self.now);
                 heard.map(|_| Vec::new())
             }
         };

@@ -197,6 +197,8 @@ pub struct Job {
     pub epoch: Option<Epoch>,
     /// Number of the last epoch that began.
     pub last_epoch: u32,
+    /// How often its ranks have given the box up, as far as this controller has heard.
+    pub fall_backs: u64,
     pub(super) forming: Option<Forming>,
     pub(super) in_band: InBand,
     /// Flows that it had, the last ones.
@@ -210,9 +212,9 @@ impl Job {
     pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
         let in_band = InBand::default();
-        let (epoch, last_epoch, forming) = (None, 0, None);
+        let (epoch, last_epoch, fall_backs, forming) = (None, 0, 0, None);
         let ended = Vec::new();
-        Self { spec, slots, rings, flows, state, epoch, last_epoch, forming, in_band, ended }
+        Self { spec, slots, rings, flows, state, epoch, last_epoch, fall_backs, forming, in_band, ended }
     }
 
     /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.

@@ -51,6 +51,8 @@ pub struct Epoch {
     pub ranks: Vec<RankAddress>,
     /// Its ranks are asked to connect anew: the next epoch is to follow this one.
     pub renew: bool,
+    /// Its ranks have given the box up, and sum by themselves to its end.
+    pub without_box: bool,
     /// When each was last heard of; `None` when it has left.
     heard: Vec<Option<Instant>>,
 }
@@ -223,6 +225,7 @@ impl Controller {
         job.epoch = Some(Epoch {
             number,
             renew: false,
+            without_box: false,
             heard: vec![Some(now); forming.ranks.len()],
             ranks: forming.ranks.into_values().map(|w| w.address).collect(),
         });
@@ -269,6 +272,7 @@ impl Controller {
         token: &str,
         rank: Rank,
         epoch: u32,
+        without_box: bool,
         now: Instant,
     ) -> Result<&Job, Refusal> {
         self.job_for(name, token)?;
@@ -277,6 +281,10 @@ impl Controller {
             && let Some(heard @ Some(_)) = current.heard.get_mut(rank.0 as usize)
         {
             *heard = Some(now);
+            // All of them do what one does.
+            if without_box && !std::mem::replace(&mut current.without_box, true) {
+                job.fall_backs += 1;
+            }
         }
         Ok(job)
     }
@@ -335,7 +343,9 @@ impl Epoch {
         left: &[bool],
         now: Instant,
     ) -> Self {
-        Self { number, ranks, renew, heard: left.iter().map(|&left| (!left).then_some(now)).collect() }
+        let heard = left.iter().map(|&left| (!left).then_some(now)).collect();
+        // If they sum by themselves they will say so.
+        Self { number, ranks, renew, without_box: false, heard }
     }
 
     /// When a rank was last heard of; `None` when it has left.

@@ -207,7 +207,7 @@ fn a_silent_rank_fails_its_job_by_name_and_the_job_can_be_joined_again() {
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     c.join(join("a", 1, 0, 2, now), now).unwrap();
     let later = now + Duration::from_millis(900);
-    c.heartbeat("a", "t", Rank(0), 1, later).unwrap();
+    c.heartbeat("a", "t", Rank(0), 1, false, later).unwrap();
     assert_eq!(c.tick(later), []);
     let actions = c.tick(now + Duration::from_millis(1500));
     assert!(matches!(&actions[0], Action::DeleteRing { flows, .. } if flows.len() == 2));
@@ -630,7 +630,7 @@ fn what_is_saved_works_on_after_a_restart() {
         "{actions:?}"
     );
     // Ranks live on and leave as before.
-    assert_eq!(c.heartbeat("train", "t", Rank(0), 1, now).unwrap().state, State::Active);
+    assert_eq!(c.heartbeat("train", "t", Rank(0), 1, false, now).unwrap().state, State::Active);
     assert_eq!(c.leave("train", "t", Rank(0), 1).unwrap(), []);
     let mut c = after_restart(&c);
     assert!(!c.leave("train", "t", Rank(1), 1).unwrap().is_empty(), "the other has left before the restart");
@@ -673,7 +673,7 @@ fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_ep
     let error = next.join(join("train", 0, 0, 0, now), now).unwrap_err().to_string();
     assert!(error.contains("port p0 has an MTU of 576"), "{error}");
     next.set_ports(c.ports().to_vec());
-    let job = next.heartbeat("train", "t", Rank(0), 3, now).unwrap();
+    let job = next.heartbeat("train", "t", Rank(0), 3, false, now).unwrap();
     assert_eq!((&job.state, job.last_epoch), (&State::Waiting, 0), "their epoch is unknown here");
     (0..2).for_each(|rank| drop(next.join(join("train", rank, 0, 0, now), now).unwrap()));
     assert_eq!(next.job("train").unwrap().state, State::Active);
@@ -892,11 +892,40 @@ fn a_limit_that_is_lowered_ends_no_job() {
 }
 
 #[test]
+fn ranks_that_sum_by_themselves_have_fallen_back_once_in_an_epoch() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("train", 2)).unwrap();
+    let begin = |c: &mut Controller, epoch| {
+        (0..2).for_each(|rank| drop(c.join(join("train", rank, epoch, 0, now), now).unwrap()));
+    };
+    let beats = |c: &mut Controller, rank, epoch, without_box| {
+        let job = c.heartbeat("train", "t", Rank(rank), epoch, without_box, now).unwrap();
+        (job.epoch.as_ref().is_some_and(|e| e.without_box), job.fall_backs)
+    };
+    begin(&mut c, 0);
+    assert_eq!(beats(&mut c, 0, 1, false), (false, 0));
+    assert_eq!(beats(&mut c, 0, 1, true), (true, 1));
+    assert_eq!(beats(&mut c, 1, 1, false), (true, 1), "it has not heard of it yet");
+    assert_eq!(beats(&mut c, 1, 1, true), (true, 1));
+    begin(&mut c, 2);
+    assert_eq!(beats(&mut c, 0, 1, true), (false, 1), "an epoch that is over");
+    assert_eq!(beats(&mut c, 0, 2, true), (true, 2));
+    // The next daemon has not heard of it, and will.
+    let mut c = after_restart(&c);
+    assert_eq!(beats(&mut c, 1, 2, false), (false, 0));
+    assert_eq!(beats(&mut c, 1, 2, true), (true, 1));
+    // Who has left says nothing any more.
+    begin(&mut c, 3);
+    c.leave("train", "t", Rank(0), 3).unwrap();
+    assert_eq!(beats(&mut c, 0, 3, true), (false, 1));
+}
+
+#[test]
 fn ranks_are_asked_to_connect_anew_until_they_have() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("train", 2)).unwrap();
     let asked = |c: &mut Controller, epoch| {
-        let job = c.heartbeat("train", "t", Rank(0), epoch, now).unwrap();
+        let job = c.heartbeat("train", "t", Rank(0), epoch, false, now).unwrap();
         job.epoch.as_ref().is_some_and(|e| e.renew)
     };
     let begin = |c: &mut Controller, epoch| {

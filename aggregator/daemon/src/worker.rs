@@ -238,7 +238,7 @@ impl Worker for WorkerService {
             let mut inner = self.shared.lock();
             let job = inner
                 .controller
-                .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, Instant::now())
+                .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.without_box, Instant::now())
                 .map_err(refused)?;
             (job.epoch.as_ref().is_some_and(|epoch| epoch.renew), inner.programs)
         };

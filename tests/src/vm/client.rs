@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::protocol::{Answer, Kind, PORT, Request, receive, send, send_value, value};
 
 /// Bytes in a frame.
 const CHUNK: usize = 64 << 10;
+/// After so many seconds of silence the agent's machine is asked whether it is there.
+const ASK: u32 = 10;
 
 /// How a program in a VM has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,9 @@ pub enum Exit {
 pub fn connect(ip: IpAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::new(ip, PORT), timeout)?;
     stream.set_nodelay(true)?;
+    // A machine that has booted again knows nothing of the connection, and says so when it is asked.
+    setsockopt(&stream, sockopt::KeepAlive, &true)?;
+    setsockopt(&stream, sockopt::TcpKeepIdle, &ASK)?;
     Ok(stream)
 }
 

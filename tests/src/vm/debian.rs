@@ -77,7 +77,9 @@ impl<'a> Debian<'a> {
 
     fn wait(&self) -> Result<()> {
         // Exit code 1 for any state but "running".
-        let state = self.run("systemctl is-system-running --wait || true")?;
+        let state = self
+            .run("systemctl is-system-running --wait || true")
+            .with_context(|| format!("while it boots: {}", self.0.console()))?;
         if state.trim() != "running" {
             let failed = self.run("systemctl --failed --no-legend; journalctl -b -p warning --no-pager")?;
             bail!("systemd is {}: {failed}", state.trim());

@@ -63,7 +63,7 @@ impl Image {
 pub fn qemu() -> Result<PathBuf> {
     let agent = program("lab-agent")?;
     let folder = folder(agent.parent().context("the agent is in no folder")?).map(|folder| folder.join(QEMU));
-    folder.filter(|folder| folder.is_dir()).context("no QEMU with such a card: cargo xtask lab vm --prepare")
+    folder.filter(|folder| folder.is_dir()).context("no QEMU for VMs: cargo xtask lab vm --prepare")
 }
 
 /// The folder with what VMs boot from, by the programs' folder.

@@ -86,6 +86,9 @@ impl Core {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
         self.engine.step(Instant::now(), &mut *self.connections, data);
+        if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box()) {
+            heartbeat.without_box();
+        }
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! The thread that tells the daemon that this rank lives, and hears from it when the job has failed, or its ranks are to connect anew.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ struct Shared {
     orders: Mutex<Orders>,
     wake: Condvar,
     failed: Mutex<Option<String>>,
+    without_box: AtomicBool,
     heard: Mutex<Heard>,
 }
 
@@ -68,7 +70,8 @@ impl Heartbeat {
             let end = loop {
                 let asked = lock(&theirs.orders).asked;
                 let mut wish = Wish::default();
-                match control.heartbeat(rank, epoch, ANSWER.max(period)) {
+                let without_box = theirs.without_box.load(Ordering::Relaxed);
+                match control.heartbeat(rank, epoch, without_box, ANSWER.max(period)) {
                     Ok(word) => {
                         if unreachable {
                             log::info!("rank {rank}: the controller answers again");
@@ -121,6 +124,13 @@ impl Heartbeat {
     /// Why the job has failed, if it has.
     pub fn failed(&self) -> Option<String> {
         lock(&self.shared.failed).clone()
+    }
+
+    /// The daemon is told, at once, that the ranks sum by themselves.
+    pub fn without_box(&self) {
+        if !self.shared.without_box.swap(true, Ordering::Relaxed) {
+            self.ask();
+        }
     }
 
     /// What the daemon has said last.

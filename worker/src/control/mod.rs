@@ -187,8 +187,15 @@ impl Control {
 
     /// Says that this rank lives. A daemon that does not know the job has been started anew: an error like any other, because
     /// the ranks can do without it.
-    pub fn heartbeat(&mut self, rank: u32, epoch: u32, timeout: Duration) -> Result<Word, Error> {
-        let request = v1::HeartbeatRequest { job: self.job.clone(), token: self.token.clone(), rank, epoch };
+    pub fn heartbeat(
+        &mut self,
+        rank: u32,
+        epoch: u32,
+        without_box: bool,
+        timeout: Duration,
+    ) -> Result<Word, Error> {
+        let (job, token) = (self.job.clone(), self.token.clone());
+        let request = v1::HeartbeatRequest { job, token, rank, epoch, without_box };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {
                 // A box that was set up anew has a job that waits.

@@ -5,7 +5,7 @@
 //! | [`userland`] | programs and their libraries |
 //! | [`kernel`] | the kernels and their modules |
 //! | [`programs`] | programs of our own in C |
-//! | [`qemu`] | a QEMU with more network cards |
+//! | [`qemu`] | a newer QEMU than the installed one |
 //! | [`disk`] | the disk of a Debian with systemd |
 //!
 //! `tests/src/vm/image.rs` puts the parts together.

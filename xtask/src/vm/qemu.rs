@@ -1,5 +1,5 @@
-//! A newer QEMU than Debian 12's own, which emulates no Intel 82576. It runs from its folder, with the libraries of the one that is
-//! installed.
+//! A newer QEMU than Debian 12's own (`qemu` in `tests/src/vm/mod.rs` says why). It runs from its folder, with the libraries of the one
+//! that is installed.
 
 use std::path::Path;
 

@@ -131,6 +131,18 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
         info("job", "what a job was created with", jobs.iter().map(described).collect()),
         gauge("job_state", None, "1 for the state that a job is in", jobs.iter().flat_map(state).collect()),
         gauge(
+            "job_without_box",
+            None,
+            "1 if a job's ranks have given the box up, and sum by themselves",
+            jobs.iter().map(|j| (job(j), Value::Gauge(j.without_box.0.into()))).collect(),
+        ),
+        counter(
+            "job_fall_backs",
+            None,
+            "how often a job's ranks have given the box up",
+            jobs.iter().map(|j| (job(j), Value::Count(j.without_box.1))).collect(),
+        ),
+        gauge(
             "job_memory",
             Some(Unit::Bytes),
             "memory of a job's rings",
@@ -350,6 +362,7 @@ mod tests {
             dtype: "i32".into(),
             mtu: 1024,
             state: State::Active,
+            without_box: (true, 3),
             memory: 1 << 20,
             counters: (0..Counter::ALL.len() as u64).collect(),
             fragment_bytes: 1024.0,

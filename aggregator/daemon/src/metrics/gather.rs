@@ -39,6 +39,8 @@ pub struct JobSnapshot {
     pub mtu: u32,
     /// How it stands.
     pub state: State,
+    /// Its ranks sum by themselves; and how often they have begun to.
+    pub without_box: (bool, u64),
     /// Bytes of its rings.
     pub memory: u64,
     /// Counters of all its rings, by number.
@@ -123,6 +125,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         dtype: job.spec.dtype.clone(),
         mtu: job.spec.mtu,
         state: job.state.clone(),
+        without_box: (job.epoch.as_ref().is_some_and(|epoch| epoch.without_box), job.fall_backs),
         memory: pool::job_memory(&job.spec, job.slots),
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),

@@ -380,6 +380,11 @@ impl Engine {
         if self.summer == Summer::Box { Mode::Box } else { Mode::Ring }
     }
 
+    /// Whether all ranks have agreed to sum by themselves.
+    pub fn sums_without_box(&self) -> bool {
+        self.summer == Summer::Ring
+    }
+
     /// How the ranks stand with the box, as far as this one has heard.
     pub fn standing(&self) -> Standing {
         match self.summer {
