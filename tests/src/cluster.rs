@@ -230,7 +230,7 @@ impl Cluster {
 
     /// Starts a daemon on each rack's box, too.
     pub fn start_leaves(&mut self) -> Result<()> {
-        for rack in 0..self.lab.spec().racks {
+        for rack in self.lab.spec().below() {
             let daemon = self.run_daemon(Some(rack), &DaemonOptions::default())?;
             self.leaves.push(daemon);
         }
@@ -383,6 +383,11 @@ impl Cluster {
     /// Ranks that know of no daemon.
     pub fn ranks_alone(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
         self.group(job, None, places, false)
+    }
+
+    /// The same over IPv6.
+    pub fn ranks_alone_v6(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
+        self.group(job, None, places, true)
     }
 
     fn group(

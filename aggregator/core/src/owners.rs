@@ -22,7 +22,7 @@ struct Claim<'a> {
 
 /// The addresses of senders, and those of receivers in other boxes' reach.
 fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
-    let by_boxes = flows.iter().filter(|f| f.by_box);
+    let by_boxes = flows.iter().filter(|f| f.bears != 0);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
     flows.iter().flat_map(move |flow| {
         let receiver = places.get(&(flow.ring, flow.rank.next(job.spec.member_count())));

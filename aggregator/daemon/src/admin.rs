@@ -182,7 +182,7 @@ impl Admin for AdminService {
             qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
             base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
             src_mac,
-            by_box: false,
+            bears: 0,
         };
         let actions = inner.controller.add_flow(&r.job, JobRing(f.ring), flow).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;

@@ -30,7 +30,7 @@ impl BpfDataPlane {
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             mac_given: flow.src_mac.is_some().into(),
-            by_box: flow.by_box.into(),
+            bears: flow.bears,
             ..Flow::NOTHING
         };
         if let Err(error) = self.hash(maps::FLOWS)?.insert(flow.key(), value, 0) {
@@ -49,7 +49,7 @@ impl BpfDataPlane {
         let of_ring = || all.iter().filter(|(_, flow)| flow.ring == ring);
         for &(key, flow) in of_ring().filter(|(_, flow)| flow.dst_ifindex == 0) {
             let next = (flow.rank as usize + 1) % ports.len();
-            if of_ring().any(|(_, other)| other.rank as usize == next && other.by_box != 0) {
+            if of_ring().any(|(_, other)| other.rank as usize == next && other.bears != 0) {
                 let dst_ifindex = ports[next];
                 self.own(Address::ip(key.dst_ip), dst_ifindex)
                     .with_context(|| unmapped(key.dst_ip).to_string())?;

@@ -119,7 +119,7 @@ mod tests {
                 dst: ip,
                 qpn: Qpn::new(1),
                 src_mac: None,
-                by_box: false,
+                bears: 0,
             };
             let sender = flow.rank;
             RankEvidence {
