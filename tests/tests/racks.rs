@@ -326,6 +326,11 @@ fn boxes_are_joined_by_hand_without_a_manager() {
                 ["completed", "partial_sent", "total_received"].map(|name| stats[name].as_u64().unwrap());
             assert_eq!((fragments, down), (spec.packets(), spec.packets()), "{stats}");
             assert_eq!(up, spec.packets(), "one copy of the rack goes up: {stats}");
+            let slots = cluster.netsum_on(rack, &["-j", "slot", "show", JOB]).unwrap();
+            let slots: serde_json::Value = serde_json::from_str(&slots).unwrap();
+            let ranks = if rack == Some(0) { [0, 1, 3] } else { [2, 3, 1] };
+            assert_eq!(slots["rings"][0]["ranks"], serde_json::json!(ranks));
+            assert_eq!(slots["slots"][0]["contributors"], serde_json::json!(ranks), "{slots}");
         }
         verbs_ring::forget(&cluster).unwrap();
     }

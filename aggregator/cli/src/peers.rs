@@ -13,7 +13,7 @@ pub fn flows(job: &api::Job, peers: &[IpAddr], ports: &[String]) -> Result<Vec<a
     if peers.len() != job.ranks as usize {
         return Err(format!("--peers: {} addresses; job {} has {} ranks", peers.len(), job.name, job.ranks));
     }
-    let senders = senders(job);
+    let senders = senders(job.ranks, &job.members);
     if ports.len() != senders.len() {
         let members = if job.members.is_empty() { "all ranks".to_owned() } else { job.members.join(", ") };
         return Err(format!(
@@ -48,17 +48,17 @@ pub fn is_there(job: &api::Job, flow: &api::Flow) -> bool {
 }
 
 /// The rank whose connection is each member's: the last of a group, and for the way up the one before the first.
-fn senders(job: &api::Job) -> Vec<u32> {
+pub fn senders(ranks: u32, members: &[String]) -> Vec<u32> {
     let span = |member: &String| {
         let (first, last) = member.split_once('-').unwrap_or((member, member));
         Some((first.parse::<u32>().ok()?, last.parse::<u32>().ok()?))
     };
-    let spans: Vec<Option<(u32, u32)>> = match &*job.members {
-        [] => (0..job.ranks).map(|rank| Some((rank, rank))).collect(),
+    let spans: Vec<Option<(u32, u32)>> = match members {
+        [] => (0..ranks).map(|rank| Some((rank, rank))).collect(),
         members => members.iter().map(span).collect(),
     };
     let first = spans.first().copied().flatten().map_or(0, |(first, _)| first);
-    let before = (first + job.ranks.max(1) - 1) % job.ranks.max(1);
+    let before = (first + ranks.max(1) - 1) % ranks.max(1);
     spans.into_iter().map(|span| span.map_or(before, |(_, last)| last)).collect()
 }
 
