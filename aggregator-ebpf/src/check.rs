@@ -5,7 +5,7 @@ use netsum_common::abi::{Flow, MAX_MTU, RingConfig, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot;
-use netsum_common::wire::{Bytes, Frame, ICRC_LEN, PARTIAL, TOTAL};
+use netsum_common::wire::{Bytes, Frame, ICRC_LEN, bears};
 
 use crate::Way;
 use crate::classify::{from_its_sender, reason};
@@ -55,8 +55,8 @@ pub fn check(
         return Err(Counter::WrongCpu);
     }
     from_its_sender(ctx, frame, flow)?;
-    // One rank's data in place of its group's, or of the total: no box adds there any more.
-    if flow.by_box != 0 && frame.bth.ecn & (PARTIAL | TOTAL) == 0 {
+    // The data of one rank, or of fewer than its group, or a partial sum in place of the total: some box does not add any more.
+    if flow.bears != 0 && !bears(frame.bth.ecn, flow.bears) {
         return Err(Counter::TotalUnexpected);
     }
     let len = match frame.data_len(p.len()) {

@@ -9,7 +9,7 @@ use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, 
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
-use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MAX_HEADERS, PARTIAL, TOTAL, UdpHdr, VlanHdr};
+use netsum_common::wire::{Bytes, ETHERTYPE_VLAN, EthHdr, Header, Ipv4Hdr, L3, MARK, MAX_HEADERS, TOTAL, UdpHdr, VlanHdr};
 
 use crate::packet::{Packet, opaque};
 use crate::payload::UDP_CHECKSUM_LEN;
@@ -39,8 +39,10 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // SAFETY: `ReleaseTag` is `repr(C)`, 12 bytes without padding, and every bit pattern is one.
     let tag: ReleaseTag = unsafe { core::mem::transmute(tag) };
     let ring = maps::ring(tag.ring)?;
-    let rank =
-        if tag.rank == ReleaseTag::ALL { next_rank_of_port(tag.ring, ifindex)? } else { tag.rank as u32 };
+    let rank = match tag.rank {
+        ReleaseTag::ALL => next_rank_of_port(tag.ring, ifindex)?,
+        rank => (rank & !ReleaseTag::TOTAL) as u32,
+    };
     let source = if rank == 0 { ring.ranks.wrapping_sub(1) } else { rank - 1 };
     if source >= MAX_RANKS as u32 {
         return None;
@@ -52,6 +54,10 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // A late replay may wait behind the packet that takes its slot. It would get that one's PSN, over the old sum.
     let goes_up = ring.flags & ring_flags::UPLINK != 0 && rank == ring.ranks - 1;
     if slot.index != tag.index || !slot.is(if goes_up { Slot::SENT } else { Slot::RELEASED }) {
+        return None;
+    }
+    // A partial sum that goes up again may wait behind the total, whose ICRC it would get.
+    if goes_up && slot.is(Slot::COMPLETE) != (tag.rank & ReleaseTag::TOTAL != 0) {
         return None;
     }
     let header_len = header.len as usize;
@@ -74,7 +80,8 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     amend(&p, ip, l3, slot.is(Slot::CE))?;
     if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
         // What another box has told is of its ring.
-        let tells = if goes_up { PARTIAL } else { slot.tells(source) };
+        let mark = (ring.flags >> ring_flags::MARK) as u8 & MARK;
+        let tells = if goes_up { mark } else { slot.tells(source) };
         let total = if goes_up { slot.is(Slot::COMPLETE) } else { ring.flags & ring_flags::GROUPS != 0 };
         let [before] = p.load::<1>(udp + UdpHdr::LEN + BTH_ECN)?;
         let congestion = before & 0xc0;

@@ -37,7 +37,7 @@ pub fn send(ctx: &XdpContext, c: &Contribution, slot: &Slot, verdict: Packed) ->
         if !verdict.counts(Counter::SentUpAgain) {
             maps::count(party.ring, Counter::Partials);
         }
-        last
+        last | if slot.is(Slot::COMPLETE) { ReleaseTag::TOTAL as u32 } else { 0 }
     } else {
         let end = if ring.flags & ring_flags::UPLINK == 0 { ring.ranks } else { last };
         if party.rank + 1 >= end { 0 } else { party.rank + 1 }

@@ -9,6 +9,7 @@ use netsum_cli::capture::{self, Captured};
 use netsum_cli::client::Client;
 use netsum_cli::failure::{Failure, Kind, Result};
 use netsum_cli::format::Format;
+use netsum_cli::peers::senders;
 use netsum_cli::simulation::{Outcome, Simulated, SimulatedStep, Simulation, print};
 use netsum_cli::trace::{Packet, describe};
 use netsum_common::abi::{self, Flow, RingNumber, TraceEvent};
@@ -72,7 +73,11 @@ impl Box_ {
     fn ring_of_job(&self, ring: u32) -> Option<RingOfJob> {
         self.jobs.iter().find_map(|job| {
             let number = job.ring_ids.iter().position(|&id| id == ring)?;
-            Some(RingOfJob { job: job.name.clone(), ring: JobRing(number as u32), ranks: job.ranks })
+            Some(RingOfJob {
+                job: job.name.clone(),
+                ring: JobRing(number as u32),
+                senders: senders(job.ranks, &job.members),
+            })
         })
     }
 }

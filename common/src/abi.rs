@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -114,8 +114,9 @@ pub struct Flow {
     pub src_mac: [u8; 6],
     /// 1 where user space has given `src_mac`, 0 where it is learned.
     pub mac_given: u8,
-    /// 1 where it comes by another box, which may have moved a PSN ([`crate::slot::is_moved`]).
-    pub by_box: u8,
+    /// What its packets must bear where they come by another box ([`crate::wire::bears`]), which may have moved a PSN
+    /// ([`crate::slot::is_moved`]). 0 elsewhere.
+    pub bears: u8,
     /// Data packets that came for it, whatever became of them; this and what follows is written by the ring's CPU and
     /// read by whoever asks why a job stands still.
     pub packets: u32,
@@ -149,7 +150,7 @@ impl Flow {
         src_ip: [0; 16],
         src_mac: [0; 6],
         mac_given: 0,
-        by_box: 0,
+        bears: 0,
         packets: 0,
         refused: 0,
         last_psn: 0,
@@ -444,7 +445,7 @@ pub struct ReleaseTag {
     /// Fragment index. Between the verdict and egress the slot may have moved on to a later one, because a CPU handles a
     /// batch of packets before what it redirected leaves.
     pub index: u32,
-    /// The rank to send to, or [`ReleaseTag::ALL`].
+    /// The rank to send to, or [`ReleaseTag::ALL`]; on the way up, perhaps with [`ReleaseTag::TOTAL`].
     pub rank: u16,
     /// Offset of the payload in this packet.
     pub payload: u16,
@@ -453,6 +454,8 @@ pub struct ReleaseTag {
 impl ReleaseTag {
     /// In `rank`: the packet is one of a broadcast's clones.
     pub const ALL: u16 = u16::MAX;
+    /// In `rank`: the packet holds the total, and no partial sum.
+    pub const TOTAL: u16 = 1 << 8;
 }
 
 const _: () = {

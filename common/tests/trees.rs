@@ -49,6 +49,7 @@ fn cases(trees: impl Strategy<Value = Tree>) -> impl Strategy<Value = Case> {
                 duplicate: [0, 10, 50, 50][faults as usize],
                 reorder: [0, 10, 50, 200][faults as usize],
                 rogue,
+                idle: 0..0,
             }
         },
     )
@@ -65,6 +66,15 @@ proptest! {
     #[test]
     fn every_rank_of_a_tree_gets_every_total_exactly_right_or_nothing(case in cases(trees())) {
         System::new(case).run();
+    }
+
+    #[test]
+    fn no_sum_is_wrong_while_boxes_between_others_let_everything_through(
+        case in cases(trees()), from in 0u64..300, long in 1u64..500,
+    ) {
+        let mut system = System::new(Case { rogue: None, idle: from..from + long, ..case });
+        prop_assume!(system.is_possible());
+        system.run();
     }
 }
 
@@ -85,6 +95,7 @@ fn tree(seed: u64, loss: u64) -> Case {
         duplicate: 0,
         reorder: 0,
         rogue: None,
+        idle: 0..0,
     }
 }
 

@@ -230,7 +230,7 @@ impl Cluster {
 
     /// Starts a daemon on each rack's box, too.
     pub fn start_leaves(&mut self) -> Result<()> {
-        (0..self.lab.spec().racks).try_for_each(|rack| self.start_leaf(rack))
+        self.lab.spec().below().try_for_each(|rack| self.start_leaf(rack))
     }
 
     /// Starts a daemon on a rack's box; one that runs there is killed.
@@ -391,6 +391,11 @@ impl Cluster {
     /// Ranks that know of no daemon.
     pub fn ranks_alone(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
         self.group(job, None, places, false)
+    }
+
+    /// The same over IPv6.
+    pub fn ranks_alone_v6(&self, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
+        self.group(job, None, places, true)
     }
 
     pub(crate) fn group(

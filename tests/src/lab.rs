@@ -16,7 +16,7 @@ use crate::vm::parts::Kernel;
 use crate::vm::{Card, Vm};
 pub use build::{BOX_AGENT, host_ip};
 pub(crate) use build::{
-    address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network, towards_host, up, veth,
+    BRIDGE, address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network, towards_host, up, veth,
 };
 use build::{boot, boot_box, build, host_ipv6};
 
@@ -39,7 +39,7 @@ pub struct LabSpec {
     /// Addresses on each host, so that it can carry several ranks.
     pub ips_per_host: usize,
     /// Put a cable between each host and its port that can lose packets, and more; with a rate only lose and mark them, but those of
-    /// all protocols.
+    /// all protocols. Without a rate uplinks have cables, too.
     pub cables: bool,
     /// Bandwidth of every host's link, each way; see [`shape`](crate::topology::shape). As fast as the machine if `None`.
     pub rate: Option<Rate>,
@@ -49,6 +49,8 @@ pub struct LabSpec {
     pub tagged: Vec<usize>,
     /// Racks: the hosts are spread over as many leaf boxes, one after the other, and the box is the spine between these. None if 0.
     pub racks: usize,
+    /// With racks: boxes between leaves and spine, over which the racks are spread, one after the other.
+    pub pods: usize,
     /// With racks: bandwidth of each leaf's link to the spine, each way. As fast as the machine if `None`.
     pub uplink: Option<Rate>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
@@ -81,6 +83,7 @@ impl Default for LabSpec {
             xdp: false,
             tagged: Vec::new(),
             racks: 0,
+            pods: 0,
             uplink: None,
             routed: 0,
             vms: Vec::new(),
@@ -110,8 +113,23 @@ impl LabSpec {
         (self.racks > 0).then(|| host * self.racks / self.hosts)
     }
 
+    /// Boxes with a parent: the leaves, and behind them those between leaves and spine.
+    pub fn below(&self) -> std::ops::Range<usize> {
+        0..self.racks + self.pods
+    }
+
+    /// The number of such a box's parent, if that is not the spine.
+    pub fn parent(&self, below: usize) -> Option<usize> {
+        (below < self.racks && self.pods > 0).then(|| self.racks + below * self.pods / self.racks)
+    }
+
+    /// Whether uplinks have cables.
+    pub(crate) fn has_long_cables(&self) -> bool {
+        self.cables && self.rate.is_none() && self.uplink.is_none()
+    }
+
     /// The namespace of the box whose port leads to a host.
-    fn box_of(&self, host: usize) -> String {
+    pub(crate) fn box_of(&self, host: usize) -> String {
         self.rack(host).map_or("box".to_owned(), leaf)
     }
 
@@ -146,6 +164,8 @@ pub struct BoxNode {
     vm: Option<Vm>,
     /// The rack, of a leaf.
     rack: Option<usize>,
+    /// That of its uplink.
+    cable: Option<Cable>,
 }
 
 /// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
@@ -205,9 +225,22 @@ impl BoxNode {
         format!("port{i}")
     }
 
-    /// The spine's port that leads to a rack.
+    /// A parent's port that leads to a rack, or to a box between.
     pub fn rack_port(&self, rack: usize) -> String {
         format!("rack{rack}")
+    }
+
+    /// [`Host::set_faults`] on its uplink.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_faults(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
+        self.cable()?.set(up, down, seed)
+    }
+
+    /// The cable of its uplink.
+    pub fn cable(&self) -> Result<&Cable> {
+        self.cable.as_ref().context("this lab's uplinks have no cables: set `cables` in its LabSpec")
     }
 }
 
@@ -285,10 +318,16 @@ impl Lab {
         ensure!(spec.vms.len() <= spec.hosts, "{} of {} hosts are to be VMs", spec.vms.len(), spec.hosts);
         ensure!((576..=65535).contains(&spec.mtu), "MTU {}: 576 to 65535 are possible", spec.mtu);
         ensure!(
-            spec.racks <= spec.hosts && (spec.racks == 0 || spec.box_vm.is_none() && spec.tagged.is_empty()),
-            "{} racks for {} hosts: each needs a host, and boxes and hosts of the plain kind",
+            spec.racks <= spec.hosts && (spec.racks == 0 || spec.box_vm.is_none()),
+            "{} racks for {} hosts: each needs a host, and a box of the plain kind",
             spec.racks,
             spec.hosts
+        );
+        ensure!(
+            spec.pods <= spec.racks && (spec.pods == 0 || spec.uplink.is_none()),
+            "{} boxes between {} racks and a spine: each needs a rack, and uplinks without a bandwidth",
+            spec.pods,
+            spec.racks
         );
         ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
@@ -302,9 +341,16 @@ impl Lab {
         let janitor = Janitor::start(&prefix)?;
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
-        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)?, rack: None };
-        let leaves = (0..spec.racks)
-            .map(|rack| Ok(BoxNode { netns: netns(&leaf(rack))?, vm: None, rack: Some(rack) }))
+        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)?, rack: None, cable: None };
+        let leaves = spec
+            .below()
+            .map(|rack| {
+                let cable = spec
+                    .has_long_cables()
+                    .then(|| Cable::new(&netns("wire")?, topology::long_cable(rack), false));
+                let cable = cable.transpose()?;
+                Ok(BoxNode { netns: netns(&leaf(rack))?, vm: None, rack: Some(rack), cable })
+            })
             .collect::<Result<_>>()?;
         let vms = boot(&spec, &prefix)?;
         let hosts = vms
@@ -341,7 +387,7 @@ impl Lab {
         &self.box_
     }
 
-    /// The box of a rack.
+    /// The box of a rack; with the numbers behind those of the racks, a box between leaves and spine.
     pub fn leaf(&self, rack: usize) -> &BoxNode {
         &self.leaves[rack]
     }

@@ -80,7 +80,7 @@ impl<'a> Plane<'a> {
                     dst: ip(next),
                     qpn: static_connection(next, Some(ring_of_job)).receive_qpn,
                     src_mac: None,
-                    by_box: false,
+                    bears: 0,
                 });
             }
             // Ports are found by their number, which means something in the box's namespace alone.

@@ -93,7 +93,7 @@ pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
         dst: ip((rank + 1) % ring.config.ranks),
         qpn: Qpn::new(qpn(rank)),
         src_mac: None,
-        by_box: false,
+        bears: 0,
     }
 }
 

@@ -2,10 +2,13 @@
 //!
 //! [`Bootstrap::Static`]: netsum_worker::Bootstrap::Static
 
+use std::ops::Range;
+
 use anyhow::{Context, Result};
 use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::unmanaged::static_connection;
+use netsum_common::wire::{TOTAL, mark};
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
@@ -17,7 +20,7 @@ use crate::netns::Netns;
 
 /// The programs on all boxes of a lab with racks: one job, a rank on each host.
 pub struct Racks {
-    /// The leaves, and last the spine.
+    /// The leaves, those between leaves and spine, and last the spine.
     boxes: Vec<Loaded>,
 }
 
@@ -32,7 +35,8 @@ struct Loaded {
 struct Member {
     rank: u32,
     port: String,
-    by_box: bool,
+    /// See [`FlowSpec::bears`].
+    bears: u8,
 }
 
 impl Racks {
@@ -41,7 +45,15 @@ impl Racks {
     /// # Errors
     /// If the kernel refuses any of it.
     pub fn new(lab: &Lab, job: &JobSpec, relaxed: bool) -> Result<Self> {
-        let spine = lab.spec().racks;
+        Self::with(lab, job, relaxed, false)
+    }
+
+    /// The same for ranks that have IPv6 addresses, perhaps.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with(lab: &Lab, job: &JobSpec, relaxed: bool, v6: bool) -> Result<Self> {
+        let spine = lab.spec().below().end;
         let boxes = (0..=spine).map(|number| {
             let (node, members) = members(lab, number);
             let ports =
@@ -51,8 +63,8 @@ impl Racks {
                 BpfDataPlane::load(&LoadOptions { cpus: vec![0, 1], cpu_queue: 16384, inline: true })
             })?;
             for ring in 0..job.rings {
-                let ring = ring_spec(job, number, &members, relaxed, number < spine, ring)?;
-                let flows = flows(lab, job, &ring, &members, &ports);
+                let ring = ring_spec(lab, job, number, &members, relaxed, ring)?;
+                let flows = flows(lab, job, &ring, &members, &ports, v6);
                 // Ports are found by their number, which means something in the box's namespace alone.
                 node.enter(|| -> Result<()> {
                     plane.create_ring(&ring)?;
@@ -99,6 +111,14 @@ impl Racks {
         (0..=MOST_RINGS).map(|ring| Ok(count(&plane.counters(RingNumber(ring))?, counter))).sum()
     }
 
+    /// What all of them have refused because some box does not add.
+    ///
+    /// # Errors
+    /// As [`Racks::count`].
+    pub fn refused(&self) -> Result<u64> {
+        (0..self.boxes.len()).map(|number| self.count(number, Counter::TotalUnexpected)).sum()
+    }
+
     /// Everything that was counted, for messages.
     pub fn counted(&self) -> String {
         let all = |number| -> Vec<String> {
@@ -112,43 +132,62 @@ impl Racks {
 /// Rings of a job that are counted.
 const MOST_RINGS: u32 = 4;
 
-fn ranks_of(lab: &Lab, rack: usize) -> std::ops::Range<u32> {
+/// The boxes whose parent a box is.
+fn children(lab: &Lab, number: usize) -> Vec<usize> {
     let spec = lab.spec();
-    let mut ranks = (0..spec.hosts).filter(|&host| spec.rack(host) == Some(rack)).map(|host| host as u32);
+    spec.below().filter(|&below| spec.parent(below).unwrap_or(spec.below().end) == number).collect()
+}
+
+/// The ranks below a box.
+fn ranks_of(lab: &Lab, number: usize) -> Range<u32> {
+    let spec = lab.spec();
+    if let (Some(&first), Some(&last)) = (children(lab, number).first(), children(lab, number).last()) {
+        return ranks_of(lab, first).start..ranks_of(lab, last).end;
+    }
+    let mut ranks = (0..spec.hosts).filter(|&host| spec.rack(host) == Some(number)).map(|host| host as u32);
     let first = ranks.next().unwrap_or_default();
     first..first + 1 + ranks.count() as u32
 }
 
-/// A box with the members of its ring, in order. A leaf's last one is the way up.
+/// A box with the members of its ring, in order. The last one is the way up, if it has a parent.
 fn members(lab: &Lab, number: usize) -> (&BoxNode, Vec<Member>) {
-    let (racks, ranks) = (lab.spec().racks, lab.spec().hosts as u32);
-    if number == racks {
-        let group = |rack| Member {
-            rank: ranks_of(lab, rack).end - 1,
-            port: lab.box_().rack_port(rack),
-            by_box: true,
-        };
-        return (lab.box_(), (0..racks).map(group).collect());
+    let (spine, ranks) = (lab.spec().below().end, lab.spec().hosts as u32);
+    let node = if number == spine { lab.box_() } else { lab.leaf(number) };
+    let group = |below: &usize| {
+        let group = ranks_of(lab, *below);
+        Member { rank: group.end - 1, port: node.rack_port(*below), bears: mark(group.len() as u32) }
+    };
+    let mut members: Vec<_> = children(lab, number).iter().map(group).collect();
+    let below = ranks_of(lab, number);
+    if members.is_empty() {
+        let rank = |rank: u32| Member { rank, port: node.port(rank as usize), bears: 0 };
+        members = below.clone().map(rank).collect();
     }
-    let (leaf, group) = (lab.leaf(number), ranks_of(lab, number));
-    let rank = |rank: u32| Member { rank, port: leaf.port(rank as usize), by_box: false };
-    let before = (group.start + ranks - 1) % ranks;
-    let up = Member { rank: before, port: BoxNode::UPLINK.to_owned(), by_box: true };
-    (leaf, group.map(rank).chain([up]).collect())
+    if number != spine {
+        let before = (below.start + ranks - 1) % ranks;
+        members.push(Member { rank: before, port: BoxNode::UPLINK.to_owned(), bears: TOTAL });
+    }
+    (node, members)
 }
 
 fn ring_spec(
+    lab: &Lab,
     job: &JobSpec,
     number: usize,
     members: &[Member],
     relaxed: bool,
-    has_parent: bool,
     ring: u32,
 ) -> Result<RingSpec> {
     let fragments = Fragments(job.message_size.div_ceil(job.mtu));
     let credit = Messages(job.window).of(fragments).context("too many fragments")?;
-    let flags =
-        [(relaxed, ring_flags::RELAXED), (has_parent, ring_flags::UPLINK), (!has_parent, ring_flags::GROUPS)];
+    let has_parent = number != lab.spec().below().end;
+    let has_groups = !children(lab, number).is_empty();
+    let flags = [
+        (relaxed, ring_flags::RELAXED),
+        (has_parent, ring_flags::UPLINK),
+        (has_groups, ring_flags::GROUPS),
+        (has_parent, u32::from(mark(ranks_of(lab, number).len() as u32)) << ring_flags::MARK),
+    ];
     let config = RingConfig {
         flags: flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum(),
         ranks: members.len() as u32,
@@ -160,9 +199,19 @@ fn ring_spec(
     Ok(RingSpec { id: RingNumber(1 + ring), cpu: (number as u32 + ring) % 2, config })
 }
 
-fn flows(lab: &Lab, job: &JobSpec, ring: &RingSpec, members: &[Member], ports: &[u32]) -> Vec<FlowSpec> {
+fn flows(
+    lab: &Lab,
+    job: &JobSpec,
+    ring: &RingSpec,
+    members: &[Member],
+    ports: &[u32],
+    v6: bool,
+) -> Vec<FlowSpec> {
     let of_job = Some(ring.id.0 - 1);
-    let ip = |rank: u32| lab.host(rank as usize).ip(0);
+    let ip = |rank: u32| {
+        let host = lab.host(rank as usize);
+        if v6 { host.ipv6(0) } else { host.ip(0) }
+    };
     let flow = |(number, (member, &ifindex)): (usize, (&Member, &u32))| {
         let next = (member.rank + 1) % job.ranks;
         FlowSpec {
@@ -174,7 +223,7 @@ fn flows(lab: &Lab, job: &JobSpec, ring: &RingSpec, members: &[Member], ports: &
             dst: ip(next),
             qpn: static_connection(next, of_job).receive_qpn,
             src_mac: None,
-            by_box: member.by_box,
+            bears: member.bears,
         }
     };
     members.iter().zip(ports).enumerate().map(flow).collect()

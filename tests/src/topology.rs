@@ -8,8 +8,8 @@ use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
 
 use crate::lab::{
-    BoxNode, LabSpec, address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network, towards_host, up,
-    veth,
+    BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network,
+    towards_host, up, veth,
 };
 use crate::netns::{self, Netns};
 
@@ -158,7 +158,8 @@ fn connect(wire: &Netns, [a, b]: [&str; 2], rate: Rate) -> Result<()> {
 
 /// A veth must poll; see `build`.
 fn polls(netns: &Netns, interface: &str) -> Result<()> {
-    run(netns, "ethtool", &format!("-K {interface} gro on tso off"))
+    // Tags are in the frames, as on a wire.
+    run(netns, "ethtool", &format!("-K {interface} gro on tso off txvlan off"))
 }
 
 /// What puts a lab into VLAN 5: hosts that send and take tagged frames alone, a box that is in the VLAN, and ports that translate for
@@ -186,33 +187,45 @@ impl Vlan {
                 .with_context(|| format!("{interface} of {node}"))?;
             Ok(())
         };
-        // What goes out of hosts and of the box itself is tagged; on a port that translates it is the other way round.
+        // What goes out of hosts and of boxes themselves is tagged; on a port that translates it is the other way round. Links between
+        // boxes are trunks.
         for host in 0..spec.hosts {
             let (node, port) = (format!("h{host}"), format!("port{host}"));
             let tagged = spec.tagged.contains(&host);
-            let (node, interface) = if tagged { (&*node, "eth0") } else { ("box", &*port) };
+            let box_ = spec.box_of(host);
+            let (node, interface) = if tagged { (&*node, "eth0") } else { (&*box_, &*port) };
             let (out, into) = if tagged { ("tag", "untag") } else { ("untag", "tag") };
             attach(out, node, interface, TcAttachType::Egress)?;
             attach(into, node, interface, TcAttachType::Ingress)?;
         }
         // A machine has interfaces of its own for that.
         if spec.box_vm.is_none() {
-            attach("tag", "box", "br0", TcAttachType::Egress)?;
-            attach("untag", "box", "br0", TcAttachType::Ingress)?;
+            for node in spec.below().map(leaf).chain(["box".to_owned()]) {
+                attach("tag", &node, "br0", TcAttachType::Egress)?;
+                attach("untag", &node, "br0", TcAttachType::Ingress)?;
+            }
         }
         Ok(Self { _ebpf: ebpf })
     }
 }
 
-/// Makes the racks' boxes: each a bridge with its hosts' ports, and a link to the spine's.
+/// The number of the cable between a box and its parent.
+pub(crate) fn long_cable(below: usize) -> usize {
+    MAX_HOSTS + below
+}
+
+/// Makes the boxes below the spine: each a bridge with its hosts' ports, if it is a rack's, and a link to its parent.
 pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
-    for rack in 0..spec.racks {
+    // Parents first, where the links end.
+    for rack in spec.below().rev() {
         let mut lines = String::from("link set lo up\n") + &bridge_line() + &up("br0");
         lines += &format!("link set br0 address 02:00:00:00:01:{rack:02x}\n");
         lines += &format!("address add {}/16 dev br0\n", box_ip(Some(rack)));
+        let parent = spec.parent(rack).map_or("box".to_owned(), leaf);
         let (there, end) = match spec.uplink {
             Some(_) => (format!("{prefix}-wire"), below(rack)),
-            None => (format!("{prefix}-box"), format!("rack{rack}")),
+            None if spec.has_long_cables() => (format!("{prefix}-wire"), format!("up{}", long_cable(rack))),
+            None => (format!("{prefix}-{parent}"), format!("rack{rack}")),
         };
         lines += &veth(BoxNode::UPLINK, &end, spec.mtu, &there);
         lines += &format!("link set {0} master br0\n{1}", BoxNode::UPLINK, up(BoxNode::UPLINK));
@@ -224,13 +237,38 @@ pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         }
         let leaf = format!("{prefix}-{}", leaf(rack));
         ip_batch(Some(&leaf), &lines)?;
+        if spec.has_long_cables() {
+            lay_cable(long_cable(rack), spec, prefix, &parent, &format!("rack{rack}"))?;
+        }
         polls(&Netns::open(&leaf)?, BoxNode::UPLINK)?;
+        if let Some(parent) = spec.parent(rack) {
+            let port = format!("rack{rack}");
+            let lines = format!("link set {port} master br0\n{}", up(&port));
+            let parent = format!("{prefix}-{}", crate::lab::leaf(parent));
+            ip_batch(Some(&parent), &lines)?;
+            polls(&Netns::open(&parent)?, &port)?;
+        }
     }
     if let Some(rate) = spec.uplink {
         shape_uplinks(spec, prefix, rate)?;
     }
     let spine = Netns::open(&format!("{prefix}-box"))?;
-    (0..spec.racks).try_for_each(|rack| polls(&spine, &format!("rack{rack}")))
+    let mut children = spec.below().filter(|&below| spec.parent(below).is_none());
+    children.try_for_each(|rack| polls(&spine, &format!("rack{rack}")))
+}
+
+/// Lays a cable whose end `up` leads to a box: its other end, and a port of that box's parent.
+fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &str) -> Result<()> {
+    let wire = Netns::open(&format!("{prefix}-wire"))?;
+    let ends = [format!("up{number}"), format!("down{number}")];
+    let mut lines = veth(&ends[1], port, spec.mtu, &format!("{prefix}-{parent}"));
+    let cable = format!("cable{number}");
+    lines += &format!("link add {cable} {BRIDGE}\n");
+    for end in &ends {
+        lines += &format!("link set {end} master {cable}\n{}", up(end));
+    }
+    ip_batch(Some(wire.name()), &(lines + &up(&cable)))?;
+    ends.iter().try_for_each(|end| polls(&wire, end))
 }
 
 /// Makes host 0 a router with a network of its own, and puts hosts there.

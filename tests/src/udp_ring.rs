@@ -94,7 +94,7 @@ impl Load {
             dst,
             qpn: Qpn::new(receive_qpn((rank + 1) % self.ranks)),
             src_mac: None,
-            by_box: false,
+            bears: 0,
         }
     }
 

@@ -3,8 +3,9 @@
 use netsum_common::abi::{ReleaseTag, RingNumber, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
-use netsum_common::wire::{self, Opcode};
+use netsum_common::wire::{self, Opcode, TOTAL, mark};
 use netsum_common::{icrc, serial};
+use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, flow, fragment, ring, tag};
@@ -258,6 +259,30 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
     assert!(counters.contains(&(Counter::Stale, 1)), "{counters:?}");
     assert!(counters.contains(&(Counter::CreditViolation, 1)), "{counters:?}");
     bench.sequence(&[(1, 10, REDIRECT), (1, 11, REDIRECT), (1, 12, REDIRECT), (1, 13, REDIRECT)]).unwrap();
+}
+
+#[test]
+#[ignore = "needs root and BPF"]
+fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
+    let mut spec = ring(3, 256, 8);
+    spec.config.flags = ring_flags::UPLINK | u32::from(mark(2)) << ring_flags::MARK;
+    let mut flows: Vec<FlowSpec> = (0..3).map(|rank| flow(&spec, rank, false)).collect();
+    flows[2].bears = TOTAL;
+    let mut bench = Bench::with_flows(spec, flows).unwrap();
+    let data = |rank| fragment(rank, 3, 0, lanes(rank, 64)).build();
+    let said = |packet: &[u8]| wire::parse(packet).unwrap().bth.ecn;
+    assert_eq!(bench.aggregate(&data(0)).unwrap().action, DROP);
+    let first = bench.aggregate(&data(1)).unwrap();
+    assert_eq!(said(&bench.egress(&first.packet).unwrap().packet), mark(2));
+    let again = bench.aggregate(&data(1)).unwrap();
+    let mut total = fragment(2, 3, 0, lanes(9, 64));
+    total.bth.ecn = TOTAL;
+    assert_eq!(bench.aggregate(&total.build()).unwrap().action, REDIRECT);
+    // With the total's ICRC and mark over the partial sum, nobody but the ICRC would tell.
+    assert_eq!(bench.egress(&again.packet).unwrap().action, DROP);
+    let again = bench.aggregate(&data(1)).unwrap();
+    let up = bench.egress(&again.packet).unwrap();
+    assert_eq!((up.action, said(&up.packet)), (PASS, mark(2) | TOTAL));
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub fn flows(
         ));
     }
     let first = rings.map_or(0, |rings| rings.first);
-    let senders = senders(job);
+    let senders = senders(job.ranks, &job.members);
     let uplinks: Option<Uplinks> = job.uplink.parse().ok().filter(|_| !job.uplink.is_empty());
     if ports.len() != senders.len() && !(uplinks.is_some() && ports.len() + 1 == senders.len()) {
         let members = if job.members.is_empty() { "all ranks".to_owned() } else { job.members.join(", ") };
@@ -69,17 +69,17 @@ pub fn is_there(job: &api::Job, flow: &api::Flow) -> bool {
 }
 
 /// The rank whose connection is each member's: the last of a group, and for the way up the one before the first.
-fn senders(job: &api::Job) -> Vec<u32> {
+pub fn senders(ranks: u32, members: &[String]) -> Vec<u32> {
     let span = |member: &String| {
         let (first, last) = member.split_once('-').unwrap_or((member, member));
         Some((first.parse::<u32>().ok()?, last.parse::<u32>().ok()?))
     };
-    let spans: Vec<Option<(u32, u32)>> = match &*job.members {
-        [] => (0..job.ranks).map(|rank| Some((rank, rank))).collect(),
+    let spans: Vec<Option<(u32, u32)>> = match members {
+        [] => (0..ranks).map(|rank| Some((rank, rank))).collect(),
         members => members.iter().map(span).collect(),
     };
     let first = spans.first().copied().flatten().map_or(0, |(first, _)| first);
-    let before = (first + job.ranks.max(1) - 1) % job.ranks.max(1);
+    let before = (first + ranks.max(1) - 1) % ranks.max(1);
     spans.into_iter().map(|span| span.map_or(before, |(_, last)| last)).collect()
 }
 

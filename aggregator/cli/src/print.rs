@@ -260,7 +260,12 @@ pub fn slots(out: &mut impl Write, format: Format, reply: api::ShowSlotsReply) -
             attribute("used", of_ring().count()),
             attribute("lowest unreleased index", r.low),
         ]);
-        entry.attributes(0, vec![plain(format!("next index expected of each rank: {}", list(&r.expected)))]);
+        let whose = if (0..).zip(&r.ranks).all(|(member, rank)| member == *rank) {
+            "each rank".into()
+        } else {
+            format!("ranks {}", list(&r.ranks))
+        };
+        entry.attributes(0, vec![plain(format!("next index expected of {whose}: {}", list(&r.expected)))]);
         for s in of_ring() {
             let style = match s.state.as_str() {
                 "partial" => FAIR,
@@ -481,7 +486,14 @@ mod tests {
             missing: missing.to_vec(),
         };
         let reply = api::ShowSlotsReply {
-            rings: vec![api::RingState { ring: 0, cpu: 1, slots: 256, low: 10, expected: vec![12, 10] }],
+            rings: vec![api::RingState {
+                ring: 0,
+                cpu: 1,
+                slots: 256,
+                low: 10,
+                expected: vec![12, 10],
+                ranks: vec![0, 1],
+            }],
             slots: vec![slot(9, &[]), slot(10, &[1])],
         };
         insta::assert_snapshot!(text(|o| slots(o, Format::Text, reply)));

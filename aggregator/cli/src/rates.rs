@@ -57,7 +57,7 @@ fn job(names: &[(&str, &str)], old: &api::JobStats, new: &api::JobStats, interva
         drops_by_reason,
         completion_p50_ns: sums.completion.percentile(500),
         completion_p99_ns: sums.completion.percentile(990),
-        last_rank: last.map(|(rank, _)| rank as u32),
+        last_rank: last.map(|(place, _)| sums.rank(place)),
         last_share: last.map(|(_, share)| share),
         slots: new.slots,
         slots_used: new.slots_used,
@@ -175,7 +175,9 @@ mod tests {
                 credit: 128,
                 credit_used: 30,
                 completion: Some(durations(value / 100)),
-                ranks: (0..2).map(|rank| api::RankTiming { last: rank * value / 100, late: None }).collect(),
+                ranks: (0..2)
+                    .map(|rank| api::RankTiming { last: u64::from(rank) * value / 100, late: None, rank })
+                    .collect(),
             }
         };
         api::StatsReply {

@@ -25,6 +25,7 @@ pub fn histogram(message: Option<&api::Histogram>) -> Histogram {
 /// A rank's part in the timed sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
+    pub rank: u32,
     /// How often it was the last.
     pub last: u64,
     /// How late it came after the first.
@@ -36,14 +37,15 @@ pub struct Part {
 pub struct Sums {
     /// From first contribution to last.
     pub completion: Histogram,
-    /// The ranks, in their order.
+    /// The ranks, in their order. What follows counts their places here from 0.
     pub ranks: Vec<Part>,
 }
 
 impl Sums {
     /// What a reading has.
     pub fn new(stats: &api::JobStats) -> Self {
-        let part = |r: &api::RankTiming| Part { last: r.last, late: histogram(r.late.as_ref()) };
+        let part =
+            |r: &api::RankTiming| Part { rank: r.rank, last: r.last, late: histogram(r.late.as_ref()) };
         Self {
             completion: histogram(stats.completion.as_ref()),
             ranks: stats.ranks.iter().map(part).collect(),
@@ -58,6 +60,7 @@ impl Sums {
             return self.clone();
         }
         let part = |(now, before): (&Part, &Part)| Part {
+            rank: now.rank,
             last: now.last - before.last,
             late: now.late.since(&before.late),
         };
@@ -72,9 +75,15 @@ impl Sums {
         self.completion.merge(&other.completion);
         self.ranks.resize(self.ranks.len().max(other.ranks.len()), Part::default());
         for (sum, more) in self.ranks.iter_mut().zip(&other.ranks) {
+            sum.rank = more.rank;
             sum.last += more.last;
             sum.late.merge(&more.late);
         }
+    }
+
+    /// The rank at a place.
+    pub fn rank(&self, place: usize) -> u32 {
+        self.ranks.get(place).map_or(0, |part| part.rank)
     }
 
     /// How often a rank was the last, 0 to 1.
@@ -185,10 +194,10 @@ impl From<&Histogram> for Durations {
 impl Timing {
     /// Of a job.
     pub fn new(sums: &Sums, sampled: u32) -> Self {
-        let rank = |(rank, part): (usize, &Part)| RankTiming {
-            rank: rank as u32,
+        let rank = |(place, part): (usize, &Part)| RankTiming {
+            rank: part.rank,
             last: part.last,
-            last_share: sums.share(rank),
+            last_share: sums.share(place),
             late: Durations::from(&part.late),
         };
         Self {
@@ -212,9 +221,9 @@ pub fn print(out: &mut impl Write, sums: &Sums, sampled: u32) -> Result<()> {
     };
     line("", "last", ["p50", "p99", "max", "mean"].map(String::from))?;
     line("first to last", "", cells(&sums.completion))?;
-    for (rank, part) in sums.ranks.iter().enumerate() {
-        let last = format!("{} {:>4.0} %", part.last, 100.0 * sums.share(rank));
-        line(&format!("rank {rank} behind first"), &last, cells(&part.late))?;
+    for (place, part) in sums.ranks.iter().enumerate() {
+        let last = format!("{} {:>4.0} %", part.last, 100.0 * sums.share(place));
+        line(&format!("rank {} behind first", part.rank), &last, cells(&part.late))?;
     }
     Ok(())
 }
@@ -230,7 +239,8 @@ pub(crate) mod tests {
 
     /// Sums of so many ranks that all wait for `late` of them.
     pub fn sums(ranks: usize, late: usize, count: u64, ns: u64) -> Sums {
-        let mut sums = Sums { completion: Histogram::EMPTY, ranks: vec![Part::default(); ranks] };
+        let part = |rank| Part { rank, ..Part::default() };
+        let mut sums = Sums { completion: Histogram::EMPTY, ranks: (0..ranks as u32).map(part).collect() };
         for i in 0..count {
             sums.completion.add(ns + i);
             sums.ranks[late].last += 1;

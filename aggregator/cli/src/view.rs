@@ -331,6 +331,8 @@ pub struct SlotRing {
     pub low: u32,
     /// For each rank the index behind its last contiguous fragment.
     pub expected: Vec<u32>,
+    /// These ranks. Where boxes are in levels: for each member the rank whose connection is its.
+    pub ranks: Vec<u32>,
 }
 
 /// The box's buffer for one index.
@@ -360,6 +362,7 @@ impl From<api::ShowSlotsReply> for Slots {
             slots: r.slots,
             low: r.low,
             expected: r.expected,
+            ranks: r.ranks,
         };
         let slot = |s: api::Slot| Slot {
             ring: s.ring,

@@ -75,7 +75,7 @@ impl RingEvidence {
     /// Who receives what a rank sends.
     fn receiver(&self, rank: &RankEvidence) -> String {
         let next = self.after(rank.flow.rank);
-        if next.flow.by_box {
+        if next.flow.bears != 0 {
             format!("{} behind another box", rank.flow.dst)
         } else {
             format!("rank {}", next.sender)
@@ -587,7 +587,7 @@ mod tests {
                 dst: [10, 0, 0, 2 - rank as u8].into(),
                 qpn: Qpn::new(17),
                 src_mac: None,
-                by_box: false,
+                bears: 0,
             },
             sender: Rank(rank),
             member: Member::Rank(rank),

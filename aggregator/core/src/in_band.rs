@@ -339,17 +339,7 @@ impl Job {
         let flow = |(&(ring, rank), claimed): (&(JobRing, Rank), &Claimed)| {
             let FirstPacket { ifindex, src, src_mac, dst, qpn, psn, .. } = claimed.packet;
             let ring = self.rings[ring.0 as usize].id;
-            FlowSpec {
-                ring,
-                rank,
-                base_psn: psn,
-                ifindex,
-                src,
-                dst,
-                qpn,
-                src_mac: Some(src_mac),
-                by_box: false,
-            }
+            FlowSpec { ring, rank, base_psn: psn, ifindex, src, dst, qpn, src_mac: Some(src_mac), bears: 0 }
         };
         claims.iter().map(flow).collect()
     }

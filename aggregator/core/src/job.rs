@@ -93,6 +93,7 @@ impl JobSpec {
             | flag(self.in_band, ring_flags::IN_BAND)
             | flag(self.members.uplink.is_some(), ring_flags::UPLINK)
             | flag(!self.members.groups.is_empty(), ring_flags::GROUPS)
+            | u32::from(self.members.mark(self.ranks)) << ring_flags::MARK
     }
 
     /// Checks every property; the slots of a ring.

@@ -433,7 +433,7 @@ impl Controller {
             }
         }
         flow.rank = Rank(number);
-        flow.by_box = !matches!(member, Member::Rank(_));
+        flow.bears = member.bears();
         Ok(())
     }
 

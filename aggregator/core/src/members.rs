@@ -7,6 +7,7 @@
 use std::fmt;
 
 use netsum_common::abi::MAX_RANKS;
+use netsum_common::wire::{TOTAL, mark};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
@@ -17,6 +18,13 @@ use crate::uplinks::Uplinks;
 pub struct Group {
     pub first: u32,
     pub last: u32,
+}
+
+impl Group {
+    /// What their sum bears on the way up.
+    fn mark(self) -> u8 {
+        mark(self.last - self.first + 1)
+    }
 }
 
 impl fmt::Display for Group {
@@ -46,6 +54,17 @@ pub enum Member {
     Group(Group),
     /// The parent box.
     Up,
+}
+
+impl Member {
+    /// What its packets bear ([`crate::plane::FlowSpec::bears`]).
+    pub fn bears(&self) -> u8 {
+        match self {
+            Self::Rank(_) => 0,
+            Self::Group(group) => group.mark(),
+            Self::Up => TOTAL,
+        }
+    }
 }
 
 impl fmt::Display for Member {
@@ -121,6 +140,21 @@ impl Members {
         }
     }
 
+    /// What the sum of all members below bears on the way up; 0 where there is none.
+    pub fn mark(&self, ranks: u32) -> u8 {
+        match (&self.uplink, self.below(ranks)) {
+            (Some(_), Some(below)) => below.mark(),
+            _ => 0,
+        }
+    }
+
+    /// The ranks below this box.
+    fn below(&self, ranks: u32) -> Option<Group> {
+        let all = self.list(ranks);
+        let below = || all.iter().filter(|member| **member != Member::Up).map(Self::span);
+        Some(Group { first: below().next()?.0, last: below().next_back()?.1 })
+    }
+
     /// First and last rank of a member below.
     fn span(member: &Member) -> (u32, u32) {
         match *member {
@@ -142,12 +176,6 @@ impl Members {
         if let Some(group) = self.groups.iter().chain(&self.ranks).find(|g| g.last >= ranks) {
             return invalid(format!("--members {group}: the job has ranks 0 to {}", ranks.saturating_sub(1)));
         }
-        if let (Some(uplink), false) = (&self.uplink, self.groups.is_empty()) {
-            return invalid(format!(
-                "--groups and --uplink {uplink}: a box between leaves and a parent cannot be told from one of its leaves when it stops \
-                 adding; two levels are possible"
-            ));
-        }
         let all = self.list(ranks);
         let below = &all[..all.len() - usize::from(self.uplink.is_some())];
         for pair in below.windows(2) {
@@ -165,13 +193,19 @@ impl Members {
         let (Some(first), Some(last)) = (below.first(), below.last()) else {
             return invalid("--members: none".into());
         };
-        let whole = Self::span(first).0 == 0 && Self::span(last).1 + 1 == ranks;
+        let sum = Group { first: Self::span(first).0, last: Self::span(last).1 };
+        let whole = sum.first == 0 && sum.last + 1 == ranks;
         match &self.uplink {
             Some(uplink) if whole => invalid(format!(
                 "--uplink {uplink}: all {ranks} ranks are below this box, so nothing is left for a parent to add"
             )),
             None if !whole => invalid(format!(
                 "members {first} to {last}: not all of the {ranks} ranks; the others need an --uplink"
+            )),
+            // Where this box stops adding, the parent gets the last group's sum in place of all members'.
+            Some(uplink) if below.len() > 1 && last.bears() == sum.mark() => invalid(format!(
+                "--groups {last} and --uplink {uplink}: the parent could take the sum of {last} for that of {sum}; the last group may \
+                 have two thirds of the ranks below a box at the most"
             )),
             _ if all.len() < 2 || all.len() > MAX_RANKS => {
                 invalid(format!("{} members: 2 to {MAX_RANKS} are possible", all.len()))
@@ -218,6 +252,26 @@ mod tests {
     }
 
     #[test]
+    fn a_box_between_two_levels_has_groups_and_the_way_up() {
+        let middle = members("", "4-5,6-7", "swp9");
+        middle.check(16).unwrap();
+        assert_eq!((middle.of(7, 16).map(|m| m.0), middle.of(3, 16)), (Some(1), Some((2, Member::Up))));
+        let bears: Vec<u8> = middle.list(16).iter().map(Member::bears).collect();
+        assert_eq!((&bears[..], middle.mark(16)), (&[mark(2), mark(2), TOTAL][..], mark(4)));
+        // Alone, a group's sum is that of all.
+        members("", "4-7", "swp9").check(16).unwrap();
+        assert_eq!((members("", "0-3,4-7", "").mark(8), members("4-7", "", "swp9").mark(8)), (0, mark(4)));
+    }
+
+    #[test]
+    fn who_lacks_a_third_of_the_ranks_has_another_mark() {
+        for all in 2..4096u32 {
+            assert!(mark(all - 1) <= mark(all) && mark(all) <= netsum_common::wire::MARK, "{all}");
+            assert!(mark(all * 2 / 3) < mark(all), "{all}");
+        }
+    }
+
+    #[test]
     fn by_default_every_rank_is_a_member() {
         let all = Members::default();
         all.check(3).unwrap();
@@ -233,7 +287,12 @@ mod tests {
             ("0-7", "", "swp9", "nothing is left for a parent"),
             ("0-8", "", "swp9", "--members 0-8: the job has ranks 0 to 7"),
             ("", "0-7", "", "1 members: 2 to 64"),
-            ("", "0-1,2-3", "swp9", "--groups and --uplink swp9: a box between leaves and a parent"),
+            (
+                "",
+                "0,1-5",
+                "swp9",
+                "--groups 1-5 and --uplink swp9: the parent could take the sum of 1-5 for that of 0-5",
+            ),
         ] {
             let error = members(ranks, groups, uplink).check(8).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

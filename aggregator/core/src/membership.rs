@@ -200,7 +200,7 @@ impl Controller {
                     dst: next.address.ip,
                     qpn: Qpn::new(next.address.rings[r].receive_qpn),
                     src_mac: Some(w.mac),
-                    by_box: false,
+                    bears: 0,
                 });
             }
         }

@@ -22,7 +22,7 @@ struct Claim<'a> {
 
 /// The addresses of senders, and those of receivers in other boxes' reach. Of several ways up the first has them.
 fn claims<'a>(job: &'a Job, flows: &'a [FlowSpec]) -> impl Iterator<Item = Claim<'a>> {
-    let by_boxes = flows.iter().filter(|f| f.by_box);
+    let by_boxes = flows.iter().filter(|f| f.bears != 0);
     let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
     let way_up = job.way_up(flows);
     let further = move |rank, ifindex| way_up.is_some_and(|(up, first)| rank == up && ifindex != first);

@@ -38,9 +38,9 @@ pub struct FlowSpec {
     pub qpn: Qpn,
     /// Sender's MAC address; learned from the first verified packet when `None`.
     pub src_mac: Option<[u8; 6]>,
-    /// It comes by another box, above or below.
+    /// What its packets bear because they come by another box, above or below ([`netsum_common::wire::bears`]). 0 where they do not.
     #[serde(default)]
-    pub by_box: bool,
+    pub bears: u8,
 }
 
 impl FlowSpec {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::{Messages, ring_flags};
 use netsum_common::serial::{Psn, Qpn};
+use netsum_common::wire::TOTAL;
 use proptest::prelude::*;
 
 use super::membership::Join;
@@ -48,7 +49,7 @@ fn flow(rank: u32, ranks: u32) -> FlowSpec {
         dst: ip((rank + 1) % ranks),
         qpn: Qpn::new(100 + rank),
         src_mac: None,
-        by_box: false,
+        bears: 0,
     }
 }
 
@@ -464,9 +465,9 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     add(&mut c, 1, 13).unwrap();
     let actions = add(&mut c, 3, 11).unwrap();
     let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else { panic!("{actions:?}") };
-    assert_eq!((last.rank, last.by_box, &ports[..]), (Rank(1), false, &[10, 11, 13][..]));
+    assert_eq!((last.rank, last.bears, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
     let job = c.job("a").unwrap();
-    assert!(job.flows.iter().any(|f| f.rank == Rank(2) && f.by_box && job.sender(f.rank) == Rank(1)));
+    assert!(job.flows.iter().any(|f| f.rank == Rank(2) && f.bears == TOTAL && job.sender(f.rank) == Rank(1)));
     let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
     assert!(error.contains("only some of the ranks"), "{error}");
 }
@@ -522,7 +523,7 @@ fn the_state_file_has_plain_numbers() {
     let flow = FlowSpec { ring: RingNumber(3), ..flow(0, 2) };
     let text = r#"{"ring":3,"rank":0,"base_psn":5,"ifindex":10,"src":"10.0.0.1","dst":"10.0.0.2","qpn":100,"src_mac":null}"#;
     let written = serde_json::to_string(&flow).unwrap();
-    assert_eq!(written, text.replace("null}", "null,\"by_box\":false}"));
+    assert_eq!(written, text.replace("null}", "null,\"bears\":0}"));
     assert_eq!(serde_json::from_str::<FlowSpec>(text).unwrap(), flow);
     assert_eq!(serde_json::to_value(spec("a", 2)).unwrap()["window"], 2);
 }

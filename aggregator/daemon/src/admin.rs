@@ -17,7 +17,7 @@ use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
 use super::load::{Timings, counter_messages, counters, fragment_bytes, histogram_message, ring_load};
-use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, state_message};
+use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, senders, state_message};
 use super::netlink::{Found, Netlink};
 use super::state::{Inner, Shared};
 use super::trace;
@@ -182,7 +182,7 @@ impl Admin for AdminService {
             qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
             base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
             src_mac,
-            by_box: false,
+            bears: 0,
         };
         let actions = inner.controller.add_flow(&r.job, JobRing(f.ring), flow).map_err(refused)?;
         inner.carry_out(Some(&r.job), actions)?;
@@ -244,6 +244,7 @@ impl Admin for AdminService {
         let job = inner.controller.job(&r.job).map_err(refused)?;
         let wanted = r.ring.map(JobRing);
         wanted.map_or(Ok(()), |ring| job.ring(ring).map(drop)).map_err(refused)?;
+        let senders = senders(job);
         let mut reply = api::ShowSlotsReply::default();
         for (ring, spec) in job.numbered_rings().filter(|(ring, _)| wanted.is_none_or(|w| w == *ring)) {
             let state = inner.plane.ring_state(spec.id).map_err(internal)?;
@@ -253,10 +254,11 @@ impl Admin for AdminService {
                 slots: spec.config.slots,
                 low: state.low,
                 expected: state.expected[..spec.config.ranks as usize].to_vec(),
+                ranks: senders.clone(),
             });
             for (i, slot) in inner.plane.slots(spec.id).map_err(internal)?.iter().enumerate() {
                 if slot.is(Slot::USED) {
-                    reply.slots.push(slot_message(ring, i as u32, slot, spec.config.ranks));
+                    reply.slots.push(slot_message(ring, i as u32, slot, &senders));
                 }
             }
         }
@@ -344,8 +346,12 @@ fn job_stats(inner: &Inner, job: &Job) -> anyhow::Result<api::JobStats> {
     }
     stats.credit_used = of_rank.into_iter().max().unwrap_or(0);
     stats.completion = Some(histogram_message(&timings.completion));
-    let rank = |r: &RankTiming| api::RankTiming { last: r.last, late: Some(histogram_message(&r.late)) };
-    stats.ranks = timings.ranks.iter().map(rank).collect();
+    let rank = |(r, rank): (&RankTiming, u32)| api::RankTiming {
+        last: r.last,
+        late: Some(histogram_message(&r.late)),
+        rank,
+    };
+    stats.ranks = timings.ranks.iter().zip(senders(job)).map(rank).collect();
     Ok(stats)
 }
 
@@ -410,8 +416,11 @@ fn program_message(inner: &Inner, p: ProgramFacts) -> api::Program {
     }
 }
 
-fn slot_message(ring: JobRing, number: u32, slot: &Slot, ranks: u32) -> api::Slot {
-    let has = |rank: &u32| slot.contributors & 1 << rank != 0;
+fn slot_message(ring: JobRing, number: u32, slot: &Slot, senders: &[u32]) -> api::Slot {
+    let of = |has: bool| -> Vec<u32> {
+        let (members, is) = (0.., |member: u32| (slot.contributors >> member & 1 != 0) == has);
+        members.zip(senders).filter(|(member, _)| is(*member)).map(|(_, rank)| *rank).collect()
+    };
     api::Slot {
         ring: ring.0,
         slot: number,
@@ -423,7 +432,7 @@ fn slot_message(ring: JobRing, number: u32, slot: &Slot, ranks: u32) -> api::Slo
             _ => "partial",
         }
         .into(),
-        contributors: (0..ranks).filter(has).collect(),
-        missing: (0..ranks).filter(|r| !has(r)).collect(),
+        contributors: of(true),
+        missing: of(false),
     }
 }

@@ -9,7 +9,7 @@ use netsum_core::members::{self, Member, Members};
 use netsum_core::plane::{FirstPacket, FlowSpec};
 use netsum_core::size::Size;
 use netsum_core::trace::program_name;
-use netsum_core::{Job, JobRing, JobSpec, Refusal, State, epoch_number, pool, tenant};
+use netsum_core::{Job, JobRing, JobSpec, Rank, Refusal, State, epoch_number, pool, tenant};
 use netsum_dataplane::Traced;
 use tonic::Status;
 
@@ -131,8 +131,26 @@ pub(crate) fn job_message(
 pub struct RingOfJob {
     pub job: String,
     pub ring: JobRing,
-    /// The job's ranks.
-    pub ranks: u32,
+    /// The job's ranks whose connections its members' are ([`Job::sender`]).
+    pub senders: Vec<u32>,
+}
+
+impl RingOfJob {
+    /// The rank whose connection a member's is.
+    pub(crate) fn sender(&self, member: u32) -> u32 {
+        self.senders.get(member as usize).copied().unwrap_or(member)
+    }
+
+    /// The ranks whose bits are set.
+    fn ranks(&self, members: u64) -> Vec<u32> {
+        let is_set = |(member, _): &(usize, &u32)| members >> member & 1 != 0;
+        self.senders.iter().enumerate().filter(is_set).map(|(_, rank)| *rank).collect()
+    }
+}
+
+/// The ranks of a job whose connections its members' are, in order.
+pub(crate) fn senders(job: &Job) -> Vec<u32> {
+    Rank::all(job.spec.member_count()).map(|member| job.sender(member).0).collect()
 }
 
 /// A traced packet for the API, with `capture` bytes of its frame at the most.
@@ -144,7 +162,7 @@ pub fn packet_message(
     capture: u32,
 ) -> api::TracedPacket {
     let Traced { event, frame } = traced;
-    let ranks = ring.as_ref().map_or(0, |r| r.ranks);
+    let slot = ring.as_ref().filter(|_| event.rank != TraceEvent::NONE).map(|ring| slot_message(event, ring));
     api::TracedPacket {
         time_ns: event.time.wrapping_add(clock),
         program: program_name(event.program).into(),
@@ -156,22 +174,22 @@ pub fn packet_message(
         frame: frame[..frame.len().min(capture as usize)].to_vec(),
         ring: ring.as_ref().map(|r| r.ring.0),
         job: ring.map(|r| r.job).unwrap_or_default(),
-        slot: (event.rank != TraceEvent::NONE).then(|| slot_message(event, ranks)),
+        slot,
     }
 }
 
-fn slot_message(event: &TraceEvent, ranks: u32) -> api::SlotSeen {
+fn slot_message(event: &TraceEvent, ring: &RingOfJob) -> api::SlotSeen {
     let is = |flag: u32| event.slot_flags & flag != 0;
     // What has been released has come from every rank, as the slot machine has it.
     let expected = if serial::before(event.expected, event.low) { event.low } else { event.expected };
     api::SlotSeen {
-        rank: event.rank,
+        rank: ring.sender(event.rank),
         index: event.index,
         low: event.low,
         gap: serial::diff(event.index, expected).max(0) as u32,
         holds: is(Slot::USED).then_some(event.slot_index),
-        contributors: (0..64).filter(|rank| event.contributors >> rank & 1 != 0).collect(),
-        ranks,
+        contributors: ring.ranks(event.contributors),
+        ranks: ring.senders.len() as u32,
         complete: is(Slot::COMPLETE),
         released: is(Slot::RELEASED),
     }
@@ -237,4 +255,35 @@ fn token() -> Result<String, Status> {
     let mut bytes = [0u8; 16];
     getrandom::fill(&mut bytes).map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
     Ok(bytes.map(|b| format!("{b:02x}")).concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_a_ring_have_the_jobs_numbers() {
+        // Of a rack with ranks 4 and 5, and the way up: from the second one, when it and what comes down have contributed.
+        let ring = RingOfJob { job: "train".into(), ring: JobRing(0), senders: vec![4, 5, 3] };
+        let event = TraceEvent {
+            time: 0,
+            counters: 0,
+            contributors: 0b110,
+            ring: 1,
+            rank: 1,
+            index: 7,
+            low: 7,
+            expected: 8,
+            slot_index: 7,
+            slot_flags: Slot::USED,
+            ifindex: 1,
+            program: 1,
+            len: 64,
+            captured: 0,
+            cpu: 0,
+        };
+        let packet = packet_message(&Traced { event, frame: Vec::new() }, 0, String::new(), Some(ring), 0);
+        let slot = packet.slot.unwrap();
+        assert_eq!((slot.rank, slot.contributors, slot.ranks), (5, vec![5, 3], 3));
+    }
 }

@@ -1,14 +1,14 @@
 //! Who traces packets, and what each of them gets.
 
 use netsum_api::v1 as api;
-use netsum_common::abi::RingNumber;
+use netsum_common::abi::{RingNumber, TraceEvent};
 use netsum_core::trace::{Wanted, together};
 use netsum_core::{Controller, Refusal};
-use netsum_dataplane::DataPlane;
+use netsum_dataplane::{DataPlane, Traced};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::message::{RingOfJob, packet_message, refused};
+use super::message::{RingOfJob, packet_message, refused, senders};
 
 /// Packets in a reply, and taken out under one lock.
 pub const BATCH: usize = 512;
@@ -102,22 +102,22 @@ impl Tracers {
         let ring_of_job = |ring: RingNumber| {
             controller.jobs().find_map(|job| {
                 let ring = job.job_ring(ring)?;
-                Some(RingOfJob { job: job.spec.name.clone(), ring, ranks: job.spec.member_count() })
+                Some(RingOfJob { job: job.spec.name.clone(), ring, senders: senders(job) })
             })
         };
+        let rings: Vec<_> = packets.iter().map(|p| ring_of_job(RingNumber(p.event.ring))).collect();
+        let all = || packets.iter().zip(&rings);
         for client in &mut self.clients {
             client.lost += lost_now;
-            let wanted = packets.iter().filter(|p| client.wanted.has(&p.event));
-            let mut messages: Vec<api::TracedPacket> = wanted
-                .map(|p| {
+            let is_wanted = |(p, ring): &(&Traced, &Option<RingOfJob>)| {
+                let rank = ring.as_ref().map_or(p.event.rank, |ring| ring.sender(p.event.rank));
+                client.wanted.has(&TraceEvent { rank, ..p.event })
+            };
+            let mut messages: Vec<api::TracedPacket> = all()
+                .filter(is_wanted)
+                .map(|(p, ring)| {
                     let port = controller.port_name(p.event.ifindex);
-                    packet_message(
-                        p,
-                        clock,
-                        port,
-                        ring_of_job(RingNumber(p.event.ring)),
-                        client.wanted.capture,
-                    )
+                    packet_message(p, clock, port, ring.clone(), client.wanted.capture)
                 })
                 .collect();
             if messages.is_empty() && client.lost == 0 {

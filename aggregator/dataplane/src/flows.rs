@@ -15,10 +15,10 @@ impl BpfDataPlane {
     /// Registers a flow, in place of one that has ended.
     pub(super) fn register(&mut self, flow: &FlowSpec) -> Result<()> {
         let before = self.flow(flow.key())?;
-        self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.by_box)
+        self.own(Address::ip(mapped(flow.src)), flow.ifindex, flow.bears != 0)
             .with_context(|| flow.src.to_string())?;
         if let Some(mac) = flow.src_mac
-            && let Err(error) = self.own(Address::mac(mac), flow.ifindex, flow.by_box)
+            && let Err(error) = self.own(Address::mac(mac), flow.ifindex, flow.bears != 0)
         {
             self.disown(Address::ip(mapped(flow.src)), flow.ifindex)?;
             return Err(error.context(format!("MAC address of {}", flow.src)));
@@ -31,7 +31,7 @@ impl BpfDataPlane {
             src_ip: mapped(flow.src),
             src_mac: flow.src_mac.unwrap_or_default(),
             mac_given: flow.src_mac.is_some().into(),
-            by_box: flow.by_box.into(),
+            bears: flow.bears,
             ..Flow::NOTHING
         };
         if let Err(error) = self.hash(maps::FLOWS)?.insert(flow.key(), value, 0) {
@@ -50,7 +50,7 @@ impl BpfDataPlane {
         let of_ring = || all.iter().filter(|(_, flow)| flow.ring == ring);
         for &(key, flow) in of_ring().filter(|(_, flow)| flow.dst_ifindex == 0) {
             let next = (flow.rank as usize + 1) % ports.len();
-            if of_ring().any(|(_, other)| other.rank as usize == next && other.by_box != 0) {
+            if of_ring().any(|(_, other)| other.rank as usize == next && other.bears != 0) {
                 let dst_ifindex = ports[next];
                 self.own(Address::ip(key.dst_ip), dst_ifindex, true)
                     .with_context(|| unmapped(key.dst_ip).to_string())?;

@@ -12,7 +12,7 @@ pub use extensions::{Behind, behind, is_extension};
 pub use frame::{Bytes, Frame, L3, Reject, Wrapped, behind_tags, parse, parse_into};
 pub use headers::*;
 pub use in_band::{InBandToken, JobHeader};
-pub use transport::{Aeth, Bth, IN_ORDER, Nak, Opcode, PARTIAL, PAST_GAP, Reth, Syndrome, TOTAL};
+pub use transport::{Aeth, Bth, IN_ORDER, MARK, Nak, Opcode, PAST_GAP, Reth, Syndrome, TOTAL, bears, mark};
 
 /// UDP destination port of RoCEv2 (IBTA annex A17).
 pub const ROCE_PORT: u16 = 4791;

@@ -138,9 +138,24 @@ pub const IN_ORDER: u8 = 1;
 /// In the same place: the box has not got a packet that the sender sent before this one.
 pub const PAST_GAP: u8 = 2;
 /// Of the same byte, between boxes in levels: the packet holds a total sum, and not a contribution.
-pub const TOTAL: u8 = 4;
-/// In the same place: a box has added up all ranks of a group. A box that has stopped adding lets a single rank's data through without it.
-pub const PARTIAL: u8 = 8;
+pub const TOTAL: u8 = 0x20;
+/// In the same place, on the way up: what [`mark`] says of the ranks that a box has added up. A box that has stopped adding lets
+/// through what has another one.
+pub const MARK: u8 = 0x1f;
+
+/// The mark of a sum of so many ranks, at least 1 and at most 65,535. It never falls where ranks are added, and a sum of at least half as
+/// many again has another one.
+pub const fn mark(ranks: u32) -> u8 {
+    let octave = ranks.ilog2();
+    let upper_half = ranks << 1 >> octave & 1;
+    (2 * octave + upper_half) as u8 + 1
+}
+
+/// Whether a packet bears what it must where it comes by another box: the mark of a group, or [`TOTAL`].
+#[inline(always)]
+pub const fn bears(ecn: u8, wanted: u8) -> bool {
+    ecn & (if wanted == TOTAL { TOTAL } else { MARK }) == wanted
+}
 
 /// Base transport header, 12 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

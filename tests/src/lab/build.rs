@@ -102,7 +102,7 @@ pub(crate) fn leaf(rack: usize) -> String {
 }
 
 /// Options of a bridge.
-const BRIDGE: &str = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
+pub(crate) const BRIDGE: &str = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
 
 /// The interface that is the other end of a virtual machine's: the box's port itself, or an end of the cable.
 fn tap(spec: &LabSpec, host: usize) -> String {
@@ -147,7 +147,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     for i in 0..spec.hosts + spec.routed {
         namespaces += &format!("netns add {prefix}-h{i}\n");
     }
-    for rack in 0..spec.racks {
+    for rack in spec.below() {
         namespaces += &format!("netns add {prefix}-{}\n", leaf(rack));
     }
     ip_batch(None, &namespaces)?;
@@ -172,7 +172,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         box_ += &bridge_line();
     }
     topology::racks(spec, prefix)?;
-    for rack in 0..spec.racks {
+    for rack in spec.below().filter(|&below| spec.parent(below).is_none()) {
         box_ += &format!("link set rack{rack} master br0\n{}", up(&format!("rack{rack}")));
     }
     for i in hosts.clone().filter(|_| spec.racks == 0) {

@@ -115,23 +115,23 @@ fn sums(report: &WatchedJob) -> Result<String> {
     let bucket = |(b, n): (usize, &u64)| (vec![below(Some(Histogram::bound(b))), n.to_string()], false);
     let buckets: Vec<_> = h.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(bucket).collect();
     let straggler = report.sums.straggler();
-    let rank = |(rank, part): (usize, &crate::timing::Part)| {
+    let rank = |(place, part): (usize, &crate::timing::Part)| {
         let cells = vec![
-            rank.to_string(),
+            part.rank.to_string(),
             part.last.to_string(),
-            format!("{:.1} %", 100.0 * report.sums.share(rank)),
+            format!("{:.1} %", 100.0 * report.sums.share(place)),
             below(part.late.percentile(500)),
             below(part.late.percentile(990)),
             below(part.late.max()),
             part.late.mean().map_or_else(|| "-".into(), time),
         ];
-        (cells, straggler == Some(rank))
+        (cells, straggler == Some(place))
     };
     let ranks: Vec<_> = report.sums.ranks.iter().enumerate().map(rank).collect();
     let head = ["rank", "last", "of the sums", "late p50", "late p99", "late max", "late mean"];
     let verdict = match straggler {
-        Some(rank) => {
-            let share = 100.0 * report.sums.share(rank);
+        Some(place) => {
+            let (rank, share) = (report.sums.rank(place), 100.0 * report.sums.share(place));
             format!(
                 "<p class=\"said\">The others wait for rank {rank}: it is the last in {share:.0} % of the sums.</p>\n"
             )

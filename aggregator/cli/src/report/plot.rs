@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::WatchedJob;
-use crate::timing::time;
+use crate::timing::{Sums, time};
 
 /// What can go wrong with a picture.
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +146,7 @@ pub fn lateness(report: &WatchedJob) -> Result<String> {
         mesh!(chart, "rank", "behind the first")
             .disable_x_mesh()
             .x_labels((2 * ranks + 1).min(64))
-            .x_label_formatter(&|x| rank_label(*x))
+            .x_label_formatter(&|x| rank_label(&report.sums, *x))
             .y_label_formatter(&|ns| time(*ns as u64))
             .draw()?;
         let straggler = report.sums.straggler();
@@ -178,7 +178,7 @@ pub fn last(report: &WatchedJob) -> Result<String> {
         mesh!(chart, "rank", "% of the timed sums")
             .disable_x_mesh()
             .x_labels((2 * ranks + 1).min(64))
-            .x_label_formatter(&|x| rank_label(*x))
+            .x_label_formatter(&|x| rank_label(&report.sums, *x))
             .draw()?;
         let straggler = report.sums.straggler();
         let bar = |(rank, &share): (usize, &f64)| {
@@ -195,15 +195,15 @@ pub fn last(report: &WatchedJob) -> Result<String> {
 }
 
 /// Ranks are whole; the marks between them are not labelled.
-fn rank_label(x: f64) -> String {
-    if x.fract() == 0.0 && x >= 0.0 { format!("{x}") } else { String::new() }
+fn rank_label(sums: &Sums, x: f64) -> String {
+    if x.fract() == 0.0 && x >= 0.0 { sums.rank(x as usize).to_string() } else { String::new() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::report;
     use super::*;
-    use crate::timing::{Sums, tests::sums};
+    use crate::timing::tests::sums;
 
     /// Bars that are filled with a colour.
     fn bars(svg: &str, colour: &str) -> usize {

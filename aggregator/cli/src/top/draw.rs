@@ -206,8 +206,8 @@ fn jobs_table(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 
 /// Who is last, and how often; in colour where the others wait for it.
 fn last(row: &JobRow) -> Cell<'static> {
-    let Some((rank, share)) = row.sums.last() else { return right("-".into()) };
-    let text = format!("{rank} {:>4.0} %", 100.0 * share);
+    let Some((place, share)) = row.sums.last() else { return right("-".into()) };
+    let text = format!("{} {:>4.0} %", row.sums.rank(place), 100.0 * share);
     if row.sums.straggler().is_some() { right(format!("!{text}")).yellow().bold() } else { right(text) }
 }
 
@@ -333,8 +333,9 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
         below(h.max())
     )));
     lines.push(match (row.sums.straggler(), row.sums.last()) {
-        (Some(rank), Some((_, share))) => Line::from(format!(
-            " The others wait for rank {rank}: last in {:.0} % of the sums",
+        (Some(place), Some((_, share))) => Line::from(format!(
+            " The others wait for rank {}: last in {:.0} % of the sums",
+            row.sums.rank(place),
             100.0 * share
         ))
         .yellow()
@@ -347,22 +348,22 @@ fn facts(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
 
 fn ranks_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
     let straggler = row.sums.straggler();
-    let of_rank = |rank: usize| {
-        let part = row.sums.ranks.get(rank).copied().unwrap_or_default();
+    let of_rank = |(place, rank): (usize, u32)| {
+        let part = row.sums.ranks.get(place).copied().unwrap_or_default();
         let (port, address) = row.place(rank).unwrap_or(("-", "-"));
-        let (used, credit) = row.credit(rank);
+        let (used, credit) = row.credit(place);
         let cells = vec![
             right(rank.to_string()),
             Cell::from(address.to_owned()),
             Cell::from(port.to_owned()),
-            right(format!("{:.0} %", 100.0 * row.sums.share(rank))),
+            right(format!("{:.0} %", 100.0 * row.sums.share(place))),
             right(below(part.late.percentile(500))),
             right(below(part.late.percentile(990))),
             right(format!("{used}/{credit}")),
-            Cell::from(if straggler == Some(rank) { "<- the last" } else { "" }),
+            Cell::from(if straggler == Some(place) { "<- the last" } else { "" }),
         ];
         let of_rank = Row::new(cells);
-        if straggler == Some(rank) { of_rank.yellow().bold() } else { of_rank }
+        if straggler == Some(place) { of_rank.yellow().bold() } else { of_rank }
     };
     let address = if area.width >= WIDE { 39 } else { 15 };
     let widths = [4, address, 12, 5, 9, 9, 11, 11].map(Constraint::Length);
@@ -371,7 +372,7 @@ fn ranks_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
         1 | 2 | 7 => Cell::from(*title),
         _ => right((*title).into()),
     });
-    let table = Table::new((0..row.job.ranks as usize).map(of_rank), widths)
+    let table = Table::new(row.senders().into_iter().enumerate().map(of_rank), widths)
         .header(Row::new(titles).dim())
         .column_spacing(1)
         .row_highlight_style(Style::new().reversed())

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use netsum_api::v1 as api;
 
+use crate::peers::senders;
 use crate::rates;
 use crate::timing::Sums;
 use crate::view::{Job, JobRates, Rates, Ring};
@@ -93,15 +94,20 @@ impl JobRow {
         self.rates.as_ref().map_or(0.0, |r| r.gbps_in)
     }
 
+    /// The ranks whose connections its members' are, in order.
+    pub fn senders(&self) -> Vec<u32> {
+        senders(self.job.ranks, &self.job.members)
+    }
+
     /// Where a rank is: its port and its address, as far as is known.
-    pub fn place(&self, rank: usize) -> Option<(&str, &str)> {
-        let flow = self.job.flows.iter().find(|f| f.rank as usize == rank)?;
+    pub fn place(&self, rank: u32) -> Option<(&str, &str)> {
+        let flow = self.job.flows.iter().find(|f| f.rank == rank)?;
         Some((&flow.port, &flow.src))
     }
 
-    /// Fragments that a rank has sent beyond what has been released, in all rings, and may send.
-    pub fn credit(&self, rank: usize) -> (u32, u32) {
-        let used = self.rings.iter().filter_map(|r| r.credit_used.get(rank)).sum();
+    /// Fragments that a member has sent beyond what has been released, in all rings, and may send.
+    pub fn credit(&self, member: usize) -> (u32, u32) {
+        let used = self.rings.iter().filter_map(|r| r.credit_used.get(member)).sum();
         (used, self.rings.iter().map(|r| r.credit).sum())
     }
 }
@@ -317,7 +323,7 @@ impl Model {
     fn step(&mut self, by: isize) {
         let moved = |at: usize, len: usize| at.saturating_add_signed(by).min(len.saturating_sub(1));
         if let (Some(line), Some((_, row))) = (self.detail, self.selected()) {
-            let ranks = row.job.ranks as usize;
+            let ranks = row.senders().len();
             self.detail = Some(moved(line, ranks));
             return;
         }
@@ -359,6 +365,7 @@ pub(crate) mod tests {
                 message(&h)
             };
             let rank = |rank: u32| api::RankTiming {
+                rank,
                 last: if rank == ranks / 2 { sums } else { 0 },
                 late: Some(durations(if rank == ranks / 2 { 50_000 } else { 900 * u64::from(rank) })),
             };

@@ -140,7 +140,7 @@ mod tests {
                 dst: ip,
                 qpn: Qpn::new(1),
                 src_mac: None,
-                by_box: false,
+                bears: 0,
             };
             let (sender, member) = (flow.rank, Member::Rank(rank as u32));
             RankEvidence {

@@ -9,6 +9,7 @@ use netsum_core::tenant::TenantView;
 use netsum_core::{Job, Rank, State, pool};
 
 use crate::load::{RingLoad, Timings, counters, fragment_bytes, ring_load};
+use crate::message::senders;
 use crate::netlink::{Interface, Netlink};
 use crate::state::{RefusedJobs, Shared};
 
@@ -121,7 +122,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         name: job.spec.name.clone(),
         tenant: job.spec.tenant.clone(),
         ranks: job.spec.member_count(),
-        senders: Rank::all(job.spec.member_count()).map(|member| job.sender(member).0).collect(),
+        senders: senders(job),
         dtype: job.spec.dtype.clone(),
         mtu: job.spec.mtu,
         state: job.state.clone(),

@@ -7,7 +7,7 @@ use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots
 use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
-use netsum_common::wire::{Bth, PARTIAL, ROCE_PORT, TOTAL};
+use netsum_common::wire::{Bth, ROCE_PORT, TOTAL, mark};
 
 use super::rng::Rng;
 use crate::numeric::reference::add_lanes;
@@ -207,8 +207,9 @@ impl Aggregator {
         let slot = &ring.slots[s];
         // As `egress` writes it.
         let total = if is_leaf { goes_up && slot.is(Slot::COMPLETE) } else { levels };
+        let below = senders.len() as u32 - 1;
         let tells =
-            |member| if goes_up { PARTIAL } else { slot.tells(member) } | if total { TOTAL } else { 0 };
+            |member| if goes_up { mark(below) } else { slot.tells(member) } | if total { TOTAL } else { 0 };
         let leaving = ring.leaves_on(&fragment, output);
         let leaving = leaving.map(|(member, bth)| (member, Bth { ecn: tells(member), ..*bth }));
         let leaving: Vec<(u32, Bth)> = leaving.collect();
