@@ -1,6 +1,6 @@
 //! The boxes: connections to them, which ports they have, and behind which of these a host is.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -24,6 +24,8 @@ use crate::config::{BoxConfig, Config, End, Link, Tls};
 
 /// A box that has not answered for so long does not.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Orders take longer: so do a large job's rings.
+const ORDERS: Duration = Duration::from_secs(30);
 
 /// All boxes of the fabric.
 pub struct Boxes {
@@ -36,8 +38,8 @@ pub struct Boxes {
 /// What is known of them by now.
 #[derive(Default)]
 struct Known {
-    /// A port's number here is its place in this, from 1.
-    ends: Vec<End>,
+    /// Ports by their numbers here, from 1.
+    ends: BTreeMap<u32, End>,
     numbers: HashMap<End, u32>,
     /// Ports that carry nothing.
     down: HashSet<End>,
@@ -53,8 +55,9 @@ impl Known {
 
     fn number(&mut self, end: &End) -> u32 {
         *self.numbers.entry(end.clone()).or_insert_with(|| {
-            self.ends.push(end.clone());
-            self.ends.len() as u32
+            let number = self.ends.last_key_value().map_or(1, |(last, _)| last + 1);
+            self.ends.insert(number, end.clone());
+            number
         })
     }
 }
@@ -86,17 +89,17 @@ impl Boxes {
 
     /// Gives ports the numbers that they had for an earlier manager.
     pub fn number_again(&self, ports: &[PortInfo]) {
-        let mut ports: Vec<_> = ports.iter().collect();
-        ports.sort_unstable_by_key(|p| p.ifindex);
         let mut known = self.known();
-        for end in ports.into_iter().filter_map(|p| End::try_from(p.name.clone()).ok()) {
-            known.number(&end);
+        for port in ports {
+            let Ok(end) = End::try_from(port.name.clone()) else { continue };
+            known.numbers.insert(end.clone(), port.ifindex);
+            known.ends.insert(port.ifindex, end);
         }
     }
 
     /// A port by its number here.
     pub fn end(&self, number: u32) -> Option<End> {
-        self.known().ends.get(number.checked_sub(1)? as usize).cloned()
+        self.known().ends.get(&number).cloned()
     }
 
     /// The links that carry something, as far as is known.
@@ -138,7 +141,8 @@ impl Boxes {
                     let jobs = client.list_jobs(api::ListJobsRequest {}).await?.into_inner().jobs;
                     Ok::<_, Status>((ports, jobs))
                 };
-                (name, both.await)
+                let late = |_| Err(Status::deadline_exceeded(format!("not within {PATIENCE:?}")));
+                (name, tokio::time::timeout(PATIENCE, both).await.unwrap_or_else(late))
             });
         }
         let mut seen = HashMap::new();
@@ -151,6 +155,9 @@ impl Boxes {
                     }
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
+                    let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
+                    let ends = self.links.iter().flat_map(|l| [&l.below, &l.above]);
+                    known.down.extend(ends.filter(|e| e.of == name && !is_there(e)).cloned());
                     let info = |p: api::Port| {
                         let end = End { of: name.clone(), port: p.name };
                         let ifindex = known.number(&end);
@@ -182,7 +189,11 @@ impl FindPort for Boxes {
         for (name, client) in &self.all {
             let (name, mut client) = (name.clone(), client.clone());
             let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
-            questions.spawn(async move { (name, client.find_port(request).await) });
+            questions.spawn(async move {
+                let late = |_| Err(Status::deadline_exceeded(format!("no answer within {PATIENCE:?}")));
+                let answer = tokio::time::timeout(PATIENCE, client.find_port(request)).await;
+                (name, answer.unwrap_or_else(late))
+            });
         }
         let mut why = String::new();
         while let Some(Ok((name, answer))) = questions.join_next().await {
@@ -214,12 +225,18 @@ fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
             let path = path.clone();
             async move { Ok::<_, io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
         });
-        let endpoint = Endpoint::from_static("http://netsum").timeout(PATIENCE);
+        let endpoint = Endpoint::from_static("http://netsum").timeout(ORDERS);
         return Ok(endpoint.connect_with_connector_lazy(connect));
     }
     let tls = tls.context("[tls] is missing")?;
     let config =
         ClientTlsConfig::new().identity(identity(&tls.cert, &tls.key)?).ca_certificate(authority(&tls.ca)?);
-    let endpoint = Endpoint::from_shared(b.address.clone())?.timeout(PATIENCE).connect_timeout(PATIENCE);
+    let endpoint = Endpoint::from_shared(b.address.clone())?
+        .timeout(ORDERS)
+        .connect_timeout(PATIENCE)
+        // A machine that lost its power says no goodbye.
+        .http2_keep_alive_interval(PATIENCE)
+        .keep_alive_timeout(PATIENCE)
+        .keep_alive_while_idle(true);
     Ok(endpoint.tls_config(config)?.connect_lazy())
 }

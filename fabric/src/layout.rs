@@ -126,6 +126,14 @@ fn parent<'a>(
     Err(format!("no box is above all of {}: {missing}", boxes.join(", ")))
 }
 
+/// What a manager's jobs on boxes are known by.
+pub const OURS: &str = "fabric ";
+
+/// The token of a job on a box. Nobody joins there; it tells whose the job is.
+pub fn token(job: &Job) -> String {
+    OURS.to_owned() + job.spec.token.reveal()
+}
+
 fn request(job: &Job) -> api::CreateJobRequest {
     let spec = &job.spec;
     // The ranks that have joined decide it.
@@ -141,6 +149,7 @@ fn request(job: &Job) -> api::CreateJobRequest {
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if relaxed { "relaxed" } else { "in-order" }.into(),
         tenant: spec.tenant.clone(),
+        token: token(job),
         ..api::CreateJobRequest::default()
     }
 }

@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use netsum_api::v1 as api;
-use netsum_core::{Refusal, State};
-use netsum_daemon::state::{Shared, Waiting, programs_of_now};
+use netsum_core::{Job, Refusal, State};
+use netsum_daemon::state::{Shared, Waiting};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
 use crate::boxes::{Boxes, Seen};
-use crate::layout::{self, Order};
+use crate::layout::{self, OURS, Order};
 
 /// How often boxes are looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -27,12 +29,19 @@ pub struct Change {
 pub struct Changes {
     pub to: UnboundedSender<Change>,
     pub boxes: Arc<Boxes>,
+    /// Changes that have not been carried out.
+    pub busy: Arc<AtomicUsize>,
 }
 
 impl netsum_daemon::state::Boxes for Changes {
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>) {
+        self.busy.fetch_add(1, Ordering::Relaxed);
         // Nobody is there any more when the manager ends.
         let _ = self.to.send(Change { job: job.map(str::to_owned), waiting });
+    }
+
+    fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) > 0
     }
 
     fn show(&self) -> api::Fabric {
@@ -40,35 +49,64 @@ impl netsum_daemon::state::Boxes for Changes {
     }
 }
 
+/// What boxes have been told of a job.
+struct Told {
+    /// Its flows are those of these ranks.
+    epoch: u32,
+    orders: Vec<Order>,
+}
+
 /// Knows what boxes have been told.
 pub struct Programmer {
     shared: Shared,
     boxes: Arc<Boxes>,
-    told: HashMap<String, Vec<Order>>,
+    busy: Arc<AtomicUsize>,
+    told: HashMap<String, Told>,
+    /// Boxes that may still have a job that is over, and the job.
+    leftover: BTreeSet<(String, String)>,
+    /// Boxes of which it is not known yet what a manager before this one has left there.
+    unknown: BTreeSet<String>,
+}
+
+/// What a job needs now.
+enum Wanted {
+    /// Of these ranks.
+    Orders(u32, Result<Vec<Order>, String>),
+    /// Nothing; and whether its ranks are known to be gone.
+    Nothing { gone: bool },
 }
 
 impl Programmer {
     /// The boxes do already what the controller wants of them: it took over from another, or has no jobs.
     pub fn new(shared: Shared, boxes: Arc<Boxes>) -> Self {
-        let mut programmer = Self { shared, boxes, told: HashMap::new() };
-        let names: Vec<String> = programmer.names().into_iter().collect();
-        for name in names {
-            if let (Ok(orders), _) = programmer.wanted(&name)
-                && !orders.is_empty()
-            {
-                programmer.told.insert(name, orders);
+        let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
+        let (told, leftover) = (HashMap::new(), BTreeSet::new());
+        let mut programmer = Self { shared, boxes, busy: Arc::default(), told, leftover, unknown };
+        for name in programmer.names() {
+            if let Wanted::Orders(epoch, Ok(orders)) = programmer.wanted(&name) {
+                programmer.told.insert(name, Told { epoch, orders });
             }
         }
         programmer
     }
 
+    /// How many changes wait for it.
+    pub fn busy(&self) -> Arc<AtomicUsize> {
+        self.busy.clone()
+    }
+
     /// Carries changes out, until there can be none any more.
     pub async fn run(mut self, mut changes: UnboundedReceiver<Change>) {
         let mut ticks = tokio::time::interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                biased;
                 change = changes.recv() => match change {
-                    Some(change) => self.carry_out(change).await,
+                    Some(change) => {
+                        self.carry_out(change).await;
+                        self.busy.fetch_sub(1, Ordering::Relaxed);
+                    }
                     None => return,
                 },
                 _ = ticks.tick() => self.look().await,
@@ -81,37 +119,48 @@ impl Programmer {
         inner.controller.jobs().map(|job| job.spec.name.clone()).chain(self.told.keys().cloned()).collect()
     }
 
-    /// What the boxes are to do for a job, and whether its ranks are known to be gone.
-    fn wanted(&self, name: &str) -> (Result<Vec<Order>, String>, bool) {
+    fn wanted(&self, name: &str) -> Wanted {
         let inner = self.shared.lock();
         match inner.controller.job(name) {
-            Ok(job) if job.state == State::Active => {
-                (layout::orders(job, &self.boxes.links(), |port| self.boxes.end(port)), false)
-            }
-            Ok(job) => (Ok(Vec::new()), job.state == State::Waiting),
-            Err(_) => (Ok(Vec::new()), false),
+            Ok(job) if job.state == State::Active => Wanted::Orders(epoch(job), self.layout(job)),
+            Ok(job) => Wanted::Nothing { gone: job.state == State::Waiting },
+            Err(_) => Wanted::Nothing { gone: false },
         }
+    }
+
+    fn layout(&self, job: &Job) -> Result<Vec<Order>, String> {
+        layout::orders(job, &self.boxes.links(), |port| self.boxes.end(port))
     }
 
     async fn carry_out(&mut self, Change { job, waiting }: Change) {
         let names = job.map_or_else(|| self.names(), |name| BTreeSet::from([name]));
         let mut refusal = None;
         for name in names {
-            let (wanted, gone) = self.wanted(&name);
-            let done = match wanted {
-                Ok(orders) => self.tell(&name, orders, gone).await.map_err(|e| format!("{e:#}")),
-                Err(why) => {
-                    // What they do for connections that are none any more ends.
-                    self.tell(&name, Vec::new(), false).await.unwrap_or_else(|e| log::warn!("{e:#}"));
-                    Err(why)
+            let began = Instant::now();
+            let (now, done) = match self.wanted(&name) {
+                // Where its ranks are at work, they stay where they are until they connect anew.
+                Wanted::Orders(now, _) if self.told.get(&name).is_some_and(|told| told.epoch == now) => {
+                    continue;
+                }
+                Wanted::Orders(now, Ok(orders)) => (now, self.tell(&name, now, orders).await),
+                Wanted::Orders(now, Err(why)) => {
+                    self.forget(&name, false).await;
+                    (now, Err(anyhow!(why)))
+                }
+                Wanted::Nothing { gone } => {
+                    self.forget(&name, gone).await;
+                    continue;
                 }
             };
-            if let Err(why) = done {
-                log::error!(NETSUM_JOB = name; "job {name}: {why}");
-                let mut inner = self.shared.lock();
-                let actions = inner.controller.data_plane_failed(&name, &why);
+            let mut inner = self.shared.lock();
+            // Its ranks could not say that they are alive.
+            inner.controller.was_deaf(began.elapsed());
+            let Err(why) = done else { continue };
+            log::error!(NETSUM_JOB = name; "job {name}: {why:#}");
+            refusal = Some(Refusal::NotNow(format!("job `{name}`: {why:#}")));
+            if inner.controller.job(&name).is_ok_and(|job| epoch(job) == now) {
+                let actions = inner.controller.data_plane_failed(&name, &format!("{why:#}"));
                 inner.carry_out(Some(&name), actions).unwrap_or_else(|e| log::error!("{}", e.message()));
-                refusal = Some(Refusal::NotNow(format!("job `{name}`: {why}")));
             }
         }
         for Waiting { rank, epoch } in waiting {
@@ -120,99 +169,143 @@ impl Programmer {
         }
     }
 
+    /// Has the boxes do nothing for a job any more.
+    async fn forget(&mut self, name: &str, gone: bool) {
+        for order in self.told.remove(name).map(|told| told.orders).unwrap_or_default() {
+            self.delete(&order.at, name, gone).await;
+        }
+    }
+
     /// Has the boxes do this for a job, and nothing else.
-    async fn tell(&mut self, name: &str, orders: Vec<Order>, gone: bool) -> Result<()> {
-        if self.told.get(name).is_some_and(|told| *told == orders) {
-            return Ok(());
-        }
-        for order in self.told.remove(name).unwrap_or_default() {
-            self.delete(&order.at, name, gone).await.unwrap_or_else(|e| log::warn!("{e:#}"));
-        }
-        if orders.is_empty() {
-            return Ok(());
-        }
+    async fn tell(&mut self, name: &str, epoch: u32, orders: Vec<Order>) -> Result<()> {
+        self.forget(name, false).await;
         let mut told = Vec::new();
-        let mut failed = None;
         for order in orders {
             let result = self.create(&order).await;
-            // Also where it failed in the middle.
-            let exists = !matches!(&result, Err((Code::AlreadyExists, _)));
-            if exists {
-                told.push(order);
+            told.push(order);
+            if let Err(why) = result {
+                // Also what was done in the middle. What is not a manager's stays.
+                for order in told {
+                    self.delete(&order.at, name, false).await;
+                }
+                return Err(why);
             }
-            if let Err((_, why)) = result {
-                failed = Some(why);
-                break;
-            }
-        }
-        if let Some(why) = failed {
-            for order in told {
-                self.delete(&order.at, name, false).await.unwrap_or_else(|e| log::warn!("{e:#}"));
-            }
-            return Err(why);
         }
         let at: Vec<&str> = told.iter().map(|order| &*order.at).collect();
         log::info!(NETSUM_JOB = name; "job {name}: summed by {}", at.join(", "));
-        self.told.insert(name.to_owned(), told);
+        self.told.insert(name.to_owned(), Told { epoch, orders: told });
         Ok(())
     }
 
-    async fn create(&self, order: &Order) -> Result<(), (Code, anyhow::Error)> {
-        let at = &order.at;
-        let failed = |status: Status| (status.code(), anyhow!("box {at}: {}", status.message()));
-        let Some(mut client) = self.boxes.client(at) else {
-            return Err((Code::NotFound, anyhow!("box {at}: there is none")));
-        };
-        client.create_job(order.job.clone()).await.map_err(failed)?;
+    async fn create(&mut self, order: &Order) -> Result<()> {
+        let (at, name) = (&order.at, &order.job.name);
+        let failed = |status: Status| anyhow!("box {at}: {}", status.message());
+        let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
+        if let Err(status) = client.create_job(order.job.clone()).await {
+            if status.code() != Code::AlreadyExists || !self.delete(at, name, false).await {
+                return Err(failed(status));
+            }
+            client.create_job(order.job.clone()).await.map_err(failed)?;
+        }
+        self.leftover.remove(&(at.clone(), name.clone()));
         for flow in &order.flows {
-            let request = api::AddFlowRequest { job: order.job.name.clone(), flow: Some(flow.clone()) };
-            // A flow that exists already is no job of that name.
-            client.add_flow(request).await.map_err(|s| (Code::Aborted, failed(s).1))?;
+            let request = api::AddFlowRequest { job: name.clone(), flow: Some(flow.clone()) };
+            client.add_flow(request).await.map_err(failed)?;
         }
         Ok(())
     }
 
-    async fn delete(&self, at: &str, name: &str, gone: bool) -> Result<()> {
+    /// Deletes a job on a box, if it is a manager's. Whether there is none of that name any more; if that is not known, it is tried again.
+    async fn delete(&mut self, at: &str, name: &str, gone: bool) -> bool {
+        let place = (at.to_owned(), name.to_owned());
+        match self.try_delete(at, name, gone).await {
+            Ok(done) => {
+                self.leftover.remove(&place);
+                done
+            }
+            Err(e) => {
+                if self.leftover.insert(place) {
+                    log::warn!(NETSUM_JOB = name; "job {name}: {e:#}; it is deleted there later");
+                }
+                false
+            }
+        }
+    }
+
+    async fn try_delete(&self, at: &str, name: &str, gone: bool) -> Result<bool> {
         let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
+        let there = client.show_job(api::ShowJobRequest { name: name.to_owned(), show_token: true }).await;
+        match there.map(tonic::Response::into_inner) {
+            Ok(job) if !job.token.starts_with(OURS) => return Ok(false),
+            Ok(_) => {}
+            Err(status) if status.code() == Code::NotFound => return Ok(true),
+            Err(status) => bail!("box {at}: {}", status.message()),
+        }
         match client.delete_job(api::DeleteJobRequest { name: name.to_owned(), gone }).await {
-            Err(status) if status.code() != Code::NotFound => Err(anyhow!("box {at}: {}", status.message())),
-            _ => Ok(()),
+            Err(status) if status.code() != Code::NotFound => bail!("box {at}: {}", status.message()),
+            _ => Ok(true),
         }
     }
 
     /// Looks whether the boxes do as they were told. Where one does not, or a link is down, the ranks connect anew.
     async fn look(&mut self) {
         let seen = self.boxes.look().await;
+        for (at, name) in self.over(&seen) {
+            self.delete(&at, &name, false).await;
+        }
         let mut ports: Vec<_> = seen.values().flat_map(|s| s.ports.clone()).collect();
         let mut inner = self.shared.lock();
         // Those of silent boxes are as they were.
-        let present: BTreeSet<u32> = ports.iter().map(|p| p.ifindex).collect();
-        ports.extend(inner.controller.ports().iter().filter(|p| !present.contains(&p.ifindex)).cloned());
+        let silent = |name: &str| name.split_once('/').is_some_and(|(of, _)| !seen.contains_key(of));
+        ports.extend(inner.controller.ports().iter().filter(|p| silent(&p.name)).cloned());
         ports.sort_unstable_by_key(|p| p.ifindex);
         inner.controller.set_ports(ports);
-        let links = self.boxes.links();
-        for (name, orders) in &self.told {
+        for (name, told) in &self.told {
             let Ok(job) = inner.controller.job(name) else { continue };
-            if job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
+            // Others than the boxes know are about to be told them.
+            if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
                 continue;
             }
-            let lost = orders.iter().find(|order| is_lost(order, name, &seen));
-            let moved =
-                layout::orders(job, &links, |port| self.boxes.end(port)).is_ok_and(|now| now != *orders);
+            let lost = told.orders.iter().find(|order| is_lost(order, name, &seen));
             let why = match lost {
                 Some(order) => format!("box {} does not sum any more", order.at),
-                None if moved => "its tree has changed".to_owned(),
+                None if self.layout(job).is_ok_and(|now| now != told.orders) => {
+                    "its tree has changed".to_owned()
+                }
                 None => continue,
             };
             log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks connect anew");
             inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
-            inner.programs = programs_of_now();
         }
     }
+
+    /// Jobs on boxes that answer and are not to be there: those that could not be deleted, and those that another manager may have left.
+    fn over(&mut self, seen: &HashMap<String, Seen>) -> Vec<(String, String)> {
+        let mut over: Vec<_> =
+            self.leftover.iter().filter(|(at, _)| seen.contains_key(at)).cloned().collect();
+        for (at, seen) in seen {
+            if self.unknown.remove(at) {
+                let is_told = |name: &str| {
+                    self.told.get(name).is_some_and(|told| told.orders.iter().any(|order| order.at == *at))
+                };
+                let names = seen.jobs.iter().map(|job| &job.name).filter(|name| !is_told(name));
+                over.extend(names.map(|name| (at.clone(), name.clone())));
+            }
+        }
+        over
+    }
+}
+
+fn epoch(job: &Job) -> u32 {
+    job.epoch.as_ref().map_or(0, |epoch| epoch.number)
 }
 
 /// Whether a box answers, and does not do what it was told.
 fn is_lost(order: &Order, name: &str, seen: &HashMap<String, Seen>) -> bool {
-    let active = |job: &api::Job| job.name == name && job.state() == api::JobState::Active;
-    seen.get(&order.at).is_some_and(|seen| !seen.jobs.iter().any(active))
+    let connection = |f: &api::Flow| (f.ring, f.rank, f.qpn, f.psn);
+    let does = |job: &api::Job| {
+        let has = |flow: &api::Flow| job.flows.iter().any(|f| connection(f) == connection(flow));
+        job.name == name && job.state() == api::JobState::Active && order.flows.iter().all(has)
+    };
+    seen.get(&order.at).is_some_and(|seen| !seen.jobs.iter().any(does))
 }

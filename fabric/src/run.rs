@@ -47,11 +47,12 @@ pub async fn run(config: &Config) -> Result<()> {
     let patience = Patience { hold: NEVER, stall: NEVER };
     let shared = Shared::new(controller, Box::new(Nowhere), HEARTBEAT, patience);
     let programmer = Programmer::new(shared.clone(), boxes.clone());
+    let busy = programmer.busy();
     let (changes, received) = mpsc::unbounded_channel();
     {
         let mut inner = shared.lock();
         inner.store = Some(store);
-        inner.boxes = Some(Box::new(Changes { to: changes, boxes: boxes.clone() }));
+        inner.boxes = Some(Box::new(Changes { to: changes, boxes: boxes.clone(), busy }));
         inner.carry_out(None, actions).map_err(|e| anyhow!("{}", e.message()))?;
         let jobs = inner.controller.jobs().count();
         log::info!("{} boxes, {} links; {jobs} jobs taken over", config.boxes.len(), config.links.len());

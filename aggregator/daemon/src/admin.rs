@@ -53,7 +53,9 @@ impl AdminService {
         let name = spec.name.clone();
         self.look_at_ports().await?;
         let mut inner = self.shared.lock();
-        memory::look(&mut inner.controller);
+        if inner.boxes.is_none() {
+            memory::look(&mut inner.controller);
+        }
         let actions = inner.controller.create_job(spec).map_err(refused)?;
         if let Err(error) = inner.carry_out(None, actions) {
             let actions = inner.controller.delete_job(&name).map_err(refused)?;
@@ -234,8 +236,10 @@ impl Admin for AdminService {
             Found::Port { ifindex, mac } => (ifindex, mac),
             Found::Nothing { .. } => return Err(Status::not_found(format!("{ip} is on no port"))),
         };
-        let port = self.shared.lock().controller.port_name(ifindex);
-        Ok(Response::new(api::FindPortReply { port, mac: mac_text(mac) }))
+        let inner = self.shared.lock();
+        let port = inner.controller.ports().iter().find(|p| p.ifindex == ifindex);
+        let port = port.ok_or_else(|| Status::not_found(format!("{ip} is on none of netsum's ports")))?;
+        Ok(Response::new(api::FindPortReply { port: port.name.clone(), mac: mac_text(mac) }))
     }
 
     async fn show_slots(&self, request: Request<api::ShowSlotsRequest>) -> Answer<api::ShowSlotsReply> {

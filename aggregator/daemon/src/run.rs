@@ -208,6 +208,7 @@ const MAX_MESSAGE: usize = 64 << 10;
 /// Requests of one connection at a time, and bytes of their headers.
 const MAX_STREAMS: u32 = 32;
 const MAX_HEADERS: u32 = 16 << 10;
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A connection that does not answer a ping is closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
@@ -262,9 +263,18 @@ pub async fn serve_manager(
     tls: ServerTlsConfig,
 ) {
     let service = AdminServer::new(AdminService::new(shared, netlink));
+    // Who gets past the handshake may stay.
+    let limits = Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
+    let doorman = Doorman::new(limits);
+    let connections = TcpListenerStream::new(listener)
+        .filter_map(move |tcp| tcp.ok().and_then(|tcp| doorman.admit(tcp)).map(Ok::<_, io::Error>));
     let served = async {
-        let mut server = Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE)).tls_config(tls)?;
-        server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener)).await
+        let mut server = Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .http2_max_header_list_size(MAX_HEADERS)
+            .http2_keepalive_interval(Some(KEEP_ALIVE))
+            .tls_config(tls)?;
+        server.add_service(service).serve_with_incoming(connections).await
     };
     if let Err(e) = served.await {
         log::error!("listen.fabric: {e}: no manager can call any more");

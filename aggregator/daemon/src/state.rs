@@ -16,6 +16,9 @@ use tonic::{Code, Status};
 use super::persist::{Store, Wanted};
 use super::tracers::Tracers;
 
+/// How often the clock is looked at.
+const TICK: Duration = Duration::from_millis(50);
+
 /// What a rank in `join` waits for.
 pub type JoinAnswer = Result<u32, Refusal>;
 
@@ -23,6 +26,8 @@ pub type JoinAnswer = Result<u32, Refusal>;
 pub trait Boxes: Send {
     /// Flows of this job have changed, or of any where there is no name; these wait for that.
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>);
+    /// Whether ranks may wait for it at the moment. They cannot say that they are alive before they are answered.
+    fn is_busy(&self) -> bool;
     /// What is known of them.
     fn show(&self) -> api::Fabric;
 }
@@ -129,10 +134,13 @@ impl Shared {
 
     /// Looks at the clock, again and again.
     pub async fn keep_time(self) {
-        let mut tick = tokio::time::interval(Duration::from_millis(50));
+        let mut tick = tokio::time::interval(TICK);
         loop {
             tick.tick().await;
             let mut inner = self.lock();
+            if inner.boxes.as_ref().is_some_and(|boxes| boxes.is_busy()) {
+                inner.controller.was_deaf(TICK);
+            }
             let actions = inner.controller.tick(Instant::now());
             if actions.is_empty() {
                 continue;
@@ -239,9 +247,11 @@ impl Inner {
         let (mut first_error, mut no_memory) = (None, false);
         let mut waiting = Vec::new();
         let is_change = |a: &Action| matches!(a, Action::ActivateRing(..) | Action::DeleteRing { .. });
-        let changed = self.boxes.is_some() && actions.iter().any(is_change);
+        let changed = actions.iter().any(is_change);
         for action in actions {
-            if changed && let Action::Reply { waiter, result: Ok(epoch) } = action {
+            if self.boxes.is_some()
+                && let Action::Reply { waiter, result: Ok(epoch) } = action
+            {
                 waiting.extend(self.waiters.remove(&waiter).map(|rank| Waiting { rank, epoch }));
                 continue;
             }
@@ -251,7 +261,7 @@ impl Inner {
                 first_error.get_or_insert(format!("{error:#}"));
             }
         }
-        if let Some(boxes) = self.boxes.as_mut().filter(|_| changed) {
+        if let Some(boxes) = self.boxes.as_mut().filter(|_| changed || !waiting.is_empty()) {
             boxes.changed(job, waiting);
         }
         let Some(error) = first_error else { return Ok(()) };

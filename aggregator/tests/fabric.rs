@@ -1,0 +1,156 @@
+//! A fabric's manager over boxes whose data planes only remember. No root, no BPF.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Daemon, join};
+use netsum_core::membership::Join;
+use netsum_core::watch::Patience;
+use netsum_core::{Connection, Controller, Rank, RankAddress};
+use netsum_daemon::message::job_spec;
+use netsum_daemon::state::{JoinAnswer, Shared};
+use netsum_fabric::boxes::Boxes;
+use netsum_fabric::config::Config;
+use netsum_fabric::nowhere::Nowhere;
+use netsum_fabric::program::{Changes, Programmer};
+use tokio::sync::{mpsc, oneshot};
+
+const LATE: Duration = Duration::from_secs(20);
+
+/// A manager of one box, with a job of two ranks.
+struct Manager {
+    shared: Shared,
+    boxes: Arc<Boxes>,
+    task: tokio::task::JoinHandle<()>,
+    _folder: tempfile::TempDir,
+}
+
+impl Manager {
+    async fn of(daemon: &Daemon) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("fabric.toml");
+        let socket = daemon.folder.path().join("netsum.sock");
+        std::fs::write(&file, format!("[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n", socket.display()))
+            .unwrap();
+        let boxes = Arc::new(Boxes::new(&Config::read(&file).unwrap()).unwrap());
+        let mut controller = Controller::new(1 << 40, 2, LATE);
+        controller.set_ports(boxes.look().await.remove("a").unwrap().ports);
+        let request = netsum_api::v1::CreateJobRequest {
+            name: "train".into(),
+            ranks: 2,
+            dtype: "i32".into(),
+            mtu: 1024,
+            message_size: 4096,
+            window: 2,
+            rings: 1,
+            icrc: "verify".into(),
+            order: "auto".into(),
+            token: "sesame".into(),
+            tenant: "default".into(),
+            ..Default::default()
+        };
+        controller.create_job(job_spec(request).unwrap()).unwrap();
+        let patience = Patience { hold: LATE, stall: LATE };
+        let shared = Shared::new(controller, Box::new(Nowhere), LATE, patience);
+        let programmer = Programmer::new(shared.clone(), boxes.clone());
+        let (to, changes) = mpsc::unbounded_channel();
+        let changed = Changes { to, boxes: boxes.clone(), busy: programmer.busy() };
+        shared.lock().boxes = Some(Box::new(changed));
+        let task = tokio::spawn(programmer.run(changes));
+        Self { shared, boxes, task, _folder: folder }
+    }
+
+    /// Both ranks join; what they are told.
+    async fn join(&self) -> [JoinAnswer; 2] {
+        let answers = [0, 1].map(|rank| self.join_as(rank));
+        let [first, second] = answers;
+        let both = async { [first.await.unwrap(), second.await.unwrap()] };
+        tokio::time::timeout(LATE, both).await.unwrap()
+    }
+
+    fn join_as(&self, rank: u32) -> oneshot::Receiver<JoinAnswer> {
+        let mut inner = self.shared.lock();
+        let (waiter, answer) = inner.waiter();
+        let a = join(rank, "sesame", 1000).address.unwrap();
+        let connection = |c: netsum_api::v1::Connection| Connection {
+            receive_qpn: c.receive_qpn,
+            send_qpn: c.send_qpn,
+            first_psn: c.first_psn,
+        };
+        let mac = [2, 0, 0, 0, 0, rank as u8 + 1];
+        let now = Instant::now();
+        let (ip, rings) = (a.ip.parse().unwrap(), a.rings.into_iter().map(connection).collect());
+        let plain = connection(a.plain.unwrap());
+        let address =
+            RankAddress { rank: Rank(rank), ip, mac, rings, plain, any_ip_id: false, selective: true };
+        let (job, token, ifindex) = ("train".into(), "sesame".into(), 1 + rank);
+        let join = Join { job, token, address, ifindex, mac, epoch: 0, deadline: now + LATE, waiter };
+        let actions = inner.controller.join(join, now).unwrap();
+        inner.carry_out(Some("train"), actions).unwrap();
+        answer
+    }
+}
+
+async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(begun.elapsed() < LATE, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_sums_when_ranks_are_answered_and_forgets_when_the_job_is_deleted() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"state\":\"active\""));
+    // Who asks again is told the same.
+    assert_eq!(manager.join_as(1).await.unwrap(), Ok(1));
+    let shown = manager.boxes.show();
+    assert!(shown.boxes[0].answers);
+    {
+        let mut inner = manager.shared.lock();
+        let actions = inner.controller.delete_job("train").unwrap();
+        inner.carry_out(None, actions).unwrap();
+    }
+    until("the box still has it", async || daemon.netsum("job show train").await.is_err()).await;
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_the_same_name_that_somebody_made_by_hand_stays() {
+    let daemon = Daemon::start().await;
+    daemon.netsum("job create train --ranks 2 --mtu 512").await.unwrap();
+    let manager = Manager::of(&daemon).await;
+    let why = manager.join().await.map(|answer| answer.unwrap_err().to_string());
+    assert!(why.iter().all(|w| w.contains("box a: NAME `train`: there is such a job already")), "{why:?}");
+    // Also where a manager looks at what another one has left.
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"mtu\":512"));
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
+    let daemon = Daemon::start().await;
+    let left = |name: &str| {
+        let arguments = ["job", "create", name, "--ranks", "2", "--mtu", "256"].map(str::to_owned);
+        let cli = ["netsum", "--socket", daemon.folder.path().join("netsum.sock").to_str().unwrap()]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(arguments)
+            .chain(["--token".to_owned(), "fabric other".to_owned()]);
+        let cli = <netsum_cli::Cli as clap::Parser>::try_parse_from(cli).unwrap();
+        async { netsum_aggregator::execute(cli, &mut anstream::StripStream::new(Vec::new())).await.unwrap() }
+    };
+    left("old").await;
+    left("train").await;
+    let manager = Manager::of(&daemon).await;
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"mtu\":1024"));
+    until("it is still there", async || daemon.netsum("job show old").await.is_err()).await;
+    manager.task.abort();
+}
