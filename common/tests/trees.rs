@@ -144,31 +144,3 @@ fn without_faults_one_copy_of_each_fragment_goes_up_and_nothing_is_sent_again() 
         assert_eq!(system.up, 2 * 80 * crossing, "seed {seed}");
     }
 }
-
-/// With `--nocapture` this prints the table of the book. Selective hosts are left out: this model's hear of one missing packet at a time,
-/// and the library's of all.
-#[test]
-fn what_loss_costs_in_trees() {
-    let shapes: [&[usize]; 9] =
-        [&[4], &[2, 2], &[2, 2, 1], &[16], &[4, 4], &[4, 2, 2], &[64], &[8, 8], &[4, 4, 4]];
-    println!("| ranks | levels | loss of each link | sent again | time |\n|---|---|---|---|---|");
-    for shape in shapes {
-        let run = |loss| {
-            let (levels, window, fragments, messages) = (shape.len() as u32, 4, 8, 50);
-            let shape = shape.to_vec();
-            let case = Case { levels, shape, window, fragments, messages, ..tree(7, loss) };
-            let mut system = System::new(case);
-            let time = system.run() as f64;
-            let needed = u64::from(system.ranks * system.total());
-            (system.ranks, (system.sent - needed) as f64 / needed as f64, time)
-        };
-        let (ranks, again, alone) = run(0);
-        assert_eq!(again, 0.0, "{shape:?}");
-        for loss in [1, 10] {
-            let (_, again, time) = run(loss);
-            let (levels, loss) = (shape.len(), loss as f64 / 10.0);
-            println!("| {ranks} | {levels} | {loss} % | {:.0} % | {:.1} |", 100.0 * again, time / alone);
-            assert!(time < 20.0 * alone, "{shape:?}");
-        }
-    }
-}

@@ -254,7 +254,9 @@ impl System {
         }
         let copies = 1 + (self.rng.below(1000) < self.case.duplicate) as u32;
         for _ in 0..copies {
-            let late = if self.rng.below(1000) < self.case.reorder { self.rng.below(40) } else { 0 };
+            // One in sixteen longer than any time-out.
+            let most = if self.rng.below(16) == 0 { 1000 } else { 40 };
+            let late = if self.rng.below(1000) < self.case.reorder { self.rng.below(most) } else { 0 };
             self.count += 1;
             self.wire.insert((self.now + 5 + late, self.count), (end, packet));
         }

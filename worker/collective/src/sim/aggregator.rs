@@ -1,7 +1,8 @@
-//! The box, or leaves and a spine: the data plane's state machine over real packets.
+//! The box, or a tree of boxes: the data plane's state machine over real packets.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::ops::Range;
 
 use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
 use netsum_common::ring_box::{RingBox, passes_with};
@@ -24,8 +25,12 @@ struct Flow {
 
 /// One box.
 struct Node {
-    /// The ranks whose connections its members' are, in order: each rank's, or the last one's of each group. A leaf's last one is that of the
-    /// rank before its first, whose connection comes down.
+    /// The ranks below, and the boxes that they are behind; none of a leaf.
+    ranks: Range<usize>,
+    below: Vec<usize>,
+    parent: Option<usize>,
+    /// The ranks whose connections its members' are, in order: each rank's, or the last one's of each group. Where there is a parent the
+    /// last one is that of the rank before the first, whose connection comes down.
     senders: Vec<usize>,
     rings: Vec<RingBox<Bth, [u8]>>,
 }
@@ -45,13 +50,22 @@ pub(super) struct Aggregator {
     /// By receiver.
     verifiers: HashMap<IpAddr, Verifier>,
     flows: HashMap<(IpAddr, u32), Flow>,
-    /// The leaves, and last the spine; or the only box.
+    /// The first one has no parent.
     nodes: Vec<Node>,
-    /// Losses between leaves and spine, in millionths.
+    /// Losses between boxes, in millionths.
     loss: u32,
+    /// The one packet between boxes that is lost, counted from 0 on its way.
+    victim: Option<(Between, u32)>,
     rng: Rng,
     /// The release to come whose sum is spoilt, and how.
     spoil: Option<(u32, Spoil)>,
+}
+
+/// What boxes send each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Between {
+    Partial,
+    Total,
 }
 
 /// What a defective box does to one sum, with a right ICRC.
@@ -66,8 +80,8 @@ pub(super) enum Spoil {
 }
 
 impl Aggregator {
-    /// With `racks` of 0 one box. Else between each rack's and the spine so many of a million packets are lost.
-    pub fn new(shape: &JobShape, ranks: &[RankNumbers], racks: usize, loss: u32, seed: u64) -> Self {
+    /// So many boxes are below each box, level by level; one box if `branches` is empty. Between them so many of a million packets are lost.
+    pub fn new(shape: &JobShape, ranks: &[RankNumbers], branches: &[usize], loss: u32, seed: u64) -> Self {
         let n = ranks.len();
         let flows = (0..n).flat_map(|rank| {
             let next = &ranks[(rank + 1) % n];
@@ -76,24 +90,15 @@ impl Aggregator {
                 (key, Flow { ring, rank, base_psn: ranks[rank].rings[ring].first_psn.get() })
             })
         });
-        let first = |rack: usize| rack * n / racks;
-        let leaf = |rack| {
-            let before = (first(rack) + n - 1) % n;
-            Node::new(shape, (first(rack)..first(rack + 1)).chain([before]).collect(), ring_flags::UPLINK)
-        };
-        let nodes = match racks {
-            0 => vec![Node::new(shape, (0..n).collect(), 0)],
-            _ => {
-                let spine = (1..=racks).map(|rack| first(rack) - 1).collect();
-                (0..racks).map(leaf).chain([Node::new(shape, spine, ring_flags::GROUPS)]).collect()
-            }
-        };
+        let mut nodes = Vec::new();
+        grow(&mut nodes, shape, n, branches, 0..n, None);
         Self {
             ips: ranks.iter().map(|r| r.ip).collect(),
             verifiers: ranks.iter().map(|r| (r.ip, Verifier::new(r.ip, false))).collect(),
             flows: flows.collect(),
             nodes,
             loss,
+            victim: None,
             rng: Rng(seed ^ 0x7570_6c69_6e6b_7300),
             spoil: None,
         }
@@ -102,6 +107,12 @@ impl Aggregator {
     /// Spoils the sum that is released after `after` others.
     pub fn spoil(&mut self, after: u32, how: Spoil) {
         self.spoil = Some((after, how));
+    }
+
+    /// Loses one packet between boxes.
+    #[cfg(test)]
+    pub fn lose(&mut self, what: Between, nth: u32) {
+        self.victim = Some((what, nth));
     }
 
     /// From now on no fragment is within its credit.
@@ -158,8 +169,7 @@ impl Aggregator {
 
     /// The box whose port leads to a rank.
     fn box_of(&self, rank: usize) -> usize {
-        let has_parent = usize::from(self.nodes.len() > 1);
-        let has = |node: &Node| node.senders[..node.senders.len() - has_parent].contains(&rank);
+        let has = |node: &Node| node.below.is_empty() && node.ranks.contains(&rank);
         self.nodes.iter().position(has).expect("a box")
     }
 
@@ -174,8 +184,7 @@ impl Aggregator {
             return self.route(node, sender, bth, &payload, true, queue, out);
         }
         let flow = &self.flows[&(self.ips[(sender + 1) % self.ips.len()], bth.qpn)];
-        let (is_leaf, levels) = (node + 1 < self.nodes.len(), self.nodes.len() > 1);
-        let Node { senders, rings } = &mut self.nodes[node];
+        let Node { senders, rings, below, ranks, .. } = &mut self.nodes[node];
         let place = senders.iter().position(|rank| *rank == sender).expect("a member");
         let ring = &mut rings[flow.ring];
         let index = serial::sub(bth.psn, flow.base_psn);
@@ -206,8 +215,8 @@ impl Aggregator {
         let goes_up = output == Output::Up;
         let slot = &ring.slots[s];
         // As `egress` writes it.
-        let total = if is_leaf { goes_up && slot.is(Slot::COMPLETE) } else { levels };
-        let below = senders.len() as u32 - 1;
+        let total = if goes_up { slot.is(Slot::COMPLETE) } else { !below.is_empty() };
+        let below = ranks.len() as u32;
         let tells =
             |member| if goes_up { mark(below) } else { slot.tells(member) } | if total { TOTAL } else { 0 };
         let leaving = ring.leaves_on(&fragment, output);
@@ -236,33 +245,75 @@ impl Aggregator {
         out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>,
     ) {
         let receiver = (sender + 1) % self.ips.len();
-        let spine = self.nodes.len() - 1;
-        let leaf = self.box_of(receiver);
-        if node == leaf {
+        let here = &self.nodes[node];
+        let below = here.below.iter().find(|&&below| self.nodes[below].ranks.contains(&receiver));
+        if below.is_none() && here.ranks.contains(&receiver) {
             let (src, dst) = (self.ips[sender], self.ips[receiver]);
             let mut datagram = Vec::new();
             encode(&mut datagram, src, dst, 0, &bth, &Extended::default(), payload);
             return out.push((src, dst, datagram));
         }
-        let next = if node == spine { leaf } else { spine };
-        if !self.rng.chance(self.loss) {
+        let next = below.or(here.parent.as_ref()).copied().expect("a way up");
+        let what = if below.is_some() { Between::Total } else { Between::Partial };
+        let mut lost = self.rng.chance(self.loss);
+        if let Some((_, nth)) = self.victim.as_mut().filter(|(victim, _)| *victim == what && !moved) {
+            lost |= *nth == 0;
+            *nth = nth.wrapping_sub(1);
+        }
+        if !lost {
             queue.push_back(Incoming { node: next, sender, bth, payload: payload.to_vec(), moved });
         }
     }
 }
 
+/// Makes a box with all that is below it; its number.
+fn grow(
+    nodes: &mut Vec<Node>,
+    shape: &JobShape,
+    n: usize,
+    branches: &[usize],
+    ranks: Range<usize>,
+    parent: Option<usize>,
+) -> usize {
+    let number = nodes.len();
+    let groups: Vec<Range<usize>> = match branches.first() {
+        Some(&boxes) => {
+            let first = |i: usize| ranks.start + i * ranks.len() / boxes;
+            (0..boxes).map(|i| first(i)..first(i + 1)).collect()
+        }
+        None => ranks.clone().map(|rank| rank..rank + 1).collect(),
+    };
+    let before = parent.map(|_| (ranks.start + n - 1) % n);
+    let senders: Vec<usize> = groups.iter().map(|group| group.end - 1).chain(before).collect();
+    let flags = [(parent.is_some(), ring_flags::UPLINK), (!branches.is_empty(), ring_flags::GROUPS)];
+    let flags = flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum();
+    nodes.push(Node::new(shape, ranks, parent, senders, flags));
+    if let [_, further @ ..] = branches {
+        let below = groups.into_iter().map(|group| grow(nodes, shape, n, further, group, Some(number)));
+        nodes[number].below = below.collect();
+    }
+    number
+}
+
 impl Node {
-    fn new(shape: &JobShape, senders: Vec<usize>, flag: u32) -> Self {
+    fn new(
+        shape: &JobShape,
+        ranks: Range<usize>,
+        parent: Option<usize>,
+        senders: Vec<usize>,
+        flags: u32,
+    ) -> Self {
         let fragments = Fragments(shape.layout.message_size.div_ceil(shape.mtu));
         let credit = Messages(shape.layout.window).of(fragments).expect("a credit");
         let config = RingConfig {
-            flags: ring_flags::ACTIVE | flag | if shape.relaxed { ring_flags::RELAXED } else { 0 },
+            flags: ring_flags::ACTIVE | flags | if shape.relaxed { ring_flags::RELAXED } else { 0 },
             ranks: senders.len() as u32,
             slots: ring_slots(credit).expect("so many slots"),
             credit: credit.0,
             mtu: shape.mtu,
             cpu: 0,
         };
-        Self { senders, rings: (0..shape.layout.rings).map(|_| RingBox::new(config, 0)).collect() }
+        let rings = (0..shape.layout.rings).map(|_| RingBox::new(config, 0)).collect();
+        Self { ranks, below: Vec::new(), parent, senders, rings }
     }
 }

@@ -32,8 +32,8 @@ pub(super) struct Spec {
     pub ranks: u32,
     pub mtu: u32,
     pub layout: Layout,
-    /// Racks with a box each, and a spine between these; one box if 0.
-    pub racks: usize,
+    /// Boxes below each box, level by level: with two numbers leaves are below boxes between them and the spine. One box if empty.
+    pub branches: Vec<usize>,
     /// Packets that are lost between them, in millionths.
     pub uplink_loss: u32,
     /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order otherwise.
@@ -75,7 +75,7 @@ impl Spec {
             ranks,
             mtu: 256,
             layout,
-            racks: 0,
+            branches: Vec::new(),
             uplink_loss: 0,
             selective: false,
             faults: Faults::default(),
@@ -99,7 +99,7 @@ impl Spec {
 }
 
 fn boxes(spec: &Spec, shape: &JobShape, ranks: &[RankNumbers]) -> Aggregator {
-    Aggregator::new(shape, ranks, spec.racks, spec.uplink_loss, spec.seed)
+    Aggregator::new(shape, ranks, &spec.branches, spec.uplink_loss, spec.seed)
 }
 
 /// One operation of a rank, begun when its time has come and no more are in flight than may be.

@@ -123,8 +123,11 @@ impl Scenario {
         // Of its own, so that the other cases of a seed stay what they were.
         let mut levels = Rng(seed ^ 0x6c65_7665_6c73_0000);
         if ranks > 3 && levels.below(3) == 0 {
-            spec.racks = levels.pick(&[2, 2, 3, ranks as usize]);
+            spec.branches = vec![levels.pick(&[2, 2, 3, ranks as usize])];
             spec.uplink_loss = levels.pick(&[0, 0, 1_000, 10_000, 50_000]);
+            if spec.branches == [2] && levels.below(2) == 0 {
+                spec.branches.push(levels.pick(&[1, 2]));
+            }
         }
         let instant =
             |rng: &mut Rng| Duration::from_micros(1 << rng.below(17)) + Duration::from_nanos(rng.below(9999));
@@ -332,8 +335,8 @@ impl fmt::Display for Scenario {
         for (dtype, length) in &self.operations {
             write!(f, " {length} {dtype}")?;
         }
-        if s.racks > 0 {
-            write!(f, "; {} racks, {} lost between these", s.racks, percent(s.uplink_loss))?;
+        if !s.branches.is_empty() {
+            write!(f, "; boxes below each {:?}, {} lost between these", s.branches, percent(s.uplink_loss))?;
         }
         write!(f, "; {}", s.faults)?;
         for (rank, during) in &s.pauses {

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use super::aggregator::Between;
 use super::job::{Call, NEVER, Sim, Spec};
-use super::network::{Faults, percent};
+use super::network::{Class, Direction, Faults, Victim, percent};
 use super::vector::Vector;
 use crate::numeric::layout::{CHECK_BYTES, Layout};
 use crate::report::Mode;
@@ -24,22 +25,31 @@ struct Cell {
     time: Duration,
 }
 
-fn cell(ranks: u32, loss: u32, selective: bool, by_ring: bool) -> Cell {
+fn spec(ranks: u32, selective: bool, faults: Faults, seed: u64) -> Spec {
     let layout = Layout { message_size: MESSAGE, window: 2, rings: 1 };
-    let mut spec = Spec { mtu: 1024, selective, faults: Faults::loss(loss), ..Spec::new(ranks, layout, 1) };
+    let mut spec = Spec { mtu: 1024, selective, faults, ..Spec::new(ranks, layout, seed) };
     // Nobody gives up.
     (spec.timeout, spec.limit) = (Duration::from_secs(10_000), Duration::from_secs(10_000));
+    spec
+}
+
+fn cell(ranks: u32, loss: u32, selective: bool, by_ring: bool) -> Cell {
+    let mut spec = spec(ranks, selective, Faults::loss(loss), 1);
     if by_ring {
         spec.present = NEVER;
     }
-    let operations = (RANKS_TIMES_OPERATIONS / ranks) as usize;
-    let mut sim = Sim::new(&spec, |rank| {
+    run(&spec, if by_ring { Mode::Ring } else { Mode::Box }, |_| ())
+}
+
+fn run(spec: &Spec, mode: Mode, prepare: impl FnOnce(&mut Sim)) -> Cell {
+    let operations = (RANKS_TIMES_OPERATIONS / spec.ranks) as usize;
+    let mut sim = Sim::new(spec, |rank| {
         let calls = (0..operations)
             .map(|n| Call { data: Vector::ints(rank, LENGTH, n as u64), not_before: Duration::ZERO });
         calls.collect()
     });
+    prepare(&mut sim);
     sim.run();
-    let mode = if by_ring { Mode::Ring } else { Mode::Box };
     for host in &sim.hosts {
         assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == mode)));
     }
@@ -92,4 +102,128 @@ fn table() -> String {
 #[test]
 fn what_loss_costs() {
     insta::assert_snapshot!(table());
+}
+
+/// Boxes below each box, level by level, with about as many members each.
+fn levels(ranks: u32) -> [&'static [usize]; 3] {
+    match ranks {
+        4 => [&[], &[2], &[2, 2]],
+        16 => [&[], &[4], &[2, 2]],
+        _ => [&[], &[8], &[4, 4]],
+    }
+}
+
+fn table_of_levels() -> String {
+    const SEEDS: u64 = 2;
+    let mut out = String::from(
+        "The same jobs below one box, below leaves and a spine, and below leaves, boxes between, and a spine. Each link loses as much, also\n\
+         those between boxes, which take no time. Means of 2 seeds. again: packets sent again, in percent of those needed; ms: for one\n\
+         all-reduce.\n\n",
+    );
+    let _ = writeln!(out, "{:>13} | {:^37} | {:^37}", "", "go-back-N, in order", "selective, relaxed");
+    let columns = [1, 2, 3].map(|n| format!("{:>12}", format!("{n} level{}", if n > 1 { "s" } else { "" })));
+    let _ = writeln!(out, "{:>7} {:>5}{}", "loss", "ranks", format!(" | {}", columns.join(" ")).repeat(2));
+    let _ = writeln!(
+        out,
+        "{:>13}{}",
+        "",
+        format!(" |{}", format!(" {:>5} {:>6}", "again", "ms").repeat(3)).repeat(2)
+    );
+    for loss in [0, 100, 1_000, 10_000] {
+        for ranks in [4, 16, 64] {
+            let _ = write!(out, "{:>7} {ranks:>5}", percent(loss));
+            for selective in [false, true] {
+                let _ = write!(out, " |");
+                for branches in levels(ranks) {
+                    let seeds = if loss == 0 { 1 } else { SEEDS };
+                    let cells = (1..=seeds).map(|seed| {
+                        let mut spec = spec(ranks, selective, Faults::loss(loss), seed);
+                        (spec.branches, spec.uplink_loss) = (branches.to_vec(), loss);
+                        run(&spec, Mode::Box, |_| ())
+                    });
+                    let (again, time) = cells
+                        .fold((0, 0.0), |(again, time), c| (again + c.again, time + c.time.as_secs_f64()));
+                    let needed = seeds * u64::from(RANKS_TIMES_OPERATIONS * 4 * MESSAGE / 1024);
+                    let (again, ms) = (100.0 * again as f64 / needed as f64, time * 1e3 / seeds as f64);
+                    let _ = write!(out, " {again:>5.1} {ms:>6.3}");
+                }
+            }
+            out.push('\n');
+        }
+    }
+    out
+}
+
+#[test]
+fn what_loss_costs_in_levels() {
+    insta::assert_snapshot!(table_of_levels());
+}
+
+/// One packet is lost, from the middle of the first message, and perhaps the first NAK of everybody.
+fn table_of_single_losses() -> String {
+    const RANKS: u32 = 16;
+    const NTH: u32 = 40;
+    let mut out = String::from(
+        "16 ranks as above, and one packet that is lost. again: packets that all ranks together send again; us: what it adds to all\n\
+         all-reduces. A NAK that is lost is the first one of each rank.\n\n",
+    );
+    let _ = writeln!(out, "{:>30} | {:^32} | {:^32}", "", "go-back-N, in order", "selective, relaxed");
+    let columns = [1, 2, 3].map(|n| format!("{:>10}", format!("{n} level{}", if n > 1 { "s" } else { "" })));
+    let _ = writeln!(out, "{:>30}{}", "lost", format!(" | {}", columns.join(" ")).repeat(2));
+    let _ = writeln!(
+        out,
+        "{:>30}{}",
+        "",
+        format!(" |{}", format!(" {:>5} {:>4}", "again", "us").repeat(3)).repeat(2)
+    );
+    let host = |class, direction| Victim { rank: 5, class, direction, nth: NTH };
+    for (name, victim, between) in [
+        ("a contribution", Some(host(Class::Data, Direction::Up)), None),
+        ("a partial sum", None, Some(Between::Partial)),
+        ("a total", None, Some(Between::Total)),
+        ("a sum on its way to a rank", Some(host(Class::Result, Direction::Down)), None),
+    ] {
+        for nak in [false, true] {
+            let _ = write!(out, "{:>30}", if nak { "the same, and the NAK" } else { name });
+            for selective in [false, true] {
+                let _ = write!(out, " |");
+                for branches in levels(RANKS) {
+                    if between.is_some() && branches.is_empty() {
+                        let _ = write!(out, "{:>11}", "");
+                        continue;
+                    }
+                    let cell = |faults: Faults, between: Option<Between>| {
+                        let mut spec = spec(RANKS, selective, faults, 1);
+                        spec.branches = branches.to_vec();
+                        run(&spec, Mode::Box, |sim| {
+                            if let Some(what) = between {
+                                sim.aggregator.lose(what, NTH);
+                            }
+                        })
+                    };
+                    let naks = (0..RANKS as usize).filter(|_| nak).map(|rank| Victim {
+                        rank,
+                        class: Class::Nak,
+                        direction: Direction::Up,
+                        nth: 0,
+                    });
+                    let victims = victim.into_iter().chain(naks).collect();
+                    let (c, none) = (
+                        cell(Faults { victims, ..Faults::default() }, between),
+                        cell(Faults::default(), None),
+                    );
+                    assert_eq!(none.again, 0);
+                    let more = (c.time - none.time) * (RANKS_TIMES_OPERATIONS / RANKS);
+                    let _ = write!(out, " {:>5} {:>4.0}", c.again, more.as_secs_f64() * 1e6);
+                }
+            }
+            out.push('\n');
+        }
+    }
+    out
+}
+
+#[test]
+fn what_one_lost_packet_costs_in_levels() {
+    insta::assert_snapshot!(table_of_single_losses());
 }
