@@ -339,22 +339,38 @@ fn boxes_are_joined_by_hand_without_a_manager() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn netsums_own_ranks_are_registered_by_their_addresses() {
-    let cluster = by_hand(LabSpec { racks: 2, ..LabSpec::hosts(4) });
-    let job = JobSpec { rings: 2, ..JobSpec::new("own", 4) };
+    let two_levels: [(_, &[&str], _); 3] = [
+        (Some(0), &["--members", "0-1", "--uplink", "uplink"], "port0,port1,uplink"),
+        (Some(1), &["--members", "2-3", "--uplink", "uplink"], "port2,port3,uplink"),
+        (None, &["--groups", "0-1,2-3"], "rack0,rack1"),
+    ];
+    registered(LabSpec { racks: 2, ..LabSpec::hosts(4) }, &two_levels);
+    let three_levels: [(_, &[&str], _); 7] = [
+        (Some(0), &["--members", "0-1", "--uplink", "uplink"], "port0,port1,uplink"),
+        (Some(1), &["--members", "2-3", "--uplink", "uplink"], "port2,port3,uplink"),
+        (Some(2), &["--members", "4-5", "--uplink", "uplink"], "port4,port5,uplink"),
+        (Some(3), &["--members", "6-7", "--uplink", "uplink"], "port6,port7,uplink"),
+        (Some(4), &["--groups", "0-1,2-3", "--uplink", "uplink"], "rack0,rack1,uplink"),
+        (Some(5), &["--groups", "4-5,6-7", "--uplink", "uplink"], "rack2,rack3,uplink"),
+        (None, &["--groups", "0-3,4-7"], "rack4,rack5"),
+    ];
+    registered(LabSpec { racks: 4, pods: 2, ..LabSpec::hosts(8) }, &three_levels);
+}
+
+fn registered(spec: LabSpec, boxes: &[(Option<usize>, &[&str], &str)]) {
+    let ranks = spec.hosts as u32;
+    let cluster = by_hand(spec);
+    let job = JobSpec { rings: 2, ..JobSpec::new("own", ranks) };
     let create = job.create_arguments();
     let create: Vec<&str> = create.iter().map(String::as_str).collect();
     let peers = cluster.lab().hosts().iter().map(|host| host.ip(0).to_string()).collect::<Vec<_>>().join(",");
-    for (rack, members, ports) in [
-        (Some(0), &["--members", "0-1", "--uplink", "uplink"][..], "port0,port1,uplink"),
-        (Some(1), &["--members", "2-3", "--uplink", "uplink"], "port2,port3,uplink"),
-        (None, &["--groups", "0-1,2-3"], "rack0,rack1"),
-    ] {
+    for &(rack, members, ports) in boxes {
         cluster.netsum_on(rack, &[&create[..], members].concat()).unwrap();
         let flows = ["flow", "peers", "own", "--peers", &peers, "--ports", ports];
         let said = cluster.netsum_on(rack, &flows).unwrap();
         assert!(said.contains("active"), "{said}");
     }
-    let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
+    let mut group = cluster.ranks_alone(&job, &one_on_each_host(ranks)).unwrap();
     for seed in 0..3 {
         let outcomes = group.all_reduce("f32", 200_000, seed).unwrap();
         assert!(outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("box", 0)), "{outcomes:?}");

@@ -289,9 +289,9 @@ mod tests {
             ("", "0-7", "", "1 members: 2 to 64"),
             (
                 "",
-                "0,1-5",
+                "0,1-4",
                 "swp9",
-                "--groups 1-5 and --uplink swp9: the parent could take the sum of 1-5 for that of 0-5",
+                "--groups 1-4 and --uplink swp9: the parent could take the sum of 1-4 for that of 0-4",
             ),
         ] {
             let error = members(ranks, groups, uplink).check(8).unwrap_err().to_string();
