@@ -1,6 +1,7 @@
 //! Which box adds up what: a job's ranks and where they are go in, what each box is to be told comes out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use netsum_api::v1 as api;
 use netsum_common::abi::ring_flags;
@@ -33,47 +34,65 @@ pub fn orders(job: &Job, links: &[Link], place: impl Fn(u32) -> Option<End>) -> 
         ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port is gone"))?);
     }
     let groups = groups(&ends)?;
-    let parent = parent(&groups, links)?;
+    let parents = parents(&groups, links, job.spec.rings)?;
     let order = |at: &str| Order { at: at.to_owned(), job: request(job), flows: Vec::new() };
-    let flows_of = |rank: u32, port: &str| {
-        let flows = job.flows.iter().filter(move |f| f.rank.0 == rank);
-        let port = port.to_owned();
-        flows.map(move |flow| flow_message(job, flow, &port))
+    // A box counts the job's rings there from 0.
+    let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
+        let flows = job.flows.iter().filter(|f| f.rank.0 == rank);
+        let message = |flow| flow_message(job, flow, port);
+        let of_rings = flows.map(message).filter(|f| rings.contains(&f.ring));
+        of_rings.map(|f| api::Flow { ring: f.ring - first, ..f }).collect()
     };
+    let all = 0..job.spec.rings;
     let mut orders = Vec::new();
-    let mut above = parent.as_ref().map(|(at, _)| order(at));
-    let mut below = Vec::new();
     for (name, group) in &groups {
-        let own = || (group.first..=group.last).flat_map(|rank| flows_of(rank, &ends[rank as usize].port));
-        let link = parent.as_ref().and_then(|(_, links)| links.get(name));
-        match (&mut above, link) {
-            (Some(parent), Some(link)) => {
-                below.push(group.to_string());
-                parent.flows.extend(flows_of(group.last, &link.above.port));
-                let mut leaf = order(name);
-                leaf.job.members = group.to_string();
-                leaf.job.uplink.clone_from(&link.below.port);
-                leaf.flows.extend(own());
-                leaf.flows.extend(flows_of((group.first + ranks - 1) % ranks, &link.below.port));
-                orders.push(leaf);
-            }
-            (Some(parent), None) => {
-                parent.job.members = group.to_string();
-                parent.flows.extend(own());
-            }
-            (None, _) => {
-                let mut alone = order(name);
-                alone.flows.extend(own());
-                orders.push(alone);
-            }
+        let before = (group.first + ranks - 1) % ranks;
+        let mut leaf = order(name);
+        leaf.flows
+            .extend((group.first..=group.last).flat_map(|r| flows_of(r, &all, 0, &ends[r as usize].port)));
+        let mut ups = Vec::new();
+        for Parent { links, rings, .. } in &parents {
+            let Some(link) = links.get(name) else { continue };
+            ups.push((&*link.below.port, rings.len()));
+            leaf.flows.extend(flows_of(before, rings, 0, &link.below.port));
+        }
+        if !ups.is_empty() {
+            leaf.job.members = group.to_string();
+            leaf.job.uplink = uplinks(&ups);
+        }
+        // A parent with ranks of its own has one order.
+        if parents.iter().all(|parent| parent.name != *name) {
+            orders.push(leaf);
         }
     }
-    // Its flows come last: leaves are ready before it is.
-    orders.extend(above.map(|mut parent| {
-        parent.job.groups = below.join(",");
-        parent
-    }));
+    // Leaves come first: they are ready before their parents are.
+    for Parent { name, links, rings } in &parents {
+        let mut parent = order(name);
+        let mut below = Vec::new();
+        for (of, group) in &groups {
+            if let Some(link) = links.get(of) {
+                below.push(group.to_string());
+                parent.flows.extend(flows_of(group.last, rings, rings.start, &link.above.port));
+            } else {
+                parent.job.members = group.to_string();
+                let own = group.first..=group.last;
+                parent
+                    .flows
+                    .extend(own.flat_map(|r| flows_of(r, rings, rings.start, &ends[r as usize].port)));
+            }
+        }
+        (parent.job.rings, parent.job.groups) = (rings.len() as u32, below.join(","));
+        orders.push(parent);
+    }
     Ok(orders)
+}
+
+/// Ports towards parents, each with its number of rings where there are several.
+fn uplinks(ups: &[(&str, usize)]) -> String {
+    match ups {
+        [(port, _)] => (*port).to_owned(),
+        ups => ups.iter().map(|(port, rings)| format!("{port}={rings}")).collect::<Vec<_>>().join(","),
+    }
 }
 
 /// The ranks below each box, in their order.
@@ -100,30 +119,42 @@ fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
     }
 }
 
-/// A box above all those that have ranks, and each one's link to it; `None` where one box has them all.
-#[expect(clippy::type_complexity, reason = "one caller")]
-fn parent<'a>(
-    groups: &[(String, Group)],
-    links: &'a [Link],
-) -> Result<Option<(String, BTreeMap<String, &'a Link>)>, String> {
+/// A box above all those that have ranks: each one's link to it, and the rings that it sums.
+struct Parent<'a> {
+    name: String,
+    links: BTreeMap<String, &'a Link>,
+    rings: Range<u32>,
+}
+
+/// The parents, each with its share of the rings, in the order of their links; none where one box has all ranks.
+fn parents<'a>(groups: &[(String, Group)], links: &'a [Link], rings: u32) -> Result<Vec<Parent<'a>>, String> {
     if groups.len() == 1 {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let names: BTreeSet<&String> = links.iter().map(|link| &link.above.of).collect();
+    let mut parents: Vec<Parent<'a>> = Vec::new();
     let mut missing = String::from("no box is above another");
-    for name in names {
+    let mut tried = BTreeSet::new();
+    for name in links.iter().map(|link| &link.above.of).filter(|name| tried.insert(*name)) {
         let link = |of: &String| links.iter().find(|l| l.below.of == *of && l.above.of == *name);
         let others = groups.iter().map(|(of, _)| of).filter(|of| *of != name);
         match others.clone().find(|of| link(of).is_none()) {
             None => {
-                let found = others.filter_map(|of| Some((of.clone(), link(of)?)));
-                return Ok(Some((name.clone(), found.collect())));
+                let links = others.filter_map(|of| Some((of.clone(), link(of)?))).collect();
+                parents.push(Parent { name: name.clone(), links, rings: 0..0 });
             }
             Some(of) => missing = format!("{of} has no link to {name}"),
         }
     }
-    let boxes: Vec<&str> = groups.iter().map(|(of, _)| &**of).collect();
-    Err(format!("no box is above all of {}: {missing}", boxes.join(", ")))
+    parents.truncate(rings as usize);
+    let count = parents.len() as u32;
+    for (n, parent) in (0..).zip(&mut parents) {
+        parent.rings = n * rings / count..(n + 1) * rings / count;
+    }
+    if parents.is_empty() {
+        let boxes: Vec<&str> = groups.iter().map(|(of, _)| &**of).collect();
+        return Err(format!("no box is above all of {}: {missing}", boxes.join(", ")));
+    }
+    Ok(parents)
 }
 
 /// What a manager's jobs on boxes are known by.
@@ -172,8 +203,10 @@ fn flow_message(job: &Job, flow: &FlowSpec, port: &str) -> api::Flow {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use netsum_common::abi::RingNumber;
+    use netsum_common::serial::{Psn, Qpn};
     use netsum_core::membership::Join;
-    use netsum_core::{Connection, Controller, PortInfo, RankAddress};
+    use netsum_core::{Connection, Controller, JobRing, PortInfo, RankAddress, State};
 
     use super::*;
 
@@ -273,24 +306,34 @@ mod tests {
     }
 
     #[test]
-    fn each_order_is_one_that_a_box_takes() {
-        for ends in
-            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "s/9", "b/1"]]
-        {
-            for order in orders_of(ends, 1, &TWO).unwrap() {
+    fn each_order_is_one_by_which_a_box_sums() {
+        let places =
+            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "s/9", "b/1"]];
+        for (ends, rings) in places.into_iter().flat_map(|ends| [(ends, 1), (ends, 3)]) {
+            for order in orders_of(ends, rings, &FOUR).unwrap() {
                 let mut box_ = Controller::new(1 << 40, 2, Duration::from_secs(1));
-                let names: BTreeSet<&str> = order
-                    .flows
-                    .iter()
-                    .map(|f| &*f.port)
-                    .chain((!order.job.uplink.is_empty()).then_some(&*order.job.uplink))
-                    .collect();
-                let port = |(i, name): (u32, &str)| PortInfo { name: name.into(), ifindex: i, mtu: 1500 };
-                box_.set_ports((1..).zip(names).map(port).collect());
+                let names: BTreeSet<&str> = order.flows.iter().map(|f| &*f.port).collect();
+                let names: Vec<&str> = names.into_iter().collect();
+                let port = |(i, name): (u32, &&str)| PortInfo { name: (*name).into(), ifindex: i, mtu: 1500 };
+                box_.set_ports((1..).zip(&names).map(port).collect());
                 let spec = netsum_daemon::message::job_spec(order.job.clone()).unwrap();
                 box_.create_job(spec).unwrap_or_else(|e| panic!("{order:?}: {e}"));
-                let count = box_.job("train").unwrap().spec.member_count();
-                assert_eq!(count as usize, order.flows.len(), "{order:?}");
+                for f in &order.flows {
+                    let flow = FlowSpec {
+                        ring: RingNumber::NONE,
+                        rank: Rank(f.rank),
+                        base_psn: Psn::new(f.psn),
+                        ifindex: 1 + names.iter().position(|name| *name == f.port).unwrap() as u32,
+                        src: f.src.parse().unwrap(),
+                        dst: f.dst.parse().unwrap(),
+                        qpn: Qpn::new(f.qpn),
+                        src_mac: None,
+                        bears: 0,
+                    };
+                    let added = box_.add_flow("train", JobRing(f.ring), flow);
+                    added.unwrap_or_else(|e| panic!("{f:?} of {order:?}: {e}"));
+                }
+                assert_eq!(box_.job("train").unwrap().state, State::Active, "{order:?}");
             }
         }
     }
@@ -311,10 +354,37 @@ mod tests {
         }
     }
 
+    const FOUR: [(&str, &str); 4] = [("a/up", "s/1"), ("b/up", "s/2"), ("a/up2", "t/1"), ("b/up2", "t/2")];
+
     #[test]
-    fn where_two_boxes_are_above_all_the_other_one_does_when_a_link_is_down() {
-        let links = [("a/up", "s/1"), ("b/up", "s/2"), ("a/up2", "t/1"), ("b/up2", "t/2")];
-        let above = |links: &[_]| orders_of(&["a/1", "b/1"], 1, links).unwrap().pop().unwrap().at;
-        assert_eq!((above(&links), above(&links[1..])), ("s".to_owned(), "t".to_owned()));
+    fn rings_spread_over_the_boxes_that_are_above_all() {
+        let orders = orders_of(&["a/1", "b/1"], 3, &FOUR).unwrap();
+        let jobs: Vec<_> = orders.iter().map(|o| (&*o.at, o.job.rings, &*o.job.uplink)).collect();
+        assert_eq!(jobs, [("a", 3, "up=1,up2=2"), ("b", 3, "up=1,up2=2"), ("s", 1, ""), ("t", 2, "")]);
+        // The second parent counts the ranks' rings 1 and 2 from 0. Its flows are those that come down by its links.
+        let of = |at: &str, port: &str| -> Vec<_> {
+            let order = orders.iter().find(|o| o.at == at).unwrap();
+            let flows = order.flows.iter().filter(|f| f.port == port);
+            flows.map(|f| (f.ring, f.rank, f.qpn, f.psn)).collect()
+        };
+        assert_eq!(of("a", "up2"), [(1, 1, 6, 1), (2, 1, 8, 1)]);
+        assert_eq!(of("t", "2"), [(0, 1, 6, 1), (1, 1, 8, 1)]);
+        assert_eq!((of("a", "up"), of("s", "2")), (vec![(0, 1, 4, 1)], vec![(0, 1, 4, 1)]));
+    }
+
+    #[test]
+    fn where_a_link_is_down_the_other_parents_have_all_rings() {
+        let above = |links: &[_]| {
+            let orders = orders_of(&["a/1", "b/1"], 2, links).unwrap();
+            orders
+                .into_iter()
+                .filter(|o| !o.job.groups.is_empty())
+                .map(|o| (o.at, o.job.rings))
+                .collect::<Vec<_>>()
+        };
+        let of = |name: &str, rings| (name.to_owned(), rings);
+        assert_eq!(above(&FOUR), [of("s", 1), of("t", 1)]);
+        assert_eq!(above(&FOUR[1..]), [of("t", 2)]);
+        assert_eq!(above(&FOUR[..3]), [of("s", 2)]);
     }
 }

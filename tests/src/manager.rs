@@ -28,6 +28,14 @@ impl Cluster {
     /// # Errors
     /// What it says when it ends.
     pub fn start_manager(&self) -> Result<Manager> {
+        self.start_manager_with(&[])
+    }
+
+    /// The same with further links: BOX/PORT below and above.
+    ///
+    /// # Errors
+    /// What it says when it ends.
+    pub fn start_manager_with(&self, links: &[(String, String)]) -> Result<Manager> {
         let racks = self.lab().spec().racks;
         let socket = self.file(None, "fabric.sock").display().to_string();
         let name = |rack: Option<usize>| rack.map_or("spine0".to_owned(), |rack| format!("leaf{rack}"));
@@ -40,9 +48,14 @@ impl Cluster {
             let path = self.file(rack, "netsum.sock");
             text += &format!("[[box]]\nname = \"{}\"\naddress = \"unix:{}\"\n", name(rack), path.display());
         }
-        for rack in 0..racks {
-            let (below, above) = (BoxNode::UPLINK, self.lab().box_().rack_port(rack));
-            text += &format!("[[link]]\nbelow = \"leaf{rack}/{below}\"\nabove = \"spine0/{above}\"\n");
+        let up = |rack: usize| {
+            (
+                format!("leaf{rack}/{}", BoxNode::UPLINK),
+                format!("spine0/{}", self.lab().box_().rack_port(rack)),
+            )
+        };
+        for (below, above) in (0..racks).map(up).chain(links.iter().cloned()) {
+            text += &format!("[[link]]\nbelow = {below:?}\nabove = {above:?}\n");
         }
         let config = self.file(None, "fabric.toml");
         std::fs::write(&config, text)?;

@@ -6,7 +6,7 @@ use netsum_lab::netns::{self, Netns};
 use netsum_lab::{Lab, LabSpec};
 
 /// The port of a leaf towards the second parent.
-const SECOND: &str = "second";
+pub const SECOND: &str = "second";
 
 fn run(netns: &Netns, line: &str) {
     let mut words = line.split(' ');
@@ -14,7 +14,7 @@ fn run(netns: &Netns, line: &str) {
 }
 
 /// Makes rack 2's box a second parent of racks 0 and 1. There is no circle: the leaves' bridges send nothing that way by themselves.
-fn second_parent(lab: &Lab) {
+pub fn second_parent(lab: &Lab) {
     let parent = lab.leaf(2);
     parent.set_link(BoxNode::UPLINK, false).unwrap();
     for rack in [0, 1] {

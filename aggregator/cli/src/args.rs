@@ -70,6 +70,7 @@ pub enum Command {
         command: Option<RingCommand>,
     },
     /// Flows: one rank's connection to the next, as the box sees it.
+    #[command(alias = "f")]
     Flow {
         /// What to do with them.
         #[command(subcommand)]
@@ -484,7 +485,7 @@ mod tests {
         // A tenant, top or trace?
         let error = Cli::try_parse_from(["netsum", "t"]).map(drop).unwrap_err().to_string();
         assert!(["tenant", "top", "trace"].iter().all(|name| error.contains(name)), "{error}");
-        for line in ["netsum ri l", "netsum pr s", "netsum fl l app", "netsum sl s app", "netsum sta s app"] {
+        for line in ["netsum ri l", "netsum pr s", "netsum f l app", "netsum sl s app", "netsum sta s app"] {
             parsed(line);
         }
     }
