@@ -123,6 +123,7 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
     let cut = Instant::now();
     let without = work_until_boxes(&cluster, &mut group, || manager.log());
     println!("{without} sums without the boxes; {:.1} s until they sum again", cut.elapsed().as_secs_f64());
+    println!("{}\n{}", manager.log(), group.log());
     work(&mut group, 2);
     assert!(members(Some(2)).is_err() && manager.log().contains("its tree has changed"), "{}", manager.log());
     // And apart again.
