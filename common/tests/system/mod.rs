@@ -385,7 +385,7 @@ impl System {
         assert_eq!(refused, beyond_credit, "{:?}, index {index}", self.case);
         let sum = node.ring.sums[node.ring.slot_of(index)];
         let mut saved: Vec<_> = node.ring.leaves_on(&fragment, output).map(|(_, saved)| *saved).collect();
-        // By receiver: the book's table follows from the order.
+        // By receiver, as boxes number their members.
         saved.sort_by_key(|(sender, _)| (sender + 1) % self.ranks);
         let goes_up = output == Output::Up;
         let is_complete = node.ring.slots[node.ring.slot_of(index)].is(Slot::COMPLETE);
