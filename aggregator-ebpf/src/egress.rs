@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::helpers::bpf_xdp_adjust_head;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{EgressKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, SavedHeader, ring_flags};
+use netsum_common::abi::{EgressKey, HopKey, MAX_MTU, MAX_RANKS, ReleaseTag, RingNumber, SavedHeader, ring_flags};
 use netsum_common::counters::Counter;
 use netsum_common::icrc;
 use netsum_common::slot::Slot;
@@ -78,6 +78,9 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
     // Receiving kernels coalesce packets with a checksum alone (Linux 6.18, net/ipv4/udp_offload.c, `udp_gro_receive_segment`).
     let with_checksum = slot.checksum != 0 && p.load::<UDP_CHECKSUM_LEN>(udp + CHECKSUM)? != [0; UDP_CHECKSUM_LEN];
     amend(&p, ip, l3, slot.is(Slot::CE))?;
+    if ring.flags & ring_flags::ROUTED != 0 {
+        route(&p, &HopKey { ring: RingNumber(tag.ring), member: rank }, ip, l3)?;
+    }
     if ring.flags & (ring_flags::RELAXED | ring_flags::UPLINK | ring_flags::GROUPS) != 0 {
         // What another box has told is of its ring.
         let mark = (ring.flags >> ring_flags::MARK) as u8 & MARK;
@@ -111,6 +114,36 @@ fn write(ctx: &XdpContext, ifindex: u32) -> Option<Party> {
         retag(ctx, maps::header(tag.ring, slot_no * ring.ranks + rank)?)?;
     }
     Some(Party { ring: tag.ring, rank, index: tag.index })
+}
+
+/// Does what a router does to a packet, if this one was sent to the box as a router. None of it is covered by the ICRC or by UDP's
+/// checksum.
+#[inline(always)]
+fn route(p: &Packet, key: &HopKey, ip: usize, l3: L3) -> Option<()> {
+    let Some(hop) = maps::hop(key) else { return Some(()) };
+    // SAFETY: a map value, which user space replaces as a whole: what it was stays readable while this program runs.
+    let hop = unsafe { &*hop };
+    if p.load::<6>(0)? != hop.own {
+        return Some(());
+    }
+    if hop.dst == [0; 6] {
+        return None;
+    }
+    p.store(0, hop.dst)?;
+    p.store(6, hop.src)?;
+    let at = ip + if l3 == L3::V4 { offset_of!(Ipv4Hdr, ttl) } else { HOP_LIMIT };
+    let [left] = p.load::<1>(at)?;
+    if left <= 1 {
+        return None;
+    }
+    p.store(at, [left - 1])?;
+    if l3 == L3::V4 {
+        // RFC 1624, eqn. 3, where the sum is 0x0100 more than before.
+        let check = u16::from_be_bytes(p.load::<2>(ip + offset_of!(Ipv4Hdr, check))?) as u32 + 0x100;
+        let check = check + (check >= 0xffff) as u32;
+        p.store(ip + offset_of!(Ipv4Hdr, check), (check as u16).to_be_bytes())?;
+    }
+    Some(())
 }
 
 /// Gives a result the VLAN of its receiver's own packets, as a bridge does that translates between tagged and untagged ports: in
@@ -153,6 +186,8 @@ fn retag(ctx: &XdpContext, own: *const SavedHeader) -> Option<()> {
 const BTH_ECN: usize = 4;
 /// Offset of the checksum in a UDP header.
 const CHECKSUM: usize = offset_of!(UdpHdr, check);
+/// Offset of the hop limit in an IPv6 header.
+const HOP_LIMIT: usize = 7;
 /// Length of both Ethernet addresses.
 const MACS: usize = 12;
 

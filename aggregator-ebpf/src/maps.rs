@@ -77,6 +77,8 @@ static UPLINKS: DevMap<RINGS_LEN> = DevMap::new();
 #[btf_map]
 static EGRESS: HashMap<EgressKey, EgressPort, { MAX_FLOWS as usize }> = HashMap::new();
 #[btf_map]
+static HOPS: HashMap<HopKey, Hop, { MAX_FLOWS as usize }> = HashMap::new();
+#[btf_map]
 static CPUS: CpuMap<{ MAX_CPUS as usize }> = CpuMap::new();
 #[btf_map]
 static PROGRAMS: ProgramArray<1> = ProgramArray::new();
@@ -249,6 +251,12 @@ pub fn header(ring: u32, index: u32) -> Option<*mut SavedHeader> {
 #[inline(always)]
 pub fn egress_port(key: &EgressKey) -> Option<*mut EgressPort> {
     EGRESS.get_ptr_mut(key)
+}
+
+/// Where a member is routed to.
+#[inline(always)]
+pub fn hop(key: &HopKey) -> Option<*mut Hop> {
+    HOPS.get_ptr_mut(key)
 }
 
 /// Whether this is the CPU.

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -35,6 +35,8 @@ pub mod maps {
     pub const UPLINKS: &str = "UPLINKS";
     /// Hash, [`super::EgressKey`] to [`super::EgressPort`].
     pub const EGRESS: &str = "EGRESS";
+    /// Hash, [`super::HopKey`] to [`super::Hop`]: members to which the box routes.
+    pub const HOPS: &str = "HOPS";
     /// Per-CPU array of one [`crate::icrc::Lagged`], for the CRC of a long payload.
     pub const LAGGED: &str = "LAGGED";
     /// Array of one u32, bits of [`super::watch`]: what is looked at beyond the work itself.
@@ -65,10 +67,10 @@ pub mod maps {
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
     pub const PROGRAMS: &str = "PROGRAMS";
     /// All of them.
-    pub const ALL: [&str; 27] = [
+    pub const ALL: [&str; 28] = [
         OWNERS, FLOWS, RINGS, STATES, SLOTS, SUMS[0], SUMS[1], SUMS[2], SUMS[3], HEADERS, PORTS, UPLINKS,
-        EGRESS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS, LOST,
-        SCRATCH, LAGGED, PROGRAMS,
+        EGRESS, HOPS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS,
+        LOST, SCRATCH, LAGGED, PROGRAMS,
     ];
 }
 
@@ -436,6 +438,27 @@ pub struct EgressPort {
     pub ranks: [u8; MAX_RANKS],
 }
 
+/// A member of a ring, which gets its results.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct HopKey {
+    pub ring: RingNumber,
+    /// Its place in the ring; the last one's is the way up, where the box has a parent.
+    pub member: u32,
+}
+
+/// The next hop to a member: what a router writes into packets to it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct Hop {
+    /// The box's own MAC address where packets for this member come in. Those to another are bridged, and stay as they are.
+    pub own: [u8; 6],
+    /// The MAC address of the next hop; all zero where it is not known, and packets are dropped.
+    pub dst: [u8; 6],
+    /// The box's own MAC address towards it.
+    pub src: [u8; 6],
+}
+
 /// What a released packet carries in place of its Ethernet addresses on the way to egress, which writes the real ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
@@ -473,6 +496,8 @@ const _: () = {
     assert!(MAX_HEADERS <= 13 * 8);
     assert!(size_of::<EgressKey>() == 8);
     assert!(size_of::<EgressPort>() == 72);
+    assert!(size_of::<HopKey>() == 8);
+    assert!(size_of::<Hop>() == 18);
     assert!(size_of::<ReleaseTag>() == 12);
     assert!(size_of::<TraceFilter>() == 48);
     assert!(size_of::<TraceEvent>() == 72);
@@ -525,6 +550,10 @@ mod pod {
     unsafe impl aya::Pod for super::EgressKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::EgressPort {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::HopKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Hop {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::TraceFilter {}
     // SAFETY: as above.

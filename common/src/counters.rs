@@ -167,7 +167,7 @@ counters! {
     SteerFailed "steer_failed" Drop,
     /// sending a result failed in the data plane itself
     RedirectFailed "redirect_failed" Drop,
-    /// result packets that found no rank or slot at egress
+    /// result packets that found no rank or slot at egress, or no next hop to a rank
     EgressNoSlot "egress_no_slot" Drop,
     /// the data plane's maps contradict each other: a defect of netsum
     Internal "internal_error" Drop,

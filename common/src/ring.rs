@@ -63,6 +63,8 @@ pub mod ring_flags {
     pub const UPLINK: u32 = 16;
     /// Members are groups of ranks behind boxes below.
     pub const GROUPS: u32 = 32;
+    /// Some of its members have an entry in [`crate::abi::maps::HOPS`].
+    pub const ROUTED: u32 = 64;
     /// Lowest bit of the mark that its sums bear on the way up ([`crate::wire::MARK`]).
     pub const MARK: u32 = 8;
 }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::mem::{offset_of, size_of};
 
 use netsum_common::abi::{
-    Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, InBandJob, Owner, ReleaseTag, RingConfig,
-    SavedHeader, StrangerKey, Token, TraceEvent, TraceFilter, TraceRecord, VERSION,
+    Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, Owner,
+    ReleaseTag, RingConfig, SavedHeader, StrangerKey, Token, TraceEvent, TraceFilter, TraceRecord, VERSION,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
@@ -45,6 +45,8 @@ fn layout() -> String {
         SavedHeader { words len ip v6 }
         EgressKey { ring ifindex }
         EgressPort { count cursor ranks }
+        HopKey { ring member }
+        Hop { own dst src }
         ReleaseTag { ring index rank payload }
         Slot { index flags contributors len checksum crc }
         RingState { low stopped expected up }

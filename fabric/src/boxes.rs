@@ -161,7 +161,7 @@ impl Boxes {
                     let info = |p: api::Port| {
                         let end = End { of: name.clone(), port: p.name };
                         let ifindex = known.number(&end);
-                        let port = PortInfo { name: end.to_string(), ifindex, mtu: p.mtu };
+                        let port = PortInfo { name: end.to_string(), ifindex, mtu: p.mtu, router: None };
                         let changed = if p.up { known.down.remove(&end) } else { known.down.insert(end) };
                         if changed {
                             log::warn!("port {} is {}", port.name, if p.up { "up again" } else { "down" });

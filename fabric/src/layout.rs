@@ -213,7 +213,12 @@ mod tests {
     /// A job whose rank r is at port `ends[r]`, and has joined.
     fn joined(ends: &[&str], rings: usize) -> Controller {
         let mut controller = Controller::new(1 << 40, 2, Duration::from_secs(1));
-        let port = |(i, name): (u32, &&str)| PortInfo { name: (*name).into(), ifindex: 1 + i, mtu: 1500 };
+        let port = |(i, name): (u32, &&str)| PortInfo {
+            name: (*name).into(),
+            ifindex: 1 + i,
+            mtu: 1500,
+            router: None,
+        };
         controller.set_ports((0..).zip(ends).map(port).collect());
         let request = api::CreateJobRequest {
             name: "train".into(),
@@ -314,7 +319,12 @@ mod tests {
                 let mut box_ = Controller::new(1 << 40, 2, Duration::from_secs(1));
                 let names: BTreeSet<&str> = order.flows.iter().map(|f| &*f.port).collect();
                 let names: Vec<&str> = names.into_iter().collect();
-                let port = |(i, name): (u32, &&str)| PortInfo { name: (*name).into(), ifindex: i, mtu: 1500 };
+                let port = |(i, name): (u32, &&str)| PortInfo {
+                    name: (*name).into(),
+                    ifindex: i,
+                    mtu: 1500,
+                    router: None,
+                };
                 box_.set_ports((1..).zip(&names).map(port).collect());
                 let spec = netsum_daemon::message::job_spec(order.job.clone()).unwrap();
                 box_.create_job(spec).unwrap_or_else(|e| panic!("{order:?}: {e}"));

@@ -1,6 +1,6 @@
 //! The data plane of a machine that has no ports.
 
-use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
+use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -28,6 +28,9 @@ impl DataPlane for Nowhere {
         Ok(())
     }
     fn activate_ring(&mut self, _: &RingSpec, _: &[u32]) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn set_hop(&mut self, _: HopKey, _: &Hop) -> anyhow::Result<()> {
         Ok(())
     }
     fn delete_ring(&mut self, _: RingNumber, _: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {

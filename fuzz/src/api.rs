@@ -88,7 +88,7 @@ fn ip(u: &mut Unstructured, rank: u32) -> Result<String> {
 impl System {
     fn new() -> Self {
         let mut controller = Controller::new(MEMORY, 2, Duration::from_secs(10));
-        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
+        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
         let waiting = BTreeSet::new();
         Self { controller, told: Told::default(), waiting, waiters: 0, now: Instant::now() }

@@ -320,8 +320,17 @@ impl Cluster {
             "[restart]\npin = {pin:?}\nstate = {:?}\njobs = {jobs:?}\n",
             self.file(rack, "state/state.json")
         );
+        let spec = self.lab.spec();
+        let ports: Vec<String> = match rack {
+            Some(rack) => {
+                let hosts = (0..spec.hosts).filter(|&host| spec.rack(host) == Some(rack));
+                hosts.map(|host| format!("port{host}")).chain([BoxNode::UPLINK.to_owned()]).collect()
+            }
+            None => spec.below().map(|rack| self.lab.box_().rack_port(rack)).collect(),
+        };
+        let ports = if spec.routes { format!("ports = {ports:?}") } else { "bridge = \"br0\"".to_owned() };
         format!(
-            "bridge = \"br0\"\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
+            "{ports}\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
             self.file(rack, "netsum.sock").display(),
             rack.map_or(self.workers(), |_| SocketAddr::new(self.box_of(rack).ip(), WORKER_PORT))
         )

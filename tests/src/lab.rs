@@ -14,11 +14,12 @@ use crate::netns::Netns;
 use crate::topology::{self, Rate, Vlan};
 use crate::vm::parts::Kernel;
 use crate::vm::{Card, Vm};
+pub(crate) use build::host_ipv6;
 pub use build::{BOX_AGENT, host_ip};
 pub(crate) use build::{
     BRIDGE, address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network, towards_host, up, veth,
 };
-use build::{boot, boot_box, build, host_ipv6};
+use build::{boot, boot_box, build};
 
 mod build;
 
@@ -51,6 +52,8 @@ pub struct LabSpec {
     pub racks: usize,
     /// With racks: boxes between leaves and spine, over which the racks are spread, one after the other.
     pub pods: usize,
+    /// With racks, without boxes between leaves and spine: boxes route between racks. Ports towards other boxes are in no bridge.
+    pub routes: bool,
     /// With racks: bandwidth of each leaf's link to the spine, each way. As fast as the machine if `None`.
     pub uplink: Option<Rate>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
@@ -84,6 +87,7 @@ impl Default for LabSpec {
             tagged: Vec::new(),
             racks: 0,
             pods: 0,
+            routes: false,
             uplink: None,
             routed: 0,
             vms: Vec::new(),

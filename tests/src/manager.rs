@@ -83,9 +83,21 @@ impl Cluster {
     /// # Errors
     /// What a rank says.
     pub fn ranks_of(&self, manager: &Manager, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
+        self.members(manager, job, places, false)
+    }
+
+    /// The same over IPv6.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ranks_of_v6(&self, manager: &Manager, job: &JobSpec, places: &[RankHost]) -> Result<Group> {
+        self.members(manager, job, places, true)
+    }
+
+    fn members(&self, manager: &Manager, job: &JobSpec, places: &[RankHost], v6: bool) -> Result<Group> {
         let token = manager.create(self, job)?;
-        self.group(job, Some((self.manager().to_string(), &token)), places, false)
-            .with_context(|| manager.log())
+        let group = self.group(job, Some((self.manager().to_string(), &token)), places, v6);
+        group.with_context(|| manager.log())
     }
 }
 

@@ -8,8 +8,8 @@ use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
 
 use crate::lab::{
-    BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network,
-    towards_host, up, veth,
+    BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, host_ip, host_ipv6, ip_batch,
+    leaf, mac, network, towards_host, up, veth,
 };
 use crate::netns::{self, Netns};
 
@@ -271,6 +271,64 @@ fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &s
     ends.iter().try_for_each(|end| polls(&wire, end))
 }
 
+/// Has boxes route between racks. All addresses stay in one network: hosts reach those of other racks by routes to single addresses.
+pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
+    let node = |name: &str| format!("{prefix}-{name}");
+    let racks = 0..spec.racks;
+    let below = |rack: usize| format!("10.253.{rack}.1");
+    let hosts_of = |rack: usize| (0..spec.hosts).filter(move |&host| spec.rack(host) == Some(rack));
+    let mut spine = String::new();
+    for rack in racks.clone() {
+        let (uplink, port) = (BoxNode::UPLINK, format!("rack{rack}"));
+        let above = format!("10.253.{rack}.254");
+        spine += &format!("link set {port} nomaster\naddress add {above}/24 dev {port}\n");
+        let mut down = vec![box_ip(Some(rack))];
+        down.extend(hosts_of(rack).map(|host| host_ip(false, host, 0)));
+        down.iter().for_each(|ip| spine += &format!("route add {ip}/32 via {}\n", below(rack)));
+        let mut leaf_lines =
+            format!("link set {uplink} nomaster\naddress add {}/24 dev {uplink}\n", below(rack));
+        let mut host_lines = String::new();
+        let others = racks.clone().filter(|&other| other != rack);
+        let elsewhere: Vec<_> = others
+            .flat_map(|other| {
+                hosts_of(other).map(|host| host_ip(false, host, 0)).chain([box_ip(Some(other))])
+            })
+            .chain([box_ip(None)])
+            .collect();
+        for ip in elsewhere {
+            leaf_lines += &format!("route add {ip}/32 via {above}\n");
+            host_lines += &format!("route add {ip}/32 via {}\n", box_ip(Some(rack)));
+        }
+        if spec.ipv6 {
+            let (leaf6, below6, above6) =
+                (format!("fd00::fd:{}", rack + 1), format!("fd01::{rack}:1"), format!("fd01::{rack}:fe"));
+            spine += &format!("address add {above6}/112 dev {port} nodad\n");
+            leaf_lines += &format!(
+                "address add {leaf6}/64 dev br0 nodad\naddress add {below6}/112 dev {uplink} nodad\n"
+            );
+            for host in hosts_of(rack) {
+                spine += &format!("route add {}/128 via {below6}\n", host_ipv6(false, host, 0));
+            }
+            for host in (0..spec.hosts).filter(|&host| spec.rack(host) != Some(rack)) {
+                let ip = host_ipv6(false, host, 0);
+                leaf_lines += &format!("route add {ip}/128 via {above6}\n");
+                host_lines += &format!("route add {ip}/128 via {leaf6}\n");
+            }
+        }
+        forward(&node(&leaf(rack)))?;
+        ip_batch(Some(&node(&leaf(rack))), &leaf_lines)?;
+        hosts_of(rack).try_for_each(|host| ip_batch(Some(&node(&format!("h{host}"))), &host_lines))?;
+    }
+    forward(&node("box"))?;
+    ip_batch(Some(&node("box")), &spine)
+}
+
+/// Makes a namespace a router.
+fn forward(netns: &str) -> Result<()> {
+    let files = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
+    Netns::open(netns)?.enter(|| files.iter().try_for_each(|file| std::fs::write(file, "1").context(*file)))
+}
+
 /// Makes host 0 a router with a network of its own, and puts hosts there.
 pub(crate) fn route(spec: &LabSpec, prefix: &str) -> Result<()> {
     let inside = network(true);
@@ -287,9 +345,7 @@ pub(crate) fn route(spec: &LabSpec, prefix: &str) -> Result<()> {
         router += &format!("link set in{host} master lan\n{}", up(&format!("in{host}")));
     }
     ip_batch(Some(&node("h0")), &router)?;
-    let forwarding = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
-    Netns::open(&node("h0"))?
-        .enter(|| forwarding.iter().try_for_each(|file| std::fs::write(file, "1").context(*file)))?;
+    forward(&node("h0"))?;
 
     for host in spec.hosts..spec.hosts + spec.routed {
         let mut lines = String::from("link set lo up\n") + &up("eth0") + &address_lines(spec, host, true);

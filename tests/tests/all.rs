@@ -30,6 +30,7 @@ mod programs;
 mod racks;
 mod renewal;
 mod restart;
+mod routed;
 mod routers;
 mod security;
 mod shaped;

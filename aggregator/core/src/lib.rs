@@ -126,6 +126,9 @@ pub struct PortInfo {
     pub ifindex: u32,
     /// MTU in bytes.
     pub mtu: u32,
+    /// For this MAC address packets come in that this machine routes. `None` where it routes nothing.
+    #[serde(default)]
+    pub router: Option<[u8; 6]>,
 }
 
 /// Room that a path MTU needs beside itself in a link's MTU: IPv6, UDP, BTH, RETH, immediate data, ICRC. A VLAN tag does not count
@@ -215,6 +218,13 @@ impl Controller {
         }
     }
 
+    /// Takes note of where this machine routes by now, see [`PortInfo::router`].
+    pub fn set_routers(&mut self, routers: impl Iterator<Item = (u32, Option<[u8; 6]>)>) {
+        for (ifindex, router) in routers {
+            self.ports.iter_mut().filter(|p| p.ifindex == ifindex).for_each(|p| p.router = router);
+        }
+    }
+
     /// That packets of a path MTU fit a port, which `who` wants to use.
     fn check_mtu(&self, who: &str, mtu: u32, ifindex: u32) -> Result<(), Refusal> {
         let needed = mtu + HEADROOM;
@@ -230,6 +240,11 @@ impl Controller {
 
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
+    }
+
+    /// See [`PortInfo::router`].
+    pub fn router(&self, ifindex: u32) -> Option<[u8; 6]> {
+        self.ports.iter().find(|p| p.ifindex == ifindex)?.router
     }
 
     /// A port's name; its number where there is no such port any more.

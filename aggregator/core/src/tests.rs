@@ -33,7 +33,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
 
 fn controller() -> Controller {
     let mut c = Controller::new(64 << 20, 2, Duration::from_secs(1));
-    let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
+    let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
     c.set_ports((0..4).map(port).collect());
     c
 }
@@ -670,7 +670,7 @@ fn a_job_that_is_created_again_is_empty_and_waits_for_ranks_that_know_a_later_ep
     let made = actions.iter().filter(|a| matches!(a, Action::CreateRing(_))).count();
     let listens = actions.iter().filter(|a| matches!(a, Action::ListenInBand(..))).count();
     assert_eq!((made, listens), (2, 1), "{actions:?}");
-    next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 576 }]);
+    next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 576, router: None }]);
     let error = next.join(join("train", 0, 0, 0, now), now).unwrap_err().to_string();
     assert!(error.contains("port p0 has an MTU of 576"), "{error}");
     next.set_ports(c.ports().to_vec());
@@ -696,7 +696,7 @@ fn what_does_not_fit_any_more_is_refused_and_lost_ports_end_their_jobs() {
     assert!(error.contains("job `a`") && error.contains("pool.memory = 1.0 KiB"), "{error}");
 
     let mut next = controller();
-    next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 1500 }]);
+    next.set_ports(vec![PortInfo { name: "p0".into(), ifindex: 10, mtu: 1500, router: None }]);
     let actions = next.restore(c.save(), Instant::now(), |_| None).unwrap();
     assert!(matches!(&actions[..], [Action::DeleteRing { .. }, Action::CreateRing(_)]), "{actions:?}");
     let State::Failed(why) = &next.job("a").unwrap().state else { panic!() };

@@ -43,7 +43,9 @@ impl AdminService {
     async fn look_at_ports(&self) -> Result<(), Status> {
         if let Some(netlink) = &self.netlink {
             let interfaces = netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?;
-            self.shared.lock().controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
+            let mut inner = self.shared.lock();
+            inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
+            inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
         }
         Ok(())
     }
@@ -160,7 +162,8 @@ impl Admin for AdminService {
     async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
         let r = request.into_inner();
         let f = r.flow.ok_or_else(|| Status::invalid_argument("flow: missing"))?;
-        let src_mac = match f.src_mac.as_str() {
+        let src = address("--src", &f.src)?;
+        let mut src_mac = match f.src_mac.as_str() {
             "" => None,
             text => Some(mac_from_text(text).ok_or_else(|| {
                 Status::invalid_argument(format!(
@@ -169,17 +172,26 @@ impl Admin for AdminService {
             })?),
         };
         self.look_at_ports().await?;
+        let way = match &self.netlink {
+            Some(netlink) => netlink.way_to(src).await.map_err(internal)?,
+            None => None,
+        };
         let mut inner = self.shared.lock();
         let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
             let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
             let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
             return Err(Status::invalid_argument(message));
         };
+        // Where this box routes by the port itself, packets have the MAC address of the last router before it. It is learned where the
+        // kernel does not know it.
+        if let Some(way) = way.filter(|way| way.ifindex == port.ifindex) {
+            src_mac = src_mac.and(way.mac);
+        }
         let flow = FlowSpec {
             ring: RingNumber::NONE,
             rank: Rank(f.rank),
             ifindex: port.ifindex,
-            src: address("--src", &f.src)?,
+            src,
             dst: address("--dst", &f.dst)?,
             qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
             base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
@@ -232,7 +244,8 @@ impl Admin for AdminService {
             .ok_or_else(|| Status::invalid_argument("mac: six bytes in hex are needed"))?;
         let ip = address("ip", &r.ip)?;
         let netlink = self.netlink.as_ref().ok_or_else(|| Status::unimplemented("no bridge here"))?;
-        let (ifindex, mac) = match netlink.port_of(mac, ip).await.map_err(internal)? {
+        let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
+        let (ifindex, mac) = match netlink.port_of(mac, ip, &ports).await.map_err(internal)? {
             Found::Port { ifindex, mac } => (ifindex, mac),
             Found::Nothing { .. } => return Err(Status::not_found(format!("{ip} is on no port"))),
         };

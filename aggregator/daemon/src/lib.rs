@@ -7,6 +7,7 @@
 //! | [`admin`] | the administration service |
 //! | [`device`] | what a driver says of a port: ethtool and netdev netlink |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
+//! | [`hops`] | next hops of members that this box routes to |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
 //! | [`memory`] | what the machine has left of it |
@@ -31,6 +32,7 @@ pub mod config;
 pub mod device;
 pub mod diagnose;
 pub mod doorman;
+pub mod hops;
 pub mod in_band;
 pub mod load;
 pub mod manager;

@@ -9,7 +9,8 @@ use futures::TryStreamExt as _;
 use netsum_core::PortInfo;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{
-    InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
+    AfSpecInet, AfSpecInet6, AfSpecUnspec, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    LinkXdp, XdpAttached,
 };
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
@@ -27,6 +28,8 @@ pub struct Interface {
     pub up: bool,
     /// The bridge that it is a port of.
     pub bridge: Option<u32>,
+    /// For this MAC address packets come in that this machine routes: its own, or its bridge's. `None` where it routes nothing.
+    pub router: Option<[u8; 6]>,
     /// The XDP program that is attached: "native" or "skb".
     pub xdp: Option<&'static str>,
     /// Bytes and packets received and sent.
@@ -36,7 +39,7 @@ pub struct Interface {
 impl Interface {
     /// The port, as the controller knows it.
     pub fn port(&self) -> PortInfo {
-        PortInfo { name: self.name.clone(), ifindex: self.ifindex, mtu: self.mtu }
+        PortInfo { name: self.name.clone(), ifindex: self.ifindex, mtu: self.mtu, router: self.router }
     }
 }
 
@@ -61,7 +64,13 @@ impl Netlink {
     pub async fn interfaces(&self) -> Result<Vec<Interface>> {
         let _one_list = self.one_list.lock().await;
         let messages: Vec<LinkMessage> = self.handle.link().get().execute().try_collect().await?;
-        Ok(messages.iter().map(interface).collect())
+        let mut all: Vec<Interface> = messages.iter().map(interface).collect();
+        for i in 0..all.len() {
+            if let Some(bridge) = all[i].bridge {
+                all[i].router = all.iter().find(|l| l.ifindex == bridge).and_then(|bridge| bridge.router);
+            }
+        }
+        Ok(all)
     }
 
     /// The interface numbers of a bridge's ports, or of interfaces by name, in order.
@@ -104,8 +113,9 @@ impl Netlink {
     }
 
     /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it has not, that of the router
-    /// by which this machine reaches its IP address. Waits a second for either to be seen.
-    pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr) -> Result<Found> {
+    /// by which this machine reaches its IP address; or, of these `ports`, the one by which it does so. Waits a second for either to be
+    /// seen.
+    pub async fn port_of(&self, mac: [u8; 6], ip: IpAddr, ports: &[u32]) -> Result<Found> {
         let mut router = None;
         for attempt in 0..20 {
             let table =
@@ -117,20 +127,22 @@ impl Netlink {
             }
             // A host's own packets come first: a network that this machine has no address in may seem to be behind its router.
             if attempt >= 4 {
-                router = self.router_to(ip).await?;
-                match router {
-                    Some((_, Some(mac))) => {
-                        if let Some(ifindex) = behind(mac) {
+                let way = self.way_to(ip).await?;
+                router = way.as_ref().map(|way| way.next).filter(|next| *next != ip);
+                match way {
+                    Some(Way { mac: Some(mac), ifindex, .. }) => {
+                        let port = ports.contains(&ifindex).then_some(ifindex);
+                        if let Some(ifindex) = router.and_then(|_| behind(mac)).or(port) {
                             return Ok(Found::Port { ifindex, mac });
                         }
                     }
-                    Some((_, None)) => ask_for_router(ip),
+                    Some(Way { mac: None, .. }) => ask_for(ip),
                     None => {}
                 }
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok(Found::Nothing { router: router.map(|(ip, _)| ip) })
+        Ok(Found::Nothing { router })
     }
 
     /// Entries of a neighbour table.
@@ -139,9 +151,8 @@ impl Netlink {
         Ok(self.handle.neighbours().get().set_address_family(family).execute().try_collect().await?)
     }
 
-    /// The router by which this machine reaches an address, and its MAC address if that is known. `None` where there is none
-    /// between them, or no way at all.
-    async fn router_to(&self, ip: IpAddr) -> Result<Option<(IpAddr, Option<[u8; 6]>)>> {
+    /// How this machine would send to an address; `None` where there is no way.
+    pub async fn way_to(&self, ip: IpAddr) -> Result<Option<Way>> {
         let mut question = RouteMessage::default();
         (question.header.address_family, question.header.destination_prefix_length) = match ip {
             IpAddr::V4(_) => (AddressFamily::Inet, 32),
@@ -154,26 +165,40 @@ impl Netlink {
             Err(rtnetlink::Error::NetlinkError(_)) => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("the route to {ip}")),
         };
-        let attributes = answer.iter().flat_map(|route| &route.attributes);
-        let Some(router) = attributes.into_iter().find_map(|a| match a {
-            RouteAttribute::Gateway(RouteAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
-            RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
-            RouteAttribute::Via(RouteVia::Inet6(ip)) => Some(IpAddr::V6(*ip)),
-            _ => None,
-        }) else {
-            return Ok(None);
-        };
-        let family = if router.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        let address = match router {
-            IpAddr::V4(ip) => NeighbourAddress::Inet(ip),
-            IpAddr::V6(ip) => NeighbourAddress::Inet6(ip),
+        let (mut next, mut ifindex) = (ip, None);
+        for attribute in answer.iter().flat_map(|route| &route.attributes) {
+            match attribute {
+                RouteAttribute::Gateway(RouteAddress::Inet(ip)) => next = IpAddr::V4(*ip),
+                RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => next = IpAddr::V6(*ip),
+                RouteAttribute::Via(RouteVia::Inet6(ip)) => next = IpAddr::V6(*ip),
+                RouteAttribute::Oif(interface) => ifindex = Some(*interface),
+                _ => {}
+            }
+        }
+        let Some(ifindex) = ifindex else { return Ok(None) };
+        let (family, address) = match next {
+            IpAddr::V4(ip) => (AddressFamily::Inet, NeighbourAddress::Inet(ip)),
+            IpAddr::V6(ip) => (AddressFamily::Inet6, NeighbourAddress::Inet6(ip)),
         };
         let table = self.neighbours(family).await.context("the neighbour table")?;
-        let is_its = |e: &&NeighbourMessage| {
-            e.attributes.iter().any(|a| matches!(a, NeighbourAttribute::Destination(d) if *d == address))
+        let is_next = |e: &&NeighbourMessage| {
+            let of =
+                |a: &NeighbourAttribute| matches!(a, NeighbourAttribute::Destination(d) if *d == address);
+            e.header.ifindex == ifindex && e.attributes.iter().any(of)
         };
-        Ok(Some((router, table.iter().filter(is_its).find_map(mac_of))))
+        Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of) }))
     }
+}
+
+/// How a machine sends to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// By this interface,
+    pub ifindex: u32,
+    /// to this neighbour: the address itself, or a router's.
+    pub next: IpAddr,
+    /// The neighbour's MAC address, where the kernel knows it.
+    pub mac: Option<[u8; 6]>,
 }
 
 /// What [`Netlink::port_of`] has found.
@@ -192,9 +217,9 @@ pub enum Found {
     },
 }
 
-/// Has the kernel find out its router's MAC address, as any packet to an address behind it does. This one is empty, for the discard
+/// Has the kernel find out the MAC address of the next hop, as any packet to an address does. This one is empty, for the discard
 /// service (RFC 863). Who cannot be reached is found out by the caller.
-fn ask_for_router(ip: IpAddr) {
+pub fn ask_for(ip: IpAddr) {
     let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let _ = UdpSocket::bind((any, 0)).and_then(|socket| socket.send_to(&[], (ip, 9)));
 }
@@ -214,20 +239,32 @@ fn interface(message: &LinkMessage) -> Interface {
         mtu: 0,
         up: message.header.flags.contains(LinkFlags::LowerUp | LinkFlags::Up),
         bridge: None,
+        router: None,
         xdp: None,
         counters: [0; 4],
     };
-    let mut bridge_port = false;
+    let (mut bridge_port, mut forwards) = (false, false);
+    let mut own = None;
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => interface.name.clone_from(name),
             LinkAttribute::Address(mac) => {
                 interface.mac = mac.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(":");
+                own = <[u8; 6]>::try_from(&mac[..]).ok();
             }
             LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
             LinkAttribute::Controller(index) => interface.bridge = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 bridge_port |= infos.iter().any(|i| matches!(i, LinkInfo::PortKind(InfoPortKind::Bridge)));
+            }
+            LinkAttribute::AfSpecUnspec(families) => {
+                let v4 = |a: &AfSpecInet| matches!(a, AfSpecInet::DevConf(c) if c.forwarding != 0);
+                let v6 = |a: &AfSpecInet6| matches!(a, AfSpecInet6::DevConf(c) if c.forwarding != 0);
+                forwards |= families.iter().any(|family| match family {
+                    AfSpecUnspec::Inet(all) => all.iter().any(v4),
+                    AfSpecUnspec::Inet6(all) => all.iter().any(v6),
+                    _ => false,
+                });
             }
             LinkAttribute::Stats64(s) => {
                 interface.counters = [s.rx_bytes, s.rx_packets, s.tx_bytes, s.tx_packets];
@@ -251,5 +288,6 @@ fn interface(message: &LinkMessage) -> Interface {
     if !bridge_port {
         interface.bridge = None;
     }
+    interface.router = own.filter(|_| forwards);
     interface
 }

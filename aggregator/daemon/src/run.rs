@@ -25,7 +25,7 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{device, diagnose, in_band, manager, memory, metrics, privileges, tls};
+use super::{device, diagnose, hops, in_band, manager, memory, metrics, privileges, tls};
 use crate::config::Config;
 
 /// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
@@ -139,6 +139,7 @@ impl Ready {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hand_over = signal(SignalKind::user_defined1())?;
         tokio::spawn(manager::keep_alive(shared.clone()));
+        tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
         manager::ready();
         let ended = tokio::select! {
             result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,

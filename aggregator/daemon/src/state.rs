@@ -13,6 +13,7 @@ use netsum_dataplane::DataPlane;
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
+use super::hops;
 use super::persist::{Store, Wanted};
 use super::tracers::Tracers;
 
@@ -284,7 +285,13 @@ impl Inner {
             Action::AddFlow(flow) => self.plane.add_flow(&flow),
             Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
-            Action::ActivateRing(ring, ports) => self.plane.activate_ring(&ring, &ports),
+            Action::ActivateRing(ring, ports) => {
+                let routers = ports.iter().map(|&ifindex| self.controller.router(ifindex));
+                for (member, own) in hops::unknown(ring.id, routers.collect()) {
+                    self.plane.set_hop(member, &own)?;
+                }
+                self.plane.activate_ring(&ring, &ports)
+            }
             Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),
             Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
             Action::Reply { waiter, result } => {

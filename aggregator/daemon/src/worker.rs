@@ -84,7 +84,8 @@ impl WorkerService {
             PortFinder::Boxes(boxes) => return boxes.find(rank, address.mac, address.ip).await,
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
-        let found = netlink.port_of(address.mac, address.ip).await.map_err(internal)?;
+        let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
+        let found = netlink.port_of(address.mac, address.ip, &ports).await.map_err(internal)?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
         let of = format!("MAC address {} of {}", mac_text(address.mac), address.ip);
@@ -103,6 +104,7 @@ impl WorkerService {
         };
         let mut inner = self.shared.lock();
         inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
+        inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
         if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
             Ok((ifindex, mac))
         } else {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use aya::maps::{Array, PerCpuArray, PerCpuValues};
-use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceFilter, maps};
+use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter, maps};
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -41,6 +41,10 @@ impl DataPlane for BpfDataPlane {
 
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
         self.start_ring(ring, ports)
+    }
+
+    fn set_hop(&mut self, member: HopKey, hop: &Hop) -> Result<()> {
+        Ok(self.hash(maps::HOPS)?.insert(member, *hop, 0)?)
     }
 
     fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> Result<()> {

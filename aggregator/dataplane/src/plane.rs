@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceEvent, TraceFilter};
+use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceEvent, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -32,6 +32,8 @@ pub trait DataPlane: Send {
     fn add_flow(&mut self, flow: &FlowSpec) -> anyhow::Result<()>;
     /// Starts a ring: `ports[r]` is the interface of rank r.
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
+    /// Notes the next hop to a member, before its ring is activated; again, when it changes. Members without one are bridged to.
+    fn set_hop(&mut self, member: HopKey, hop: &Hop) -> anyhow::Result<()>;
     /// Removes a ring and frees its memory. Its flows have ended: what still comes on them is dropped, until they are forgotten or
     /// registered again. What is missing already is no error.
     fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;

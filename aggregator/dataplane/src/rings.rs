@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, DevMap, MapData};
 use netsum_common::abi::{
-    self, EgressKey, EgressPort, FlowKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, RingNumber, SavedHeader,
-    maps, ring_flags,
+    self, EgressKey, EgressPort, FlowKey, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, RingNumber,
+    SavedHeader, maps, ring_flags,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -67,6 +67,11 @@ impl BpfDataPlane {
         }
         let mut config = self.config(ring)?;
         config.flags |= ring_flags::ACTIVE;
+        let hops = self.hash::<HopKey, Hop>(maps::HOPS)?;
+        let mut members = (0..config.ranks).map(|member| HopKey { ring: ring.id, member });
+        if members.any(|member| hops.get(&member, 0).is_ok()) {
+            config.flags |= ring_flags::ROUTED;
+        }
         Ok(self.array(maps::RINGS)?.set(ring.id.0, config, 0)?)
     }
 
@@ -83,6 +88,9 @@ impl BpfDataPlane {
         }
         for &ifindex in ports {
             ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&EgressKey { ring, ifindex }))?;
+        }
+        for member in 0..config.ranks {
+            ignore_missing(self.hash::<_, Hop>(maps::HOPS)?.remove(&HopKey { ring, member }))?;
         }
         if config.mtu == 0 {
             return Ok(());

@@ -11,7 +11,7 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
-use netsum_common::abi::{FlowKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
+use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
@@ -71,6 +71,9 @@ impl DataPlane for Remembers {
     }
     fn activate_ring(&mut self, ring: &RingSpec, _: &[u32]) -> anyhow::Result<()> {
         self.0.lock().unwrap().active.insert(ring.id);
+        Ok(())
+    }
+    fn set_hop(&mut self, _: HopKey, _: &Hop) -> anyhow::Result<()> {
         Ok(())
     }
     fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
@@ -214,7 +217,7 @@ impl Daemon {
         let folder = tempfile::tempdir().unwrap();
         let told = Arc::new(Mutex::new(Told::default()));
         let mut controller = Controller::new(8 << 20, 2, Duration::from_millis(600));
-        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 };
+        let port = |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
         let patience = Patience { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
         let plane = Box::new(Remembers(told.clone()));

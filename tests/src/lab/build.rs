@@ -132,7 +132,7 @@ pub fn host_ip(routed: bool, host: usize, k: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, network(routed), k as u8, host as u8 + 1))
 }
 
-pub(super) fn host_ipv6(routed: bool, host: usize, k: usize) -> IpAddr {
+pub(crate) fn host_ipv6(routed: bool, host: usize, k: usize) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, network(routed).into(), 0, 0, k as u16, host as u16 + 1))
 }
 
@@ -246,6 +246,9 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     }
     if let Some(rate) = spec.rate {
         topology::shape(spec, prefix, rate)?;
+    }
+    if spec.routes {
+        topology::route_racks(spec, prefix)?;
     }
     if spec.routed > 0 { topology::route(spec, prefix) } else { Ok(()) }
 }

@@ -19,7 +19,11 @@ fn spec(name: &str) -> JobSpec {
 
 fn controller() -> Controller {
     let mut c = Controller::new(64 << 20, 2, Duration::from_secs(1));
-    c.set_ports((0..5).map(|i| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500 }).collect());
+    c.set_ports(
+        (0..5)
+            .map(|i| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None })
+            .collect(),
+    );
     c
 }
 

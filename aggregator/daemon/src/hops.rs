@@ -1,0 +1,95 @@
+//! Next hops of members that this box routes to. Packets that the kernel forwards get theirs from its tables; results do not come by
+//! the kernel, so theirs are looked up there, again and again.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use netsum_common::abi::{Hop, HopKey, RingNumber};
+use netsum_core::plane::FlowSpec;
+use netsum_core::{Job, State};
+
+use super::message::mac_from_text;
+use super::netlink::{Netlink, Way, ask_for};
+use super::state::Shared;
+
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a member sends to the next one.
+struct Edge {
+    /// The next one.
+    to: HopKey,
+    dst: IpAddr,
+    /// This box's MAC address where it comes in.
+    own: [u8; 6],
+}
+
+/// Keeps the next hops of all active rings as the kernel's tables have them.
+pub async fn keep_hops(shared: Shared, netlink: Netlink) {
+    let mut tick = tokio::time::interval(INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut unknown = HashSet::new();
+    loop {
+        tick.tick().await;
+        if let Err(e) = look(&shared, &netlink, &mut unknown).await {
+            log::error!("next hops: {e:#}");
+        }
+    }
+}
+
+/// Members of a ring to which this box may route, and does not yet know how: for each member its MAC address where that one's packets come
+/// in, if it routes what comes in there.
+pub fn unknown(ring: RingNumber, routers: Vec<Option<[u8; 6]>>) -> impl Iterator<Item = (HopKey, Hop)> {
+    let members = routers.len() as u32;
+    (1..).zip(routers).filter_map(move |(next, own)| {
+        let hop = Hop { own: own?, dst: [0; 6], src: [0; 6] };
+        Some((HopKey { ring, member: next % members }, hop))
+    })
+}
+
+/// One look. `unknown` are the addresses whose next hop has no MAC address, of which somebody has been told.
+async fn look(shared: &Shared, netlink: &Netlink, unknown: &mut HashSet<IpAddr>) -> Result<()> {
+    let edges = edges(shared);
+    if edges.is_empty() {
+        unknown.clear();
+        return Ok(());
+    }
+    let interfaces = netlink.interfaces().await?;
+    let mac = |ifindex: u32| {
+        mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac).filter(|mac| *mac != [0; 6])
+    };
+    for Edge { to, dst, own } in edges {
+        match netlink.way_to(dst).await? {
+            Some(Way { mac: Some(next), ifindex, .. }) => {
+                unknown.remove(&dst);
+                if let Some(src) = mac(ifindex) {
+                    shared.lock().plane.set_hop(to, &Hop { own, dst: next, src })?;
+                }
+            }
+            Some(Way { mac: None, next, .. }) => {
+                ask_for(dst);
+                if unknown.insert(dst) {
+                    log::debug!("no MAC address of {next} is known, by which this box would route to {dst}");
+                }
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Of all active rings, where this box routes.
+fn edges(shared: &Shared) -> Vec<Edge> {
+    let inner = shared.lock();
+    let active = inner.controller.jobs().filter(|job| job.state == State::Active);
+    let of_job = |job: &Job| {
+        let edge = |flow: &FlowSpec| {
+            let own = inner.controller.router(flow.ifindex)?;
+            let member = flow.rank.next(job.spec.member_count()).0;
+            Some(Edge { to: HopKey { ring: flow.ring, member }, dst: flow.dst, own })
+        };
+        job.flows.iter().filter_map(edge).collect::<Vec<_>>()
+    };
+    active.flat_map(of_job).collect()
+}
