@@ -3,6 +3,7 @@
 //! See the folder's README for a map.
 
 pub mod data;
+pub mod failure;
 pub mod model;
 pub mod plot;
 pub mod report;

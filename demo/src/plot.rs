@@ -1,9 +1,11 @@
-//! The picture: the loss over the steps, and the bytes on each host's link.
+//! The picture: the loss over the steps, and the bytes on each host's link; or what a failure did to the training.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::report::Summary;
+
+mod timeline;
 
 /// What can go wrong with a picture.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,12 @@ pub fn draw(summary: &Summary) -> Result<String, PlotError> {
     {
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
+        if let Some(failure) = &summary.failure {
+            timeline::draw(&root, summary, failure)?;
+            root.present()?;
+            drop(root);
+            return Ok(svg);
+        }
         let (left, right) = root.split_horizontally(SIZE.0 / 2);
         loss(&left, summary)?;
         bytes(&right, summary)?;
@@ -189,6 +197,7 @@ fn bytes(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::tests::failure;
     use crate::report::tests::summary;
     use crate::report::{LinkBytes, Ring};
 
@@ -209,6 +218,18 @@ mod tests {
         let links = vec![LinkBytes { sent: 30_000_000, received: 30_000_000 }; 4];
         summary.ring = Some(Ring { links, uplinks: Vec::new(), seconds: 1.0, identical: true });
         assert!(draw(&summary).unwrap().contains("sent, ring measured"));
+    }
+
+    #[test]
+    fn a_failure_has_its_moments_on_the_time_axis() {
+        let mut summary = summary();
+        summary.loss.truncate(100);
+        summary.failure = Some(failure());
+        let svg = draw(&summary).unwrap();
+        for part in ["netsum on spine0 is killed", "the boxes sum again", "seconds"] {
+            assert!(svg.contains(part), "no `{part}` in\n{svg}");
+        }
+        assert!(!svg.contains("NaN"));
     }
 
     #[test]

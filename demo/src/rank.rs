@@ -1,5 +1,6 @@
 //! One rank of a training over the network.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,9 @@ pub struct RankArgs {
     /// Stay in the job after the training until standard input ends.
     #[arg(long)]
     stay: bool,
+    /// Time that each step takes beside its all-reduce, in seconds, as that of a larger model would.
+    #[arg(long, default_value_t = 0.0)]
+    compute: f64,
     /// How long to wait for a silent rank, in seconds.
     #[arg(long, default_value_t = 10.0)]
     timeout: f64,
@@ -67,6 +71,7 @@ impl RankArgs {
 pub fn run(args: &RankArgs) -> Result<()> {
     let (config, data) = (args.training.config(), Data::load()?);
     let timeout = Duration::try_from_secs_f64(args.timeout).context("--timeout")?;
+    let compute = Duration::try_from_secs_f64(args.compute).context("--compute")?;
     let ranks = u32::try_from(config.ranks).context("--ranks")?;
     let mut communicator = Communicator::connect(CommConfig {
         timeout,
@@ -78,9 +83,13 @@ pub fn run(args: &RankArgs) -> Result<()> {
 
     let start = Instant::now();
     let (mut all_reduces, mut by_box) = (0, 0);
+    let last = Cell::new((0.0, false));
     let sum = |parts: &[Vec<f32>], total: &mut [f32]| {
         total.copy_from_slice(&parts[0]);
+        std::thread::sleep(compute);
+        let called = Instant::now();
         let report = communicator.all_reduce(total)?;
+        last.set((called.elapsed().as_secs_f64(), report.mode == Mode::Box));
         all_reduces += 1;
         by_box += u64::from(report.mode == Mode::Box);
         Ok(())
@@ -88,7 +97,8 @@ pub fn run(args: &RankArgs) -> Result<()> {
     let here = args.rank as usize..args.rank as usize + 1;
     let progress = |s: Step| {
         // A reader that has gone does not stop the training: the others need this rank.
-        let _ = say(&Line::Step { step: s.step, loss: s.loss });
+        let (took, by_box) = last.get();
+        let _ = say(&Line::Step { step: s.step, loss: s.loss, took, by_box });
     };
     let model = train(&config, &data, here, sum, progress)?;
     let seconds = start.elapsed().as_secs_f64();

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::failure::Failure;
+
 /// The least share of test images that a demo must get right.
 pub const LEAST_ACCURACY: f64 = 0.95;
 /// Fewer epochs than this are not expected to reach [`LEAST_ACCURACY`].
@@ -23,6 +25,10 @@ pub enum Line {
         step: usize,
         /// Mean loss over all ranks' images.
         loss: f32,
+        /// How long its all-reduce took, in seconds.
+        took: f64,
+        /// The sum came from the box.
+        by_box: bool,
     },
     /// Training is done; the connections are still up.
     Trained(Trained),
@@ -102,6 +108,8 @@ pub struct Summary {
     pub uplinks: Vec<LinkBytes>,
     /// The same training, with the sums done by a ring of the hosts.
     pub ring: Option<Ring>,
+    /// What failed in mid-training, if something was to fail.
+    pub failure: Option<Failure>,
     /// Mean loss of each step.
     pub loss: Vec<f32>,
 }
@@ -132,7 +140,9 @@ impl Summary {
             all.push("a ring's weights are not those of one process".to_owned());
         }
         let (by_box, calls) = self.by_box();
-        if by_box != calls {
+        if let Some(failure) = &self.failure {
+            all.extend(failure.complaint());
+        } else if by_box != calls {
             all.push(format!(
                 "THE BOX DID NOT SUM: {} of {} all-reduces were done by the hosts' ring",
                 grouped(calls - by_box),
@@ -152,7 +162,7 @@ impl Summary {
     }
 
     /// All-reduces that the box did, and all, counted at each rank.
-    fn by_box(&self) -> (u64, u64) {
+    pub(crate) fn by_box(&self) -> (u64, u64) {
         self.ranks.iter().fold((0, 0), |(b, a), r| (b + r.by_box, a + r.all_reduces))
     }
 
@@ -188,6 +198,7 @@ pub fn grouped(n: u64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::failure::tests::failure;
 
     pub(crate) fn summary() -> Summary {
         let trained = Trained {
@@ -217,6 +228,7 @@ pub(crate) mod tests {
             links: vec![link; 4],
             uplinks: Vec::new(),
             ring: None,
+            failure: None,
             loss: (0..440).map(|i| 2.3 / (1.0 + i as f32 / 20.0)).collect(),
         }
     }
@@ -247,6 +259,9 @@ pub(crate) mod tests {
         assert_eq!(Summary { ring: ring(false), ..summary() }.complaints().len(), 1);
         let ring = broken(|s| s.ranks[3].by_box = 0);
         assert!(ring.contains("THE BOX DID NOT SUM: 440 of 1 760"), "{ring}");
+        // Where something fails, hosts may sum for a while.
+        let failing = broken(|s| (s.ranks[3].by_box, s.failure) = (0, Some(failure())));
+        assert_eq!(failing, "");
         // Whoever asks for one epoch gets what one epoch gives.
         let one_epoch = broken(|s| {
             s.epochs = 1;
@@ -261,8 +276,9 @@ pub(crate) mod tests {
         let json = serde_json::to_string(&line).unwrap();
         assert!(json.starts_with(r#"{"event":"trained","steps":440"#), "{json}");
         assert_eq!(serde_json::from_str::<Line>(&json).unwrap(), line);
-        let step = serde_json::to_string(&Line::Step { step: 3, loss: 0.1 }).unwrap();
-        assert_eq!(step, r#"{"event":"step","step":3,"loss":0.1}"#);
+        let step = Line::Step { step: 3, loss: 0.1, took: 0.5, by_box: true };
+        let step = serde_json::to_string(&step).unwrap();
+        assert_eq!(step, r#"{"event":"step","step":3,"loss":0.1,"took":0.5,"by_box":true}"#);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::failure::{Failure, Moment};
 use crate::report::{ENOUGH_EPOCHS, HEADERS, LEAST_ACCURACY, LinkBytes, Summary, Trained, grouped};
 
 impl Summary {
@@ -11,6 +12,9 @@ impl Summary {
             let _ = writeln!(out, "  {what:<22}{value:>17}   {remark}");
         }
         out.push('\n');
+        if let Some(failure) = &self.failure {
+            moments(&mut out, failure);
+        }
         self.links(&mut out);
         out
     }
@@ -76,6 +80,10 @@ impl Summary {
     }
 
     fn work_of_the_box(&self) -> String {
+        if self.failure.is_some() {
+            let (by_box, all) = self.by_box();
+            return format!("{} of the {} all-reduces by the boxes", grouped(by_box), grouped(all));
+        }
         let count = |name: &str| self.counters.get(name).copied().unwrap_or(0);
         let work = format!(
             "{} packets of gradients became {} of sums",
@@ -155,8 +163,24 @@ impl Summary {
     }
 }
 
+/// What happened in mid-training, and when.
+fn moments(out: &mut String, failure: &Failure) {
+    for Moment { at, what } in failure.moments() {
+        let step = failure.steps.iter().filter(|step| step.at < at).count();
+        let _ = writeln!(out, "  {at:>6.1} s   step {step:>5}   {what}");
+    }
+    let usual = [(true, "the boxes"), (false, "the hosts")]
+        .into_iter()
+        .filter_map(|(by_box, who)| Some(format!("{:.1} ms by {who}", 1e3 * failure.usual(by_box)?)));
+    let usual: Vec<String> = usual.collect();
+    let pauses: Vec<String> = failure.pauses().map(|pause| format!("{:.1} s", pause.took)).collect();
+    let pauses = if pauses.is_empty() { "none".to_owned() } else { pauses.join(", ") };
+    let _ = writeln!(out, "  pauses: {pauses}; as a rule a sum takes {}\n", usual.join(", "));
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::failure::tests::failure;
     use crate::report::tests::summary;
     use crate::report::{LinkBytes, Ring};
 
@@ -192,6 +216,22 @@ mod tests {
         });
         assert!(s.table().contains("37 000 000      37 200 000"), "{}", s.table());
         assert!(s.table().contains(" 50 %"), "{}", s.table());
+    }
+
+    #[test]
+    fn a_failure_is_told_moment_by_moment() {
+        let mut s = summary();
+        s.failure = Some(failure());
+        s.ranks.iter_mut().for_each(|rank| rank.by_box = 420);
+        let table = s.table();
+        for part in [
+            "1 680 of the 1 760 all-reduces by the boxes",
+            "     4.0 s   step    40   netsum on spine0 is killed\n     7.1 s   step    40   the hosts sum by themselves\n",
+            "     8.5 s   step    54   netsum on spine0 is started again\n     9.1 s   step    60   the boxes sum again\n",
+            "pauses: 3.0 s; as a rule a sum takes 2.1 ms by the boxes, 2.1 ms by the hosts",
+        ] {
+            assert!(table.contains(part), "no `{part}` in\n{table}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A whole netsum in a lab: the daemon on the box, jobs, and ranks on the hosts.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -125,8 +126,8 @@ pub struct DaemonOptions {
 #[derive(Debug)]
 pub struct Cluster {
     daemon: Option<Running>,
-    /// Those on the racks' boxes.
-    leaves: Vec<Running>,
+    /// Those on the other boxes, by the boxes' numbers.
+    others: BTreeMap<usize, Running>,
     /// Whether jobs outlive a daemon that is killed.
     pinned: bool,
     /// Whether its jobs are created again at every start.
@@ -150,7 +151,7 @@ impl Cluster {
         let folder = tempfile::Builder::new().prefix("netsum-lab-").tempdir()?;
         Ok(Self {
             daemon: None,
-            leaves: Vec::new(),
+            others: BTreeMap::new(),
             pinned: false,
             kept: false,
             v6: false,
@@ -202,9 +203,8 @@ impl Cluster {
 
     /// Kills the daemon as `kill -9` does.
     pub fn kill_daemon(&mut self) -> Result<()> {
-        let daemon = self.daemon.take().context("no daemon runs")?;
-        daemon.signal(Signal::SIGKILL)?;
-        daemon.end(PATIENCE).map(drop)
+        ensure!(self.daemon.is_some(), "no daemon runs");
+        self.kill_box(None)
     }
 
     pub fn lab(&self) -> &Lab {
@@ -228,21 +228,38 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts a daemon on each rack's box, too.
+    /// Starts a daemon on each further box, too.
     pub fn start_leaves(&mut self) -> Result<()> {
-        self.lab.spec().below().try_for_each(|rack| self.start_leaf(rack))
+        self.lab.spec().boxes().try_for_each(|number| self.start_box(Some(number)))
     }
 
-    /// Starts a daemon on a rack's box; one that runs there is killed.
-    pub fn start_leaf(&mut self, rack: usize) -> Result<()> {
-        if rack < self.leaves.len() {
-            let old = self.leaves.remove(rack);
-            old.signal(Signal::SIGKILL)?;
-            old.end(PATIENCE)?;
+    /// Starts a box's daemon; one that runs there is killed.
+    pub fn start_box(&mut self, number: Option<usize>) -> Result<()> {
+        self.kill_box(number)?;
+        let daemon = self.run_daemon(number, &DaemonOptions::default())?;
+        match number {
+            None => self.daemon = Some(daemon),
+            Some(number) => drop(self.others.insert(number, daemon)),
         }
-        let daemon = self.run_daemon(Some(rack), &DaemonOptions::default())?;
-        self.leaves.insert(rack, daemon);
         Ok(())
+    }
+
+    /// Kills a box's daemon as `kill -9` does, if one runs there.
+    pub fn kill_box(&mut self, number: Option<usize>) -> Result<()> {
+        let daemon = match number {
+            None => self.daemon.take(),
+            Some(number) => self.others.remove(&number),
+        };
+        daemon.map_or(Ok(()), |daemon| {
+            daemon.signal(Signal::SIGKILL)?;
+            daemon.end(PATIENCE).map(drop)
+        })
+    }
+
+    /// Sends a signal to a box's daemon.
+    pub fn signal_box(&self, number: Option<usize>, signal: Signal) -> Result<()> {
+        let daemon = number.map_or(self.daemon.as_ref(), |number| self.others.get(&number));
+        daemon.context("no daemon runs")?.signal(signal)
     }
 
     pub(crate) fn box_of(&self, rack: Option<usize>) -> &BoxNode {
@@ -313,7 +330,7 @@ impl Cluster {
     }
 
     fn config(&self, rack: Option<usize>) -> String {
-        let pins = self.pins();
+        let pins = rack.map_or(self.pins(), |_| self.pins().join(self.lab.spec().box_name(rack)));
         let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
         let jobs = if self.kept { self.jobs_file() } else { "none".into() };
         let restart = format!(

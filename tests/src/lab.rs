@@ -17,7 +17,7 @@ use crate::vm::{Card, Vm};
 pub(crate) use build::host_ipv6;
 pub use build::{BOX_AGENT, host_ip};
 pub(crate) use build::{
-    BRIDGE, address_lines, box_ip, bridge_line, ip_batch, leaf, mac, network, towards_host, up, veth,
+    BRIDGE, address_lines, box_ip, bridge_line, ip_batch, mac, network, towards_host, up, veth,
 };
 use build::{boot, boot_box, build};
 
@@ -52,9 +52,11 @@ pub struct LabSpec {
     pub racks: usize,
     /// With racks: boxes between leaves and spine, over which the racks are spread, one after the other.
     pub pods: usize,
-    /// With racks, without boxes between leaves and spine: boxes route between racks. Ports towards other boxes are in no bridge.
+    /// With racks, one spine and no boxes between: boxes route between racks. Ports towards other boxes are in no bridge.
     pub routes: bool,
-    /// With racks: bandwidth of each leaf's link to the spine, each way. As fast as the machine if `None`.
+    /// With racks: spines, each with a link to every leaf. The box is the first. Leaves send nothing to the others by themselves.
+    pub spines: usize,
+    /// With racks: bandwidth of each leaf's link to a spine, each way. As fast as the machine if `None`.
     pub uplink: Option<Rate>,
     /// Hosts in a network of their own behind host 0, which is their router. They come after all others.
     pub routed: usize,
@@ -88,6 +90,7 @@ impl Default for LabSpec {
             racks: 0,
             pods: 0,
             routes: false,
+            spines: 1,
             uplink: None,
             routed: 0,
             vms: Vec::new(),
@@ -127,6 +130,25 @@ impl LabSpec {
         (below < self.racks && self.pods > 0).then(|| self.racks + below * self.pods / self.racks)
     }
 
+    /// All boxes but the first spine: those below, and behind them further spines.
+    pub fn boxes(&self) -> std::ops::Range<usize> {
+        0..self.below().end + self.spines - 1
+    }
+
+    /// The number of a spine among these, if it is not the first.
+    pub fn spine(&self, number: usize) -> Option<usize> {
+        (number > 0).then(|| self.below().end + number - 1)
+    }
+
+    /// What a box is called; the first spine has no number.
+    pub fn box_name(&self, number: Option<usize>) -> String {
+        match number.map(|number| number.checked_sub(self.below().end).ok_or(number)) {
+            None => "spine0".to_owned(),
+            Some(Ok(spine)) => format!("spine{}", spine + 1),
+            Some(Err(leaf)) => format!("leaf{leaf}"),
+        }
+    }
+
     /// Whether uplinks have cables.
     pub(crate) fn has_long_cables(&self) -> bool {
         self.cables && self.rate.is_none() && self.uplink.is_none()
@@ -134,7 +156,12 @@ impl LabSpec {
 
     /// The namespace of the box whose port leads to a host.
     pub(crate) fn box_of(&self, host: usize) -> String {
-        self.rack(host).map_or("box".to_owned(), leaf)
+        self.node(self.rack(host))
+    }
+
+    /// The namespace of a box.
+    pub(crate) fn node(&self, number: Option<usize>) -> String {
+        number.map_or("box".to_owned(), |_| self.box_name(number))
     }
 
     /// Whether something lies between a host and its port, in the namespace `wire`.
@@ -154,7 +181,7 @@ pub struct Lab {
     spec: LabSpec,
     prefix: String,
     box_: BoxNode,
-    leaves: Vec<BoxNode>,
+    boxes: Vec<BoxNode>,
     hosts: Vec<Host>,
     _vlan: Option<Vlan>,
     // The last field: dropped, and the namespaces with it, after all that lives in them.
@@ -166,10 +193,10 @@ pub struct Lab {
 pub struct BoxNode {
     netns: Netns,
     vm: Option<Vm>,
-    /// The rack, of a leaf.
-    rack: Option<usize>,
-    /// That of its uplink.
-    cable: Option<Cable>,
+    /// Its number, if it is not the first spine or the only box.
+    number: Option<usize>,
+    /// Those of its uplinks.
+    cables: Vec<Cable>,
 }
 
 /// A host: a namespace, or a virtual machine. The namespace of the latter is empty: what is run in it goes into the machine.
@@ -198,12 +225,17 @@ impl Deref for Host {
 
 impl BoxNode {
     pub const BRIDGE: &str = "br0";
-    /// A leaf's port towards the spine.
+    /// A leaf's port towards the first spine.
     pub const UPLINK: &str = "uplink";
+
+    /// A leaf's port towards a spine.
+    pub fn uplink(spine: usize) -> String {
+        if spine == 0 { Self::UPLINK.to_owned() } else { format!("{}{spine}", Self::UPLINK) }
+    }
 
     /// The box's own address on the bridge.
     pub fn ip(&self) -> IpAddr {
-        box_ip(self.rack)
+        box_ip(self.number)
     }
 
     /// The box's own IPv6 address on the bridge.
@@ -234,17 +266,17 @@ impl BoxNode {
         format!("rack{rack}")
     }
 
-    /// [`Host::set_faults`] on its uplink.
+    /// [`Host::set_faults`] on its uplink to the first spine.
     ///
     /// # Errors
     /// As there.
     pub fn set_faults(&self, up: Faults, down: Faults, seed: u32) -> Result<()> {
-        self.cable()?.set(up, down, seed)
+        self.cable(0)?.set(up, down, seed)
     }
 
-    /// The cable of its uplink.
-    pub fn cable(&self) -> Result<&Cable> {
-        self.cable.as_ref().context("this lab's uplinks have no cables: set `cables` in its LabSpec")
+    /// The cable of its uplink to a spine.
+    pub fn cable(&self, spine: usize) -> Result<&Cable> {
+        self.cables.get(spine).context("this lab's uplinks have no cables: set `cables` in its LabSpec")
     }
 }
 
@@ -333,6 +365,11 @@ impl Lab {
             spec.pods,
             spec.racks
         );
+        ensure!(
+            spec.spines == 1 || spec.spines > 1 && spec.racks > 0 && spec.pods == 0,
+            "{} spines: one is there, and more need racks, without boxes between",
+            spec.spines
+        );
         ensure!(spec.tagged.iter().all(|&host| host < spec.hosts), "{:?}: no such host", spec.tagged);
         janitor::clean_stale()?;
         let prefix = match &spec.name {
@@ -345,15 +382,17 @@ impl Lab {
         let janitor = Janitor::start(&prefix)?;
         build(&spec, &prefix)?;
         let netns = |node: &str| Netns::open(&format!("{prefix}-{node}"));
-        let box_ = BoxNode { netns: netns("box")?, vm: boot_box(&spec, &prefix)?, rack: None, cable: None };
-        let leaves = spec
-            .below()
-            .map(|rack| {
-                let cable = spec
-                    .has_long_cables()
-                    .then(|| Cable::new(&netns("wire")?, topology::long_cable(rack), false));
-                let cable = cable.transpose()?;
-                Ok(BoxNode { netns: netns(&leaf(rack))?, vm: None, rack: Some(rack), cable })
+        let (vm, cables) = (boot_box(&spec, &prefix)?, Vec::new());
+        let box_ = BoxNode { netns: netns("box")?, vm, number: None, cables };
+        let boxes = spec
+            .boxes()
+            .map(|number| {
+                let uplinks = topology::uplinks(&spec).filter(|uplink| uplink.below == number);
+                let cables = uplinks.filter(|_| spec.has_long_cables());
+                let cables = cables.map(|uplink| Cable::new(&netns("wire")?, uplink.cable(), false));
+                let cables = cables.collect::<Result<_>>()?;
+                let netns = netns(&spec.node(Some(number)))?;
+                Ok(BoxNode { netns, vm: None, number: Some(number), cables })
             })
             .collect::<Result<_>>()?;
         let vms = boot(&spec, &prefix)?;
@@ -374,7 +413,7 @@ impl Lab {
             })
             .collect::<Result<_>>()?;
         let _vlan = if spec.tagged.is_empty() { None } else { Some(Vlan::new(&spec, &prefix)?) };
-        Ok(Self { spec, prefix, box_, leaves, hosts, _vlan, janitor })
+        Ok(Self { spec, prefix, box_, boxes, hosts, _vlan, janitor })
     }
 
     /// What it was built from.
@@ -391,9 +430,14 @@ impl Lab {
         &self.box_
     }
 
-    /// The box of a rack; with the numbers behind those of the racks, a box between leaves and spine.
+    /// The box of a rack; with the numbers behind those of the racks, a box between leaves and spine, or a further spine.
     pub fn leaf(&self, rack: usize) -> &BoxNode {
-        &self.leaves[rack]
+        &self.boxes[rack]
+    }
+
+    /// A spine; the first is the box.
+    pub fn spine(&self, number: usize) -> &BoxNode {
+        self.spec.spine(number).map_or(&self.box_, |number| self.leaf(number))
     }
 
     /// The box whose port leads to a host.
@@ -401,7 +445,7 @@ impl Lab {
         self.spec.rack(host).map_or(&self.box_, |rack| self.leaf(rack))
     }
 
-    /// Bytes that leaves have sent to the spine, all together; 0 where uplinks have no bandwidth.
+    /// Bytes that leaves have sent to spines, all together; 0 where uplinks have no bandwidth.
     ///
     /// # Errors
     /// If `tc` does not say.
@@ -410,8 +454,17 @@ impl Lab {
             return Ok(0);
         }
         let wire = Netns::open(&format!("{}-wire", self.prefix))?;
-        let of = |rack: usize| topology::passed(&wire, &topology::above(rack));
-        (0..self.spec.racks).map(of).sum()
+        topology::uplinks(&self.spec).map(|uplink| topology::passed(&wire, &uplink.above_end())).sum()
+    }
+
+    /// Gives all links of a spine another bandwidth; they must have one.
+    ///
+    /// # Errors
+    /// What `tc` says.
+    pub fn set_uplink_rate(&self, spine: usize, rate: Rate) -> Result<()> {
+        let wire = Netns::open(&format!("{}-wire", self.prefix))?;
+        let mut uplinks = topology::uplinks(&self.spec).filter(|uplink| uplink.spine == spine);
+        uplinks.try_for_each(|uplink| uplink.set_rate(&wire, rate))
     }
 
     pub fn host(&self, i: usize) -> &Host {

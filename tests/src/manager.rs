@@ -28,33 +28,20 @@ impl Cluster {
     /// # Errors
     /// What it says when it ends.
     pub fn start_manager(&self) -> Result<Manager> {
-        self.start_manager_with(&[])
-    }
-
-    /// The same with further links: BOX/PORT below and above.
-    ///
-    /// # Errors
-    /// What it says when it ends.
-    pub fn start_manager_with(&self, links: &[(String, String)]) -> Result<Manager> {
-        let racks = self.lab().spec().racks;
+        let spec = self.lab().spec();
         let socket = self.file(None, "fabric.sock").display().to_string();
-        let name = |rack: Option<usize>| rack.map_or("spine0".to_owned(), |rack| format!("leaf{rack}"));
         let mut text = format!(
             "workers = \"{}\"\nadmin = {socket:?}\nstate = {:?}\n",
             self.manager(),
             self.file(None, "fabric.json")
         );
-        for rack in (0..racks).map(Some).chain([None]) {
-            let path = self.file(rack, "netsum.sock");
-            text += &format!("[[box]]\nname = \"{}\"\naddress = \"unix:{}\"\n", name(rack), path.display());
+        for number in spec.boxes().map(Some).chain([None]) {
+            let (name, path) = (spec.box_name(number), self.file(number, "netsum.sock"));
+            text += &format!("[[box]]\nname = {name:?}\naddress = \"unix:{}\"\n", path.display());
         }
-        let up = |rack: usize| {
-            (
-                format!("leaf{rack}/{}", BoxNode::UPLINK),
-                format!("spine0/{}", self.lab().box_().rack_port(rack)),
-            )
-        };
-        for (below, above) in (0..racks).map(up).chain(links.iter().cloned()) {
+        for (spine, rack) in (0..spec.spines).flat_map(|spine| spec.below().map(move |rack| (spine, rack))) {
+            let below = format!("{}/{}", spec.box_name(Some(rack)), BoxNode::uplink(spine));
+            let above = format!("{}/rack{rack}", spec.box_name(spec.spine(spine)));
             text += &format!("[[link]]\nbelow = {below:?}\nabove = {above:?}\n");
         }
         let config = self.file(None, "fabric.toml");
@@ -74,7 +61,8 @@ impl Cluster {
         Ok(manager)
     }
 
-    fn manager(&self) -> SocketAddr {
+    /// Where ranks join it.
+    pub fn manager(&self) -> SocketAddr {
         SocketAddr::new(self.lab().box_().ip(), PORT)
     }
 
@@ -107,12 +95,24 @@ impl Manager {
     /// # Errors
     /// What the command says.
     pub fn json(&self, cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
-        let mut command = cluster.lab().box_().command(program("netsum")?);
-        let text = netns::output(command.args(["-j", "--socket", &self.socket]).args(arguments))?;
+        let text = self.netsum(cluster, &[&["-j"], arguments].concat())?;
         serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
     }
 
-    fn create(&self, cluster: &Cluster, job: &JobSpec) -> Result<String> {
+    /// Runs `netsum ARGUMENTS` on its socket.
+    ///
+    /// # Errors
+    /// What the command says.
+    pub fn netsum(&self, cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+        let mut command = cluster.lab().box_().command(program("netsum")?);
+        netns::output(command.args(["--socket", &self.socket]).args(arguments))
+    }
+
+    /// Creates a job; its token.
+    ///
+    /// # Errors
+    /// What the command says.
+    pub fn create(&self, cluster: &Cluster, job: &JobSpec) -> Result<String> {
         let arguments = job.create_arguments();
         let created = self.json(cluster, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(created["token"].as_str().with_context(|| format!("no token in {created}"))?.to_owned())

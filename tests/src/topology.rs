@@ -9,7 +9,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 
 use crate::lab::{
     BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, host_ip, host_ipv6, ip_batch,
-    leaf, mac, network, towards_host, up, veth,
+    mac, network, towards_host, up, veth,
 };
 use crate::netns::{self, Netns};
 
@@ -83,35 +83,18 @@ pub(crate) fn shape(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     Ok(())
 }
 
-/// The same between leaves and spine. What comes out of a box, XDP has sent: both queues are the cable's.
-fn shape_uplinks(spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
+/// The same between a leaf and a spine. What comes out of a box, XDP has sent: both queues are the cable's.
+fn shape_uplink(uplink: &Uplink, spec: &LabSpec, prefix: &str, rate: Rate) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
-    let mut lines = String::new();
-    for rack in 0..spec.racks {
-        let (below, above) = (below(rack), above(rack));
-        lines += &veth(&above, &format!("rack{rack}"), spec.mtu, &format!("{prefix}-box"));
-        lines += &(up(&below) + &up(&above));
+    let (ends, there) = ([uplink.below_end(), uplink.above_end()], uplink.above(spec));
+    let rack = format!("rack{}", uplink.below);
+    let lines = veth(&ends[1], &rack, spec.mtu, &format!("{prefix}-{there}"));
+    ip_batch(Some(wire.name()), &(lines + &up(&ends[0]) + &up(&ends[1])))?;
+    for end in &ends {
+        polls(&wire, end)?;
+        queue(&wire, end, rate)?;
     }
-    ip_batch(Some(wire.name()), &lines)?;
-    for rack in 0..spec.racks {
-        let ends = [below(rack), above(rack)];
-        for end in &ends {
-            polls(&wire, end)?;
-            queue(&wire, end, rate)?;
-        }
-        connect(&wire, [&ends[0], &ends[1]], rate)?;
-    }
-    Ok(())
-}
-
-/// The end of an uplink's cable at the leaf.
-fn below(rack: usize) -> String {
-    format!("below{rack}")
-}
-
-/// Its end at the spine.
-pub(crate) fn above(rack: usize) -> String {
-    format!("above{rack}")
+    connect(&wire, [&ends[0], &ends[1]], rate)
 }
 
 /// Bytes that have left an interface's queue.
@@ -131,11 +114,15 @@ fn burst(rate: Rate) -> u64 {
     (rate.0 / 8 / 1000).max(16 << 10)
 }
 
-fn queue(netns: &Netns, interface: &str, rate: Rate) -> Result<()> {
+fn bucket(rate: Rate) -> String {
     let burst = burst(rate);
-    let class = format!("rate {rate} burst {burst} cburst {burst} quantum 60000");
+    format!("rate {rate} burst {burst} cburst {burst} quantum 60000")
+}
+
+fn queue(netns: &Netns, interface: &str, rate: Rate) -> Result<()> {
+    let bucket = bucket(rate);
     run(netns, "tc", &format!("qdisc add dev {interface} root handle 1: htb default 1"))?;
-    run(netns, "tc", &format!("class add dev {interface} parent 1: classid 1:1 htb {class}"))?;
+    run(netns, "tc", &format!("class add dev {interface} parent 1: classid 1:1 htb {bucket}"))?;
     run(netns, "tc", &format!("qdisc add dev {interface} parent 1:1 bfifo limit 64mb"))
 }
 
@@ -200,7 +187,7 @@ impl Vlan {
         }
         // A machine has interfaces of its own for that.
         if spec.box_vm.is_none() {
-            for node in spec.below().map(leaf).chain(["box".to_owned()]) {
+            for node in spec.boxes().map(Some).chain([None]).map(|number| spec.node(number)) {
                 attach("tag", &node, "br0", TcAttachType::Egress)?;
                 attach("untag", &node, "br0", TcAttachType::Ingress)?;
             }
@@ -209,59 +196,97 @@ impl Vlan {
     }
 }
 
-/// The number of the cable between a box and its parent.
-pub(crate) fn long_cable(below: usize) -> usize {
-    MAX_HOSTS + below
+/// A box's link to a spine, or to its parent.
+pub(crate) struct Uplink {
+    pub below: usize,
+    pub spine: usize,
+    /// Among all.
+    number: usize,
 }
 
-/// Makes the boxes below the spine: each a bridge with its hosts' ports, if it is a rack's, and a link to its parent.
+impl Uplink {
+    /// The number of its cable.
+    pub fn cable(&self) -> usize {
+        MAX_HOSTS + self.number
+    }
+
+    /// The end at the leaf of a cable with a bandwidth.
+    fn below_end(&self) -> String {
+        format!("below{}", self.number)
+    }
+
+    /// Its end at the spine.
+    pub fn above_end(&self) -> String {
+        format!("above{}", self.number)
+    }
+
+    pub fn set_rate(&self, wire: &Netns, rate: Rate) -> Result<()> {
+        let class = format!("parent 1: classid 1:1 htb {}", bucket(rate));
+        let mut ends = [self.below_end(), self.above_end()].into_iter();
+        ends.try_for_each(|end| run(wire, "tc", &format!("class change dev {end} {class}")))
+    }
+
+    /// The namespace where it ends above.
+    fn above(&self, spec: &LabSpec) -> String {
+        spec.node(spec.parent(self.below).or(spec.spine(self.spine)))
+    }
+}
+
+/// All of them: those to the first spine come first.
+pub(crate) fn uplinks(spec: &LabSpec) -> impl Iterator<Item = Uplink> {
+    let all = (0..spec.spines).flat_map(|spine| spec.below().map(move |below| (spine, below)));
+    all.enumerate().map(|(number, (spine, below))| Uplink { below, spine, number })
+}
+
+/// Makes all boxes but the first spine, each a bridge, with its hosts' ports if it is a rack's; and the links between them.
 pub(crate) fn racks(spec: &LabSpec, prefix: &str) -> Result<()> {
-    // Parents first, where the links end.
-    for rack in spec.below().rev() {
+    let node = |name: &str| Netns::open(&format!("{prefix}-{name}"));
+    for number in spec.boxes() {
         let mut lines = String::from("link set lo up\n") + &bridge_line() + &up("br0");
-        lines += &format!("link set br0 address 02:00:00:00:01:{rack:02x}\n");
-        lines += &format!("address add {}/16 dev br0\n", box_ip(Some(rack)));
-        let parent = spec.parent(rack).map_or("box".to_owned(), leaf);
-        let (there, end) = match spec.uplink {
-            Some(_) => (format!("{prefix}-wire"), below(rack)),
-            None if spec.has_long_cables() => (format!("{prefix}-wire"), format!("up{}", long_cable(rack))),
-            None => (format!("{prefix}-{parent}"), format!("rack{rack}")),
-        };
-        lines += &veth(BoxNode::UPLINK, &end, spec.mtu, &there);
-        lines += &format!("link set {0} master br0\n{1}", BoxNode::UPLINK, up(BoxNode::UPLINK));
-        for host in (0..spec.hosts).filter(|&host| spec.rack(host) == Some(rack)) {
+        lines += &format!("link set br0 address 02:00:00:00:01:{number:02x}\n");
+        lines += &format!("address add {}/16 dev br0\n", box_ip(Some(number)));
+        for host in (0..spec.hosts).filter(|&host| spec.rack(host) == Some(number)) {
             if !spec.has_wire() {
                 lines += &towards_host(spec, prefix, host);
             }
             lines += &format!("link set port{host} master br0\n{}", up(&format!("port{host}")));
         }
-        let leaf = format!("{prefix}-{}", leaf(rack));
-        ip_batch(Some(&leaf), &lines)?;
-        if spec.has_long_cables() {
-            lay_cable(long_cable(rack), spec, prefix, &parent, &format!("rack{rack}"))?;
-        }
-        polls(&Netns::open(&leaf)?, BoxNode::UPLINK)?;
-        if let Some(parent) = spec.parent(rack) {
-            let port = format!("rack{rack}");
-            let lines = format!("link set {port} master br0\n{}", up(&port));
-            let parent = format!("{prefix}-{}", crate::lab::leaf(parent));
-            ip_batch(Some(&parent), &lines)?;
-            polls(&Netns::open(&parent)?, &port)?;
-        }
+        ip_batch(Some(node(&spec.node(Some(number)))?.name()), &lines)?;
     }
-    if let Some(rate) = spec.uplink {
-        shape_uplinks(spec, prefix, rate)?;
+    for uplink in uplinks(spec) {
+        let (below, above) = (node(&spec.node(Some(uplink.below)))?, node(&uplink.above(spec))?);
+        let (port, rack) = (BoxNode::uplink(uplink.spine), format!("rack{}", uplink.below));
+        let (there, end) = match spec.uplink {
+            Some(_) => (format!("{prefix}-wire"), uplink.below_end()),
+            None if spec.has_long_cables() => (format!("{prefix}-wire"), format!("up{}", uplink.cable())),
+            None => (above.name().to_owned(), rack.clone()),
+        };
+        let mut lines = veth(&port, &end, spec.mtu, &there);
+        lines += &format!("link set {port} master br0\n{}", up(&port));
+        if uplink.spine > 0 {
+            // Two ways between leaves are a circle.
+            lines += &format!(
+                "link set {port} type bridge_slave learning off flood off mcast_flood off bcast_flood off\n"
+            );
+        }
+        ip_batch(Some(below.name()), &lines)?;
+        polls(&below, &port)?;
+        match spec.uplink {
+            Some(rate) => shape_uplink(&uplink, spec, prefix, rate)?,
+            None if spec.has_long_cables() => lay_cable(uplink.cable(), spec, prefix, above.name(), &rack)?,
+            None => {}
+        }
+        ip_batch(Some(above.name()), &format!("link set {rack} master br0\n{}", up(&rack)))?;
+        polls(&above, &rack)?;
     }
-    let spine = Netns::open(&format!("{prefix}-box"))?;
-    let mut children = spec.below().filter(|&below| spec.parent(below).is_none());
-    children.try_for_each(|rack| polls(&spine, &format!("rack{rack}")))
+    Ok(())
 }
 
 /// Lays a cable whose end `up` leads to a box: its other end, and a port of that box's parent.
 fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &str) -> Result<()> {
     let wire = Netns::open(&format!("{prefix}-wire"))?;
     let ends = [format!("up{number}"), format!("down{number}")];
-    let mut lines = veth(&ends[1], port, spec.mtu, &format!("{prefix}-{parent}"));
+    let mut lines = veth(&ends[1], port, spec.mtu, parent);
     let cable = format!("cable{number}");
     lines += &format!("link add {cable} {BRIDGE}\n");
     for end in &ends {
@@ -315,8 +340,8 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
                 host_lines += &format!("route add {ip}/128 via {leaf6}\n");
             }
         }
-        forward(&node(&leaf(rack)))?;
-        ip_batch(Some(&node(&leaf(rack))), &leaf_lines)?;
+        forward(&node(&spec.box_name(Some(rack))))?;
+        ip_batch(Some(&node(&spec.box_name(Some(rack)))), &leaf_lines)?;
         hosts_of(rack).try_for_each(|host| ip_batch(Some(&node(&format!("h{host}"))), &host_lines))?;
     }
     forward(&node("box"))?;

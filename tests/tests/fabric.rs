@@ -2,14 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use crate::parents::{SECOND, second_parent};
-use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::faults::Faults;
+use netsum_lab::manager::Manager;
+use netsum_lab::{LabSpec, Rate};
+use nix::sys::signal::Signal;
 
 const JOB: &str = "train";
 
-fn fabric(racks: usize, hosts: usize) -> Cluster {
-    let mut cluster = Cluster::without_daemon(LabSpec { racks, mtu: 2300, ..LabSpec::hosts(hosts) }).unwrap();
+/// Two leaves with two hosts each, and spines, each with a daemon.
+fn fabric(spines: usize) -> Cluster {
+    fabric_of(LabSpec { spines, ..LabSpec::default() }, false)
+}
+
+fn fabric_of(spec: LabSpec, pinned: bool) -> Cluster {
+    let spec = LabSpec { hosts: 4, racks: 2, mtu: 2300, ..spec };
+    let mut cluster = Cluster::without_daemon(spec).unwrap();
+    if pinned {
+        cluster.pin();
+    }
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
     cluster
@@ -39,7 +50,7 @@ fn wait(what: &str, condition: impl Fn() -> bool) {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
-    let cluster = fabric(2, 4);
+    let cluster = fabric(1);
     let manager = cluster.start_manager().unwrap();
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
@@ -71,67 +82,196 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     });
 }
 
-/// Sums until the boxes have a part in them again; how often they had none.
-fn work_until_boxes(cluster: &Cluster, group: &mut Group, log: impl Fn() -> String) -> usize {
-    let start = Instant::now();
-    for without in 0.. {
-        let outcomes = group.all_reduce("i32", 20_000, without as u64).unwrap();
+/// What ranks have been through.
+#[derive(Debug, Default)]
+struct Seen {
+    sums: u64,
+    /// Those without the boxes.
+    without: u64,
+    /// The longest sum.
+    pause: Duration,
+    all: Duration,
+}
+
+/// Sums until it is `done`, which hears of each sum whether it came from the boxes, and when. All of them are right.
+fn work_until(
+    group: &mut Group,
+    log: impl Fn() -> String,
+    mut done: impl FnMut(bool, Duration) -> bool,
+) -> Seen {
+    let (start, mut seen) = (Instant::now(), Seen::default());
+    loop {
+        let outcomes = group.all_reduce("i32", 20_000, seen.sums);
+        let outcomes = outcomes.unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", group.log(), log()));
         assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
-        if outcomes.iter().all(|o| o.mode == "box") {
-            return without;
+        let by_boxes = outcomes.iter().all(|o| o.mode == "box");
+        seen.sums += 1;
+        seen.without += u64::from(!by_boxes);
+        seen.all = start.elapsed();
+        let took = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
+        seen.pause = seen.pause.max(took);
+        if done(by_boxes, seen.all) {
+            return seen;
         }
-        let patient = start.elapsed() < PATIENCE;
-        assert!(patient, "{}\n{}\n{}", group.log(), log(), cluster.daemon_log());
+        assert!(seen.all < 2 * PATIENCE, "{seen:?}\n{}\n{}", group.log(), log());
         std::thread::sleep(Duration::from_millis(100));
     }
-    unreachable!()
+}
+
+/// Sums until the boxes have a part in them again.
+fn until_boxes(what: &str, group: &mut Group, log: impl Fn() -> String) -> Seen {
+    let seen = work_until(group, log, |by_boxes, _| by_boxes);
+    println!("{what}: {seen:.1?}");
+    seen
+}
+
+/// Sums for so long.
+fn work_for(what: &str, group: &mut Group, log: impl Fn() -> String, time: Duration) -> Seen {
+    let seen = work_until(group, log, |_, elapsed| elapsed > time);
+    println!("{what}: {seen:.1?}");
+    seen
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
-    let mut cluster = fabric(2, 4);
+    let mut cluster = fabric(1);
     let manager = cluster.start_manager().unwrap();
     let job = JobSpec::new(JOB, 4);
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
     // Its programs go with it: nothing is pinned.
-    cluster.start_leaf(1).unwrap();
-    let without = work_until_boxes(&cluster, &mut group, || manager.log());
-    println!("{without} sums without the boxes");
-    assert!(without > 0 && manager.log().contains("box leaf1 does not sum any more"), "{}", manager.log());
+    cluster.start_box(Some(1)).unwrap();
+    let seen = until_boxes("leaf1 killed and started", &mut group, || manager.log());
+    assert!(
+        seen.without > 0 && manager.log().contains("box leaf1 does not sum any more"),
+        "{}",
+        manager.log()
+    );
     work(&mut group, 2);
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
-    // Rack 2's box is the second spine.
-    let mut cluster = Cluster::without_daemon(LabSpec { racks: 3, mtu: 2300, ..LabSpec::hosts(6) }).unwrap();
-    second_parent(cluster.lab());
-    cluster.start_daemon().unwrap();
-    cluster.start_leaves().unwrap();
-    let links = [0, 1].map(|rack| (format!("leaf{rack}/{SECOND}"), format!("leaf2/down{rack}")));
-    let manager = cluster.start_manager_with(&links).unwrap();
+    let cluster = fabric(2);
+    let spine1 = cluster.lab().spec().spine(1);
+    let manager = cluster.start_manager().unwrap();
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
     let members = |node: Option<usize>| cluster.netsum_on(node, &["job", "show", JOB]);
-    assert!(members(Some(0)).unwrap().contains("uplink=1,second=1"), "{}", members(Some(0)).unwrap());
-    assert!(members(Some(2)).unwrap().contains("0-1,2-3"));
-    cluster.lab().leaf(2).set_link("down1", false).unwrap();
-    let cut = Instant::now();
-    let without = work_until_boxes(&cluster, &mut group, || manager.log());
-    println!("{without} sums without the boxes; {:.1} s until they sum again", cut.elapsed().as_secs_f64());
+    assert!(members(Some(0)).unwrap().contains("uplink=1,uplink1=1"), "{}", members(Some(0)).unwrap());
+    assert!(members(spine1).unwrap().contains("0-1,2-3"));
+    cluster.lab().spine(1).set_link("rack1", false).unwrap();
+    until_boxes("a link of spine1 down", &mut group, || manager.log());
     println!("{}\n{}", manager.log(), group.log());
     work(&mut group, 2);
-    assert!(members(Some(2)).is_err() && manager.log().contains("its tree has changed"), "{}", manager.log());
+    assert!(members(spine1).is_err() && manager.log().contains("its tree has changed"), "{}", manager.log());
     // And apart again.
-    cluster.lab().leaf(2).set_link("down1", true).unwrap();
+    cluster.lab().spine(1).set_link("rack1", true).unwrap();
     let start = Instant::now();
-    while members(Some(2)).is_err() {
+    while members(spine1).is_err() {
         assert!(start.elapsed() < PATIENCE, "{}", manager.log());
-        work_until_boxes(&cluster, &mut group, || manager.log());
+        until_boxes("and up", &mut group, || manager.log());
     }
     work(&mut group, 3);
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A job of two rings at work.
+fn at_work(cluster: &Cluster) -> (Manager, Group) {
+    let manager = cluster.start_manager().unwrap();
+    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+    (manager, group)
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_link_that_carries_one_direction_alone_ends_no_job() {
+    let cluster = fabric_of(LabSpec { spines: 2, cables: true, ..LabSpec::default() }, false);
+    let (manager, mut group) = at_work(&cluster);
+    let log = || manager.log();
+    for (what, up, down) in
+        [("up", Faults::loss(1.0), Faults::NONE), ("down", Faults::NONE, Faults::loss(1.0))]
+    {
+        let cable = cluster.lab().leaf(1).cable(1).unwrap();
+        cable.set(up, down, 1).unwrap();
+        let seen = work_for(&format!("nothing goes {what} to spine1"), &mut group, log, 10 * SECOND);
+        assert!(seen.without > 0, "{seen:?}");
+        cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
+        until_boxes("mended", &mut group, log);
+    }
+    // All that the ranks tell each other goes by the first spine.
+    let cable = cluster.lab().leaf(1).cable(0).unwrap();
+    let files = group.order_all_reduce("i32", 2_000_000, 1).unwrap();
+    std::thread::sleep(SECOND / 4);
+    cable.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
+    std::thread::sleep(2 * SECOND);
+    cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
+    let outcomes = group.check_all_reduce("i32", 2_000_000, 1, &files).unwrap();
+    assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
+    until_boxes("nothing went up to spine0 for 2 s", &mut group, log);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_parent_that_is_slow_makes_all_wait_and_no_sum_wrong() {
+    let rate = |text: &str| Some(text.parse::<Rate>().unwrap());
+    let cluster = fabric_of(LabSpec { spines: 2, uplink: rate("100mbit"), ..LabSpec::default() }, false);
+    let (manager, mut group) = at_work(&cluster);
+    let log = || manager.log();
+    cluster.lab().set_uplink_rate(1, rate("1mbit").unwrap()).unwrap();
+    work_for("links of spine1 at 1 Mb/s", &mut group, log, 5 * SECOND);
+    cluster.lab().set_uplink_rate(1, rate("100mbit").unwrap()).unwrap();
+    until_boxes("fast again", &mut group, log);
+    // A daemon that gets no processor at all: packets do not need it.
+    let spine1 = cluster.lab().spec().spine(1);
+    cluster.signal_box(spine1, Signal::SIGSTOP).unwrap();
+    let seen = work_for("the daemon of spine1 stands still", &mut group, log, 5 * SECOND);
+    cluster.signal_box(spine1, Signal::SIGCONT).unwrap();
+    assert_eq!(seen.without, 0, "{}", manager.log());
+    wait("spine1 answers again", || manager.log().contains("box spine1: answers again"));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn boxes_and_manager_start_again_in_any_order() {
+    let mut cluster = fabric(2);
+    let (manager, mut group) = at_work(&cluster);
+    manager.kill().unwrap();
+    cluster.start_box(Some(0)).unwrap();
+    work_for("leaf0 started again without a manager", &mut group, String::new, 2 * SECOND);
+    let manager = cluster.start_manager().unwrap();
+    let seen = until_boxes("the manager after leaf0", &mut group, || manager.log());
+    assert!(seen.without > 0, "{}", manager.log());
+    work(&mut group, 2);
+
+    cluster.kill_box(Some(0)).unwrap();
+    manager.kill().unwrap();
+    work_for("neither leaf0 nor manager", &mut group, String::new, 2 * SECOND);
+    let manager = cluster.start_manager().unwrap();
+    work_for("a manager without leaf0", &mut group, || manager.log(), 2 * SECOND);
+    cluster.start_box(Some(0)).unwrap();
+    let seen = until_boxes("leaf0 after the manager", &mut group, || manager.log());
+    assert!(seen.without > 0, "{}", manager.log());
+    work(&mut group, 3);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn daemons_that_are_killed_with_their_programs_pinned_are_not_missed() {
+    let mut cluster = fabric_of(LabSpec { spines: 2, ..LabSpec::default() }, true);
+    let (manager, mut group) = at_work(&cluster);
+    for number in [Some(1), None] {
+        cluster.kill_box(number).unwrap();
+        let seen = work_for("killed, programs pinned", &mut group, || manager.log(), 3 * SECOND);
+        assert_eq!(seen.without, 0, "{}", manager.log());
+        cluster.start_box(number).unwrap();
+        let seen = work_for("started again", &mut group, || manager.log(), 3 * SECOND);
+        assert_eq!(seen.without, 0, "{}", manager.log());
+    }
 }

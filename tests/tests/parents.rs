@@ -2,32 +2,7 @@
 
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::lab::BoxNode;
-use netsum_lab::netns::{self, Netns};
-use netsum_lab::{Lab, LabSpec};
-
-/// The port of a leaf towards the second parent.
-pub const SECOND: &str = "second";
-
-fn run(netns: &Netns, line: &str) {
-    let mut words = line.split(' ');
-    netns::output(netns.command(words.next().unwrap()).args(words)).unwrap();
-}
-
-/// Makes rack 2's box a second parent of racks 0 and 1. There is no circle: the leaves' bridges send nothing that way by themselves.
-pub fn second_parent(lab: &Lab) {
-    let parent = lab.leaf(2);
-    parent.set_link(BoxNode::UPLINK, false).unwrap();
-    for rack in [0, 1] {
-        let leaf = lab.leaf(rack);
-        run(leaf, &format!("ip link add {SECOND} type veth peer name down{rack} netns {}", parent.name()));
-        run(leaf, &format!("ip link set {SECOND} master br0 up"));
-        run(
-            leaf,
-            &format!("bridge link set dev {SECOND} learning off flood off mcast_flood off bcast_flood off"),
-        );
-        run(parent, &format!("ip link set down{rack} master br0 up"));
-    }
-}
+use netsum_lab::{LabSpec, netns};
 
 /// Bytes that a leaf has sent by a port.
 fn sent(leaf: &BoxNode, port: &str) -> u64 {
@@ -39,18 +14,18 @@ fn sent(leaf: &BoxNode, port: &str) -> u64 {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn each_parent_gets_the_bytes_of_its_rings() {
-    let mut cluster = Cluster::start(LabSpec { racks: 3, ..LabSpec::hosts(6) }).unwrap();
-    second_parent(cluster.lab());
+    let mut cluster = Cluster::start(LabSpec { racks: 2, spines: 2, ..LabSpec::hosts(4) }).unwrap();
+    let second = cluster.lab().spec().spine(1);
     cluster.start_leaves().unwrap();
     let job = JobSpec { rings: 3, ..JobSpec::new("shared", 4) };
     let peers: Vec<_> = (0..4).map(|host| cluster.lab().host(host).ip(0).to_string()).collect();
     let peers = peers.join(",");
-    let (leaf, parent) = (["--uplink", "uplink=2,second=1"], ["--groups", "0-1,2-3"]);
+    let (leaf, parent) = (["--uplink", "uplink=2,uplink1=1"], ["--groups", "0-1,2-3"]);
     for (node, rings, members, ports, more) in [
         (Some(0), 3, [&["--members", "0-1"], &leaf[..]].concat(), "port0,port1", &[][..]),
         (Some(1), 3, [&["--members", "2-3"], &leaf[..]].concat(), "port2,port3", &[]),
         (None, 2, parent.to_vec(), "rack0,rack1", &["--rings", "0-1"]),
-        (Some(2), 1, parent.to_vec(), "down0,down1", &["--rings", "2"]),
+        (second, 1, parent.to_vec(), "rack0,rack1", &["--rings", "2"]),
     ] {
         let create = JobSpec { rings, ..job.clone() }.create_arguments();
         let create: Vec<&str> = create.iter().map(String::as_str).collect();
@@ -61,7 +36,7 @@ fn each_parent_gets_the_bytes_of_its_rings() {
     }
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
     let counted =
-        || [0, 1].map(|rack| [BoxNode::UPLINK, SECOND].map(|port| sent(cluster.lab().leaf(rack), port)));
+        || [0, 1].map(|rack| [0, 1].map(|spine| sent(cluster.lab().leaf(rack), &BoxNode::uplink(spine))));
     let before = counted();
     for (seed, dtype) in [(1, "i32"), (2, "f32"), (3, "i32")] {
         let outcomes = group.all_reduce(dtype, 1_000_000, seed).unwrap();

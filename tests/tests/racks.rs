@@ -112,7 +112,7 @@ fn all_reduce_with_losses(spec: LabSpec, len: usize) -> (Cluster, Racks) {
         }
     }
     for below in lab.spec().below() {
-        let counts = lab.leaf(below).cable().unwrap().counts().unwrap();
+        let counts = lab.leaf(below).cable(0).unwrap().counts().unwrap();
         assert!(counts.up.lost > 0 && counts.down.lost > 0, "{what}, uplink {below}: {counts:?}");
     }
     (cluster, boxes)

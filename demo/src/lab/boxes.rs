@@ -1,78 +1,128 @@
-//! The daemons of all boxes: of one, or of the racks' and the spine's.
+//! A lab whose boxes have daemons, the manager of several boxes, and their job.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use anyhow::{Context, Result};
-use netsum_lab::Lab;
-use netsum_lab::lab::BoxNode;
+use netsum_demo::{LAYOUT, PATH_MTU};
+use netsum_lab::cluster::{Cluster, JobSpec};
+use netsum_lab::manager::Manager;
+use netsum_lab::{Lab, LabSpec};
 
-use super::daemon::{Daemon, Job};
-use super::link::addresses;
+use super::failure::Victim;
 
-/// Daemons, and their job.
+const NAME: &str = "digits";
+
+/// A job, as its ranks need to know it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub name: &'static str,
+    /// What its ranks prove themselves with.
+    pub token: String,
+    /// Where its ranks join.
+    pub controller: String,
+}
+
+/// All of it, of one box or of several.
 pub struct Boxes {
-    /// Of the racks; the spine's or the only box's comes last.
-    daemons: Vec<Daemon>,
+    // Dropped first: it runs in the lab.
+    manager: Option<Manager>,
+    cluster: Cluster,
     pub job: Job,
 }
 
 impl Boxes {
-    /// Starts them, and creates the job. Where there are several, they are told of the ranks' connections, too.
-    pub fn start(lab: &Lab, program: &Path, folder: &Path) -> Result<Self> {
-        let (racks, ranks) = (lab.spec().racks, lab.hosts().len());
-        let mut nodes = (0..racks).map(|rack| lab.leaf(rack)).chain([lab.box_()]);
-        let daemons: Vec<Daemon> =
-            nodes.by_ref().map(|node| Daemon::start(node, program, folder)).collect::<Result<_>>()?;
-        let spine = daemons.last().context("a box")?;
-        if racks == 0 {
-            let job = spine.create_job(ranks, &[])?;
-            return Ok(Self { daemons, job });
-        }
-        let (peers, mut groups, mut spine_ports) = (addresses(lab), Vec::new(), Vec::new());
-        for (rack, daemon) in daemons[..racks].iter().enumerate() {
-            let hosts: Vec<usize> = (0..ranks).filter(|&host| lab.spec().rack(host) == Some(rack)).collect();
-            let group = format!("{}-{}", hosts[0], hosts[hosts.len() - 1]);
-            let job = daemon.create_job(ranks, &["--members", &group, "--uplink", BoxNode::UPLINK])?;
-            let ports = hosts.iter().map(|&host| lab.leaf(rack).port(host));
-            daemon.register(&job, &peers, &ports.chain([BoxNode::UPLINK.to_owned()]).collect::<Vec<_>>())?;
-            groups.push(group);
-            spine_ports.push(lab.box_().rack_port(rack));
-        }
-        let job = spine.create_job(ranks, &["--groups", &groups.join(",")])?;
-        spine.register(&job, &peers, &spine_ports)?;
-        Ok(Self { daemons, job })
+    /// Builds the lab, starts the daemons, and creates the job: where there are several, at their manager.
+    pub fn start(spec: LabSpec) -> Result<Self> {
+        let job = JobSpec {
+            mtu: PATH_MTU,
+            message_size: LAYOUT.message_size,
+            window: LAYOUT.window,
+            // One for each spine, or the others would have nothing to do.
+            rings: spec.spines as u32,
+            ..JobSpec::new(NAME, spec.hosts as u32)
+        };
+        let mut cluster = Cluster::start(spec)?;
+        let (mut manager, mut controller) = (None, cluster.workers());
+        let token = if cluster.lab().spec().racks == 0 {
+            cluster.create_job(&job)?
+        } else {
+            cluster.start_leaves()?;
+            controller = cluster.manager();
+            manager.insert(cluster.start_manager()?).create(&cluster, &job)?
+        };
+        let job = Job { name: NAME, token, controller: controller.to_string() };
+        Ok(Self { manager, cluster, job })
     }
 
-    /// What the boxes next to the hosts have counted for the job.
+    pub fn lab(&self) -> &Lab {
+        self.cluster.lab()
+    }
+
+    /// What the boxes next to the hosts have counted for the job since they were told of it.
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
         let mut all = BTreeMap::new();
-        let next_to_hosts = &self.daemons[..(self.daemons.len() - 1).max(1)];
-        for daemon in next_to_hosts {
-            for (name, count) in daemon.counters(&self.job)? {
-                *all.entry(name).or_default() += count;
-            }
+        let racks = self.lab().spec().racks;
+        for number in if racks == 0 { vec![None] } else { (0..racks).map(Some).collect() } {
+            let said = self.cluster.netsum_on(number, &["-j", "stats", NAME])?;
+            let counted = parse_counters(&said).with_context(|| format!("netsum stats said `{said}`"))?;
+            counted.into_iter().for_each(|(name, count)| *all.entry(name).or_default() += count);
         }
         Ok(all)
     }
 
     /// Deletes the job.
     pub fn forget(&self) -> Result<()> {
-        self.daemons.iter().try_for_each(|daemon| daemon.delete_job(&self.job))
+        let delete = ["job", "delete", NAME];
+        match &self.manager {
+            Some(manager) => manager.netsum(&self.cluster, &delete).map(drop),
+            None => self.cluster.netsum(&delete).map(drop),
+        }
     }
 
-    /// An error if one has ended.
-    pub fn check(&mut self) -> Result<()> {
-        self.daemons.iter_mut().try_for_each(Daemon::check)
+    pub fn fail(&mut self, victim: &Victim) -> Result<()> {
+        match *victim {
+            Victim::Manager => self.manager.take().map_or(Ok(()), Manager::kill),
+            Victim::Box(number) => self.cluster.kill_box(number),
+            Victim::Link { rack, spine } => self.set_link(rack, spine, false),
+        }
     }
 
-    /// What they have logged, to be appended to an error.
+    pub fn mend(&mut self, victim: &Victim) -> Result<()> {
+        match *victim {
+            Victim::Manager => self.manager = Some(self.cluster.start_manager()?),
+            Victim::Box(number) => self.cluster.start_box(number)?,
+            Victim::Link { rack, spine } => self.set_link(rack, spine, true)?,
+        }
+        Ok(())
+    }
+
+    fn set_link(&self, rack: usize, spine: usize, up: bool) -> Result<()> {
+        let above = self.lab().spine(spine);
+        above.set_link(&above.rack_port(rack), up)
+    }
+
+    /// What has been logged, to be appended to an error.
     pub fn said(&self) -> String {
-        self.daemons.iter().map(Daemon::said).collect()
+        let manager = self.manager.as_ref().map(Manager::log).unwrap_or_default();
+        format!("\nthe box said:\n{}{manager}", self.cluster.daemon_log())
     }
+}
 
-    /// Tells them to end, and waits until they have.
-    pub fn stop(self) -> Result<()> {
-        self.daemons.into_iter().try_for_each(Daemon::stop)
+/// The counters in what `netsum stats JOB -j` prints; the timing beside them is none.
+fn parse_counters(stats: &str) -> Result<BTreeMap<String, u64>> {
+    let all: BTreeMap<String, serde_json::Value> = serde_json::from_str(stats)?;
+    Ok(all.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_beside_the_timing() {
+        let said = r#"{"completed":18040,"steered":3,"timing":{"sampled":64,"ranks":[]}}"#;
+        let counters = parse_counters(said).unwrap();
+        assert_eq!(counters, BTreeMap::from([("completed".to_owned(), 18040), ("steered".to_owned(), 3)]));
+        assert!(parse_counters("error: no job").is_err());
     }
 }

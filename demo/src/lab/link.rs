@@ -15,10 +15,14 @@ pub fn addresses(lab: &Lab) -> String {
     lab.hosts().iter().map(|host| host.ip(0).to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// What a rack's box has sent to the spine and received from there so far.
-pub fn read_uplink(lab: &Lab, rack: usize) -> Result<LinkBytes> {
-    let LinkBytes { sent, received } = of(lab.box_(), &lab.box_().rack_port(rack))?;
-    Ok(LinkBytes { sent: received, received: sent })
+/// What a rack's box has sent to all spines and received from there so far.
+pub fn read_uplinks(lab: &Lab, rack: usize) -> Result<LinkBytes> {
+    let mut all = LinkBytes::default();
+    for spine in (0..lab.spec().spines).map(|spine| lab.spine(spine)) {
+        let there = of(spine, &spine.rack_port(rack))?;
+        all = LinkBytes { sent: all.sent + there.received, received: all.received + there.sent };
+    }
+    Ok(all)
 }
 
 fn of(netns: &Netns, interface: &str) -> Result<LinkBytes> {

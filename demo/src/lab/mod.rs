@@ -3,13 +3,14 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`daemon`] | `netsum run` on a box, and its job; [`boxes`]: those of all boxes |
+//! | [`boxes`] | the lab, `netsum run` on all boxes, the manager of several, and their job |
+//! | [`failure`] | what is killed or cut in mid-training |
 //! | [`ranks`] | the training processes on the hosts, and the progress bar |
 //! | [`link`] | hosts' addresses, and the byte counters of links |
 //! | [`interrupt`] | Ctrl-C |
 
 mod boxes;
-mod daemon;
+mod failure;
 mod interrupt;
 mod link;
 mod ranks;
@@ -17,9 +18,11 @@ mod ranks;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_demo::report::{Line, LinkBytes, Ring, Summary, Trained, grouped};
+use netsum_demo::failure::Failure;
+use netsum_demo::report::{Line, LinkBytes, Ring, Summary, Trained};
 use netsum_demo::train::Config;
 use netsum_demo::{DEFAULT_EPOCHS, PATH_MTU, plot};
 use netsum_lab::faults::Faults;
@@ -27,7 +30,8 @@ use netsum_lab::netns::output;
 use netsum_lab::{Lab, LabSpec};
 
 use boxes::Boxes;
-use ranks::{Ranks, Summer};
+use failure::{Plan, Victim};
+use ranks::{Ranks, Summer, Training};
 
 /// Hosts of a lab that train together.
 #[derive(clap::Args, Debug)]
@@ -47,22 +51,28 @@ pub struct DemoArgs {
     /// Folder for the picture, the summary and the weights.
     #[arg(long, default_value = "demo-out")]
     out: PathBuf,
-    /// Spread the hosts over so many racks, each with a box, and a spine between these. With 0 there is one box for all.
+    /// Spread the hosts over so many racks, each with a box, and a spine between these; a fabric manager has them sum. With 0 there is
+    /// one box for all.
     #[arg(long, default_value_t = 0)]
     racks: u8,
+    /// With --racks: so many spines.
+    #[arg(long, default_value_t = 1, requires = "racks", value_parser = clap::value_parser!(u8).range(1..=8))]
+    spines: u8,
+    /// With --racks: what fails in mid-training, for five seconds. `spine0`, `leaf1` and so on: netsum on that box is killed, and its
+    /// programs with it. `uplink`: the last leaf's link to the last spine is cut. `manager`: the fabric manager is killed. The training
+    /// is slowed down to be watched, and there is no second one with a ring of the hosts.
+    #[arg(long, requires = "racks")]
+    fail: Option<String>,
     /// Do not train a second time with a ring of the hosts, to compare the bytes.
     #[arg(long)]
     no_ring: bool,
 }
 
+/// Time of a step beside its all-reduce where something fails, in seconds.
+const WATCHED: f64 = 0.04;
+
 /// Losses beyond this make a demo that nobody waits for.
 const MOST_LOSS: f64 = 0.2;
-
-/// Where the programs are: beside this one.
-struct Programs {
-    netsum: PathBuf,
-    demo: PathBuf,
-}
 
 /// Trains by the box, by a ring of the hosts, and in one process.
 ///
@@ -73,37 +83,28 @@ pub fn run(args: DemoArgs) -> Result<()> {
     ensure!(args.racks != 1, "--racks 1: a spine needs two racks, and one box needs none");
     ensure!(u16::from(args.racks) <= args.hosts, "--racks {}: there are {} hosts", args.racks, args.hosts);
     std::fs::create_dir_all(&args.out).with_context(|| format!("--out {}", args.out.display()))?;
-    let demo = std::env::current_exe()?;
-    let programs = Programs { netsum: demo.with_file_name("netsum"), demo };
+    let program = std::env::current_exe()?;
     let config = Config::new(args.hosts.into(), args.epochs.into(), args.seed);
 
-    let mut lab = build_lab(&args)?;
-    let folder = tempfile::tempdir().context("a folder for the daemon's files")?;
-    let mut boxes = Boxes::start(&lab, &programs.netsum, folder.path())?;
+    let spec = lab_spec(&args);
+    let victim = args.fail.as_ref().map(|text| Victim::parse(text, &spec)).transpose()?;
+    let mut boxes = Boxes::start(spec)?;
     let job = boxes.job.clone();
-    println!(
-        "the {} has the job `{}`: {} ranks, {} bytes of memory",
-        if args.racks == 0 { "box" } else { "spine" },
-        job.name,
-        config.ranks,
-        grouped(job.memory)
-    );
+    println!("the {} has the job `{}`: {} ranks", who(&args), job.name, config.ranks);
 
-    let summer = if args.racks == 0 { Summer::Box(&job) } else { Summer::Boxes };
     println!("training; the box{}", if args.racks == 0 { " sums" } else { "es sum" });
-    let by_box = train(&mut lab, &mut boxes, &args, &config, &programs, summer)?;
+    let by_box = train(&mut boxes, &args, &config, &program, Summer::Box(&job), victim)?;
     // Else they would sum for the ring, too.
     boxes.forget()?;
-    let by_ring = if args.no_ring {
+    let by_ring = if args.no_ring || victim.is_some() {
         None
     } else {
         println!("the same again, summed by a ring of the hosts, to compare");
-        Some(train(&mut lab, &mut boxes, &args, &config, &programs, Summer::Ring)?)
+        Some(train(&mut boxes, &args, &config, &program, Summer::Ring, None)?)
     };
-    boxes.stop()?;
-    drop(lab);
+    drop(boxes);
     println!("the same in one process");
-    let (reference, alone) = train_alone(&config, &programs, &args.out)?;
+    let (reference, alone) = train_alone(&config, &program, &args.out)?;
 
     let same = |weights: &[Vec<u8>], one: &Vec<u8>| weights.iter().all(|w| w == one);
     let summary = Summary {
@@ -127,6 +128,7 @@ pub fn run(args: DemoArgs) -> Result<()> {
             seconds: ring.ranks[0].seconds,
             identical: same(&ring.weights, &alone),
         }),
+        failure: by_box.failure,
         loss: by_box.loss,
     };
     let picture = present(&summary, &args.out)?;
@@ -140,17 +142,27 @@ pub fn run(args: DemoArgs) -> Result<()> {
     Ok(())
 }
 
-fn build_lab(args: &DemoArgs) -> Result<Lab> {
-    let racks = usize::from(args.racks);
-    match racks {
-        0 => println!("building a lab: {} hosts on the ports of a box with a Linux bridge", args.hosts),
-        _ => println!("building a lab: {} hosts in {racks} racks, a box for each, and a spine", args.hosts),
+/// Who has the job.
+fn who(args: &DemoArgs) -> &'static str {
+    if args.racks == 0 { "box" } else { "manager" }
+}
+
+fn lab_spec(args: &DemoArgs) -> LabSpec {
+    let (racks, spines) = (usize::from(args.racks), usize::from(args.spines));
+    match (racks, spines) {
+        (0, _) => println!("building a lab: {} hosts on the ports of a box with a Linux bridge", args.hosts),
+        (_, 1) => {
+            println!("building a lab: {} hosts in {racks} racks, a box for each, and a spine", args.hosts)
+        }
+        _ => println!(
+            "building a lab: {} hosts in {racks} racks, a box for each, and {spines} spines",
+            args.hosts
+        ),
     }
-    let lab = Lab::new(LabSpec { cables: args.drop > 0.0, racks, ..LabSpec::hosts(args.hosts.into()) })?;
     if args.drop > 0.0 {
         println!("each host's link loses {} % of the packets in each direction", 100.0 * args.drop);
     }
-    Ok(lab)
+    LabSpec { cables: args.drop > 0.0, racks, spines, ..LabSpec::hosts(args.hosts.into()) }
 }
 
 /// What the hosts came to.
@@ -164,17 +176,19 @@ struct Together {
     uplinks: Vec<LinkBytes>,
     /// Packets lost on all links, if any were to be lost.
     lost: Option<u64>,
+    failure: Option<Failure>,
 }
 
 /// Trains on the lab's hosts.
 fn train(
-    lab: &mut Lab,
     boxes: &mut Boxes,
     args: &DemoArgs,
     config: &Config,
-    programs: &Programs,
+    program: &Path,
     summer: Summer<'_>,
+    victim: Option<Victim>,
 ) -> Result<Together> {
+    let lab = boxes.lab();
     if args.drop > 0.0 {
         for host in lab.hosts() {
             // Another seed for each host, or all would lose the same packets.
@@ -184,17 +198,25 @@ fn train(
     }
     let read = |lab: &Lab| {
         let hosts = lab.hosts().iter().map(link::read).collect::<Result<Vec<_>>>()?;
-        let uplinks = (0..lab.spec().racks).map(|rack| link::read_uplink(lab, rack));
+        let uplinks = (0..lab.spec().racks).map(|rack| link::read_uplinks(lab, rack));
         Ok::<_, anyhow::Error>((hosts, uplinks.collect::<Result<Vec<_>>>()?))
     };
     let before = read(lab)?;
-    let processes = Ranks::start(lab, config, &programs.demo, summer, &args.out)?;
-    let (ranks, loss) = processes.train(boxes)?;
+    let compute = if victim.is_some() { WATCHED } else { 0.0 };
+    let processes = Ranks::start(lab, config, program, summer, compute, &args.out)?;
+    let mut plan = victim.map(|victim| Plan::new(victim, processes.steps));
+    let Training { ranks, loss, times, began } = processes.train(boxes, plan.as_mut())?;
+    let lab = boxes.lab();
     let after = read(lab)?;
-    // Before the job's ring goes with its ranks.
+    let failure = plan.and_then(|Plan { victim, failed, mended, .. }| {
+        let seconds = |at: Instant| (at - began).as_secs_f64();
+        let (failed, mended) = (seconds(failed?), mended.map(seconds));
+        Some(Failure { words: victim.words(lab.spec()), failed, mended, steps: times })
+    });
+    // Before the job's ring goes with its ranks. Boxes that were told anew have forgotten what they had counted.
     let counters = match summer {
-        Summer::Box(_) | Summer::Boxes => boxes.counters()?,
-        Summer::Ring => BTreeMap::new(),
+        Summer::Box(_) if failure.is_none() => boxes.counters()?,
+        _ => BTreeMap::new(),
     };
     let mut lost = None;
     if args.drop > 0.0 {
@@ -211,13 +233,14 @@ fn train(
         links: link::since(&before.0, &after.0),
         uplinks: link::since(&before.1, &after.1),
         lost,
+        failure,
     })
 }
 
 /// The same training in one process: the same program, without a network. What it came to, and the weights.
-fn train_alone(config: &Config, programs: &Programs, out: &Path) -> Result<(Trained, Vec<u8>)> {
+fn train_alone(config: &Config, program: &Path, out: &Path) -> Result<(Trained, Vec<u8>)> {
     let file = "weights-reference.bin";
-    let mut command = Command::new(&programs.demo);
+    let mut command = Command::new(program);
     command.arg("reference").args(ranks::training_arguments(config)).arg("--weights").arg(out.join(file));
     let said = output(&mut command)?;
     let last = said.lines().last().context("netsum-demo reference said nothing")?;

@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use netsum_demo::failure::StepTime;
 use netsum_demo::report::{Line, Trained};
 use netsum_demo::train::Config;
 use netsum_lab::Lab;
 use netsum_lab::process::Running;
 
-use super::boxes::Boxes;
-use super::daemon::Job;
+use super::boxes::{Boxes, Job};
+use super::failure::{Now, Plan};
 use super::{interrupt, link};
 
 /// A step, or connecting, may take so long before the demo gives up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often we look for Ctrl-C and for a dead daemon.
+/// How often we look for Ctrl-C, and for what is to fail.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Who sums.
 #[derive(Clone, Copy)]
 pub enum Summer<'a> {
+    /// The box, or several.
     Box(&'a Job),
-    /// Several boxes, which know of the ranks' connections.
-    Boxes,
-    /// The hosts themselves, by a ring that the box knows nothing of.
+    /// The hosts themselves, by a ring that no box knows of.
     Ring,
 }
 
@@ -35,17 +35,17 @@ impl Summer<'_> {
     /// A rank's weights, in the folder for results.
     pub fn weights_file(self, rank: usize) -> String {
         match self {
-            Self::Box(_) | Self::Boxes => format!("weights-{rank}.bin"),
+            Self::Box(_) => format!("weights-{rank}.bin"),
             Self::Ring => format!("weights-ring-{rank}.bin"),
         }
     }
 
     fn arguments(self, lab: &Lab) -> Vec<String> {
         match self {
-            Self::Box(job) => ["--controller", &job.controller, "--job", &job.name, "--token", &job.token]
+            Self::Box(job) => ["--controller", &job.controller, "--job", job.name, "--token", &job.token]
                 .map(str::to_owned)
                 .into(),
-            Self::Boxes | Self::Ring => vec!["--peers".to_owned(), link::addresses(lab)],
+            Self::Ring => vec!["--peers".to_owned(), link::addresses(lab)],
         }
     }
 }
@@ -55,6 +55,16 @@ pub fn training_arguments(config: &Config) -> Vec<String> {
     let (ranks, epochs, seed) =
         (config.ranks.to_string(), config.epochs.to_string(), config.seed.to_string());
     ["--ranks", &ranks, "--epochs", &epochs, "--seed", &seed].map(str::to_owned).into()
+}
+
+/// What became of a training.
+pub struct Training {
+    /// In rank order.
+    pub ranks: Vec<Trained>,
+    /// Of each step.
+    pub loss: Vec<f32>,
+    pub times: Vec<StepTime>,
+    pub began: Instant,
 }
 
 /// What comes from a rank.
@@ -67,15 +77,22 @@ enum Event {
 /// Training processes. They end with their lab.
 pub struct Ranks {
     number: usize,
-    events: Receiver<(usize, Event)>,
+    events: Receiver<(usize, Instant, Event)>,
     /// Dropped when the ranks may leave.
     stay: Vec<Sender<()>>,
-    steps: usize,
+    pub steps: usize,
 }
 
 impl Ranks {
     /// Starts a rank on each host.
-    pub fn start(lab: &Lab, config: &Config, program: &Path, summer: Summer<'_>, out: &Path) -> Result<Self> {
+    pub fn start(
+        lab: &Lab,
+        config: &Config,
+        program: &Path,
+        summer: Summer<'_>,
+        compute: f64,
+        out: &Path,
+    ) -> Result<Self> {
         let data = netsum_demo::data::Data::load()?;
         let (send, events) = channel();
         let mut stay = Vec::new();
@@ -83,6 +100,7 @@ impl Ranks {
             let mut command = host.command(program);
             command.args(["rank", "--stay", "--rank", &rank.to_string(), "--ip", &host.ip(0).to_string()]);
             command.args(summer.arguments(lab)).args(training_arguments(config));
+            command.args(["--compute", &compute.to_string()]);
             command.arg("--weights").arg(out.join(summer.weights_file(rank)));
             // Ctrl-C is for this process, which ends the ranks in order.
             command.process_group(0);
@@ -92,21 +110,22 @@ impl Ranks {
             stay.push(may_stay);
             let send = send.clone();
             std::thread::spawn(move || {
-                let ended = read(rank, process, &leave, |line| send.send((rank, Event::Line(line))).is_ok());
+                let pass_on = |event| send.send((rank, Instant::now(), event)).is_ok();
+                let ended = read(rank, process, &leave, |line| pass_on(Event::Line(line)));
                 // Nobody listens any more when the demo has failed already.
-                let _ = send.send((rank, Event::Ended(ended)));
+                pass_on(Event::Ended(ended));
             });
         }
         Ok(Self { number: lab.hosts().len(), events, stay, steps: config.steps(&data) })
     }
 
-    /// Shows the progress until all have trained; what each rank came to, and the loss of each step. The ranks stay.
-    pub fn train(&self, boxes: &mut Boxes) -> Result<(Vec<Trained>, Vec<f32>)> {
+    /// Shows the progress until all have trained. The ranks stay.
+    pub fn train(&self, boxes: &mut Boxes, plan: Option<&mut Plan>) -> Result<Training> {
         let style = "  {bar:40} step {pos}/{len}  {msg}  {elapsed} ";
         let bar = ProgressBar::new(self.steps as u64)
             .with_style(ProgressStyle::with_template(style)?.progress_chars("=> "))
             .with_message("connecting");
-        let result = self.follow(boxes, &bar);
+        let result = self.follow(boxes, plan, &bar);
         // The bar stays where it is, and the next line begins below it.
         bar.abandon();
         if !bar.is_hidden() {
@@ -120,7 +139,7 @@ impl Ranks {
         self.stay.clear();
         let mut ended = 0;
         while ended < self.number {
-            if let (_, Event::Ended(result)) = self.next(boxes)? {
+            if let (_, _, Event::Ended(result)) = self.next(boxes, |_| Ok(()))? {
                 result?;
                 ended += 1;
             }
@@ -128,14 +147,37 @@ impl Ranks {
         Ok(())
     }
 
-    fn follow(&self, boxes: &mut Boxes, bar: &ProgressBar) -> Result<(Vec<Trained>, Vec<f32>)> {
+    fn follow(&self, boxes: &mut Boxes, mut plan: Option<&mut Plan>, bar: &ProgressBar) -> Result<Training> {
         let mut trained: Vec<Option<Trained>> = vec![None; self.number];
-        let mut loss = Vec::with_capacity(self.steps);
+        let (mut loss, mut times) = (Vec::with_capacity(self.steps), Vec::with_capacity(self.steps));
+        let mut began = Instant::now();
         while trained.iter().any(Option::is_none) {
-            match self.next(boxes)? {
-                (0, Event::Line(Line::Connected)) => bar.set_message("connected"),
-                (0, Event::Line(Line::Step { step, loss: l })) => {
+            let (rank, when, event) = self.next(boxes, |boxes| {
+                let Some(plan) = plan.as_deref_mut() else { return Ok(()) };
+                let now = Instant::now();
+                let Some(what) = plan.due(loss.len(), now) else { return Ok(()) };
+                let words = plan.victim.words(boxes.lab().spec());
+                let seconds = (now - began).as_secs_f64();
+                bar.suspend(|| {
+                    println!(
+                        "  step {}, {seconds:.1} s: {}",
+                        loss.len(),
+                        words[usize::from(what == Now::Mend)]
+                    );
+                });
+                match what {
+                    Now::Fail => boxes.fail(&plan.victim),
+                    Now::Mend => boxes.mend(&plan.victim),
+                }
+            })?;
+            match (rank, event) {
+                (0, Event::Line(Line::Connected)) => {
+                    began = when;
+                    bar.set_message("connected");
+                }
+                (0, Event::Line(Line::Step { step, loss: l, took, by_box })) => {
                     loss.push(l);
+                    times.push(StepTime { at: (when - began).as_secs_f64(), took, by_box });
                     bar.set_position(step as u64 + 1);
                     bar.set_message(format!("loss {l:.4}"));
                     // Without a terminal there is no bar; a line now and then says the same.
@@ -149,21 +191,26 @@ impl Ranks {
                 (_, Event::Ended(Err(error))) => bail!("{error:#}{}", boxes.said()),
             }
         }
-        Ok((trained.into_iter().flatten().collect(), loss))
+        Ok(Training { ranks: trained.into_iter().flatten().collect(), loss, times, began })
     }
 
-    /// The next event.
+    /// The next event. `meanwhile` is called now and then.
     ///
     /// # Errors
-    /// On Ctrl-C, when the daemon has died, and when nothing happens for long.
-    fn next(&self, boxes: &mut Boxes) -> Result<(usize, Event)> {
+    /// On Ctrl-C, and when nothing happens for long.
+    fn next(
+        &self,
+        boxes: &mut Boxes,
+        mut meanwhile: impl FnMut(&mut Boxes) -> Result<()>,
+    ) -> Result<(usize, Instant, Event)> {
         let start = Instant::now();
         loop {
             interrupt::check()?;
+            meanwhile(boxes)?;
             match self.events.recv_timeout(LOOK) {
                 Ok(event) => return Ok(event),
                 Err(RecvTimeoutError::Disconnected) => bail!("the readers of the ranks have ended"),
-                Err(RecvTimeoutError::Timeout) => boxes.check()?,
+                Err(RecvTimeoutError::Timeout) => {}
             }
             if start.elapsed() > PATIENCE {
                 bail!("no rank has made a step within {PATIENCE:?}{}", boxes.said());

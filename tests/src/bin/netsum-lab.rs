@@ -22,7 +22,7 @@ enum LabCommand {
     Down,
     /// Runs a command on one of its hosts.
     Exec {
-        /// `h0`, `h1` ... (or just the number), `box`, or `leaf0` ... in a lab with racks.
+        /// `h0`, `h1` ... (or just the number), `box`, or in a lab with racks `leaf0` ..., and `spine1` ... with spines.
         host: String,
         /// The command and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -32,9 +32,9 @@ enum LabCommand {
 
 #[derive(Args, Debug)]
 struct UpArgs {
-    /// Hosts on the box's ports.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
-    hosts: u16,
+    /// Hosts on the box's ports, in all racks together; 4 if nothing is said.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    hosts: Option<u16>,
     /// MTU of the links in bytes.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65535))]
     mtu: u32,
@@ -50,7 +50,14 @@ struct UpArgs {
     /// Spread the hosts over so many racks, each with a box of its own, a leaf; `box` is the spine between them then.
     #[arg(long, default_value_t = 0)]
     racks: u8,
-    /// With --racks: bandwidth of each leaf's link to the spine, each way.
+    /// With --racks: hosts in each, in place of --hosts.
+    #[arg(long, requires = "racks", conflicts_with = "hosts", value_parser = clap::value_parser!(u16).range(1..))]
+    hosts_per_rack: Option<u16>,
+    /// With --racks: spines, each with a link to every leaf: `box`, `spine1` and so on. Leaves send nothing to further spines by
+    /// themselves, only what netsum sums there.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    spines: u8,
+    /// With --racks: bandwidth of each leaf's link to a spine, each way.
     #[arg(long, requires = "racks")]
     uplink_rate: Option<Rate>,
     /// Wait for Ctrl-C and take the lab down then.
@@ -98,13 +105,16 @@ fn main() -> Result<()> {
         .init();
     match LabCommand::parse() {
         LabCommand::Up(args) => {
+            let racks = args.racks.into();
+            let per_rack = args.hosts_per_rack.map(|hosts| racks * usize::from(hosts));
             let spec = LabSpec {
-                hosts: args.hosts.into(),
+                hosts: per_rack.unwrap_or(args.hosts.unwrap_or(4).into()),
                 mtu: args.mtu,
                 ipv6: args.ipv6,
                 ips_per_host: args.ips.into(),
                 rate: args.rate,
-                racks: args.racks.into(),
+                racks,
+                spines: args.spines.into(),
                 uplink: args.uplink_rate,
                 ..LabSpec::default()
             };
@@ -143,12 +153,18 @@ fn up(spec: LabSpec, wait: bool) -> Result<()> {
     let lab = Lab::new(LabSpec { name: Some(STANDING.to_owned()), ..spec })?;
     println!("{:<14} {:<8} {:<16} address", "namespace", "port", "interface");
     println!("{:<14} {:<8} {:<16} {}", lab.box_().name(), "", BoxNode::BRIDGE, lab.box_().ip());
+    for spine in (1..lab.spec().spines).map(|spine| lab.spine(spine)) {
+        println!("{:<14} {:<8} {:<16} {}", spine.name(), "", BoxNode::BRIDGE, spine.ip());
+    }
     let mut rack = None;
     for host in lab.hosts() {
         let of = lab.spec().rack(host.number());
         if let Some(of) = of.filter(|of| rack != Some(*of)) {
             let (leaf, port) = (lab.leaf(of), lab.box_().rack_port(of));
             println!("{:<14} {port:<8} {:<16} {}", leaf.name(), BoxNode::UPLINK, leaf.ip());
+            for uplink in (1..lab.spec().spines).map(BoxNode::uplink) {
+                println!("{:<14} {port:<8} {uplink:<16}", "");
+            }
         }
         rack = of;
         let port = lab.box_of(host.number()).port(host.number());
@@ -169,7 +185,7 @@ fn up(spec: LabSpec, wait: bool) -> Result<()> {
 fn exec(host: &str, command: &[String]) -> Result<()> {
     let node = if host.parse::<u8>().is_ok() { format!("h{host}") } else { host.to_owned() };
     let netns = Netns::open(&format!("{STANDING}-{node}")).with_context(|| {
-        format!("no host `{host}`: h0, h1 ..., box, or leaf0 ... with racks, after `cargo xtask lab up`")
+        format!("no host `{host}`: h0, h1 ..., box, or with racks leaf0 ... and spine1 ..., after `cargo xtask lab up`")
     })?;
     let number = node.strip_prefix('h').and_then(|number| number.parse::<usize>().ok());
     let mut program = match number {

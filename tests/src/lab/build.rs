@@ -91,14 +91,9 @@ fn box_addresses(spec: &LabSpec) -> String {
     up("br0") + "address add 10.0.0.254/16 dev br0\n" + v6
 }
 
-/// A box's own address: the spine's or the only box's, or that of a rack's.
-pub(crate) fn box_ip(rack: Option<usize>) -> IpAddr {
-    IpAddr::V4(rack.map_or(Ipv4Addr::new(10, 0, 0, 254), |rack| Ipv4Addr::new(10, 0, 253, rack as u8 + 1)))
-}
-
-/// The name of a rack's box.
-pub(crate) fn leaf(rack: usize) -> String {
-    format!("leaf{rack}")
+/// A box's own address: that of the first spine or the only box, or another's.
+pub(crate) fn box_ip(number: Option<usize>) -> IpAddr {
+    IpAddr::V4(number.map_or(Ipv4Addr::new(10, 0, 0, 254), |n| Ipv4Addr::new(10, 0, 253, n as u8 + 1)))
 }
 
 /// Options of a bridge.
@@ -147,8 +142,8 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     for i in 0..spec.hosts + spec.routed {
         namespaces += &format!("netns add {prefix}-h{i}\n");
     }
-    for rack in spec.below() {
-        namespaces += &format!("netns add {prefix}-{}\n", leaf(rack));
+    for number in spec.boxes() {
+        namespaces += &format!("netns add {prefix}-{}\n", spec.node(Some(number)));
     }
     ip_batch(None, &namespaces)?;
 
@@ -170,10 +165,6 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
     let mut box_ = String::from("link set lo up\n");
     if spec.box_vm.is_none() {
         box_ += &bridge_line();
-    }
-    topology::racks(spec, prefix)?;
-    for rack in spec.below().filter(|&below| spec.parent(below).is_none()) {
-        box_ += &format!("link set rack{rack} master br0\n{}", up(&format!("rack{rack}")));
     }
     for i in hosts.clone().filter(|_| spec.racks == 0) {
         if !spec.has_wire() {
@@ -202,6 +193,7 @@ pub(super) fn build(spec: &LabSpec, prefix: &str) -> Result<()> {
         box_ += &box_addresses(spec);
     }
     ip_batch(Some(&format!("{prefix}-box")), &box_)?;
+    topology::racks(spec, prefix)?;
     if spec.box_vm.is_some() {
         // Each of those addresses is its own bridge's: the machine connects them all.
         let file = "/proc/sys/net/ipv4/conf/all/arp_ignore";
