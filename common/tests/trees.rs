@@ -50,6 +50,7 @@ fn cases(trees: impl Strategy<Value = Tree>) -> impl Strategy<Value = Case> {
                 reorder: [0, 10, 50, 200][faults as usize],
                 rogue,
                 idle: 0..0,
+                guarded: false,
             }
         },
     )
@@ -76,6 +77,15 @@ proptest! {
         prop_assume!(system.is_possible());
         system.run();
     }
+
+    #[test]
+    fn all_get_all_where_the_guard_drops_data_while_boxes_between_others_do_not_add(
+        case in cases(trees()), from in 0u64..300, long in 1u64..500,
+    ) {
+        let mut system = System::new(Case { rogue: None, idle: from..from + long, guarded: true, ..case });
+        prop_assume!(system.is_possible());
+        system.run();
+    }
 }
 
 /// 16 hosts in a tree of three levels, most of them.
@@ -96,6 +106,7 @@ fn tree(seed: u64, loss: u64) -> Case {
         reorder: 0,
         rogue: None,
         idle: 0..0,
+        guarded: false,
     }
 }
 
@@ -142,5 +153,23 @@ fn without_faults_one_copy_of_each_fragment_goes_up_and_nothing_is_sent_again() 
         assert!(leaves.clone().all(|node| node.sent.len() == 80 && node.released.len() == 80));
         // And as many acknowledgements, of what has come down.
         assert_eq!(system.up, 2 * 80 * crossing, "seed {seed}");
+    }
+}
+
+#[test]
+fn tmp_count() {
+    for loss in [0, 10] {
+        for guarded in [false, true] {
+            let (mut stuck, mut longest) = (0, 0);
+            for seed in 0..1000 {
+                let mut s = System::new(Case { idle: 40..140, guarded, messages: 60, ..tree(seed, loss) });
+                let t = s.run();
+                if t > 2140 && !guarded {
+                    stuck += 1
+                }
+                longest = longest.max(t);
+            }
+            println!("loss {loss} guarded {guarded}: stuck {stuck} longest {longest}");
+        }
     }
 }

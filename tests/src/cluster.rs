@@ -330,7 +330,8 @@ impl Cluster {
     }
 
     fn config(&self, rack: Option<usize>) -> String {
-        let pins = rack.map_or(self.pins(), |_| self.pins().join(self.lab.spec().box_name(rack)));
+        let spec = self.lab.spec();
+        let pins = if spec.racks == 0 { self.pins() } else { self.pins().join(spec.box_name(rack)) };
         let pin = if self.pinned { pins.to_str().unwrap_or_default() } else { "none" };
         let jobs = if self.kept { self.jobs_file() } else { "none".into() };
         let restart = format!(

@@ -101,6 +101,7 @@ fn work_until(
 ) -> Seen {
     let (start, mut seen) = (Instant::now(), Seen::default());
     loop {
+        let called = Instant::now();
         let outcomes = group.all_reduce("i32", 20_000, seen.sums);
         let outcomes = outcomes.unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", group.log(), log()));
         assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
@@ -108,8 +109,8 @@ fn work_until(
         seen.sums += 1;
         seen.without += u64::from(!by_boxes);
         seen.all = start.elapsed();
-        let took = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
-        seen.pause = seen.pause.max(took);
+        // Ranks may wait before an operation, too: what they say of its time is not all.
+        seen.pause = seen.pause.max(called.elapsed());
         if done(by_boxes, seen.all) {
             return seen;
         }
@@ -173,7 +174,7 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
     let start = Instant::now();
     while members(spine1).is_err() {
         assert!(start.elapsed() < PATIENCE, "{}", manager.log());
-        until_boxes("and up", &mut group, || manager.log());
+        work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes);
     }
     work(&mut group, 3);
 }
@@ -214,7 +215,10 @@ fn a_link_that_carries_one_direction_alone_ends_no_job() {
     cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
     let outcomes = group.check_all_reduce("i32", 2_000_000, 1, &files).unwrap();
     assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
-    until_boxes("nothing went up to spine0 for 2 s", &mut group, log);
+    let took = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
+    assert!(took > 2 * SECOND, "it was over before: {outcomes:?}");
+    println!("nothing went up to spine0 for 2 s: the sum took {took:.1?}");
+    until_boxes("mended", &mut group, log);
 }
 
 #[test]

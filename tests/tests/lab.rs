@@ -5,12 +5,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use netsum_lab::lab::tear_down;
+use netsum_lab::lab::{BoxNode, tear_down};
 use netsum_lab::netns::{RUN_NETNS, output};
 use netsum_lab::process::Running;
 use netsum_lab::traffic::{ping, tcp_transfer};
-use netsum_lab::{Lab, LabSpec, janitor};
+use netsum_lab::{Lab, LabSpec, Rate, janitor};
 use nix::sys::signal::Signal;
+
+use crate::parents::sent;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -68,6 +70,21 @@ fn links_have_the_mtu_asked_for_and_both_ends_poll() {
         let features = output(netns.command("ethtool").args(["-k", interface])).unwrap();
         assert!(features.contains("generic-receive-offload: on"), "{features}");
     }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test"]
+fn leaves_have_a_link_to_every_spine_and_nothing_circles() {
+    let [rate, uplink] = ["1gbit", "2gbit"].map(|text| Some(text.parse::<Rate>().unwrap()));
+    let lab = Lab::new(LabSpec { racks: 4, spines: 2, rate, uplink, ..LabSpec::hosts(16) }).unwrap();
+    for to in [1, 4, 15] {
+        ping(lab.host(0), lab.host(to).ip(0), 2, SECOND).unwrap();
+    }
+    // Nobody has that address, so all are asked for it.
+    ping(lab.host(0), "10.0.0.77".parse().unwrap(), 1, SECOND / 20).unwrap_err();
+    let by = |spine| sent(lab.leaf(0), &BoxNode::uplink(spine));
+    assert!((1..10_000).contains(&by(0)) && by(1) == 0, "{} {}", by(0), by(1));
+    assert!(lab.spine(1).ifindex("rack3").is_ok());
 }
 
 #[test]
@@ -141,6 +158,8 @@ fn a_lab_that_cannot_be_built_says_why_and_leaves_nothing() {
         (LabSpec::hosts(0), "0 hosts: 1 to 64"),
         (LabSpec { mtu: 100, ..LabSpec::hosts(2) }, "MTU 100: 576 to 65535"),
         (LabSpec { ips_per_host: 0, ..LabSpec::hosts(2) }, "0 addresses: 1 to 255"),
+        (LabSpec { spines: 2, ..LabSpec::hosts(2) }, "2 spines: one is there, and more need racks"),
+        (LabSpec { racks: 2, spines: 0, ..LabSpec::hosts(2) }, "0 spines"),
     ] {
         let error = Lab::new(spec).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");

@@ -5,7 +5,7 @@ use netsum_lab::lab::BoxNode;
 use netsum_lab::{LabSpec, netns};
 
 /// Bytes that a leaf has sent by a port.
-fn sent(leaf: &BoxNode, port: &str) -> u64 {
+pub fn sent(leaf: &BoxNode, port: &str) -> u64 {
     let text = netns::output(leaf.command("ip").args(["-s", "-j", "link", "show", "dev", port])).unwrap();
     let links: serde_json::Value = serde_json::from_str(&text).unwrap();
     links[0]["stats64"]["tx"]["bytes"].as_u64().unwrap()

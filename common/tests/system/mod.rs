@@ -38,6 +38,8 @@ pub struct Case {
     pub rogue: Option<u32>,
     /// Boxes that have only boxes as members do not add from one time to another, and let everything through.
     pub idle: Range<u64>,
+    /// But the guard drops data there meanwhile.
+    pub guarded: bool,
 }
 
 struct Rng(u64);
@@ -298,7 +300,7 @@ impl System {
         let timer = 60 + 60 * self.case.levels;
         for _ in 0..1_000_000 {
             // What has passed an idle box it does not know, and may wait for.
-            if !self.case.idle.is_empty() && self.now > self.case.idle.end + 2000 {
+            if !self.case.guarded && !self.case.idle.is_empty() && self.now > self.case.idle.end + 2000 {
                 return self.now;
             }
             if self.hosts.iter().all(|h| h.received == self.total() && h.acked == self.total()) {
@@ -348,6 +350,7 @@ impl System {
                     {
                         self.at_box(number, from, sender, index, value, ecn);
                     }
+                    (End::Box(..), Packet::Data { .. }) if self.case.guarded => {}
                     (End::Box(number, _), packet) => self.route(number, packet),
                 }
             }
