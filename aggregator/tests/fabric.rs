@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use common::{Daemon, join};
 use netsum_core::membership::Join;
+use netsum_core::saved::Saved;
 use netsum_core::watch::Patience;
 use netsum_core::{Connection, Controller, Rank, RankAddress};
 use netsum_daemon::message::job_spec;
+use netsum_daemon::persist::Store;
 use netsum_daemon::state::{JoinAnswer, Shared};
 use netsum_fabric::boxes::Boxes;
 use netsum_fabric::config::Config;
@@ -130,6 +132,48 @@ async fn a_job_of_the_same_name_that_somebody_made_by_hand_stays() {
     // Also where a manager looks at what another one has left.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"mtu\":512"));
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_can_have() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    let file = daemon.folder.path().join("fabric.json");
+    manager.shared.lock().store = Some(Store::new(file.clone()));
+    let drain = |reason: Option<&str>| {
+        let mut inner = manager.shared.lock();
+        inner.boxes.as_mut().unwrap().drain("a", reason.map(str::to_owned)).unwrap();
+        inner.carry_out(None, Vec::new()).unwrap();
+    };
+    let shown = || manager.boxes.show().boxes.remove(0);
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    until("the manager has seen it", async || shown().jobs == ["train"]).await;
+    drain(Some("new fan"));
+    let saved: Saved = Store::new(file.clone()).read().unwrap().unwrap();
+    assert_eq!(saved.drained["a"], "new fan");
+    // Two looks later.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert_eq!((shown().drain.as_deref(), shown().drained), (Some("new fan"), false));
+    let has_job = daemon.netsum("-j job show train").await.unwrap();
+    assert!(has_job.contains("\"state\":\"active\""), "{has_job}");
+    assert!(!manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew);
+    let spec = {
+        let mut inner = manager.shared.lock();
+        let spec = inner.controller.job("train").unwrap().spec.clone();
+        let actions = inner.controller.delete_job("train").unwrap();
+        inner.carry_out(None, actions).unwrap();
+        spec
+    };
+    until("it is drained", async || shown().drained).await;
+    manager.shared.lock().controller.create_job(spec).unwrap();
+    let why = manager.join().await.map(|answer| answer.unwrap_err().to_string());
+    assert_eq!(why[0], "job `train`: box a, which has ranks 0-1, is drained: new fan");
+    drain(None);
+    assert!(shown().drain.is_none());
+    let error = manager.boxes.drain("b", None).unwrap_err().to_string();
+    assert_eq!(error, "BOX `b`: there are a");
+    assert_eq!(manager.boxes.drain("a", None).unwrap_err().to_string(), "BOX `a`: is not being drained");
     manager.task.abort();
 }
 

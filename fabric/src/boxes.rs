@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use netsum_api::tls::{authority, identity};
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_client::AdminClient;
-use netsum_core::PortInfo;
+use netsum_core::{PortInfo, Refusal};
 use netsum_daemon::message::{mac_from_text, mac_text};
 use netsum_daemon::worker::FindPort;
 use tokio::task::JoinSet;
@@ -21,6 +21,7 @@ use tonic::{Code, Status};
 use tower::service_fn;
 
 use crate::config::{BoxConfig, Config, End, Link, Tls};
+use crate::layout::Ways;
 
 /// A box that has not answered for so long does not.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -46,6 +47,14 @@ struct Known {
     silent: HashSet<String>,
     /// What each sums.
     jobs: HashMap<String, Vec<String>>,
+    /// Those that get no new rings.
+    drains: BTreeMap<String, Drain>,
+}
+
+struct Drain {
+    reason: String,
+    /// There are no rings any more.
+    done: bool,
 }
 
 impl Known {
@@ -102,10 +111,52 @@ impl Boxes {
         self.known().ends.get(&number).cloned()
     }
 
-    /// The links that carry something, as far as is known.
-    pub fn links(&self) -> Vec<Link> {
-        let known = self.known();
-        self.links.iter().filter(|link| known.carries(link)).cloned().collect()
+    /// What rings can use, as far as is known.
+    pub fn ways(&self) -> Ways {
+        let links = {
+            let known = self.known();
+            self.links.iter().filter(|link| known.carries(link)).cloned().collect()
+        };
+        Ways { links, drained: self.drained() }
+    }
+
+    /// Boxes that get no new rings, and why.
+    pub fn drained(&self) -> BTreeMap<String, String> {
+        self.known().drains.iter().map(|(name, drain)| (name.clone(), drain.reason.clone())).collect()
+    }
+
+    /// Has a box get no new rings, for this reason; without one it gets them again.
+    ///
+    /// # Errors
+    /// If there is no such box, or nothing to take back.
+    pub fn drain(&self, name: &str, reason: Option<String>) -> Result<(), Refusal> {
+        if self.client(name).is_none() {
+            let names: Vec<&str> = self.all.iter().map(|(name, _)| &**name).collect();
+            return Err(Refusal::NotFound(format!("BOX `{name}`: there are {}", names.join(", "))));
+        }
+        let mut known = self.known();
+        match reason {
+            Some(reason) => {
+                log::info!("box {name}: gets no new rings: {reason}");
+                known.drains.insert(name.to_owned(), Drain { reason, done: false });
+            }
+            None if known.drains.remove(name).is_none() => {
+                return Err(Refusal::NotNow(format!("BOX `{name}`: is not being drained")));
+            }
+            None => log::info!("box {name}: gets rings again"),
+        }
+        Ok(())
+    }
+
+    /// Takes note of which boxes have no rings. None may be on their way there.
+    pub fn are_empty(&self, is_empty: impl Fn(&str) -> bool) {
+        for (name, drain) in &mut self.known().drains {
+            let done = is_empty(name);
+            if done && !std::mem::replace(&mut drain.done, done) {
+                log::info!("box {name}: is drained");
+            }
+            drain.done = done;
+        }
     }
 
     /// What is known of them.
@@ -116,6 +167,8 @@ impl Boxes {
             address: address.clone(),
             answers: known.jobs.contains_key(name) && !known.silent.contains(name),
             jobs: known.jobs.get(name).cloned().unwrap_or_default(),
+            drain: known.drains.get(name).map(|drain| drain.reason.clone()),
+            drained: known.drains.get(name).is_some_and(|drain| drain.done),
         };
         let link = |link: &Link| api::FabricLink {
             below: link.below.to_string(),

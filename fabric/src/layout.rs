@@ -20,11 +20,19 @@ pub struct Order {
     pub flows: Vec<api::Flow>,
 }
 
+/// What rings can use.
+#[derive(Clone, Debug)]
+pub struct Ways {
+    pub links: Vec<Link>,
+    /// Boxes that they cannot, and why.
+    pub drained: BTreeMap<String, String>,
+}
+
 /// What a job needs of the boxes. `place` knows a port by its number here.
 ///
 /// # Errors
 /// Why no tree of boxes does.
-pub fn orders(job: &Job, links: &[Link], place: impl Fn(u32) -> Option<End>) -> Result<Vec<Order>, String> {
+pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Result<Vec<Order>, String> {
     let ranks = job.spec.ranks;
     let first = job.rings.first().ok_or("no ring")?.id;
     let mut ends = Vec::new();
@@ -34,7 +42,10 @@ pub fn orders(job: &Job, links: &[Link], place: impl Fn(u32) -> Option<End>) -> 
         ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port is gone"))?);
     }
     let groups = groups(&ends)?;
-    let parents = parents(&groups, links, job.spec.rings)?;
+    if let Some((name, group)) = groups.iter().find(|(name, _)| ways.drained.contains_key(name)) {
+        return Err(format!("box {name}, which has ranks {group}, is drained: {}", ways.drained[name]));
+    }
+    let parents = parents(&groups, ways, job.spec.rings)?;
     let order = |at: &str| Order { at: at.to_owned(), job: request(job), flows: Vec::new() };
     // A box counts the job's rings there from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
@@ -127,22 +138,26 @@ struct Parent<'a> {
 }
 
 /// The parents, each with its share of the rings, in the order of their links; none where one box has all ranks.
-fn parents<'a>(groups: &[(String, Group)], links: &'a [Link], rings: u32) -> Result<Vec<Parent<'a>>, String> {
+fn parents<'a>(groups: &[(String, Group)], ways: &'a Ways, rings: u32) -> Result<Vec<Parent<'a>>, String> {
+    let links = &ways.links;
     if groups.len() == 1 {
         return Ok(Vec::new());
     }
     let mut parents: Vec<Parent<'a>> = Vec::new();
-    let mut missing = String::from("no box is above another");
+    let mut missing = Vec::new();
     let mut tried = BTreeSet::new();
     for name in links.iter().map(|link| &link.above.of).filter(|name| tried.insert(*name)) {
         let link = |of: &String| links.iter().find(|l| l.below.of == *of && l.above.of == *name);
         let others = groups.iter().map(|(of, _)| of).filter(|of| *of != name);
         match others.clone().find(|of| link(of).is_none()) {
+            None if ways.drained.contains_key(name) => {
+                missing.push(format!("{name} is drained: {}", ways.drained[name]));
+            }
             None => {
                 let links = others.filter_map(|of| Some((of.clone(), link(of)?))).collect();
                 parents.push(Parent { name: name.clone(), links, rings: 0..0 });
             }
-            Some(of) => missing = format!("{of} has no link to {name}"),
+            Some(of) => missing.push(format!("{of} has no link to {name}")),
         }
     }
     parents.truncate(rings as usize);
@@ -152,7 +167,8 @@ fn parents<'a>(groups: &[(String, Group)], links: &'a [Link], rings: u32) -> Res
     }
     if parents.is_empty() {
         let boxes: Vec<&str> = groups.iter().map(|(of, _)| &**of).collect();
-        return Err(format!("no box is above all of {}: {missing}", boxes.join(", ")));
+        let why = if missing.is_empty() { "no box is above another".to_owned() } else { missing.join("; ") };
+        return Err(format!("no box is above all of {}: {why}", boxes.join(", ")));
     }
     Ok(parents)
 }
@@ -263,11 +279,24 @@ mod tests {
     }
 
     fn orders_of(ends: &[&str], rings: usize, links: &[(&str, &str)]) -> Result<Vec<Order>, String> {
+        orders_without(&[], ends, rings, links)
+    }
+
+    fn orders_without(
+        drained: &[&str],
+        ends: &[&str],
+        rings: usize,
+        links: &[(&str, &str)],
+    ) -> Result<Vec<Order>, String> {
         let controller = joined(ends, rings);
         let end = |text: &str| End::try_from(text.to_owned()).unwrap();
-        let links: Vec<_> =
+        let links =
             links.iter().map(|(below, above)| Link { below: end(below), above: end(above) }).collect();
-        orders(controller.job("train").unwrap(), &links, |port| ends.get(port as usize - 1).map(|e| end(e)))
+        let ways = Ways {
+            links,
+            drained: drained.iter().map(|&name| (name.to_owned(), "new fan".to_owned())).collect(),
+        };
+        orders(controller.job("train").unwrap(), &ways, |port| ends.get(port as usize - 1).map(|e| end(e)))
     }
 
     /// Box, members, groups, uplink, and of ring 0 each flow's rank and port.
@@ -352,6 +381,19 @@ mod tests {
             let error = orders_of(ends, 1, links).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn a_box_that_is_drained_gets_nothing() {
+        let at = |drained: &[_]| {
+            let orders = orders_without(drained, &["a/1", "b/1"], 2, &FOUR)?;
+            Ok::<_, String>(orders.into_iter().map(|o| (o.at, o.job.rings)).collect::<Vec<_>>())
+        };
+        let of = |name: &str, rings| (name.to_owned(), rings);
+        assert_eq!(at(&["s"]).unwrap(), [of("a", 2), of("b", 2), of("t", 2)]);
+        let why = "no box is above all of a, b: s is drained: new fan; t is drained: new fan";
+        assert_eq!(at(&["s", "t"]).unwrap_err(), why);
+        assert_eq!(at(&["b"]).unwrap_err(), "box b, which has ranks 1, is drained: new fan");
     }
 
     const FOUR: [(&str, &str); 4] = [("a/up", "s/1"), ("b/up", "s/2"), ("a/up2", "t/1"), ("b/up2", "t/2")];

@@ -42,6 +42,9 @@ pub async fn run(config: &Config) -> Result<()> {
     let store = Store::new(config.state.clone());
     let saved: Saved = store.read().with_context(|| config.state.display().to_string())?.unwrap_or_default();
     boxes.number_again(&saved.ports);
+    for (name, reason) in &saved.drained {
+        boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
+    }
     controller.set_ports(saved.ports.clone());
     let actions = controller.restore(saved, Instant::now(), |_| None).map_err(|e| anyhow!(e))?;
     let patience = Patience { hold: NEVER, stall: NEVER };

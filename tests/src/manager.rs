@@ -90,14 +90,15 @@ impl Cluster {
 }
 
 impl Manager {
-    /// Runs `netsum -j ARGUMENTS` on its socket.
+    /// Runs `netsum -j ARGUMENTS` on its socket; null where that prints nothing.
     ///
     /// # Errors
     /// What the command says.
     pub fn json(&self, cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
         let mut command = cluster.lab().box_().command(program("netsum")?);
         let text = netns::output(command.args(["-j", "--socket", &self.socket]).args(arguments))?;
-        serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
+        serde_json::from_str(if text.is_empty() { "null" } else { &text })
+            .with_context(|| format!("not JSON: {text}"))
     }
 
     fn create(&self, cluster: &Cluster, job: &JobSpec) -> Result<String> {

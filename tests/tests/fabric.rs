@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use crate::parents::{SECOND, second_parent};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
+use netsum_lab::group::Outcome;
+use netsum_lab::manager::Manager;
 
 const JOB: &str = "train";
 
@@ -103,16 +105,77 @@ fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
     work(&mut group, 2);
 }
 
-#[test]
-#[ignore = "needs root and BPF: cargo xtask test"]
-fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
-    // Rack 2's box is the second spine.
+/// Two leaves below two spines, the second of which is rack 2's box.
+fn two_spines() -> (Cluster, Manager) {
     let mut cluster = Cluster::without_daemon(LabSpec { racks: 3, mtu: 2300, ..LabSpec::hosts(6) }).unwrap();
     second_parent(cluster.lab());
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
+    let manager = start_manager(&cluster);
+    (cluster, manager)
+}
+
+/// One that knows both spines.
+fn start_manager(cluster: &Cluster) -> Manager {
     let links = [0, 1].map(|rack| (format!("leaf{rack}/{SECOND}"), format!("leaf2/down{rack}")));
-    let manager = cluster.start_manager_with(&links).unwrap();
+    cluster.start_manager_with(&links).unwrap()
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_spine_that_is_drained_is_empty_after_a_pause_no_longer_than_a_renewal() {
+    let (cluster, manager) = two_spines();
+    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+    // Sums go on, all by the boxes, until the ranks have connected anew; the longest.
+    let mut pause = |command: &[&str]| {
+        let renewals = |outcomes: &[Outcome]| outcomes.iter().map(|o| o.renewals).min();
+        let (mut longest, mut seed) = (0, 0);
+        let mut sum = || {
+            seed += 1;
+            let outcomes = group.all_reduce("i32", 20_000, seed).unwrap();
+            assert!(
+                outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("box", 0)),
+                "{outcomes:?}\n{}",
+                manager.log()
+            );
+            longest = outcomes.iter().map(|o| o.micros).max().unwrap().max(longest);
+            renewals(&outcomes)
+        };
+        let before = sum();
+        manager.json(&cluster, command).unwrap();
+        let start = Instant::now();
+        while sum() == before {
+            assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        }
+        (0..3).for_each(|_| drop(sum()));
+        longest / 1000
+    };
+    let renewal = pause(&["job", "renew", JOB]);
+    let drain = pause(&["fabric", "drain", "leaf2", "--reason", "new fan"]);
+    println!("the longest all-reduce: {renewal} ms with a renewal, {drain} ms when a spine is drained");
+    let shown = || manager.json(&cluster, &["fabric", "show"]).unwrap()["boxes"][2].clone();
+    wait("it is drained", || shown()["drained"] == true);
+    assert_eq!((jobs(&cluster, Some(2)), &shown()["drain"]), (0, &"new fan".into()));
+    manager.kill().unwrap();
+    let manager = start_manager(&cluster);
+    let shown = manager.json(&cluster, &["fabric", "show"]).unwrap()["boxes"][2].clone();
+    assert_eq!(shown["drain"], "new fan", "it survives the manager");
+    work(&mut group, 2);
+    manager.json(&cluster, &["fabric", "undrain", "leaf2"]).unwrap();
+    let start = Instant::now();
+    while jobs(&cluster, Some(2)) == 0 {
+        assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        work(&mut group, 3);
+    }
+    work(&mut group, 4);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
+    let (cluster, manager) = two_spines();
     let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);

@@ -179,6 +179,22 @@ pub enum FabricCommand {
     /// Show its boxes and the links between them. Give the manager's --socket, as /run/netsum/fabric.sock.
     #[command(visible_alias = "list")]
     Show,
+    /// Empty a box for maintenance: it gets no new rings. Jobs that other boxes can sum move there, with one pause; the rest end where
+    /// they are. `fabric show` says when it is drained.
+    Drain {
+        /// The box.
+        #[arg(value_name = "BOX")]
+        name: String,
+        /// Why, for whoever looks: also jobs that are refused for it are told.
+        #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        reason: String,
+    },
+    /// Let a box have rings again.
+    Undrain {
+        /// The box.
+        #[arg(value_name = "BOX")]
+        name: String,
+    },
 }
 
 const SIMULATE_HELP: &str = "\

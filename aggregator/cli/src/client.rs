@@ -136,6 +136,12 @@ impl Client {
         said(self.admin.show_fabric(api::ShowFabricRequest {}).await)
     }
 
+    /// Has a box get no new rings, for a reason; or, without one, get them again.
+    pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
+        log::debug!("DrainBox {name} {reason:?}");
+        said(self.admin.drain_box(api::DrainBoxRequest { name, reason }).await).map(drop)
+    }
+
     /// Slots of a job that are in use.
     pub async fn show_slots(&mut self, job: String, ring: Option<u32>) -> Result<api::ShowSlotsReply> {
         log::debug!("ShowSlots {job}");

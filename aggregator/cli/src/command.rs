@@ -73,6 +73,8 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
         }
         Command::Fabric(FabricCommand::Show) => fabric::show(out, format, client.show_fabric().await?),
+        Command::Fabric(FabricCommand::Drain { name, reason }) => client.drain_box(name, Some(reason)).await,
+        Command::Fabric(FabricCommand::Undrain { name }) => client.drain_box(name, None).await,
         Command::Tenant { command } => {
             let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
             let all = client.list_tenants().await?;

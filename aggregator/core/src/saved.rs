@@ -1,6 +1,7 @@
 //! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
 //! that was killed goes on with it. What outlives the machine, too, is less: what the jobs were created with.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -19,6 +20,9 @@ pub struct Saved {
     pub ports: Vec<PortInfo>,
     /// Jobs, by name.
     pub jobs: Vec<SavedJob>,
+    /// Boxes of a fabric that get no new rings, and why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drained: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +109,7 @@ impl Controller {
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
         let jobs = self.jobs.values().map(job).collect();
-        Saved { ports: self.ports.clone(), jobs }
+        Saved { ports: self.ports.clone(), jobs, drained: BTreeMap::new() }
     }
 
     /// What the jobs were created with: enough to create them again.

@@ -221,9 +221,15 @@ impl Admin for AdminService {
 
     async fn show_fabric(&self, _: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
         let fabric = self.shared.lock().boxes.as_ref().map(|boxes| boxes.show());
-        let nobody =
-            || Status::failed_precondition("this daemon is a box's; a manager has a --socket of its own");
-        fabric.map(Response::new).ok_or_else(nobody)
+        fabric.map(Response::new).ok_or_else(no_manager)
+    }
+
+    async fn drain_box(&self, request: Request<api::DrainBoxRequest>) -> Answer<api::DrainBoxReply> {
+        let api::DrainBoxRequest { name, reason } = request.into_inner();
+        let mut inner = self.shared.lock();
+        inner.boxes.as_mut().ok_or_else(no_manager)?.drain(&name, reason).map_err(refused)?;
+        inner.carry_out(None, Vec::new())?;
+        Ok(Response::new(api::DrainBoxReply {}))
     }
 
     async fn find_port(&self, request: Request<api::FindPortRequest>) -> Answer<api::FindPortReply> {
@@ -324,6 +330,10 @@ impl Admin for AdminService {
         let diagnosis = diagnose::answer(&self.shared, self.netlink.as_ref(), request.into_inner());
         Ok(Response::new(diagnosis.await?))
     }
+}
+
+fn no_manager() -> Status {
+    Status::failed_precondition("this daemon is a box's; a manager has a --socket of its own")
 }
 
 fn internal(error: anyhow::Error) -> Status {
