@@ -34,11 +34,15 @@ pub struct Ways {
 /// Why no tree of boxes does.
 pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Result<Vec<Order>, String> {
     let ranks = job.spec.ranks;
-    let first = job.rings.first().ok_or("no ring")?.id;
+    let ring = job.epoch.as_ref().map_or_else(|| Rank::all(ranks).collect(), |epoch| epoch.ring.clone());
+    let mut flows: BTreeMap<Rank, Vec<&FlowSpec>> = BTreeMap::new();
+    job.flows.iter().for_each(|flow| flows.entry(flow.rank).or_default().push(flow));
     let mut ends = Vec::new();
-    for rank in Rank::all(ranks) {
-        let flow = job.flows.iter().find(|f| f.ring == first && f.rank == rank);
-        let flow = flow.ok_or_else(|| format!("rank {rank}: it has no flow"))?;
+    for rank in &ring {
+        let flow = flows
+            .get(rank)
+            .and_then(|of| of.first())
+            .ok_or_else(|| format!("rank {rank}: it has no flow"))?;
         ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port is gone"))?);
     }
     let groups = groups(&ends)?;
@@ -46,12 +50,11 @@ pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Res
         return Err(format!("box {name}, which has ranks {group}, is drained: {}", ways.drained[name]));
     }
     let parents = parents(&groups, ways, job.spec.rings)?;
-    let order = |at: &str| Order { at: at.to_owned(), job: request(job), flows: Vec::new() };
+    let order = |at: &str| Order { at: at.to_owned(), job: request(job, &ring), flows: Vec::new() };
     // A box counts the job's rings there from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
-        let flows = job.flows.iter().filter(|f| f.rank.0 == rank);
-        let message = |flow| flow_message(job, flow, port);
-        let of_rings = flows.map(message).filter(|f| rings.contains(&f.ring));
+        let message = |flow: &&FlowSpec| flow_message(job, flow, port);
+        let of_rings = flows[&ring[rank as usize]].iter().map(message).filter(|f| rings.contains(&f.ring));
         of_rings.map(|f| api::Flow { ring: f.ring - first, ..f }).collect()
     };
     let all = 0..job.spec.rings;
@@ -106,7 +109,7 @@ fn uplinks(ups: &[(&str, usize)]) -> String {
     }
 }
 
-/// The ranks below each box, in their order.
+/// The ranks below each box, by their places in the ring.
 fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
     let mut groups: Vec<(String, Group)> = Vec::new();
     for (rank, end) in (0..).zip(ends) {
@@ -115,18 +118,10 @@ fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
             _ => groups.push((end.of.clone(), Group { first: rank, last: rank })),
         }
     }
-    let names: BTreeSet<&String> = groups.iter().map(|(of, _)| of).collect();
-    let twice = names.into_iter().find(|name| groups.iter().filter(|(of, _)| of == *name).count() > 1);
-    match twice {
+    let mut names = BTreeSet::new();
+    match groups.iter().find(|(of, _)| !names.insert(of)) {
         None => Ok(groups),
-        Some(name) => {
-            let parts: Vec<String> =
-                groups.iter().filter(|(of, _)| of == name).map(|(_, group)| group.to_string()).collect();
-            Err(format!(
-                "box {name} has ranks {}: those below one box must follow each other; start the ranks in the order of their racks",
-                parts.join(" and ")
-            ))
-        }
+        Some((of, group)) => Err(format!("box {of}: ranks {group} do not follow the others there")),
     }
 }
 
@@ -181,7 +176,7 @@ pub fn token(job: &Job) -> String {
     OURS.to_owned() + job.spec.token.reveal()
 }
 
-fn request(job: &Job) -> api::CreateJobRequest {
+fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {
     let spec = &job.spec;
     // The ranks that have joined decide it.
     let relaxed = job.rings.first().is_some_and(|r| r.config.flags & ring_flags::RELAXED != 0);
@@ -197,6 +192,11 @@ fn request(job: &Job) -> api::CreateJobRequest {
         order: if relaxed { "relaxed" } else { "in-order" }.into(),
         tenant: spec.tenant.clone(),
         token: token(job),
+        ring_order: if ring.is_sorted() {
+            String::new()
+        } else {
+            ring.iter().map(Rank::to_string).collect::<Vec<_>>().join(",")
+        },
         ..api::CreateJobRequest::default()
     }
 }
@@ -328,6 +328,21 @@ mod tests {
     }
 
     #[test]
+    fn ranks_below_one_box_follow_each_other_in_the_ring_whatever_their_numbers() {
+        let orders = orders_of(&["b/1", "a/1", "b/2", "a/2", "b/3"], 1, &TWO).unwrap();
+        let said: Vec<_> = orders.iter().map(said).collect();
+        // Ranks 0, 2, 4, 1, 3.
+        let b = ("b", ["0-2", "", "up"], vec![(0, "1"), (2, "2"), (4, "3"), (3, "up")]);
+        let a = ("a", ["3-4", "", "up"], vec![(1, "1"), (3, "2"), (4, "up")]);
+        let s = ("s", ["", "0-2,3-4", ""], vec![(4, "2"), (3, "1")]);
+        assert_eq!(said, [b, a, s]);
+        assert!(orders.iter().all(|o| o.job.ring_order == "0,2,4,1,3"));
+        let from_to: Vec<_> = orders[0].flows.iter().map(|f| (&*f.src, &*f.dst)).collect();
+        let ip = |rank: usize| ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"][rank];
+        assert_eq!(from_to, [(0, 2), (2, 4), (4, 1), (3, 0)].map(|(from, to)| (ip(from), ip(to))));
+    }
+
+    #[test]
     fn a_parent_may_have_ranks_itself() {
         let orders = orders_of(&["a/1", "a/2", "s/7", "b/1"], 1, &TWO).unwrap();
         let s = orders.iter().find(|o| o.at == "s").unwrap();
@@ -337,7 +352,7 @@ mod tests {
     #[test]
     fn each_order_is_one_by_which_a_box_sums() {
         let places =
-            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "s/9", "b/1"]];
+            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "b/1", "s/9"]];
         for (ends, rings) in places.into_iter().flat_map(|ends| [(ends, 1), (ends, 3)]) {
             for order in orders_of(ends, rings, &FOUR).unwrap() {
                 let mut box_ = Controller::new(1 << 40, 2, Duration::from_secs(1));
@@ -370,12 +385,7 @@ mod tests {
     #[test]
     fn what_no_tree_does_is_refused_with_the_reason() {
         for (ends, links, why) in [
-            (
-                &["a/1", "b/1", "a/2"][..],
-                &TWO[..],
-                "box a has ranks 0 and 2: those below one box must follow each other",
-            ),
-            (&["a/1", "b/1"], &TWO[..1], "no box is above all of a, b: b has no link to s"),
+            (&["a/1", "b/1"][..], &TWO[..1], "no box is above all of a, b: b has no link to s"),
             (&["a/1", "b/1"], &[], "no box is above another"),
         ] {
             let error = orders_of(ends, 1, links).unwrap_err();

@@ -73,6 +73,31 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     });
 }
 
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_of_two_racks_in_turns_send_one_copy_up_and_keep_their_numbers() {
+    let cluster = fabric(2, 4);
+    let manager = cluster.start_manager().unwrap();
+    let job = JobSpec { timeout: Duration::from_secs(4), ..JobSpec::new(JOB, 4) };
+    let mut places = one_on_each_host(4);
+    places.swap(1, 2);
+    let mut group = cluster.ranks_of(&manager, &job, &places).unwrap();
+    work(&mut group, 1);
+    let stats = cluster.netsum_on(Some(1), &["-j", "stats"]).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert!(stats["partial_sent"].as_u64().unwrap() > 0, "{stats}");
+    let flows = cluster.netsum_on(Some(0), &["-j", "flow", "show", JOB]).unwrap();
+    let flows: serde_json::Value = serde_json::from_str(&flows).unwrap();
+    let mut ranks: Vec<_> = flows.as_array().unwrap().iter().map(|f| f["rank"].as_u64().unwrap()).collect();
+    ranks.sort_unstable();
+    assert_eq!(ranks, [0, 2, 3], "rank 3's comes down");
+    manager.json(&cluster, &["job", "renew", JOB]).unwrap();
+    (2..6).for_each(|seed| work(&mut group, seed));
+    group.kill(1).unwrap();
+    let errors = group.all_reduce("i32", 1000, 6).unwrap_err().to_string();
+    assert!(errors.lines().all(|why| why.contains("rank 1 died")), "{errors}");
+}
+
 /// Sums until the boxes have a part in them again; how often they had none.
 fn work_until_boxes(cluster: &Cluster, group: &mut Group, log: impl Fn() -> String) -> usize {
     let start = Instant::now();

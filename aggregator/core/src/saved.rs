@@ -63,6 +63,8 @@ struct SavedEpoch {
     ranks: Vec<RankAddress>,
     left: Vec<bool>,
     #[serde(default)]
+    ring: Vec<Rank>,
+    #[serde(default)]
     renew: bool,
 }
 
@@ -104,6 +106,7 @@ impl Controller {
                 number: e.number,
                 ranks: e.ranks.clone(),
                 left: Rank::all(e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
+                ring: e.ring.clone(),
                 renew: e.renew,
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
@@ -149,7 +152,7 @@ impl Controller {
             });
             let mut job = Job::new(saved.spec, slots, rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
-            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.renew, &e.left, now));
+            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.ring, e.renew, &e.left, now));
             job.ended =
                 saved.ended.into_iter().map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn }).collect();
             actions.extend(job.listen_in_band());

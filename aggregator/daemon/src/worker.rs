@@ -216,7 +216,8 @@ impl Worker for WorkerService {
         let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
             return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
         };
-        let ranks = current.ranks.iter().map(|a| api::RankAddress {
+        let in_ring = current.ring.iter().map(|rank| &current.ranks[rank.0 as usize]);
+        let ranks = in_ring.map(|a| api::RankAddress {
             rank: a.rank.0,
             ip: a.ip.to_string(),
             mac: mac_text(a.mac),
