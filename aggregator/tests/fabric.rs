@@ -13,6 +13,7 @@ use netsum_core::{Connection, Controller, Rank, RankAddress};
 use netsum_daemon::message::job_spec;
 use netsum_daemon::persist::Store;
 use netsum_daemon::state::{JoinAnswer, Shared};
+use netsum_daemon::worker::AskBoxes as _;
 use netsum_fabric::boxes::Boxes;
 use netsum_fabric::config::Config;
 use netsum_fabric::nowhere::Nowhere;
@@ -93,6 +94,38 @@ impl Manager {
         inner.carry_out(Some("train"), actions).unwrap();
         answer
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_that_is_busy_for_longer_than_a_look_takes_refuses_no_rank() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    let (shared, (begun, is_busy)) = (daemon.shared.clone(), std::sync::mpsc::channel());
+    let busy = std::thread::spawn(move || {
+        let _inner = shared.lock();
+        begun.send(()).unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+    });
+    is_busy.recv().unwrap();
+    let (port, _) = manager.boxes.find(0, [2; 6], [10, 0, 0, 1].into(), LATE).await.unwrap();
+    assert_eq!(manager.boxes.end(port).unwrap().to_string(), "a/p0");
+    busy.join().unwrap();
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_two_boxes_have_seen_is_refused_with_both() {
+    let (a, b) = (Daemon::start().await, Daemon::start().await);
+    let file = a.folder.path().join("fabric.toml");
+    let boxes = [("a", &a), ("b", &b)].map(|(name, daemon)| {
+        let socket = daemon.folder.path().join("netsum.sock");
+        format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", socket.display())
+    });
+    std::fs::write(&file, boxes.concat()).unwrap();
+    let boxes = Boxes::new(&Config::read(&file).unwrap()).unwrap();
+    let error = boxes.find(3, [2; 6], [10, 0, 0, 1].into(), LATE).await.unwrap_err();
+    let why = "rank 3: MAC address 02:02:02:02:02:02 of 10.0.0.1 is behind a/p0 and b/p0: a host is behind one port";
+    assert!(error.message().starts_with(why), "{error}");
 }
 
 async fn until(what: &str, condition: impl AsyncFn() -> bool) {

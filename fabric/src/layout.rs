@@ -24,8 +24,8 @@ pub struct Order {
 #[derive(Clone, Debug)]
 pub struct Ways {
     pub links: Vec<Link>,
-    /// Boxes that they cannot, and why.
-    pub drained: BTreeMap<String, String>,
+    /// Boxes that they cannot, and why, in words that follow the name.
+    pub closed: BTreeMap<String, String>,
 }
 
 /// What a job needs of the boxes. `place` knows a port by its number here.
@@ -46,8 +46,8 @@ pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Res
         ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port is gone"))?);
     }
     let groups = groups(&ends)?;
-    if let Some((name, group)) = groups.iter().find(|(name, _)| ways.drained.contains_key(name)) {
-        return Err(format!("box {name}, which has ranks {group}, is drained: {}", ways.drained[name]));
+    if let Some((name, group)) = groups.iter().find(|(name, _)| ways.closed.contains_key(name)) {
+        return Err(format!("box {name}, which has ranks {group}, {}", ways.closed[name]));
     }
     let parents = parents(&groups, ways, job.spec.rings)?;
     let order = |at: &str| Order { at: at.to_owned(), job: request(job, &ring), flows: Vec::new() };
@@ -140,13 +140,17 @@ fn parents<'a>(groups: &[(String, Group)], ways: &'a Ways, rings: u32) -> Result
     }
     let mut parents: Vec<Parent<'a>> = Vec::new();
     let mut missing = Vec::new();
+    let mut first: BTreeMap<(&String, &String), &Link> = BTreeMap::new();
+    for link in links {
+        first.entry((&link.below.of, &link.above.of)).or_insert(link);
+    }
     let mut tried = BTreeSet::new();
     for name in links.iter().map(|link| &link.above.of).filter(|name| tried.insert(*name)) {
-        let link = |of: &String| links.iter().find(|l| l.below.of == *of && l.above.of == *name);
+        let link = |of: &String| first.get(&(of, name)).copied();
         let others = groups.iter().map(|(of, _)| of).filter(|of| *of != name);
         match others.clone().find(|of| link(of).is_none()) {
-            None if ways.drained.contains_key(name) => {
-                missing.push(format!("{name} is drained: {}", ways.drained[name]));
+            None if ways.closed.contains_key(name) => {
+                missing.push(format!("{name} {}", ways.closed[name]));
             }
             None => {
                 let links = others.filter_map(|of| Some((of.clone(), link(of)?))).collect();
@@ -294,7 +298,7 @@ mod tests {
             links.iter().map(|(below, above)| Link { below: end(below), above: end(above) }).collect();
         let ways = Ways {
             links,
-            drained: drained.iter().map(|&name| (name.to_owned(), "new fan".to_owned())).collect(),
+            closed: drained.iter().map(|&name| (name.to_owned(), "is drained: new fan".to_owned())).collect(),
         };
         orders(controller.job("train").unwrap(), &ways, |port| ends.get(port as usize - 1).map(|e| end(e)))
     }

@@ -1,6 +1,6 @@
 //! Brings the boxes to what the controller wants, one change after the other, and looks whether they stay so.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -158,11 +158,11 @@ impl Programmer {
     fn layout(&self, job: &Job) -> Result<Vec<Order>, String> {
         let (mut ways, place) = (self.boxes.ways(), |port| self.boxes.end(port));
         let orders = layout::orders(job, &ways, place);
-        if orders.is_ok() || ways.drained.is_empty() {
+        if orders.is_ok() || ways.closed.is_empty() {
             return orders;
         }
         // What no others can sum stays where it is.
-        ways.drained.retain(|at, _| !self.is_at(&job.spec.name, at));
+        ways.closed.retain(|at, _| !self.is_at(&job.spec.name, at));
         layout::orders(job, &ways, place).or(orders)
     }
 
@@ -359,10 +359,12 @@ fn epoch(job: &Job) -> u32 {
 
 /// Whether a box answers, and does not do what it was told.
 fn is_lost(order: &Order, name: &str, seen: &HashMap<String, Seen>) -> bool {
-    let connection = |f: &api::Flow| (f.ring, f.rank, f.qpn, f.psn);
-    let does = |job: &api::Job| {
-        let has = |flow: &api::Flow| job.flows.iter().any(|f| connection(f) == connection(flow));
-        job.name == name && job.state() == api::JobState::Active && order.flows.iter().all(has)
-    };
-    seen.get(&order.at).is_some_and(|seen| !seen.jobs.iter().any(does))
+    fn connection(f: &api::Flow) -> (u32, u32, u32, u32) {
+        (f.ring, f.rank, f.qpn, f.psn)
+    }
+    let Some(seen) = seen.get(&order.at) else { return false };
+    let is_it = |job: &&api::Job| job.name == name && job.state() == api::JobState::Active;
+    let Some(job) = seen.jobs.iter().find(is_it) else { return true };
+    let has: HashSet<_> = job.flows.iter().map(connection).collect();
+    !order.flows.iter().all(|flow| has.contains(&connection(flow)))
 }

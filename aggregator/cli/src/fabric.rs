@@ -102,6 +102,7 @@ mod tests {
             jobs: jobs.iter().map(|&j| j.into()).collect(),
             drain: drain.map(str::to_owned),
             drained: jobs.is_empty(),
+            hosts: Vec::new(),
         };
         let link = |below: &str, up| api::FabricLink { below: below.into(), above: "spine0/swp1".into(), up };
         let fabric = api::Fabric {
