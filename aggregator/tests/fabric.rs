@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 
 use common::{Daemon, join};
 use netsum_core::membership::Join;
+use netsum_core::saved::Saved;
 use netsum_core::watch::Patience;
 use netsum_core::{Connection, Controller, Rank, RankAddress};
 use netsum_daemon::message::job_spec;
+use netsum_daemon::persist::Store;
 use netsum_daemon::state::{JoinAnswer, Shared};
+use netsum_daemon::worker::AskBoxes as _;
 use netsum_fabric::boxes::Boxes;
 use netsum_fabric::config::Config;
 use netsum_fabric::nowhere::Nowhere;
@@ -93,6 +96,38 @@ impl Manager {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_that_is_busy_for_longer_than_a_look_takes_refuses_no_rank() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    let (shared, (begun, is_busy)) = (daemon.shared.clone(), std::sync::mpsc::channel());
+    let busy = std::thread::spawn(move || {
+        let _inner = shared.lock();
+        begun.send(()).unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+    });
+    is_busy.recv().unwrap();
+    let (port, _) = manager.boxes.find(0, [2; 6], [10, 0, 0, 1].into(), LATE).await.unwrap();
+    assert_eq!(manager.boxes.end(port).unwrap().to_string(), "a/p0");
+    busy.join().unwrap();
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_two_boxes_have_seen_is_refused_with_both() {
+    let (a, b) = (Daemon::start().await, Daemon::start().await);
+    let file = a.folder.path().join("fabric.toml");
+    let boxes = [("a", &a), ("b", &b)].map(|(name, daemon)| {
+        let socket = daemon.folder.path().join("netsum.sock");
+        format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", socket.display())
+    });
+    std::fs::write(&file, boxes.concat()).unwrap();
+    let boxes = Boxes::new(&Config::read(&file).unwrap()).unwrap();
+    let error = boxes.find(3, [2; 6], [10, 0, 0, 1].into(), LATE).await.unwrap_err();
+    let why = "rank 3: MAC address 02:02:02:02:02:02 of 10.0.0.1 is behind a/p0 and b/p0: a host is behind one port";
+    assert!(error.message().starts_with(why), "{error}");
+}
+
 async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !condition().await {
@@ -130,6 +165,48 @@ async fn a_job_of_the_same_name_that_somebody_made_by_hand_stays() {
     // Also where a manager looks at what another one has left.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"mtu\":512"));
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_can_have() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    let file = daemon.folder.path().join("fabric.json");
+    manager.shared.lock().store = Some(Store::new(file.clone()));
+    let drain = |reason: Option<&str>| {
+        let mut inner = manager.shared.lock();
+        inner.boxes.as_mut().unwrap().drain("a", reason.map(str::to_owned)).unwrap();
+        inner.carry_out(None, Vec::new()).unwrap();
+    };
+    let shown = || manager.boxes.show().boxes.remove(0);
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    until("the manager has seen it", async || shown().jobs == ["train"]).await;
+    drain(Some("new fan"));
+    let saved: Saved = Store::new(file.clone()).read().unwrap().unwrap();
+    assert_eq!(saved.drained["a"], "new fan");
+    // Two looks later.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert_eq!((shown().drain.as_deref(), shown().drained), (Some("new fan"), false));
+    let has_job = daemon.netsum("-j job show train").await.unwrap();
+    assert!(has_job.contains("\"state\":\"active\""), "{has_job}");
+    assert!(!manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew);
+    let spec = {
+        let mut inner = manager.shared.lock();
+        let spec = inner.controller.job("train").unwrap().spec.clone();
+        let actions = inner.controller.delete_job("train").unwrap();
+        inner.carry_out(None, actions).unwrap();
+        spec
+    };
+    until("it is drained", async || shown().drained).await;
+    manager.shared.lock().controller.create_job(spec).unwrap();
+    let why = manager.join().await.map(|answer| answer.unwrap_err().to_string());
+    assert_eq!(why[0], "job `train`: box a, which has ranks 0-1, is drained: new fan");
+    drain(None);
+    assert!(shown().drain.is_none());
+    let error = manager.boxes.drain("b", None).unwrap_err().to_string();
+    assert_eq!(error, "BOX `b`: there are a");
+    assert_eq!(manager.boxes.drain("a", None).unwrap_err().to_string(), "BOX `a`: is not being drained");
     manager.task.abort();
 }
 

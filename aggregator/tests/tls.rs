@@ -76,7 +76,7 @@ async fn workers_need_a_certificate_of_the_right_authority() {
     let theirs = Authority::new(folder.path(), "theirs");
     let (cert, key) = ours.sign("box", "127.0.0.1", false);
     let files = config::Tls { cert, key, client_ca: Some(ours.ca()) };
-    let d = Daemon::with(Limits::default(), Some(tls::server_config(&files).unwrap())).await;
+    let d = Daemon::with(Limits::default(), Some(tls::server_config("listen.tls", &files).unwrap())).await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
 
     let good = |name: &str| Tls { ca: ours.ca(), identity: Some(ours.sign(name, "worker", false)) };
@@ -116,7 +116,8 @@ async fn the_daemon_must_be_who_it_says() {
     ] {
         let (cert, key) = ours.sign(name, host, expired);
         let files = config::Tls { cert, key, client_ca: None };
-        let d = Daemon::with(Limits::default(), Some(tls::server_config(&files).unwrap())).await;
+        let d =
+            Daemon::with(Limits::default(), Some(tls::server_config("listen.tls", &files).unwrap())).await;
         d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
         let error = refused(&d, 6 + test, Some(Tls { ca: ours.ca(), identity: None })).await;
         assert!(error.contains("the daemon's certificate is refused") && error.contains(expected), "{error}");
@@ -148,7 +149,7 @@ fn errors_name_the_file_that_is_wrong() {
         (&cert, &key, Some(&broken), "broken.pem: not a certificate"),
     ] {
         let files = config::Tls { cert: cert.clone(), key: key.clone(), client_ca: ca.cloned() };
-        let error = format!("{:#}", tls::server_config(&files).expect_err(expected));
+        let error = format!("{:#}", tls::server_config("listen.tls", &files).expect_err(expected));
         assert!(error.contains(expected) && error.starts_with("listen.tls"), "{error}");
     }
 }
@@ -177,7 +178,8 @@ async fn a_box_takes_orders_of_its_own_fabrics_manager_alone() {
     let address = listener.local_addr().unwrap();
     let fabric = config::Fabric { address, cert, key, ca: ours.ca() };
     let tls = tls::fabric_config(&fabric).unwrap();
-    let task = tokio::spawn(netsum_daemon::run::serve_manager(d.shared.clone(), None, listener, tls));
+    let netlink = netsum_daemon::netlink::Netlink::open().unwrap();
+    let task = tokio::spawn(netsum_daemon::run::serve_manager(d.shared.clone(), netlink, listener, tls));
     let address = address.to_string();
 
     let (cert, key) = ours.sign("manager", "manager", false);

@@ -14,7 +14,7 @@ pub mod v1 {
 
 /// Number of what ranks of a job say to each other and to the daemon: this API's messages for workers, the check lanes, the layout
 /// of messages, the frames of the plain connections. It changes with any of them.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// The release that a program is of.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Port of the workers' API, unless configured otherwise.

@@ -12,18 +12,24 @@ use hyper_util::rt::TokioIo;
 use netsum_api::tls::{authority, identity};
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_client::AdminClient;
-use netsum_core::PortInfo;
+use netsum_api::{PROTOCOL, RELEASE};
+use netsum_core::{PortInfo, Refusal};
 use netsum_daemon::message::{mac_from_text, mac_text};
-use netsum_daemon::worker::FindPort;
+use netsum_daemon::worker::AskBoxes;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 use tower::service_fn;
 
 use crate::config::{BoxConfig, Config, End, Link, Tls};
+use crate::diagnosis::{self, Said};
+use crate::layout::Ways;
 
 /// A box that has not answered for so long does not.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A host that is at two boxes is known to be after so long: both answer at once.
+const TWICE: Duration = Duration::from_millis(50);
 /// Orders take longer: so do a large job's rings.
 const ORDERS: Duration = Duration::from_secs(30);
 
@@ -46,11 +52,37 @@ struct Known {
     silent: HashSet<String>,
     /// What each sums.
     jobs: HashMap<String, Vec<String>>,
+    /// Those that get no new rings.
+    drains: BTreeMap<String, Drain>,
+    /// Those of another version, in words.
+    strange: BTreeMap<String, String>,
+    /// Where hosts were, by MAC address.
+    hosts: HashMap<[u8; 6], u32>,
+}
+
+struct Drain {
+    reason: String,
+    /// There are no rings any more.
+    done: bool,
 }
 
 impl Known {
     fn carries(&self, link: &Link) -> bool {
         !self.down.contains(&link.below) && !self.down.contains(&link.above)
+    }
+
+    fn look_at_version(&mut self, name: &str, protocol: u32, release: &str) {
+        if protocol == PROTOCOL {
+            self.strange.remove(name);
+            return;
+        }
+        let theirs = if release.is_empty() { "of an older version" } else { release };
+        let why = format!(
+            "runs netsum {theirs} (protocol {protocol}), and the manager netsum {RELEASE} (protocol {PROTOCOL})"
+        );
+        if self.strange.insert(name.to_owned(), why.clone()).is_none() {
+            log::error!("box {name}: {why}: it gets no rings; install the same release on both");
+        }
     }
 
     fn number(&mut self, end: &End) -> u32 {
@@ -102,10 +134,53 @@ impl Boxes {
         self.known().ends.get(&number).cloned()
     }
 
-    /// The links that carry something, as far as is known.
-    pub fn links(&self) -> Vec<Link> {
+    /// What rings can use, as far as is known.
+    pub fn ways(&self) -> Ways {
         let known = self.known();
-        self.links.iter().filter(|link| known.carries(link)).cloned().collect()
+        let links = self.links.iter().filter(|link| known.carries(link)).cloned().collect();
+        let drained =
+            known.drains.iter().map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
+        let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
+        Ways { links, closed: drained.chain(strange).collect() }
+    }
+
+    /// Boxes that get no new rings, and why.
+    pub fn drained(&self) -> BTreeMap<String, String> {
+        self.known().drains.iter().map(|(name, drain)| (name.clone(), drain.reason.clone())).collect()
+    }
+
+    /// Has a box get no new rings, for this reason; without one it gets them again.
+    ///
+    /// # Errors
+    /// If there is no such box, or nothing to take back.
+    pub fn drain(&self, name: &str, reason: Option<String>) -> Result<(), Refusal> {
+        if self.client(name).is_none() {
+            let names: Vec<&str> = self.all.iter().map(|(name, _)| &**name).collect();
+            return Err(Refusal::NotFound(format!("BOX `{name}`: there are {}", names.join(", "))));
+        }
+        let mut known = self.known();
+        match reason {
+            Some(reason) => {
+                log::info!("box {name}: gets no new rings: {reason}");
+                known.drains.insert(name.to_owned(), Drain { reason, done: false });
+            }
+            None if known.drains.remove(name).is_none() => {
+                return Err(Refusal::NotNow(format!("BOX `{name}`: is not being drained")));
+            }
+            None => log::info!("box {name}: gets rings again"),
+        }
+        Ok(())
+    }
+
+    /// Takes note of which boxes have no rings. None may be on their way there.
+    pub fn are_empty(&self, is_empty: impl Fn(&str) -> bool) {
+        for (name, drain) in &mut self.known().drains {
+            let done = is_empty(name);
+            if done && !std::mem::replace(&mut drain.done, done) {
+                log::info!("box {name}: is drained");
+            }
+            drain.done = done;
+        }
     }
 
     /// What is known of them.
@@ -116,6 +191,9 @@ impl Boxes {
             address: address.clone(),
             answers: known.jobs.contains_key(name) && !known.silent.contains(name),
             jobs: known.jobs.get(name).cloned().unwrap_or_default(),
+            drain: known.drains.get(name).map(|drain| drain.reason.clone()),
+            drained: known.drains.get(name).is_some_and(|drain| drain.done),
+            hosts: Vec::new(),
         };
         let link = |link: &Link| api::FabricLink {
             below: link.below.to_string(),
@@ -130,6 +208,28 @@ impl Boxes {
         self.all.iter().find(|(n, _)| n == name).map(|(_, client)| client.clone())
     }
 
+    fn is_link(&self, of: &str, port: &str) -> bool {
+        self.links.iter().flat_map(|l| [&l.below, &l.above]).any(|end| end.of == of && end.port == port)
+    }
+
+    /// Asks all boxes at once.
+    fn ask<T: Send + 'static, F: Future<Output = Result<Response<T>, Status>> + Send + 'static>(
+        &self,
+        patience: Duration,
+        question: impl Fn(AdminClient<Channel>) -> F,
+    ) -> JoinSet<(String, Result<T, Status>)> {
+        let mut answers = JoinSet::new();
+        for (name, client) in &self.all {
+            let (name, answer) = (name.clone(), question(client.clone()));
+            answers.spawn(async move {
+                let late = |_| Err(Status::deadline_exceeded(format!("no answer within {patience:?}")));
+                let answer = tokio::time::timeout(patience, answer).await.unwrap_or_else(late);
+                (name, answer.map(Response::into_inner))
+            });
+        }
+        answers
+    }
+
     /// Looks at all boxes; those that answer.
     pub async fn look(&self) -> HashMap<String, Seen> {
         let mut looks = JoinSet::new();
@@ -137,7 +237,7 @@ impl Boxes {
             let (name, mut client) = (name.clone(), client.clone());
             looks.spawn(async move {
                 let both = async {
-                    let ports = client.list_ports(api::ListPortsRequest {}).await?.into_inner().ports;
+                    let ports = client.list_ports(api::ListPortsRequest::default()).await?.into_inner();
                     let jobs = client.list_jobs(api::ListJobsRequest {}).await?.into_inner().jobs;
                     Ok::<_, Status>((ports, jobs))
                 };
@@ -149,7 +249,8 @@ impl Boxes {
         while let Some(Ok((name, answer))) = looks.join_next().await {
             let mut known = self.known();
             match answer {
-                Ok((ports, jobs)) => {
+                Ok((api::ListPortsReply { ports, protocol, release }, jobs)) => {
+                    known.look_at_version(&name, protocol, &release);
                     if known.silent.remove(&name) {
                         log::info!("box {name}: answers again");
                     }
@@ -183,38 +284,91 @@ impl Boxes {
 }
 
 #[tonic::async_trait]
-impl FindPort for Boxes {
-    async fn find(&self, rank: u32, mac: [u8; 6], ip: IpAddr) -> Result<(u32, [u8; 6]), Status> {
-        let mut questions = JoinSet::new();
-        for (name, client) in &self.all {
-            let (name, mut client) = (name.clone(), client.clone());
-            let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
-            questions.spawn(async move {
-                let late = |_| Err(Status::deadline_exceeded(format!("no answer within {PATIENCE:?}")));
-                let answer = tokio::time::timeout(PATIENCE, client.find_port(request)).await;
-                (name, answer.unwrap_or_else(late))
-            });
-        }
-        let mut why = String::new();
-        while let Some(Ok((name, answer))) = questions.join_next().await {
-            match answer.map(tonic::Response::into_inner) {
-                Ok(found) => {
-                    let end = End { of: name, port: found.port };
-                    // Other racks' hosts are behind the links.
-                    if self.links.iter().any(|l| l.below == end || l.above == end) {
-                        continue;
-                    }
-                    let mac = mac_from_text(&found.mac).unwrap_or(mac);
-                    return Ok((self.known().number(&end), mac));
+impl AskBoxes for Boxes {
+    async fn find(
+        &self,
+        rank: u32,
+        mac: [u8; 6],
+        ip: IpAddr,
+        patience: Duration,
+    ) -> Result<(u32, [u8; 6]), Status> {
+        let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
+        // A box that is at work on a large job answers late.
+        let mut answers = self.ask(patience, move |mut c| {
+            let request = request.clone();
+            async move { c.find_port(request).await }
+        });
+        let (mut why, mut found) = (String::new(), BTreeMap::new());
+        let mut until = Instant::now() + patience;
+        while let Ok(Some(Ok((name, answer)))) = tokio::time::timeout_at(until, answers.join_next()).await {
+            match answer {
+                // Other racks' hosts are behind the links.
+                Ok(reply) if self.is_link(&name, &reply.port) => {}
+                Ok(reply) => {
+                    let end = End { of: name, port: reply.port };
+                    let mut known = self.known();
+                    let number = known.number(&end);
+                    found.insert(end.to_string(), (number, mac_from_text(&reply.mac).unwrap_or(mac)));
+                    // Who is where it was is nowhere else.
+                    let is_there = known.hosts.get(&mac) == Some(&number) && found.len() == 1;
+                    until = Instant::now() + if is_there { Duration::ZERO } else { TWICE };
                 }
                 Err(status) if status.code() == Code::NotFound => {}
                 Err(status) => why += &format!("; box {name}: {}", status.message()),
             }
         }
-        Err(Status::failed_precondition(format!(
-            "rank {rank}: no box has seen MAC address {} of {ip} on a port towards hosts{why}",
-            mac_text(mac)
-        )))
+        let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
+        let mac_of = format!("MAC address {} of {ip}", mac_text(mac));
+        match &*found.keys().map(String::as_str).collect::<Vec<_>>() {
+            [] => refused(format!("no box has seen {mac_of} on a port towards hosts{why}")),
+            [end] => {
+                self.known().hosts.insert(mac, found[*end].0);
+                Ok(found[*end])
+            }
+            ends => refused(format!(
+                "{mac_of} is behind {}: a host is behind one port, and cables between boxes are links in the manager's file",
+                ends.join(" and ")
+            )),
+        }
+    }
+
+    async fn topology(&self) -> api::Fabric {
+        let mut fabric = self.show();
+        let request = api::ListPortsRequest { hosts: true };
+        let mut answers = self.ask(PATIENCE, move |mut c| async move { c.list_ports(request).await });
+        while let Some(Ok((name, answer))) = answers.join_next().await {
+            let ports = answer.map(|reply| reply.ports).unwrap_or_default().into_iter();
+            let hosts = ports.filter(|port| !self.is_link(&name, &port.name)).flat_map(|p| {
+                let port = p.name;
+                p.hosts.into_iter().map(move |mac| api::FabricHost { mac, port: port.clone() })
+            });
+            let hosts = hosts.collect();
+            fabric.boxes.iter_mut().filter(|b| b.name == name).for_each(|b| b.hosts.clone_from(&hosts));
+        }
+        fabric
+    }
+
+    async fn diagnose(&self, request: api::DiagnoseRequest, heard: Vec<Option<Duration>>) -> api::Diagnosis {
+        let (job, ranks) = (request.job.clone(), heard.len() as u32);
+        let at: HashSet<String> = {
+            let known = self.known();
+            let has = |(_, jobs): &(&String, &Vec<String>)| jobs.contains(&job);
+            known.jobs.iter().filter(has).map(|(name, _)| name.clone()).collect()
+        };
+        let patience = PATIENCE + Duration::from_millis(request.watch_ms.into());
+        let mut answers = self.ask(patience, move |mut c| {
+            let request = request.clone();
+            async move { c.diagnose(request).await }
+        });
+        let mut said: Vec<Said> = Vec::new();
+        while let Some(Ok((name, answer))) = answers.join_next().await {
+            if at.contains(&name) {
+                said.push((name, answer.map_err(|status| status.message().to_owned())));
+            }
+        }
+        let heard = |rank: u32| heard.get(rank as usize).copied().flatten();
+        let state = api::JobState::Active.into();
+        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.links, heard) }
     }
 }
 
@@ -239,4 +393,21 @@ fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
         .keep_alive_timeout(PATIENCE)
         .keep_alive_while_idle(true);
     Ok(endpoint.tls_config(config)?.connect_lazy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_of_another_version_is_told_with_both() {
+        let mut known = Known::default();
+        known.look_at_version("a", PROTOCOL, RELEASE);
+        assert!(known.strange.is_empty());
+        known.look_at_version("a", PROTOCOL + 1, "9.0");
+        let why = format!("runs netsum 9.0 (protocol {}), and the manager netsum {RELEASE}", PROTOCOL + 1);
+        assert!(known.strange["a"].starts_with(&why), "{}", known.strange["a"]);
+        known.look_at_version("a", PROTOCOL, RELEASE);
+        assert!(known.strange.is_empty(), "it was upgraded");
+    }
 }

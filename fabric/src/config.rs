@@ -1,6 +1,6 @@
 //! The configuration file of `netsum fabric run`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,8 @@ pub struct Config {
     /// Where ranks join.
     #[serde(default = "default_workers")]
     pub workers: SocketAddr,
+    /// TLS for them; in clear without.
+    pub workers_tls: Option<netsum_daemon::config::Tls>,
     /// Socket for administration.
     #[serde(default = "default_admin")]
     pub admin: PathBuf,
@@ -125,16 +127,51 @@ impl Config {
                 a => bail!("box.address = {a:?}: https://ADDRESS:PORT or unix:/PATH is possible"),
             }
         }
-        let mut ends = HashSet::new();
+        let mut ends = HashMap::new();
         for link in &config.links {
             for end in [&link.below, &link.above] {
                 ensure!(names.contains(&end.of), "link {end}: there is no box {:?}", end.of);
-                ensure!(ends.insert(end), "link {end}: two links have this end");
+                if let Some(other) = ends.insert(end, link) {
+                    bail!(
+                        "link {end}: {} to {} and {} to {} both have this end",
+                        other.below,
+                        other.above,
+                        link.below,
+                        link.above
+                    );
+                }
             }
             ensure!(link.below.of != link.above.of, "link {}: from a box to itself", link.below);
         }
+        if let Some(cycle) = cycle(&config.links) {
+            bail!("link: {cycle}: a box would be above itself");
+        }
         Ok(config)
     }
+}
+
+/// Boxes each of which is below the next, and the last below the first.
+fn cycle(links: &[Link]) -> Option<String> {
+    let mut left: Vec<&Link> = links.iter().collect();
+    loop {
+        let before = left.len();
+        let below: HashSet<&String> = left.iter().map(|link| &link.below.of).collect();
+        // Links to boxes that are below none are in no cycle.
+        left.retain(|link| below.contains(&link.above.of));
+        if left.len() == before {
+            break;
+        }
+    }
+    let mut path: Vec<&Link> = left.first().copied().into_iter().collect();
+    while let Some(last) = path.last() {
+        let next = left.iter().find(|link| link.below.of == last.above.of)?;
+        if let Some(begin) = path.iter().position(|link| link.below.of == next.below.of) {
+            let text = |link: &&Link| format!("{} to {}", link.below, link.above);
+            return Some(path[begin..].iter().map(text).collect::<Vec<_>>().join(", "));
+        }
+        path.push(next);
+    }
+    None
 }
 
 #[cfg(test)]
@@ -152,6 +189,14 @@ mod tests {
     }
 
     #[test]
+    fn workers_have_tls_as_at_a_box() {
+        let text = format!("{GOOD}[workers-tls]\ncert = \"/c\"\nkey = \"/k\"\nclient-ca = \"/a\"\n");
+        let tls = Config::parse(&text).unwrap().workers_tls.unwrap();
+        assert_eq!((tls.cert, tls.client_ca), ("/c".into(), Some("/a".into())));
+        assert!(Config::parse(GOOD).unwrap().workers_tls.is_none());
+    }
+
+    #[test]
     fn errors_name_field_and_value() {
         for (text, expected) in [
             ("box = []", "box: there is none"),
@@ -166,7 +211,13 @@ mod tests {
                 &format!(
                     "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/v\""
                 ),
-                "two links",
+                "link leaf0/u: leaf0/u to spine0/u and leaf0/u to spine0/v both have this end",
+            ),
+            (
+                &format!(
+                    "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n[[link]]\nbelow = \"spine0/v\"\nabove = \"leaf0/v\""
+                ),
+                "leaf0/u to spine0/u, spine0/v to leaf0/v: a box would be above itself",
             ),
             (&format!("nmae = 1\n{GOOD}"), "unknown field"),
         ] {

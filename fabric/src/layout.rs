@@ -20,27 +20,41 @@ pub struct Order {
     pub flows: Vec<api::Flow>,
 }
 
+/// What rings can use.
+#[derive(Clone, Debug)]
+pub struct Ways {
+    pub links: Vec<Link>,
+    /// Boxes that they cannot, and why, in words that follow the name.
+    pub closed: BTreeMap<String, String>,
+}
+
 /// What a job needs of the boxes. `place` knows a port by its number here.
 ///
 /// # Errors
 /// Why no tree of boxes does.
-pub fn orders(job: &Job, links: &[Link], place: impl Fn(u32) -> Option<End>) -> Result<Vec<Order>, String> {
+pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Result<Vec<Order>, String> {
     let ranks = job.spec.ranks;
-    let first = job.rings.first().ok_or("no ring")?.id;
+    let ring = job.epoch.as_ref().map_or_else(|| Rank::all(ranks).collect(), |epoch| epoch.ring.clone());
+    let mut flows: BTreeMap<Rank, Vec<&FlowSpec>> = BTreeMap::new();
+    job.flows.iter().for_each(|flow| flows.entry(flow.rank).or_default().push(flow));
     let mut ends = Vec::new();
-    for rank in Rank::all(ranks) {
-        let flow = job.flows.iter().find(|f| f.ring == first && f.rank == rank);
-        let flow = flow.ok_or_else(|| format!("rank {rank}: it has no flow"))?;
+    for rank in &ring {
+        let flow = flows
+            .get(rank)
+            .and_then(|of| of.first())
+            .ok_or_else(|| format!("rank {rank}: it has no flow"))?;
         ends.push(place(flow.ifindex).ok_or_else(|| format!("rank {rank}: its port is gone"))?);
     }
     let groups = groups(&ends)?;
-    let parents = parents(&groups, links, job.spec.rings)?;
-    let order = |at: &str| Order { at: at.to_owned(), job: request(job), flows: Vec::new() };
+    if let Some((name, group)) = groups.iter().find(|(name, _)| ways.closed.contains_key(name)) {
+        return Err(format!("box {name}, which has ranks {group}, {}", ways.closed[name]));
+    }
+    let parents = parents(&groups, ways, job.spec.rings)?;
+    let order = |at: &str| Order { at: at.to_owned(), job: request(job, &ring), flows: Vec::new() };
     // A box counts the job's rings there from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
-        let flows = job.flows.iter().filter(|f| f.rank.0 == rank);
-        let message = |flow| flow_message(job, flow, port);
-        let of_rings = flows.map(message).filter(|f| rings.contains(&f.ring));
+        let message = |flow: &&FlowSpec| flow_message(job, flow, port);
+        let of_rings = flows[&ring[rank as usize]].iter().map(message).filter(|f| rings.contains(&f.ring));
         of_rings.map(|f| api::Flow { ring: f.ring - first, ..f }).collect()
     };
     let all = 0..job.spec.rings;
@@ -95,7 +109,7 @@ fn uplinks(ups: &[(&str, usize)]) -> String {
     }
 }
 
-/// The ranks below each box, in their order.
+/// The ranks below each box, by their places in the ring.
 fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
     let mut groups: Vec<(String, Group)> = Vec::new();
     for (rank, end) in (0..).zip(ends) {
@@ -104,18 +118,10 @@ fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
             _ => groups.push((end.of.clone(), Group { first: rank, last: rank })),
         }
     }
-    let names: BTreeSet<&String> = groups.iter().map(|(of, _)| of).collect();
-    let twice = names.into_iter().find(|name| groups.iter().filter(|(of, _)| of == *name).count() > 1);
-    match twice {
+    let mut names = BTreeSet::new();
+    match groups.iter().find(|(of, _)| !names.insert(of)) {
         None => Ok(groups),
-        Some(name) => {
-            let parts: Vec<String> =
-                groups.iter().filter(|(of, _)| of == name).map(|(_, group)| group.to_string()).collect();
-            Err(format!(
-                "box {name} has ranks {}: those below one box must follow each other; start the ranks in the order of their racks",
-                parts.join(" and ")
-            ))
-        }
+        Some((of, group)) => Err(format!("box {of}: ranks {group} do not follow the others there")),
     }
 }
 
@@ -127,22 +133,30 @@ struct Parent<'a> {
 }
 
 /// The parents, each with its share of the rings, in the order of their links; none where one box has all ranks.
-fn parents<'a>(groups: &[(String, Group)], links: &'a [Link], rings: u32) -> Result<Vec<Parent<'a>>, String> {
+fn parents<'a>(groups: &[(String, Group)], ways: &'a Ways, rings: u32) -> Result<Vec<Parent<'a>>, String> {
+    let links = &ways.links;
     if groups.len() == 1 {
         return Ok(Vec::new());
     }
     let mut parents: Vec<Parent<'a>> = Vec::new();
-    let mut missing = String::from("no box is above another");
+    let mut missing = Vec::new();
+    let mut first: BTreeMap<(&String, &String), &Link> = BTreeMap::new();
+    for link in links {
+        first.entry((&link.below.of, &link.above.of)).or_insert(link);
+    }
     let mut tried = BTreeSet::new();
     for name in links.iter().map(|link| &link.above.of).filter(|name| tried.insert(*name)) {
-        let link = |of: &String| links.iter().find(|l| l.below.of == *of && l.above.of == *name);
+        let link = |of: &String| first.get(&(of, name)).copied();
         let others = groups.iter().map(|(of, _)| of).filter(|of| *of != name);
         match others.clone().find(|of| link(of).is_none()) {
+            None if ways.closed.contains_key(name) => {
+                missing.push(format!("{name} {}", ways.closed[name]));
+            }
             None => {
                 let links = others.filter_map(|of| Some((of.clone(), link(of)?))).collect();
                 parents.push(Parent { name: name.clone(), links, rings: 0..0 });
             }
-            Some(of) => missing = format!("{of} has no link to {name}"),
+            Some(of) => missing.push(format!("{of} has no link to {name}")),
         }
     }
     parents.truncate(rings as usize);
@@ -152,7 +166,8 @@ fn parents<'a>(groups: &[(String, Group)], links: &'a [Link], rings: u32) -> Res
     }
     if parents.is_empty() {
         let boxes: Vec<&str> = groups.iter().map(|(of, _)| &**of).collect();
-        return Err(format!("no box is above all of {}: {missing}", boxes.join(", ")));
+        let why = if missing.is_empty() { "no box is above another".to_owned() } else { missing.join("; ") };
+        return Err(format!("no box is above all of {}: {why}", boxes.join(", ")));
     }
     Ok(parents)
 }
@@ -165,7 +180,7 @@ pub fn token(job: &Job) -> String {
     OURS.to_owned() + job.spec.token.reveal()
 }
 
-fn request(job: &Job) -> api::CreateJobRequest {
+fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {
     let spec = &job.spec;
     // The ranks that have joined decide it.
     let relaxed = job.rings.first().is_some_and(|r| r.config.flags & ring_flags::RELAXED != 0);
@@ -181,6 +196,11 @@ fn request(job: &Job) -> api::CreateJobRequest {
         order: if relaxed { "relaxed" } else { "in-order" }.into(),
         tenant: spec.tenant.clone(),
         token: token(job),
+        ring_order: if ring.is_sorted() {
+            String::new()
+        } else {
+            ring.iter().map(Rank::to_string).collect::<Vec<_>>().join(",")
+        },
         ..api::CreateJobRequest::default()
     }
 }
@@ -268,11 +288,24 @@ mod tests {
     }
 
     fn orders_of(ends: &[&str], rings: usize, links: &[(&str, &str)]) -> Result<Vec<Order>, String> {
+        orders_without(&[], ends, rings, links)
+    }
+
+    fn orders_without(
+        drained: &[&str],
+        ends: &[&str],
+        rings: usize,
+        links: &[(&str, &str)],
+    ) -> Result<Vec<Order>, String> {
         let controller = joined(ends, rings);
         let end = |text: &str| End::try_from(text.to_owned()).unwrap();
-        let links: Vec<_> =
+        let links =
             links.iter().map(|(below, above)| Link { below: end(below), above: end(above) }).collect();
-        orders(controller.job("train").unwrap(), &links, |port| ends.get(port as usize - 1).map(|e| end(e)))
+        let ways = Ways {
+            links,
+            closed: drained.iter().map(|&name| (name.to_owned(), "is drained: new fan".to_owned())).collect(),
+        };
+        orders(controller.job("train").unwrap(), &ways, |port| ends.get(port as usize - 1).map(|e| end(e)))
     }
 
     /// Box, members, groups, uplink, and of ring 0 each flow's rank and port.
@@ -304,6 +337,21 @@ mod tests {
     }
 
     #[test]
+    fn ranks_below_one_box_follow_each_other_in_the_ring_whatever_their_numbers() {
+        let orders = orders_of(&["b/1", "a/1", "b/2", "a/2", "b/3"], 1, &TWO).unwrap();
+        let said: Vec<_> = orders.iter().map(said).collect();
+        // Ranks 0, 2, 4, 1, 3.
+        let b = ("b", ["0-2", "", "up"], vec![(0, "1"), (2, "2"), (4, "3"), (3, "up")]);
+        let a = ("a", ["3-4", "", "up"], vec![(1, "1"), (3, "2"), (4, "up")]);
+        let s = ("s", ["", "0-2,3-4", ""], vec![(4, "2"), (3, "1")]);
+        assert_eq!(said, [b, a, s]);
+        assert!(orders.iter().all(|o| o.job.ring_order == "0,2,4,1,3"));
+        let from_to: Vec<_> = orders[0].flows.iter().map(|f| (&*f.src, &*f.dst)).collect();
+        let ip = |rank: usize| ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"][rank];
+        assert_eq!(from_to, [(0, 2), (2, 4), (4, 1), (3, 0)].map(|(from, to)| (ip(from), ip(to))));
+    }
+
+    #[test]
     fn a_parent_may_have_ranks_itself() {
         let orders = orders_of(&["a/1", "a/2", "s/7", "b/1"], 1, &TWO).unwrap();
         let s = orders.iter().find(|o| o.at == "s").unwrap();
@@ -313,7 +361,7 @@ mod tests {
     #[test]
     fn each_order_is_one_by_which_a_box_sums() {
         let places =
-            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "s/9", "b/1"]];
+            [&["a/1", "a/2", "b/1"][..], &["b/1", "a/1"], &["a/1", "s/9", "b/1"], &["s/8", "b/1", "s/9"]];
         for (ends, rings) in places.into_iter().flat_map(|ends| [(ends, 1), (ends, 3)]) {
             for order in orders_of(ends, rings, &FOUR).unwrap() {
                 let mut box_ = Controller::new(1 << 40, 2, Duration::from_secs(1));
@@ -351,17 +399,25 @@ mod tests {
     #[test]
     fn what_no_tree_does_is_refused_with_the_reason() {
         for (ends, links, why) in [
-            (
-                &["a/1", "b/1", "a/2"][..],
-                &TWO[..],
-                "box a has ranks 0 and 2: those below one box must follow each other",
-            ),
-            (&["a/1", "b/1"], &TWO[..1], "no box is above all of a, b: b has no link to s"),
+            (&["a/1", "b/1"][..], &TWO[..1], "no box is above all of a, b: b has no link to s"),
             (&["a/1", "b/1"], &[], "no box is above another"),
         ] {
             let error = orders_of(ends, 1, links).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn a_box_that_is_drained_gets_nothing() {
+        let at = |drained: &[_]| {
+            let orders = orders_without(drained, &["a/1", "b/1"], 2, &FOUR)?;
+            Ok::<_, String>(orders.into_iter().map(|o| (o.at, o.job.rings)).collect::<Vec<_>>())
+        };
+        let of = |name: &str, rings| (name.to_owned(), rings);
+        assert_eq!(at(&["s"]).unwrap(), [of("a", 2), of("b", 2), of("t", 2)]);
+        let why = "no box is above all of a, b: s is drained: new fan; t is drained: new fan";
+        assert_eq!(at(&["s", "t"]).unwrap_err(), why);
+        assert_eq!(at(&["b"]).unwrap_err(), "box b, which has ranks 1, is drained: new fan");
     }
 
     const FOUR: [(&str, &str); 4] = [("a/up", "s/1"), ("b/up", "s/2"), ("a/up2", "t/1"), ("b/up2", "t/2")];

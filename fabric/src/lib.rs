@@ -8,12 +8,14 @@
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
 //! | [`nowhere`] | the data plane of a machine that has no ports |
+//! | [`diagnosis`] | what boxes say of a job, as one answer: pure |
 //! | [`boxes`] | connections to the boxes, where hosts are, which ports they have |
 //! | [`program`] | brings the boxes to what the controller wants |
 //! | [`run`] | `netsum fabric run` |
 
 pub mod boxes;
 pub mod config;
+pub mod diagnosis;
 pub mod layout;
 pub mod nowhere;
 pub mod program;

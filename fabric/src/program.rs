@@ -1,6 +1,6 @@
 //! Brings the boxes to what the controller wants, one change after the other, and looks whether they stay so.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +16,8 @@ use tonic::{Code, Status};
 use crate::boxes::{Boxes, Seen};
 use crate::layout::{self, OURS, Order};
 
+/// Ranks that have left and connect anew are back by then.
+const ANEW: Duration = Duration::from_secs(10);
 /// How often boxes are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -47,6 +49,14 @@ impl netsum_daemon::state::Boxes for Changes {
     fn show(&self) -> api::Fabric {
         self.boxes.show()
     }
+
+    fn drain(&mut self, name: &str, reason: Option<String>) -> Result<(), Refusal> {
+        self.boxes.drain(name, reason)
+    }
+
+    fn drained(&self) -> BTreeMap<String, String> {
+        self.boxes.drained()
+    }
 }
 
 /// What boxes have been told of a job.
@@ -54,6 +64,18 @@ struct Told {
     /// Its flows are those of these ranks.
     epoch: u32,
     orders: Vec<Order>,
+    /// Other boxes where an earlier manager had it summed: its ranks may be at work there until they connect anew.
+    before: BTreeSet<String>,
+}
+
+impl Told {
+    fn new(epoch: u32, orders: Vec<Order>) -> Self {
+        Self { epoch, orders, before: BTreeSet::new() }
+    }
+
+    fn boxes(&self) -> impl Iterator<Item = &String> {
+        self.orders.iter().map(|order| &order.at).chain(&self.before)
+    }
 }
 
 /// Knows what boxes have been told.
@@ -62,6 +84,8 @@ pub struct Programmer {
     boxes: Arc<Boxes>,
     busy: Arc<AtomicUsize>,
     told: HashMap<String, Told>,
+    /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect anew leave first.
+    left: HashMap<String, (Instant, Vec<String>)>,
     /// Boxes that may still have a job that is over, and the job.
     leftover: BTreeSet<(String, String)>,
     /// Boxes of which it is not known yet what a manager before this one has left there.
@@ -80,11 +104,14 @@ impl Programmer {
     /// The boxes do already what the controller wants of them: it took over from another, or has no jobs.
     pub fn new(shared: Shared, boxes: Arc<Boxes>) -> Self {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
-        let (told, leftover) = (HashMap::new(), BTreeSet::new());
-        let mut programmer = Self { shared, boxes, busy: Arc::default(), told, leftover, unknown };
+        let (told, left, leftover) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+        let mut programmer = Self { shared, boxes, busy: Arc::default(), told, left, leftover, unknown };
+        // A box that is drained may sum for any of them still.
+        let at: Vec<String> = programmer.unknown.iter().cloned().collect();
         for name in programmer.names() {
+            programmer.left.insert(name.clone(), (Instant::now(), at.clone()));
             if let Wanted::Orders(epoch, Ok(orders)) = programmer.wanted(&name) {
-                programmer.told.insert(name, Told { epoch, orders });
+                programmer.told.insert(name, Told::new(epoch, orders));
             }
         }
         programmer
@@ -129,7 +156,23 @@ impl Programmer {
     }
 
     fn layout(&self, job: &Job) -> Result<Vec<Order>, String> {
-        layout::orders(job, &self.boxes.links(), |port| self.boxes.end(port))
+        let (mut ways, place) = (self.boxes.ways(), |port| self.boxes.end(port));
+        let orders = layout::orders(job, &ways, place);
+        if orders.is_ok() || ways.closed.is_empty() {
+            return orders;
+        }
+        // What no others can sum stays where it is.
+        ways.closed.retain(|at, _| !self.is_at(&job.spec.name, at));
+        layout::orders(job, &ways, place).or(orders)
+    }
+
+    /// Whether a box sums for a job, or did when its ranks left to connect anew.
+    fn is_at(&self, name: &str, at: &str) -> bool {
+        self.told.get(name).is_some_and(|told| told.boxes().any(|of| of == at))
+            || self
+                .left
+                .get(name)
+                .is_some_and(|(since, boxes)| since.elapsed() < ANEW && boxes.iter().any(|of| of == at))
     }
 
     async fn carry_out(&mut self, Change { job, waiting }: Change) {
@@ -171,8 +214,13 @@ impl Programmer {
 
     /// Has the boxes do nothing for a job any more.
     async fn forget(&mut self, name: &str, gone: bool) {
-        for order in self.told.remove(name).map(|told| told.orders).unwrap_or_default() {
-            self.delete(&order.at, name, gone).await;
+        let Some(told) = self.told.remove(name) else { return };
+        let boxes: Vec<String> = told.boxes().cloned().collect();
+        for at in &boxes {
+            self.delete(at, name, gone).await;
+        }
+        if gone {
+            self.left.insert(name.to_owned(), (Instant::now(), boxes));
         }
     }
 
@@ -193,7 +241,8 @@ impl Programmer {
         }
         let at: Vec<&str> = told.iter().map(|order| &*order.at).collect();
         log::info!(NETSUM_JOB = name; "job {name}: summed by {}", at.join(", "));
-        self.told.insert(name.to_owned(), Told { epoch, orders: told });
+        self.told.insert(name.to_owned(), Told::new(epoch, told));
+        self.left.remove(name);
         Ok(())
     }
 
@@ -253,6 +302,9 @@ impl Programmer {
         for (at, name) in self.over(&seen) {
             self.delete(&at, &name, false).await;
         }
+        self.left.retain(|_, (since, _)| since.elapsed() < ANEW);
+        let come_back = |at: &str| self.left.keys().any(|name| self.is_at(name, at));
+        self.boxes.are_empty(|at| seen.get(at).is_some_and(|seen| seen.jobs.is_empty()) && !come_back(at));
         let mut ports: Vec<_> = seen.values().flat_map(|s| s.ports.clone()).collect();
         let mut inner = self.shared.lock();
         // Those of silent boxes are as they were.
@@ -270,7 +322,10 @@ impl Programmer {
             let why = match lost {
                 Some(order) => format!("box {} does not sum any more", order.at),
                 None if self.layout(job).is_ok_and(|now| now != told.orders) => {
-                    "its tree has changed".to_owned()
+                    let drained = self.boxes.drained();
+                    let drained = told.boxes().find(|at| drained.contains_key(*at));
+                    drained
+                        .map_or("its tree has changed".to_owned(), |at| format!("box {at} is to be drained"))
                 }
                 None => continue,
             };
@@ -285,11 +340,13 @@ impl Programmer {
             self.leftover.iter().filter(|(at, _)| seen.contains_key(at)).cloned().collect();
         for (at, seen) in seen {
             if self.unknown.remove(at) {
-                let is_told = |name: &str| {
-                    self.told.get(name).is_some_and(|told| told.orders.iter().any(|order| order.at == *at))
-                };
-                let names = seen.jobs.iter().map(|job| &job.name).filter(|name| !is_told(name));
-                over.extend(names.map(|name| (at.clone(), name.clone())));
+                for name in seen.jobs.iter().map(|job| &job.name) {
+                    match self.told.get_mut(name) {
+                        Some(told) if told.orders.iter().any(|order| order.at == *at) => {}
+                        Some(told) => drop(told.before.insert(at.clone())),
+                        None => over.push((at.clone(), name.clone())),
+                    }
+                }
             }
         }
         over
@@ -302,10 +359,12 @@ fn epoch(job: &Job) -> u32 {
 
 /// Whether a box answers, and does not do what it was told.
 fn is_lost(order: &Order, name: &str, seen: &HashMap<String, Seen>) -> bool {
-    let connection = |f: &api::Flow| (f.ring, f.rank, f.qpn, f.psn);
-    let does = |job: &api::Job| {
-        let has = |flow: &api::Flow| job.flows.iter().any(|f| connection(f) == connection(flow));
-        job.name == name && job.state() == api::JobState::Active && order.flows.iter().all(has)
-    };
-    seen.get(&order.at).is_some_and(|seen| !seen.jobs.iter().any(does))
+    fn connection(f: &api::Flow) -> (u32, u32, u32, u32) {
+        (f.ring, f.rank, f.qpn, f.psn)
+    }
+    let Some(seen) = seen.get(&order.at) else { return false };
+    let is_it = |job: &&api::Job| job.name == name && job.state() == api::JobState::Active;
+    let Some(job) = seen.jobs.iter().find(is_it) else { return true };
+    let has: HashSet<_> = job.flows.iter().map(connection).collect();
+    !order.flows.iter().all(|flow| has.contains(&connection(flow)))
 }

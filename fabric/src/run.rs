@@ -12,6 +12,7 @@ use netsum_daemon::persist::Store;
 use netsum_daemon::run::{WorkerPort, serve};
 use netsum_daemon::socket::{self, Access, SocketFile};
 use netsum_daemon::state::Shared;
+use netsum_daemon::tls;
 use netsum_daemon::worker::PortFinder;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -42,6 +43,9 @@ pub async fn run(config: &Config) -> Result<()> {
     let store = Store::new(config.state.clone());
     let saved: Saved = store.read().with_context(|| config.state.display().to_string())?.unwrap_or_default();
     boxes.number_again(&saved.ports);
+    for (name, reason) in &saved.drained {
+        boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
+    }
     controller.set_ports(saved.ports.clone());
     let actions = controller.restore(saved, Instant::now(), |_| None).map_err(|e| anyhow!(e))?;
     let patience = Patience { hold: NEVER, stall: NEVER };
@@ -59,10 +63,13 @@ pub async fn run(config: &Config) -> Result<()> {
     }
     let admin = UnixListener::from_std(socket::listen(&config.admin, &Access::default())?)?;
     let _file = SocketFile(config.admin.clone());
+    let tls =
+        config.workers_tls.as_ref().map(|files| tls::server_config("workers-tls", files)).transpose()?;
     let listener = TcpListener::bind(config.workers).await;
     let listener = listener.with_context(|| format!("workers = \"{}\": cannot listen", config.workers))?;
-    log::info!("workers on {}, administration on {}", config.workers, config.admin.display());
-    let workers = WorkerPort { listener, tls: None, limits: Limits::default() };
+    let kind = tls::kind(config.workers_tls.as_ref());
+    log::info!("workers on {}, {kind}; administration on {}", config.workers, config.admin.display());
+    let workers = WorkerPort { listener, tls, limits: Limits::default() };
     let programming = tokio::spawn(programmer.run(received));
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let ended = tokio::select! {

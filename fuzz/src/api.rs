@@ -185,6 +185,7 @@ impl System {
             members: (*u.choose(&["", "", "", "0-1", "1"])?).into(),
             groups: (*u.choose(&["", "", "", "2-3", "0-0,1-1"])?).into(),
             uplink: (*u.choose(&["", "", "p0"])?).into(),
+            ring_order: String::new(),
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make one up, and a run would not be the same twice.

@@ -90,13 +90,14 @@ impl Cluster {
 }
 
 impl Manager {
-    /// Runs `netsum -j ARGUMENTS` on its socket.
+    /// Runs `netsum -j ARGUMENTS` on its socket; null where that prints nothing.
     ///
     /// # Errors
     /// What the command says.
     pub fn json(&self, cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
         let text = self.netsum(cluster, &[&["-j"], arguments].concat())?;
-        serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
+        serde_json::from_str(if text.is_empty() { "null" } else { &text })
+            .with_context(|| format!("not JSON: {text}"))
     }
 
     /// Runs `netsum ARGUMENTS` on its socket.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::faults::Faults;
+use netsum_lab::group::Outcome;
 use netsum_lab::manager::Manager;
 use netsum_lab::{LabSpec, Rate};
 use nix::sys::signal::Signal;
@@ -82,6 +83,31 @@ fn ranks_join_the_fabric_and_racks_send_one_copy_up() {
     });
 }
 
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_of_two_racks_in_turns_send_one_copy_up_and_keep_their_numbers() {
+    let cluster = fabric(1);
+    let manager = cluster.start_manager().unwrap();
+    let job = JobSpec { timeout: Duration::from_secs(4), ..JobSpec::new(JOB, 4) };
+    let mut places = one_on_each_host(4);
+    places.swap(1, 2);
+    let mut group = cluster.ranks_of(&manager, &job, &places).unwrap();
+    work(&mut group, 1);
+    let stats = cluster.netsum_on(Some(1), &["-j", "stats"]).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert!(stats["partial_sent"].as_u64().unwrap() > 0, "{stats}");
+    let flows = cluster.netsum_on(Some(0), &["-j", "flow", "show", JOB]).unwrap();
+    let flows: serde_json::Value = serde_json::from_str(&flows).unwrap();
+    let mut ranks: Vec<_> = flows.as_array().unwrap().iter().map(|f| f["rank"].as_u64().unwrap()).collect();
+    ranks.sort_unstable();
+    assert_eq!(ranks, [0, 2, 3], "rank 3's comes down");
+    manager.json(&cluster, &["job", "renew", JOB]).unwrap();
+    (2..6).for_each(|seed| work(&mut group, seed));
+    group.kill(1).unwrap();
+    let errors = group.all_reduce("i32", 1000, 6).unwrap_err().to_string();
+    assert!(errors.lines().all(|why| why.contains("rank 1 died")), "{errors}");
+}
+
 /// What ranks have been through.
 #[derive(Debug, Default)]
 struct Seen {
@@ -154,6 +180,65 @@ fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn a_spine_that_is_drained_is_empty_after_a_pause_no_longer_than_a_renewal() {
+    let cluster = fabric(2);
+    let spine1 = cluster.lab().spec().spine(1);
+    let manager = cluster.start_manager().unwrap();
+    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+    // Sums go on, all by the boxes, until the ranks have connected anew; the longest.
+    let mut pause = |command: &[&str]| {
+        let renewals = |outcomes: &[Outcome]| outcomes.iter().map(|o| o.renewals).min();
+        let (mut longest, mut seed) = (Duration::ZERO, 0);
+        let mut sum = || {
+            seed += 1;
+            let begun = Instant::now();
+            let outcomes = group.all_reduce("i32", 20_000, seed).unwrap();
+            longest = begun.elapsed().max(longest);
+            assert!(
+                outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("box", 0)),
+                "{outcomes:?}\n{}",
+                manager.log()
+            );
+            renewals(&outcomes)
+        };
+        let before = sum();
+        manager.json(&cluster, command).unwrap();
+        let start = Instant::now();
+        while sum() == before {
+            assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        }
+        for _ in 0..3 {
+            sum();
+        }
+        longest
+    };
+    let renewal = pause(&["job", "renew", JOB]);
+    let drain = pause(&["fabric", "drain", "spine1", "--reason", "new fan"]);
+    println!("the longest all-reduce: {renewal:.0?} with a renewal, {drain:.0?} when a spine is drained");
+    let shown = |manager: &Manager| {
+        let fabric = manager.json(&cluster, &["fabric", "show"]).unwrap();
+        let boxes = fabric["boxes"].as_array().unwrap();
+        boxes.iter().find(|b| b["name"] == "spine1").unwrap().clone()
+    };
+    wait("it is drained", || shown(&manager)["drained"] == true);
+    assert_eq!((jobs(&cluster, spine1), &shown(&manager)["drain"]), (0, &"new fan".into()));
+    manager.kill().unwrap();
+    let manager = cluster.start_manager().unwrap();
+    assert_eq!(shown(&manager)["drain"], "new fan", "it survives the manager");
+    work(&mut group, 2);
+    manager.json(&cluster, &["fabric", "undrain", "spine1"]).unwrap();
+    let start = Instant::now();
+    while jobs(&cluster, spine1) == 0 {
+        assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        work(&mut group, 3);
+    }
+    work(&mut group, 4);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
     let cluster = fabric(2);
     let spine1 = cluster.lab().spec().spine(1);
@@ -177,6 +262,7 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
         work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes);
     }
     work(&mut group, 3);
+    println!("apart after {:.1} s\n{}\n{}", start.elapsed().as_secs_f64(), manager.log(), group.log());
 }
 
 const SECOND: Duration = Duration::from_secs(1);

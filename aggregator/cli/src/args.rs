@@ -179,6 +179,49 @@ pub enum FabricCommand {
     /// Show its boxes and the links between them. Give the manager's --socket, as /run/netsum/fabric.sock.
     #[command(visible_alias = "list")]
     Show,
+    /// Empty a box for maintenance: it gets no new rings. Jobs that other boxes can sum move there, with one pause; the rest end where
+    /// they are. `fabric show` says when it is drained.
+    Drain {
+        /// The box.
+        #[arg(value_name = "BOX")]
+        name: String,
+        /// Why, for whoever looks: also jobs that are refused for it are told.
+        #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        reason: String,
+    },
+    /// Show which boxes are below which, and the hosts below them, as the boxes see them; also for schedulers.
+    Topology(TopologyArgs),
+    /// Why does a job stand still? Asks each of its boxes, and names the rank, the box or the link.
+    Diagnose {
+        /// The job.
+        job: String,
+        /// How long to watch, like 500ms or 2s.
+        #[arg(long, default_value = "1s", value_parser = humantime::parse_duration, value_name = "TIME")]
+        watch: Duration,
+    },
+    /// Let a box have rings again.
+    Undrain {
+        /// The box.
+        #[arg(value_name = "BOX")]
+        name: String,
+    },
+}
+
+/// `netsum fabric topology`.
+#[derive(Args, Debug)]
+pub struct TopologyArgs {
+    /// For Graphviz: `| dot -Tsvg`.
+    #[arg(long, group = "form")]
+    pub dot: bool,
+    /// Slurm's topology.yaml, for its tree plugin. Of several boxes above a leaf it has the one that is above most.
+    #[arg(long, group = "form")]
+    pub slurm: bool,
+    /// Labels of nodes for Kueue's topology-aware scheduling, as commands: netsum.dev/block and netsum.dev/rack.
+    #[arg(long, group = "form")]
+    pub kueue: bool,
+    /// Names of hosts by their MAC addresses, as ethers(5) has them.
+    #[arg(long, default_value = "/etc/ethers", value_name = "FILE")]
+    pub ethers: PathBuf,
 }
 
 const SIMULATE_HELP: &str = "\

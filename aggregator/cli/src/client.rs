@@ -128,12 +128,19 @@ impl Client {
 
     pub async fn list_ports(&mut self) -> Result<Vec<api::Port>> {
         log::debug!("ListPorts");
-        Ok(said(self.admin.list_ports(api::ListPortsRequest {}).await)?.ports)
+        Ok(said(self.admin.list_ports(api::ListPortsRequest::default()).await)?.ports)
     }
 
-    pub async fn show_fabric(&mut self) -> Result<api::Fabric> {
+    /// The boxes of a fabric; the hosts below them if asked for.
+    pub async fn show_fabric(&mut self, hosts: bool) -> Result<api::Fabric> {
         log::debug!("ShowFabric");
-        said(self.admin.show_fabric(api::ShowFabricRequest {}).await)
+        said(self.admin.show_fabric(api::ShowFabricRequest { hosts }).await)
+    }
+
+    /// Has a box get no new rings, for a reason; or, without one, get them again.
+    pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
+        log::debug!("DrainBox {name} {reason:?}");
+        said(self.admin.drain_box(api::DrainBoxRequest { name, reason }).await).map(drop)
     }
 
     /// Slots of a job that are in use.

@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
-use crate::{diagnosis, fabric, peers, print, rates, report, tenants};
+use crate::{diagnosis, fabric, peers, print, rates, report, tenants, topology};
 
 /// Carries out one command.
 pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
@@ -72,7 +72,12 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             let ports = client.list_ports().await?;
             print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
         }
-        Command::Fabric(FabricCommand::Show) => fabric::show(out, format, client.show_fabric().await?),
+        Command::Fabric(FabricCommand::Show) => fabric::show(out, format, client.show_fabric(false).await?),
+        Command::Fabric(FabricCommand::Topology(args)) => {
+            topology::show(out, format, &args, client.show_fabric(true).await?)
+        }
+        Command::Fabric(FabricCommand::Drain { name, reason }) => client.drain_box(name, Some(reason)).await,
+        Command::Fabric(FabricCommand::Undrain { name }) => client.drain_box(name, None).await,
         Command::Tenant { command } => {
             let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
             let all = client.list_tenants().await?;
@@ -87,7 +92,7 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             programs.programs = only(programs.programs, "NAME", wanted, |p| &p.name)?;
             print::programs(out, format, programs)
         }
-        Command::Diagnose { job, watch } => {
+        Command::Diagnose { job, watch } | Command::Fabric(FabricCommand::Diagnose { job, watch }) => {
             let watch_ms = u32::try_from(watch.as_millis()).unwrap_or(u32::MAX);
             diagnosis::diagnosis(out, format, client.diagnose(job, watch_ms).await?)
         }

@@ -242,6 +242,7 @@ mod tests {
                 rank: Some(1),
                 what: "its packets have a wrong ICRC".into(),
                 next: "look for whatever changes packets".into(),
+                behind: String::new(),
             }],
             drops: vec![drop],
         }

@@ -29,6 +29,10 @@ pub struct Node {
     pub answers: bool,
     /// Jobs that it sums, as far as the manager has heard last.
     pub jobs: Vec<String>,
+    /// Why it gets no new rings; null where it does.
+    pub drain: Option<String>,
+    /// It gets none, and has none any more.
+    pub drained: bool,
 }
 
 /// A cable.
@@ -44,8 +48,14 @@ pub struct Link {
 
 impl From<api::Fabric> for Fabric {
     fn from(f: api::Fabric) -> Self {
-        let node =
-            |b: api::FabricBox| Node { name: b.name, address: b.address, answers: b.answers, jobs: b.jobs };
+        let node = |b: api::FabricBox| Node {
+            name: b.name,
+            address: b.address,
+            answers: b.answers,
+            jobs: b.jobs,
+            drain: b.drain,
+            drained: b.drained,
+        };
         let link = |l: api::FabricLink| Link { below: l.below, above: l.above, up: l.up };
         Self {
             boxes: f.boxes.into_iter().map(node).collect(),
@@ -66,6 +76,9 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
         if !b.jobs.is_empty() {
             facts.push(plain(format!("jobs {}", b.jobs.join(", "))));
         }
+        if let Some(reason) = &b.drain {
+            facts.push(styled(format!("{}: {reason}", if b.drained { "drained" } else { "draining" }), FAIR));
+        }
         entry.attributes(0, facts);
         entry
     };
@@ -82,15 +95,22 @@ mod tests {
 
     #[test]
     fn a_fabric_as_text() {
-        let node = |name: &str, answers, jobs: &[&str]| api::FabricBox {
+        let node = |name: &str, answers, jobs: &[&str], drain: Option<&str>| api::FabricBox {
             name: name.into(),
             address: "https://10.0.0.1:4792".into(),
             answers,
             jobs: jobs.iter().map(|&j| j.into()).collect(),
+            drain: drain.map(str::to_owned),
+            drained: jobs.is_empty(),
+            hosts: Vec::new(),
         };
         let link = |below: &str, up| api::FabricLink { below: below.into(), above: "spine0/swp1".into(), up };
         let fabric = api::Fabric {
-            boxes: vec![node("leaf0", true, &["train", "other"]), node("spine0", false, &[])],
+            boxes: vec![
+                node("leaf0", true, &["train", "other"], Some("new fan")),
+                node("spine0", false, &[], None),
+                node("spine1", true, &[], Some("new kernel")),
+            ],
             links: vec![link("leaf0/swp9", true), link("leaf1/swp9", false)],
         };
         let mut out = anstream::StripStream::new(Vec::new());

@@ -9,7 +9,7 @@
 //! | [`view`] | what is printed as JSON; [`schema`]: its schemas |
 //! | [`format`](mod@format) | text or JSON |
 //! | [`print`](mod@print) | the text of each object; [`layout`]: aligned lines |
-//! | [`fabric`] | `netsum fabric show` |
+//! | [`fabric`] | `netsum fabric show`; [`topology`]: `netsum fabric topology` |
 //! | [`tenants`] | `netsum tenant show` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
@@ -39,6 +39,7 @@ pub mod simulation;
 pub mod tenants;
 pub mod timing;
 pub mod top;
+pub mod topology;
 pub mod trace;
 pub mod view;
 

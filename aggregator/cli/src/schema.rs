@@ -10,6 +10,7 @@ use super::diagnosis::Diagnosis;
 use super::fabric::Fabric;
 use super::simulation::Simulation;
 use super::tenants::Tenant;
+use super::topology::Topology;
 use super::trace::Packet;
 use super::view::{BatchEntry, Error, Flow, Job, Port, Programs, Rates, Ring, Slots, Stats, Written};
 
@@ -41,8 +42,9 @@ pub fn all() -> Vec<Schema> {
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
         of::<Fabric>("fabric.json", "netsum -j fabric show"),
+        of::<Topology>("topology.json", "netsum -j fabric topology"),
         of::<Programs>("progs.json", "netsum -j prog show"),
-        of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB"),
+        of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB, fabric diagnose JOB"),
         of::<Written>("report.json", "netsum -j report JOB -o FILE"),
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
         of::<Simulation>("simulation.json", "netsum -j simulate FILE"),

@@ -44,6 +44,13 @@ pub struct RankEvidence {
 }
 
 impl RankEvidence {
+    /// The port of the box that may know why its contribution is missing: nothing here speaks against it.
+    fn asks_behind(&self) -> Option<String> {
+        let refused = |o: Counter| o.kind() == Kind::Drop && o != Counter::Duplicate;
+        let is_clean = self.port.up && !self.seen.last_outcome.is_some_and(refused);
+        self.behind().filter(|_| is_clean).map(|_| self.port.name.clone())
+    }
+
     /// The box that its packets come by, if they do.
     fn behind(&self) -> Option<String> {
         let port = &self.port.name;
@@ -112,11 +119,13 @@ pub struct Finding {
     pub what: String,
     /// What to do next.
     pub next: String,
+    /// The port towards another box that may know why.
+    pub behind: Option<String>,
 }
 
 impl Finding {
     fn of_job(what: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { ring: None, rank: None, what: what.into(), next: next.into() }
+        Self { ring: None, rank: None, what: what.into(), next: next.into(), behind: None }
     }
 }
 
@@ -150,6 +159,7 @@ pub fn diagnose(
                 claim.dst
             ),
             next: "connect all ranks again, or look why this one has lost its connection".into(),
+            behind: None,
         });
     }
     if findings.is_empty() {
@@ -180,6 +190,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
                     "start it, or look at its log for why it cannot reach the box; applications that are not \
                        netsum's need `netsum flow add` instead"
                         .into(),
+                behind: None,
             })
             .collect();
     }
@@ -196,6 +207,7 @@ fn waiting(job: &Job) -> Vec<Finding> {
                         job.spec.name,
                         job.sender(rank)
                     ),
+                    behind: None,
                 });
             }
         }
@@ -213,6 +225,7 @@ fn not_shown_up(job: &Job, strangers: &[Stranger], wrong_tokens: u64) -> Vec<Fin
             what: "has not shown up: no first packet of its connection has come".into(),
             next: "start it, or look whether its messages begin with the job's header and pass this box"
                 .into(),
+            behind: None,
         })
         .collect();
     findings.extend(job.refusals().map(|why| {
@@ -243,6 +256,11 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
         rank: Some(rank),
         what,
         next,
+        behind: None,
+    };
+    let lacking = |r: &RankEvidence| Finding {
+        behind: r.asks_behind(),
+        ..here(r.flow.rank, missing_rank(ring, r, strangers))
     };
     if let Some(rank) = view.state.stopped.checked_sub(1)
         && let Some(evidence) = ring.ranks.get(rank as usize)
@@ -255,6 +273,7 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
             rank: None,
             what: format!("index {} is complete and waits for a packet to go out with", view.state.low),
             next: "nothing: the box sends it by itself".into(),
+            behind: None,
         }];
     }
     // Who is refused for another length than the first one's may be right.
@@ -265,12 +284,11 @@ fn of_ring(ring: &RingEvidence, strangers: &[Stranger]) -> Vec<Finding> {
             && !accepted(r, view)
             && (r.seen.packets > 0 || talks_elsewhere(r, strangers))
     };
-    findings
-        .extend(ring.ranks.iter().filter(never).map(|r| here(r.flow.rank, missing_rank(ring, r, strangers))));
+    findings.extend(ring.ranks.iter().filter(never).map(lacking));
     if ring.waits.is_some() {
         for rank in view.missing(&ring.spec.config).into_iter().filter(|rank| !disagree.contains(rank)) {
             if findings.iter().all(|f| f.rank != Some(rank)) {
-                findings.push(here(rank, missing_rank(ring, &ring.ranks[rank.0 as usize], strangers)));
+                findings.push(lacking(&ring.ranks[rank.0 as usize]));
             }
         }
     } else {

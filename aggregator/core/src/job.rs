@@ -265,10 +265,20 @@ impl Job {
         Rank::all(self.spec.member_count()).filter_map(port).collect()
     }
 
+    /// The member that another sends to.
+    fn next(&self, rank: Rank) -> Rank {
+        let ring = self.epoch.as_ref().map(|epoch| &epoch.ring);
+        let place = ring.and_then(|ring| ring.iter().position(|r| *r == rank));
+        match (ring, place) {
+            (Some(ring), Some(place)) => ring[(place + 1) % ring.len()],
+            _ => rank.next(self.spec.member_count()),
+        }
+    }
+
     /// Neighbours in a ring that are behind one port: what they send each other may never come by the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
         self.flows.iter().find_map(|f| {
-            let next = (f.ring, f.rank.next(self.spec.member_count()), f.ifindex);
+            let next = (f.ring, self.next(f.rank), f.ifindex);
             let is_next = |o: &&FlowSpec| (o.ring, o.rank, o.ifindex) == next;
             Some((f, self.flows.iter().find(is_next)?))
         })

@@ -45,6 +45,10 @@ pub struct Members {
     pub ranks: Option<Group>,
     /// The port towards the parent box of each ring.
     pub uplink: Option<Uplinks>,
+    /// The ranks in the order of their connections; empty where that is the order of their numbers. What is a range of ranks above is
+    /// one of places in it.
+    #[serde(default)]
+    pub order: Vec<u32>,
 }
 
 /// A member.
@@ -122,6 +126,7 @@ impl Members {
 
     /// The member whose connection a rank's is, and its place in the ring; `None` where no connection of that rank comes here.
     pub fn of(&self, rank: u32, ranks: u32) -> Option<(u32, Member)> {
+        let rank = self.order.iter().position(|r| *r == rank).map_or(rank, |place| place as u32);
         let all = self.list(ranks);
         let before = all.first().map(|first| (Self::span(first).0 + ranks - 1) % ranks);
         let found = all.into_iter().enumerate().find(|(_, member)| match member {
@@ -134,10 +139,11 @@ impl Members {
     /// The rank whose connection is that of the member at this place.
     pub fn sender(&self, place: u32, ranks: u32) -> Option<u32> {
         let all = self.list(ranks);
-        match all.get(place as usize)? {
-            Member::Up => Some((Self::span(all.first()?).0 + ranks - 1) % ranks),
-            member => Some(Self::span(member).1),
-        }
+        let last = match all.get(place as usize)? {
+            Member::Up => (Self::span(all.first()?).0 + ranks - 1) % ranks,
+            member => Self::span(member).1,
+        };
+        Some(self.order.get(last as usize).copied().unwrap_or(last))
     }
 
     /// What the sum of all members below bears on the way up; 0 where there is none.
@@ -175,6 +181,15 @@ impl Members {
         let invalid = |message: String| Err(Refusal::Invalid(message));
         if let Some(group) = self.groups.iter().chain(&self.ranks).find(|g| g.last >= ranks) {
             return invalid(format!("--members {group}: the job has ranks 0 to {}", ranks.saturating_sub(1)));
+        }
+        let mut order = self.order.clone();
+        order.sort_unstable();
+        if !order.is_empty() && !order.iter().copied().eq(0..ranks) {
+            let last = ranks.saturating_sub(1);
+            return invalid(format!(
+                "--ring-order {:?}: each of the ranks 0 to {last} is needed, once",
+                self.order
+            ));
         }
         let all = self.list(ranks);
         let below = &all[..all.len() - usize::from(self.uplink.is_some())];
@@ -225,6 +240,7 @@ mod tests {
             groups: some(groups_).unwrap_or_default(),
             ranks: some(ranks).map(|groups| groups[0]),
             uplink: (!uplink.is_empty()).then(|| uplink.parse().unwrap()),
+            order: Vec::new(),
         }
     }
 
@@ -239,6 +255,18 @@ mod tests {
         assert_eq!(leaf.of(0, 8), None);
         assert_eq!([0, 3, 4, 5].map(|place| leaf.sender(place, 8)), [Some(4), Some(7), Some(3), None]);
         assert_eq!(members("0-3", "", "swp9").of(7, 8), Some((4, Member::Up)));
+    }
+
+    #[test]
+    fn ranks_keep_their_numbers_where_the_ring_has_another_order() {
+        let leaf = Members { order: vec![0, 2, 1, 3], ..members("0-1", "", "swp9") };
+        leaf.check(4).unwrap();
+        assert_eq!([0, 1, 2].map(|place| leaf.sender(place, 4)), [Some(0), Some(2), Some(3)]);
+        assert_eq!((leaf.of(2, 4), leaf.of(1, 4)), (Some((1, Member::Rank(1))), None));
+        let parent = Members { order: vec![0, 2, 1, 3], ..members("", "0-1,2-3", "") };
+        assert_eq!(parent.of(2, 4).map(|m| m.0), Some(0), "its connection leaves the first box");
+        let twice = Members { order: vec![0, 2, 2, 3], ..leaf };
+        assert!(twice.check(4).unwrap_err().to_string().contains("each of the ranks 0 to 3 is needed, once"));
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct Epoch {
     pub number: u32,
     /// All ranks, in order.
     pub ranks: Vec<RankAddress>,
+    /// The same in the order of their connections: each sends to the next.
+    pub ring: Vec<Rank>,
     /// Its ranks are asked to connect anew: the next epoch is to follow this one.
     pub renew: bool,
     /// Its ranks have given the box up, and sum by themselves to its end.
@@ -188,9 +190,12 @@ impl Controller {
         let Some(job) = self.jobs.get(name) else { return Vec::new() };
         let Some(forming) = &job.forming else { return Vec::new() };
         let mut flows = Vec::new();
+        let order = self.ring_order(forming);
         for (r, ring) in job.rings.iter().enumerate() {
-            for (&rank, w) in &forming.ranks {
-                let Some(next) = forming.ranks.get(&rank.next(job.spec.ranks)) else { return Vec::new() };
+            for (&rank, next) in order.iter().zip(order.iter().cycle().skip(1)) {
+                let [Some(w), Some(next)] = [&rank, next].map(|rank| forming.ranks.get(rank)) else {
+                    return Vec::new();
+                };
                 flows.push(FlowSpec {
                     ring: ring.id,
                     rank,
@@ -224,6 +229,7 @@ impl Controller {
         let waiters: Vec<u64> = forming.ranks.values().map(|w| w.waiter).collect();
         job.epoch = Some(Epoch {
             number,
+            ring: order,
             renew: false,
             without_box: false,
             heard: vec![Some(now); forming.ranks.len()],
@@ -231,6 +237,21 @@ impl Controller {
         });
         actions.extend(waiters.into_iter().map(|waiter| Action::Reply { waiter, result: Ok(number) }));
         actions
+    }
+
+    /// Ranks below one box follow each other, so that one connection leaves it. Rank 0 is the first. Ports of several boxes are
+    /// BOX/PORT; those of one have no such names, and its ranks are in order.
+    fn ring_order(&self, forming: &Forming) -> Vec<Rank> {
+        let place = |ifindex| {
+            let port = self.ports.iter().find(|p| p.ifindex == ifindex)?;
+            port.name.split_once('/').map(|(of, _)| of)
+        };
+        let mut firsts = BTreeMap::new();
+        let behind_first =
+            |(&rank, w): (&Rank, &Waiting)| (*firsts.entry(place(w.ifindex)).or_insert(rank), rank);
+        let mut order: Vec<(Rank, Rank)> = forming.ranks.iter().map(behind_first).collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, rank)| rank).collect()
     }
 
     /// Why flows cannot be registered for a job, if so.
@@ -339,13 +360,15 @@ impl Epoch {
     pub(super) fn resumed(
         number: u32,
         ranks: Vec<RankAddress>,
+        ring: Vec<Rank>,
         renew: bool,
         left: &[bool],
         now: Instant,
     ) -> Self {
         let heard = left.iter().map(|&left| (!left).then_some(now)).collect();
+        let ring = if ring.is_empty() { Rank::all(ranks.len() as u32).collect() } else { ring };
         // If they sum by themselves they will say so.
-        Self { number, ranks, renew, without_box: false, heard }
+        Self { number, ranks, ring, renew, without_box: false, heard }
     }
 
     /// When a rank was last heard of; `None` when it has left.

@@ -1,6 +1,7 @@
 //! What of the controller outlives the daemon: jobs, with their tokens, rings, flows and ranks. Who comes after a daemon
 //! that was killed goes on with it. What outlives the machine, too, is less: what the jobs were created with.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -19,6 +20,9 @@ pub struct Saved {
     pub ports: Vec<PortInfo>,
     /// Jobs, by name.
     pub jobs: Vec<SavedJob>,
+    /// Boxes of a fabric that get no new rings, and why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drained: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +62,8 @@ struct SavedEpoch {
     number: u32,
     ranks: Vec<RankAddress>,
     left: Vec<bool>,
+    #[serde(default)]
+    ring: Vec<Rank>,
     #[serde(default)]
     renew: bool,
 }
@@ -100,12 +106,13 @@ impl Controller {
                 number: e.number,
                 ranks: e.ranks.clone(),
                 left: Rank::all(e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
+                ring: e.ring.clone(),
                 renew: e.renew,
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
         let jobs = self.jobs.values().map(job).collect();
-        Saved { ports: self.ports.clone(), jobs }
+        Saved { ports: self.ports.clone(), jobs, drained: BTreeMap::new() }
     }
 
     /// What the jobs were created with: enough to create them again.
@@ -145,7 +152,7 @@ impl Controller {
             });
             let mut job = Job::new(saved.spec, slots, rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
-            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.renew, &e.left, now));
+            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.ring, e.renew, &e.left, now));
             job.ended =
                 saved.ended.into_iter().map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn }).collect();
             actions.extend(job.listen_in_band());

@@ -451,7 +451,7 @@ fn events() -> impl Strategy<Value = Event> {
 fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     let mut c = controller();
     let ranks = Some(members::Group { first: 2, last: 3 });
-    let leaf = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".parse().unwrap()) };
+    let leaf = members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
     let spec = JobSpec { members: leaf, ..spec("a", 6) };
     let actions = c.create_job(spec.clone()).unwrap();
     let made = actions.iter().find_map(|a| if let Action::CreateRing(r) = a { Some(r.config) } else { None });
@@ -475,7 +475,7 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
 /// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3; without the flow of rank 1.
 fn leaf_without_its_last(job: &str, c: &mut Controller) {
     let ranks = Some(members::Group { first: 0, last: 1 });
-    let members = members::Members { groups: Vec::new(), ranks, uplink: Some("p3".parse().unwrap()) };
+    let members = members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
     c.create_job(JobSpec { members, ..spec(job, 4) }).unwrap();
     c.add_flow(job, JobRing(0), flow(0, 4)).unwrap();
     c.add_flow(job, JobRing(0), FlowSpec { ifindex: 13, ..flow(3, 4) }).unwrap();
@@ -1006,9 +1006,9 @@ fn what_another_job_has_had_since_is_no_longer_a_jobs_to_forget() {
 fn of_several_ways_up_the_first_has_the_addresses() {
     let mut c = controller();
     let leaf = |uplink: &str| members::Members {
-        groups: Vec::new(),
         ranks: Some(members::Group { first: 0, last: 1 }),
         uplink: Some(uplink.parse().unwrap()),
+        ..Default::default()
     };
     let wrong = JobSpec { rings: 2, members: leaf("p2=1,p9=1"), ..spec("a", 4) };
     assert!(c.create_job(wrong.clone()).unwrap_err().to_string().contains("--uplink p9: netsum has ports"));

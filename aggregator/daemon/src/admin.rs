@@ -21,6 +21,7 @@ use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, se
 use super::netlink::{Found, Netlink};
 use super::state::{Inner, Shared};
 use super::trace;
+use super::worker::PortFinder;
 use super::{diagnose, memory};
 
 /// Answers administration.
@@ -28,6 +29,7 @@ use super::{diagnose, memory};
 pub struct AdminService {
     shared: Shared,
     netlink: Option<Netlink>,
+    ports: PortFinder,
     started: Instant,
 }
 
@@ -35,8 +37,8 @@ type Answer<T> = Result<Response<T>, Status>;
 
 impl AdminService {
     /// A service; without netlink, ports have no counters.
-    pub fn new(shared: Shared, netlink: Option<Netlink>) -> Self {
-        Self { shared, netlink, started: Instant::now() }
+    pub fn new(shared: Shared, netlink: Option<Netlink>, ports: PortFinder) -> Self {
+        Self { shared, netlink, ports, started: Instant::now() }
     }
 
     /// Takes note of the MTUs that the ports have by now.
@@ -203,7 +205,11 @@ impl Admin for AdminService {
         Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
     }
 
-    async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
+    async fn list_ports(&self, request: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
+        let hosts = match self.netlink.as_ref().filter(|_| request.get_ref().hosts) {
+            Some(netlink) => netlink.hosts().await.map_err(internal)?,
+            None => Vec::new(),
+        };
         let interfaces = match &self.netlink {
             Some(netlink) => netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?,
             None => Vec::new(),
@@ -218,6 +224,9 @@ impl Admin for AdminService {
                 ifindex: p.ifindex,
                 mtu: p.mtu,
                 flows,
+                // Without netlink nothing speaks against it.
+                up: self.netlink.is_none(),
+                hosts: hosts.iter().filter(|(i, _)| *i == p.ifindex).map(|(_, mac)| mac_text(*mac)).collect(),
                 ..api::Port::default()
             };
             if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
@@ -228,14 +237,24 @@ impl Admin for AdminService {
             }
             port
         });
-        Ok(Response::new(api::ListPortsReply { ports: ports.collect() }))
+        let (protocol, release) = (netsum_api::PROTOCOL, netsum_api::RELEASE.into());
+        Ok(Response::new(api::ListPortsReply { ports: ports.collect(), protocol, release }))
     }
 
-    async fn show_fabric(&self, _: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
+    async fn show_fabric(&self, request: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
+        if let (true, PortFinder::Boxes(boxes)) = (request.get_ref().hosts, &self.ports) {
+            return Ok(Response::new(boxes.topology().await));
+        }
         let fabric = self.shared.lock().boxes.as_ref().map(|boxes| boxes.show());
-        let nobody =
-            || Status::failed_precondition("this daemon is a box's; a manager has a --socket of its own");
-        fabric.map(Response::new).ok_or_else(nobody)
+        fabric.map(Response::new).ok_or_else(no_manager)
+    }
+
+    async fn drain_box(&self, request: Request<api::DrainBoxRequest>) -> Answer<api::DrainBoxReply> {
+        let api::DrainBoxRequest { name, reason } = request.into_inner();
+        let mut inner = self.shared.lock();
+        inner.boxes.as_mut().ok_or_else(no_manager)?.drain(&name, reason).map_err(refused)?;
+        inner.carry_out(None, Vec::new())?;
+        Ok(Response::new(api::DrainBoxReply {}))
     }
 
     async fn find_port(&self, request: Request<api::FindPortRequest>) -> Answer<api::FindPortReply> {
@@ -243,11 +262,14 @@ impl Admin for AdminService {
         let mac = mac_from_text(&r.mac)
             .ok_or_else(|| Status::invalid_argument("mac: six bytes in hex are needed"))?;
         let ip = address("ip", &r.ip)?;
-        let netlink = self.netlink.as_ref().ok_or_else(|| Status::unimplemented("no bridge here"))?;
         let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
-        let (ifindex, mac) = match netlink.port_of(mac, ip, &ports).await.map_err(internal)? {
-            Found::Port { ifindex, mac } => (ifindex, mac),
-            Found::Nothing { .. } => return Err(Status::not_found(format!("{ip} is on no port"))),
+        let (ifindex, mac) = match &self.ports {
+            PortFinder::Fixed(ifindex) => (*ifindex, mac),
+            PortFinder::Bridge(netlink) => match netlink.port_of(mac, ip, &ports).await.map_err(internal)? {
+                Found::Port { ifindex, mac } => (ifindex, mac),
+                Found::Nothing { .. } => return Err(Status::not_found(format!("{ip} is on no port"))),
+            },
+            PortFinder::Boxes(_) => return Err(Status::unimplemented("no bridge here")),
         };
         let inner = self.shared.lock();
         let port = inner.controller.ports().iter().find(|p| p.ifindex == ifindex);
@@ -334,9 +356,26 @@ impl Admin for AdminService {
     }
 
     async fn diagnose(&self, request: Request<api::DiagnoseRequest>) -> Answer<api::Diagnosis> {
-        let diagnosis = diagnose::answer(&self.shared, self.netlink.as_ref(), request.into_inner());
+        let request = request.into_inner();
+        if let PortFinder::Boxes(boxes) = &self.ports {
+            let heard = {
+                let inner = self.shared.lock();
+                let job = inner.controller.job(&request.job).map_err(refused)?;
+                let ago = |rank| Some(job.epoch.as_ref()?.heard(rank)?.elapsed());
+                (job.state == State::Active).then(|| Rank::all(job.spec.ranks).map(ago).collect())
+            };
+            // Who has not joined, the manager knows itself.
+            if let Some(heard) = heard {
+                return Ok(Response::new(boxes.diagnose(request, heard).await));
+            }
+        }
+        let diagnosis = diagnose::answer(&self.shared, self.netlink.as_ref(), request);
         Ok(Response::new(diagnosis.await?))
     }
+}
+
+fn no_manager() -> Status {
+    Status::failed_precondition("this daemon is a box's; a manager has a --socket of its own")
 }
 
 fn internal(error: anyhow::Error) -> Status {

@@ -172,6 +172,7 @@ pub async fn answer(
                 rank: f.rank.map(|rank| rank.0),
                 what: f.what,
                 next: f.next,
+                behind: f.behind.unwrap_or_default(),
             })
             .collect(),
         drops: drops.into_iter().filter(|c| c.value > 0 && c.kind == Kind::Drop.name()).collect(),

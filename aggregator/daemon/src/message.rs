@@ -225,7 +225,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         in_band: r.in_band,
         token: if r.token.is_empty() { token()? } else { r.token }.into(),
         tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
-        members: members(&r.members, &r.groups, &r.uplink)?,
+        members: members(&r.members, &r.groups, &r.uplink, &r.ring_order)?,
     })
 }
 
@@ -233,7 +233,7 @@ fn texts(members: &[Member]) -> Vec<String> {
     members.iter().map(Member::to_string).collect()
 }
 
-fn members(ranks: &str, groups: &str, uplink: &str) -> Result<Members, Status> {
+fn members(ranks: &str, groups: &str, uplink: &str, order: &str) -> Result<Members, Status> {
     let parsed = |option: &str, text: &str| match text {
         "" => Ok(Vec::new()),
         text => members::groups(option, text).map_err(refused),
@@ -248,7 +248,9 @@ fn members(ranks: &str, groups: &str, uplink: &str) -> Result<Members, Status> {
         }
     };
     let uplink = if uplink.is_empty() { None } else { Some(uplink.parse().map_err(refused)?) };
-    Ok(Members { groups: parsed("--groups", groups)?, ranks, uplink })
+    let order = order.split(',').filter(|_| !order.is_empty()).map(str::parse).collect::<Result<_, _>>();
+    let order = order.map_err(|_| Status::invalid_argument("--ring-order: ranks like 0,2,1,3 are needed"))?;
+    Ok(Members { groups: parsed("--groups", groups)?, ranks, uplink, order })
 }
 
 fn token() -> Result<String, Status> {

@@ -1,5 +1,6 @@
 //! Interfaces, bridge ports and the bridge's forwarding table, over netlink.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,9 @@ use rtnetlink::packet_route::link::{
     AfSpecInet, AfSpecInet6, AfSpecUnspec, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
     LinkXdp, XdpAttached,
 };
-use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
+use rtnetlink::packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 use tokio::sync::Mutex;
 
@@ -110,6 +113,17 @@ impl Netlink {
             crate::config::Ports::List(names) => names.contains(&l.name),
         };
         Ok(interfaces.into_iter().filter(wanted).collect())
+    }
+
+    /// MAC addresses that bridges have seen, and behind which interface.
+    pub async fn hosts(&self) -> Result<Vec<(u32, [u8; 6])>> {
+        let table = self.neighbours(AddressFamily::Bridge).await.context("the bridge's forwarding table")?;
+        // The interfaces' own are there for ever; the first bit is that of groups.
+        let seen = table.iter().filter(|e| e.header.state != NeighbourState::Permanent);
+        let host =
+            |e: &NeighbourMessage| mac_of(e).filter(|mac| mac[0] & 1 == 0).map(|mac| (e.header.ifindex, mac));
+        let hosts: BTreeSet<_> = seen.filter_map(host).collect();
+        Ok(hosts.into_iter().collect())
     }
 
     /// Where a host is: the interface behind which the bridge has seen its MAC address or, where it has not, that of the router

@@ -58,7 +58,7 @@ struct Ready {
 impl Ready {
     async fn new(config: &Config, reset: bool) -> Result<Self> {
         let interfaces = Netlink::open()?.resolve(&config.ports).await?;
-        let tls = config.tls.as_ref().map(tls::server_config).transpose()?;
+        let tls = config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
         let admin = socket::listen(&config.admin, &config.admin_access)?;
         let _file = SocketFile(config.admin.clone());
         let workers = match config.workers {
@@ -110,12 +110,7 @@ impl Ready {
         log::info!("administration on {}", config.admin.display());
         let workers = match workers {
             Some((listener, tls)) => {
-                let kind = match (&tls, config.tls.as_ref().is_some_and(|t| t.client_ca.is_some())) {
-                    (None, _) => "without TLS: tokens go in clear",
-                    (Some(_), false) => "with TLS",
-                    (Some(_), true) => "with TLS and client certificates",
-                };
-                log::info!("workers on {}, {kind}", listener.local_addr()?);
+                log::info!("workers on {}, {}", listener.local_addr()?, tls::kind(config.tls.as_ref()));
                 let listener = TcpListener::from_std(listener)?;
                 Some(WorkerPort { listener, tls, limits: Limits::default() })
             }
@@ -124,7 +119,7 @@ impl Ready {
         if let Some((listener, tls)) = fabric {
             log::info!("the fabric's manager on {}", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
-            tokio::spawn(serve_manager(shared.clone(), Some(netlink.clone()), listener, tls));
+            tokio::spawn(serve_manager(shared.clone(), netlink.clone(), listener, tls));
         }
         if let Some(listener) = metrics {
             log::info!("metrics on http://{}/metrics", listener.local_addr()?);
@@ -225,7 +220,7 @@ pub async fn serve(
     let watch = tokio::spawn(diagnose::keep_watch(shared.clone()));
     let listening = tokio::spawn(in_band::keep_listening(shared.clone()));
     let admin = Server::builder()
-        .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink)))
+        .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink, ports.clone())))
         .serve_with_incoming(UnixListenerStream::new(admin));
     let result = match workers {
         Some(WorkerPort { listener, tls, limits }) => {
@@ -257,13 +252,9 @@ pub async fn serve(
 }
 
 /// Serves administration to a fabric's manager.
-pub async fn serve_manager(
-    shared: Shared,
-    netlink: Option<Netlink>,
-    listener: TcpListener,
-    tls: ServerTlsConfig,
-) {
-    let service = AdminServer::new(AdminService::new(shared, netlink));
+pub async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListener, tls: ServerTlsConfig) {
+    let ports = PortFinder::Bridge(netlink.clone());
+    let service = AdminServer::new(AdminService::new(shared, Some(netlink), ports));
     // Who gets past the handshake may stay.
     let limits = Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
     let doorman = Doorman::new(limits);

@@ -1,12 +1,13 @@
 //! Controller and data plane behind one lock. Whoever changes the controller carries out its actions before anybody else
 //! sees it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use netsum_api::v1 as api;
 use netsum_core::ended::Ended;
+use netsum_core::saved::Saved;
 use netsum_core::watch::{Patience, Watch};
 use netsum_core::{Action, Controller, JobSpec, Refusal};
 use netsum_dataplane::DataPlane;
@@ -31,6 +32,13 @@ pub trait Boxes: Send {
     fn is_busy(&self) -> bool;
     /// What is known of them.
     fn show(&self) -> api::Fabric;
+    /// Has a box get no new rings, for this reason; without one it gets them again.
+    ///
+    /// # Errors
+    /// If there is no such box, or nothing to take back.
+    fn drain(&mut self, name: &str, reason: Option<String>) -> Result<(), Refusal>;
+    /// Boxes that get none, and why.
+    fn drained(&self) -> BTreeMap<String, String>;
 }
 
 /// A rank that waits, and the epoch that it is to be told.
@@ -186,7 +194,11 @@ impl Inner {
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
-            store.keep(&self.controller.save(), "if the daemon is killed now, its jobs end");
+            let drained = self.boxes.as_ref().map(|boxes| boxes.drained()).unwrap_or_default();
+            store.keep(
+                &Saved { drained, ..self.controller.save() },
+                "if the daemon is killed now, its jobs end",
+            );
         }
         if let Some(wanted) = &mut self.wanted {
             wanted.keep(&self.controller);

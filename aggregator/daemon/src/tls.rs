@@ -12,9 +12,18 @@ use crate::config::{Fabric, Tls};
 /// A handshake may take so long.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Reads and checks the workers' files.
-pub fn server_config(files: &Tls) -> Result<ServerTlsConfig> {
-    read("listen.tls", files)
+/// Reads and checks the workers' files; a field of the configuration has them.
+pub fn server_config(field: &'static str, files: &Tls) -> Result<ServerTlsConfig> {
+    read(field, files)
+}
+
+/// How workers are served, in words.
+pub fn kind(files: Option<&Tls>) -> &'static str {
+    match files {
+        None => "without TLS: tokens go in clear",
+        Some(Tls { client_ca: None, .. }) => "with TLS",
+        Some(_) => "with TLS and client certificates",
+    }
 }
 
 /// The same for the port of a fabric's manager, which must show a certificate.

@@ -33,14 +33,24 @@ pub enum PortFinder {
     /// Always the same; for tests.
     Fixed(u32),
     /// At one of several boxes.
-    Boxes(Arc<dyn FindPort>),
+    Boxes(Arc<dyn AskBoxes>),
 }
 
-/// Knows where hosts are.
+/// Asks other boxes.
 #[tonic::async_trait]
-pub trait FindPort: Send + Sync {
-    /// The port behind which a host is, and the MAC address that its packets have there.
-    async fn find(&self, rank: u32, mac: [u8; 6], ip: IpAddr) -> Result<(u32, [u8; 6]), Status>;
+pub trait AskBoxes: Send + Sync {
+    /// The port behind which a host is, and the MAC address that its packets have there. Boxes may take so long to answer.
+    async fn find(
+        &self,
+        rank: u32,
+        mac: [u8; 6],
+        ip: IpAddr,
+        patience: Duration,
+    ) -> Result<(u32, [u8; 6]), Status>;
+    /// The boxes and the hosts below them.
+    async fn topology(&self) -> api::Fabric;
+    /// Why a job that is at work stands still; how long ago each of its ranks was heard of.
+    async fn diagnose(&self, request: api::DiagnoseRequest, heard: Vec<Option<Duration>>) -> api::Diagnosis;
 }
 
 /// Answers workers.
@@ -77,11 +87,16 @@ impl WorkerService {
     }
 
     /// The port behind which a rank is, and the MAC address that its packets have there.
-    async fn port_of(&self, rank: u32, address: &RankAddress) -> Result<(u32, [u8; 6]), Status> {
+    async fn port_of(
+        &self,
+        rank: u32,
+        address: &RankAddress,
+        patience: Duration,
+    ) -> Result<(u32, [u8; 6]), Status> {
         let netlink = match &self.ports {
             PortFinder::Fixed(ifindex) => return Ok((*ifindex, address.mac)),
             PortFinder::Bridge(netlink) => netlink,
-            PortFinder::Boxes(boxes) => return boxes.find(rank, address.mac, address.ip).await,
+            PortFinder::Boxes(boxes) => return boxes.find(rank, address.mac, address.ip, patience).await,
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
         let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
@@ -188,15 +203,15 @@ impl Worker for WorkerService {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
         };
-        let (ifindex, mac) = self.port_of(rank, &address).await?;
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
+        let deadline = Instant::now() + wait;
+        let (ifindex, mac) = self.port_of(rank, &address, wait).await?;
         let receiver = {
             let mut inner = self.shared.lock();
             let (waiter, receiver) = inner.waiter();
             let now = Instant::now();
             let (job, token) = (r.job.clone(), r.token.as_str().into());
-            let (epoch, deadline) = (r.epoch, now + wait);
-            let join = Join { job, token, address, ifindex, mac, epoch, deadline, waiter };
+            let join = Join { job, token, address, ifindex, mac, epoch: r.epoch, deadline, waiter };
             let actions = match inner.controller.join(join, now) {
                 Ok(actions) => actions,
                 Err(refusal) => {
@@ -218,7 +233,8 @@ impl Worker for WorkerService {
         let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
             return Err(Status::failed_precondition(format!("job `{}` has ended before it began", r.job)));
         };
-        let ranks = current.ranks.iter().map(|a| api::RankAddress {
+        let in_ring = current.ring.iter().map(|rank| &current.ranks[rank.0 as usize]);
+        let ranks = in_ring.map(|a| api::RankAddress {
             rank: a.rank.0,
             ip: a.ip.to_string(),
             mac: mac_text(a.mac),

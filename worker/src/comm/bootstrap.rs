@@ -20,7 +20,10 @@ use netsum_rc::{Psn, Qpn};
 /// A job that this rank is a member of.
 pub(crate) struct Membership {
     pub shape: JobShape,
+    /// In the order of the ring: each sends to the next.
     pub ranks: Vec<RankNumbers>,
+    /// Their numbers.
+    pub names: Vec<u32>,
     /// `None` without a daemon.
     pub heartbeat: Option<Heartbeat>,
 }
@@ -64,7 +67,8 @@ pub(crate) fn bootstrap(
                 any_ip_id: false,
                 selective: true,
             });
-            Ok(Membership { shape, ranks: ranks.collect(), heartbeat: None })
+            let names = (0..config.ranks).collect();
+            Ok(Membership { shape, ranks: ranks.collect(), names, heartbeat: None })
         }
         Bootstrap::Controller { address, job, .. } => {
             let mut control = control(config)?;
@@ -146,11 +150,12 @@ fn join(
         let reason = format!("names {} ranks of {}", ranks.len(), config.ranks);
         return Err(Error::Controller { address: address.to_owned(), reason });
     }
+    let names: Vec<u32> = reply.ranks.iter().map(|r| r.rank).collect();
     let shape = JobShape { relaxed: reply.job.as_ref().is_some_and(|j| j.order == "relaxed"), ..shape };
     let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
-    Ok(Membership { shape, ranks, heartbeat })
+    Ok(Membership { shape, ranks, names, heartbeat })
 }
 
 fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> {

@@ -254,10 +254,14 @@ fn establish(
     membership: Membership,
 ) -> Result<(JobShape, Arc<str>, Core), Error> {
     let CommConfig { rank, timeout, .. } = *config;
-    let Membership { shape, ranks, mut heartbeat } = membership;
-    let connected = network.connect(&shape, rank, &ranks).and_then(|mut connections| {
-        let settings = Settings { rank, shape, timeout, run: nonce() };
-        let engine = Engine::new(Instant::now(), settings, &mut *connections);
+    let Membership { shape, ranks, names, mut heartbeat } = membership;
+    let place = names.iter().position(|name| *name == rank).unwrap_or(rank as usize) as u32;
+    let previous = (place as usize + ranks.len() - 1) % ranks.len();
+    let (before, ip) = (names[previous], ranks[previous].ip);
+    let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
+        let settings = Settings { rank: place, shape, timeout, run: nonce() };
+        let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
+        engine.name_ranks(names);
         connections.start().map(|()| (engine, connections))
     });
     let (engine, connections) = match (connected, &mut heartbeat) {
@@ -273,9 +277,7 @@ fn establish(
     let title = connections.title().into();
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
-    let previous = (rank + ranks.len() as u32 - 1) % ranks.len() as u32;
-    let unreachable =
-        Error::Unreachable { rank: previous, ip: ranks[previous as usize].ip, after: config.connect_timeout };
+    let unreachable = Error::Unreachable { rank: before, ip, after: config.connect_timeout };
     if let Err(error) = core.meet(started + config.connect_timeout, unreachable) {
         // The others must hear why.
         core.linger();

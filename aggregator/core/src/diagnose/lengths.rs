@@ -51,6 +51,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                     rank: Some(rank.flow.rank),
                     what: format!("{who}sends {len} bytes at index {low}, where {} send {usual}", names(by)),
                     next: next.into(),
+                    behind: None,
                 }
             })
             .collect(),
@@ -69,6 +70,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                 } else {
                     "give all ranks the same message size and path MTU, and let all connect again".into()
                 },
+                behind: None,
             }]
         }
     };

@@ -21,10 +21,15 @@ impl Engine {
             return;
         }
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
-            self.fail(channels, Error::RankLeft { rank });
+            self.fail(channels, Error::RankLeft { rank: self.name(rank) });
             return;
         }
-        log::debug!("rank {}: rank {origin} gives the box up: {}", self.member.rank, reason.text());
+        log::debug!(
+            "rank {}: rank {} gives the box up: {}",
+            self.own_name(),
+            self.name(origin),
+            reason.text()
+        );
         // Perhaps the ranks have called for different things.
         self.announce(channels);
         self.reason = Some((origin, reason));
@@ -84,8 +89,9 @@ impl Engine {
         // Not before all have agreed: what looked like a fault of the box may have been a rank's death.
         if let Some((origin, reason)) = self.reason {
             log::warn!(
-                "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {origin} found that {}",
-                self.member.rank,
+                "rank {}: no box sums any more, the ranks do it themselves by an ordinary ring: rank {} found that {}",
+                self.own_name(),
+                self.name(origin),
                 reason.text()
             );
         }

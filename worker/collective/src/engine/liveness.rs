@@ -16,12 +16,16 @@ impl Engine {
     pub(super) fn on_hello(&mut self, channels: &mut dyn Channels, shape: JobShape, rank: u32) {
         self.greeted = true;
         if rank != self.previous() {
-            let text = format!("rank {rank} speaks where rank {} should", self.previous());
+            let text =
+                format!("rank {} speaks where rank {} should", self.name(rank), self.name(self.previous()));
             self.fail(channels, Error::Protocol(text));
         } else if shape != self.settings.shape {
             let own = self.settings.shape;
-            let text =
-                format!("rank {rank} takes the job to be {shape:?}, rank {} {own:?}", self.member.rank);
+            let text = format!(
+                "rank {} takes the job to be {shape:?}, rank {} {own:?}",
+                self.name(rank),
+                self.own_name()
+            );
             self.fail(channels, Error::Mismatch(text));
         }
     }
@@ -30,8 +34,8 @@ impl Engine {
         self.greeted = true;
         let text = format!(
             "rank {} has version {version} of what ranks tell each other, rank {} version {VERSION}: all must run the same netsum",
-            self.previous(),
-            self.member.rank
+            self.name(self.previous()),
+            self.own_name()
         );
         self.fail(channels, Error::Mismatch(text));
     }
@@ -49,8 +53,11 @@ impl Engine {
             // It is back.
             Some(own) if self.member.rank == 0 && own == run => {}
             Some(_) => {
-                let text =
-                    format!("rank {} is in another run than rank {}", self.previous(), self.member.rank);
+                let text = format!(
+                    "rank {} is in another run than rank {}",
+                    self.name(self.previous()),
+                    self.own_name()
+                );
                 self.fail(channels, Error::Protocol(text));
             }
         }
@@ -58,8 +65,12 @@ impl Engine {
 
     pub(super) fn on_status(&mut self, channels: &mut dyn Channels, theirs: &[Progress]) {
         if let Some(rank) = theirs.iter().position(|p| !self.can_be_at(*p)) {
-            let text =
-                format!("rank {rank} cannot be where rank {} says: {:?}", self.previous(), theirs[rank]);
+            let text = format!(
+                "rank {} cannot be where rank {} says: {:?}",
+                self.name(rank as u32),
+                self.name(self.previous()),
+                theirs[rank]
+            );
             self.fail(channels, Error::Protocol(text));
             return;
         }
@@ -87,8 +98,10 @@ impl Engine {
             return;
         }
         if !self.can_be_at(Progress { started: completed, completed }) {
-            let text =
-                format!("rank {origin} leaves after operation {completed}, which it cannot have completed");
+            let text = format!(
+                "rank {} leaves after operation {completed}, which it cannot have completed",
+                self.name(origin)
+            );
             self.fail(channels, Error::Protocol(text));
             return;
         }
@@ -102,10 +115,10 @@ impl Engine {
         // It waits to hear that nobody needs it.
         self.tell_status(channels);
         if self.summer == Summer::Agreeing {
-            self.fail(channels, Error::RankLeft { rank: origin });
+            self.fail(channels, Error::RankLeft { rank: self.name(origin) });
         } else {
             // All who need it hear it themselves.
-            self.give_up(completed, &Error::RankLeft { rank: origin });
+            self.give_up(completed, &Error::RankLeft { rank: self.name(origin) });
         }
     }
 
@@ -121,8 +134,8 @@ impl Engine {
 
     /// The previous rank has never greeted this one: nobody can go on. `why` is what this rank itself tells its caller.
     pub fn fail_to_meet(&mut self, channels: &mut dyn Channels, why: &Error) {
-        let reason = format!("rank {} could not connect: {why}", self.member.rank);
-        self.fail(channels, Error::RankDied { rank: self.previous(), reason });
+        let reason = format!("rank {} could not connect: {why}", self.own_name());
+        self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
     }
 
     pub(super) fn on_failure(&mut self, channels: &mut dyn Channels, origin: u32, error: Error) {
@@ -138,7 +151,7 @@ impl Engine {
 
     fn end(&mut self, error: Error) {
         if self.failure.is_none() {
-            log::debug!("rank {}: {error}", self.member.rank);
+            log::debug!("rank {}: {error}", self.own_name());
             self.give_up(0, &error);
             self.reductions.clear();
             self.failure = Some(error);
@@ -162,15 +175,16 @@ impl Engine {
             && !self.has_left(self.previous())
             && now.saturating_duration_since(self.heard) >= self.settings.timeout
         {
-            let own = self.member.rank;
+            let own = self.own_name();
             let mut reason = format!("rank {own} has heard nothing from it for {:?}", self.settings.timeout);
             // The next rank acknowledges keep-alives, several within this time.
             if self.next() != self.previous()
                 && now.saturating_duration_since(self.answered) >= self.settings.timeout / 2
             {
-                reason += &format!(", nor from rank {}: rank {own} itself may be cut off", self.next());
+                reason +=
+                    &format!(", nor from rank {}: rank {own} itself may be cut off", self.name(self.next()));
             }
-            self.fail(channels, Error::RankDied { rank: self.previous(), reason });
+            self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
             return;
         }
         if let Some((_, error)) = self.suspicion.take_if(|(due, _)| now >= *due) {
@@ -202,7 +216,7 @@ impl Engine {
             self.fall_back(channels, Reason::Stalled, self.member.rank);
         } else if self.left != 0 && idle >= self.settings.timeout {
             let rank = self.left.trailing_zeros();
-            self.fail(channels, Error::RankLeft { rank });
+            self.fail(channels, Error::RankLeft { rank: self.name(rank) });
         }
     }
 

@@ -65,6 +65,7 @@ use renewal::Renewal;
 /// What an engine is told once.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
+    /// Its place in the ring.
     pub rank: u32,
     pub shape: JobShape,
     /// A rank that is silent for so long is dead.
@@ -125,6 +126,8 @@ struct Ring {
 pub struct Engine {
     settings: Settings,
     member: Member,
+    /// What the application calls the ranks, by their places in the ring; empty where these are their numbers.
+    names: Vec<u32>,
     summer: Summer,
     /// Rank 0's random number; nothing is summed before it is known.
     run: Option<u64>,
@@ -188,6 +191,7 @@ impl Engine {
         let mut engine = Self {
             settings,
             member: Member { rank: settings.rank, ranks },
+            names: Vec::new(),
             summer: Summer::Box,
             run: (settings.rank == 0).then_some(settings.run),
             reason: None,
@@ -289,7 +293,8 @@ impl Engine {
                     }
                     Some(decoded) => self.on_frame(now, channels, decoded),
                     None => {
-                        let text = format!("rank {} sent something unintelligible", self.previous());
+                        let text =
+                            format!("rank {} sent something unintelligible", self.name(self.previous()));
                         self.fail(channels, Error::Protocol(text));
                     }
                 }
@@ -297,14 +302,14 @@ impl Engine {
             }
             ChannelEvent::Failed { channel: Channel::PlainOut, reason } => {
                 if !self.has_left(self.next()) {
-                    self.fail(channels, Error::RankDied { rank: self.next(), reason });
+                    self.fail(channels, Error::RankDied { rank: self.name(self.next()), reason });
                 }
             }
             ChannelEvent::Failed { channel: Channel::PlainIn, reason } => {
-                self.fail(channels, Error::RankDied { rank: self.previous(), reason });
+                self.fail(channels, Error::RankDied { rank: self.name(self.previous()), reason });
             }
             ChannelEvent::Failed { reason, .. } => {
-                log::debug!("rank {}: connection through the box: {reason}", self.settings.rank);
+                log::debug!("rank {}: connection through the box: {reason}", self.own_name());
                 self.fall_back(channels, Reason::Broken, self.settings.rank);
             }
         }
@@ -344,6 +349,19 @@ impl Engine {
         self.plain_ids += 1;
         self.plain_outstanding += 1;
         channels.send(Channel::PlainOut, self.plain_ids, bytes);
+    }
+
+    /// Ranks are told of by these numbers, by their places in the ring.
+    pub fn name_ranks(&mut self, names: Vec<u32>) {
+        self.names = names;
+    }
+
+    fn name(&self, place: u32) -> u32 {
+        self.names.get(place as usize).copied().unwrap_or(place)
+    }
+
+    fn own_name(&self) -> u32 {
+        self.name(self.member.rank)
     }
 
     fn next(&self) -> u32 {

@@ -362,10 +362,10 @@ impl Engine {
         if h.number.saturating_add(window) < verified || h.number >= verified + 2 * window {
             let text = format!(
                 "rank {} is at message {} of ring {}, rank {} at {verified}",
-                self.previous(),
+                self.name(self.previous()),
                 h.number,
                 h.ring,
-                self.member.rank
+                self.own_name()
             );
             self.suspect(now, Error::Protocol(text));
             return;

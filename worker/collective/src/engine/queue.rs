@@ -43,7 +43,7 @@ impl Engine {
             .map_err(|reason| Error::Length { dtype, reason })?;
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
             // Others may still be in an operation that this rank has completed: it is no failure of theirs.
-            return Err(Error::RankLeft { rank });
+            return Err(Error::RankLeft { rank: self.name(rank) });
         }
         let number = self.own().started + 1;
         self.own().started = number;
@@ -140,7 +140,8 @@ impl Engine {
         // It starts no more before this one has started what was before them, and each once.
         let latest = self.announced.back().map_or(0, |d| d.number);
         if d.number <= latest || !self.can_be_at(Progress { started: d.number, completed: 0 }) {
-            let text = format!("rank {} cannot have started operation {}", self.previous(), d.number);
+            let text =
+                format!("rank {} cannot have started operation {}", self.name(self.previous()), d.number);
             self.fail(channels, Error::Protocol(text));
             return;
         }
@@ -169,8 +170,8 @@ impl Engine {
                     Error::Mismatch(format!(
                         "operation {}: rank {} calls for {theirs}, rank {} for {own}; all ranks must call for the same",
                         own.number,
-                        self.previous(),
-                        self.member.rank
+                        self.name(self.previous()),
+                        self.own_name()
                     )),
                 );
                 return;

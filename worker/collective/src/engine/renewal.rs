@@ -67,7 +67,8 @@ impl Engine {
             }
             Some(r) if !first && !r.agreed && decided && after >= r.after => Renewal { after, agreed: true },
             _ => {
-                let text = format!("rank {} asks to connect anew after operation {after}", self.previous());
+                let previous = self.name(self.previous());
+                let text = format!("rank {previous} asks to connect anew after operation {after}");
                 self.fail(channels, Error::Protocol(text));
                 return;
             }

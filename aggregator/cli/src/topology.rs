@@ -1,0 +1,251 @@
+//! `netsum fabric topology`: boxes, and the hosts below them, for people and for schedulers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io::Write;
+
+use netsum_api::v1 as api;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::args::TopologyArgs;
+use super::failure::{Failure, Kind, Result};
+use super::format::Format;
+use super::layout::{self, Entry, FAIR, plain, styled};
+use super::print::name;
+
+/// A fabric with its hosts.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Topology {
+    pub boxes: Vec<Node>,
+}
+
+/// A box.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Node {
+    pub name: String,
+    /// Boxes that it has a link to, in the order of the links.
+    pub above: Vec<String>,
+    pub hosts: Vec<Host>,
+}
+
+/// A host, as its box has seen it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Host {
+    /// Its name in the file of --ethers; null where it has none there.
+    pub name: Option<String>,
+    /// Its MAC address.
+    pub mac: String,
+    pub port: String,
+}
+
+/// Names by MAC address, as ethers(5) has them: `02:00:00:00:00:01 host0`.
+fn ethers(text: &str) -> BTreeMap<String, String> {
+    let line = |line: &str| {
+        let mut words = line.split('#').next()?.split_whitespace();
+        // Each byte may have one digit.
+        let bytes = words
+            .next()?
+            .split(':')
+            .map(|b| u8::from_str_radix(b, 16))
+            .collect::<std::result::Result<Vec<_>, _>>();
+        let mac: Vec<String> = bytes.ok()?.iter().map(|b| format!("{b:02x}")).collect();
+        Some((mac.join(":"), words.next()?.to_owned()))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+impl Topology {
+    fn new(fabric: api::Fabric, names: &BTreeMap<String, String>) -> Self {
+        let box_of = |end: &str| end.split_once('/').map_or(end, |(of, _)| of).to_owned();
+        let mut above: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for link in &fabric.links {
+            let (below, up) = (above.entry(box_of(&link.below)).or_default(), box_of(&link.above));
+            if !below.contains(&up) {
+                below.push(up);
+            }
+        }
+        let host = |h: api::FabricHost| Host { name: names.get(&h.mac).cloned(), mac: h.mac, port: h.port };
+        let node = |b: api::FabricBox| Node {
+            above: above.remove(&b.name).unwrap_or_default(),
+            name: b.name,
+            hosts: b.hosts.into_iter().map(host).collect(),
+        };
+        Self { boxes: fabric.boxes.into_iter().map(node).collect() }
+    }
+
+    /// A tree: of several boxes above a leaf the one that is above most.
+    fn tree(&self) -> BTreeMap<&str, Vec<&Node>> {
+        let mut below: BTreeMap<&str, usize> = BTreeMap::new();
+        self.boxes.iter().flat_map(|b| &b.above).for_each(|of| *below.entry(of).or_default() += 1);
+        let mut tree: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
+        for node in &self.boxes {
+            // The first of those that are equal.
+            if let Some(of) = node.above.iter().rev().max_by_key(|of| below[of.as_str()]) {
+                tree.entry(of).or_default().push(node);
+            }
+        }
+        tree
+    }
+
+    fn named(node: &Node) -> Vec<&str> {
+        let names: BTreeSet<&str> = node.hosts.iter().filter_map(|h| h.name.as_deref()).collect();
+        names.into_iter().collect()
+    }
+
+    /// A comment with the hosts that have no name: a scheduler knows nobody else's.
+    fn nameless(&self) -> String {
+        let all = self.boxes.iter().flat_map(|b| b.hosts.iter().map(move |h| (b, h)));
+        let nameless = all.filter(|(_, h)| h.name.is_none());
+        nameless.map(|(b, h)| format!("# without a name: {} at {}/{}\n", h.mac, b.name, h.port)).collect()
+    }
+
+    /// For Graphviz.
+    fn dot(&self) -> String {
+        let mut text = String::from("graph fabric {\n");
+        for node in &self.boxes {
+            let _ = writeln!(text, "  {:?} [shape=box];", node.name);
+            for of in &node.above {
+                let _ = writeln!(text, "  {of:?} -- {:?};", node.name);
+            }
+            for host in &node.hosts {
+                let label = host.name.as_ref().unwrap_or(&host.mac);
+                let _ = writeln!(text, "  {:?} -- {label:?} [label={:?}];", node.name, host.port);
+            }
+        }
+        text + "}\n"
+    }
+
+    /// Slurm's topology.yaml, for its tree plugin.
+    fn slurm(&self) -> String {
+        let mut text = self.nameless();
+        text += "- topology: netsum\n  cluster_default: true\n  tree:\n    switches:\n";
+        let tree = self.tree();
+        for node in &self.boxes {
+            let children: Vec<&str> = tree.get(&*node.name).into_iter().flatten().map(|b| &*b.name).collect();
+            let hosts = Self::named(node);
+            // A switch has switches or nodes: a box that has both has its own hosts below a second one.
+            if !children.is_empty() {
+                let own = (!hosts.is_empty()).then(|| format!(",{}_hosts", node.name)).unwrap_or_default();
+                let _ = writeln!(
+                    text,
+                    "      - switch: {}\n        children: {}{own}",
+                    node.name,
+                    children.join(",")
+                );
+            }
+            if !hosts.is_empty() {
+                let own = if children.is_empty() { "" } else { "_hosts" };
+                let _ =
+                    writeln!(text, "      - switch: {}{own}\n        nodes: {}", node.name, hosts.join(","));
+            }
+        }
+        text
+    }
+
+    /// Labels of nodes for Kueue's topology-aware scheduling, as commands.
+    fn kueue(&self) -> String {
+        let mut text = self.nameless();
+        let tree = self.tree();
+        for node in &self.boxes {
+            let above = tree.iter().find(|(_, below)| below.iter().any(|b| b.name == node.name));
+            // A box that is below none is a block of its own.
+            let block = above.map_or(&*node.name, |(of, _)| of);
+            for host in Self::named(node) {
+                let _ = writeln!(
+                    text,
+                    "kubectl label --overwrite node {host} netsum.dev/block={block} netsum.dev/rack={}",
+                    node.name
+                );
+            }
+        }
+        text
+    }
+}
+
+/// Prints it in the form that is asked for.
+pub fn show(out: &mut impl Write, format: Format, args: &TopologyArgs, fabric: api::Fabric) -> Result<()> {
+    let names = match std::fs::read_to_string(&args.ethers) {
+        Ok(text) => ethers(&text),
+        // Few machines have one.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
+        Err(e) => return Err(Failure::new(Kind::Failed, format!("--ethers {}: {e}", args.ethers.display()))),
+    };
+    let topology = Topology::new(fabric, &names);
+    if format.json(out, &topology)? {
+        return Ok(());
+    }
+    let text = match (args.dot, args.slurm, args.kueue) {
+        (true, ..) => topology.dot(),
+        (_, true, _) => topology.slurm(),
+        (.., true) => topology.kueue(),
+        _ => return table(out, &topology),
+    };
+    Ok(out.write_all(text.as_bytes())?)
+}
+
+fn table(out: &mut impl Write, topology: &Topology) -> Result<()> {
+    let entry = |node: &Node| {
+        let above = match &*node.above.join(", ") {
+            "" => "on top".to_owned(),
+            above => format!("below {above}"),
+        };
+        let mut entry = Entry::new(vec![name(&node.name), plain(above)]);
+        for host in &node.hosts {
+            let label = host.name.as_ref().map_or_else(|| styled("?", FAIR), plain);
+            entry.attributes(0, vec![plain(host.port.clone()), label, plain(host.mac.clone())]);
+        }
+        entry
+    };
+    let entries: Vec<_> = topology.boxes.iter().map(entry).collect();
+    Ok(layout::print(out, &entries)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Topology {
+        let host =
+            |n: u8, port: &str| api::FabricHost { mac: format!("02:00:00:00:00:{n:02x}"), port: port.into() };
+        let node = |name: &str, hosts: Vec<api::FabricHost>| api::FabricBox {
+            name: name.into(),
+            hosts,
+            ..api::FabricBox::default()
+        };
+        let link =
+            |below: &str, above: &str| api::FabricLink { below: below.into(), above: above.into(), up: true };
+        let fabric = api::Fabric {
+            boxes: vec![
+                node("leaf0", vec![host(1, "p1"), host(2, "p2")]),
+                node("leaf1", vec![host(3, "p1"), host(9, "p2")]),
+                node("spine0", Vec::new()),
+                node("spine1", vec![host(4, "p7")]),
+            ],
+            links: vec![
+                link("leaf0/u", "spine0/1"),
+                link("leaf0/v", "spine1/1"),
+                link("leaf1/v", "spine1/2"),
+            ],
+        };
+        Topology::new(
+            fabric,
+            &ethers(
+                "2:0:0:0:0:1 host0\n02:00:00:00:00:02 host1 # a\n\n02:00:00:00:00:03 host2\n02:00:00:00:00:04 host3",
+            ),
+        )
+    }
+
+    #[test]
+    fn a_topology_as_text() {
+        let mut out = anstream::StripStream::new(Vec::new());
+        table(&mut out, &example()).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
+    }
+
+    #[test]
+    fn a_topology_for_others() {
+        let t = example();
+        insta::assert_snapshot!([t.dot(), t.slurm(), t.kueue()].join("\n"));
+    }
+}

@@ -1,0 +1,186 @@
+//! Why does a job stand still? What each of its boxes says becomes one answer: the causes. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use netsum_api::v1 as api;
+
+use crate::config::{End, Link};
+
+/// What a box has said of a job, or why it has said nothing.
+pub type Said = (String, Result<api::Diagnosis, String>);
+
+/// One answer. A finding that another box may explain counts only where that one explains nothing: then it is about the link between
+/// them. `heard` tells how long ago a rank's process was heard of.
+pub fn merge(said: &[Said], links: &[Link], heard: impl Fn(u32) -> Option<Duration>) -> api::Diagnosis {
+    let answers: BTreeMap<&str, &api::Diagnosis> =
+        said.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().ok()?))).collect();
+    let silent = said.iter().filter_map(|(name, d)| Some((&**name, d.as_ref().err()?)));
+    let mut causes: Vec<api::Finding> = silent
+        .clone()
+        .map(|(name, why)| api::Finding {
+            what: format!("box {name} does not answer the manager: {why}"),
+            next: format!("look whether {name} runs; it may sum all the same"),
+            ..api::Finding::default()
+        })
+        .collect();
+    let mut explained: BTreeSet<&str> = silent.map(|(name, _)| name).collect();
+    for (name, diagnosis) in &answers {
+        for cause in diagnosis.findings.iter().filter(|f| f.behind.is_empty() && !is_idle(diagnosis, f)) {
+            explained.insert(name);
+            let alive = cause.rank.and_then(&heard).filter(|_| !cause.what.contains("heartbeat"));
+            let alive = alive.map(|t| format!("; its process was heard of {:.1} s ago", t.as_secs_f64()));
+            let what = format!("{}{} (at box {name})", cause.what, alive.unwrap_or_default());
+            causes.push(api::Finding { what, ..cause.clone() });
+        }
+    }
+    // Ranks first: what else there is follows from them as a rule.
+    causes.sort_by_key(|cause| (cause.rank.is_none(), cause.rank, cause.ring));
+    let mut suspects = BTreeSet::new();
+    for (name, diagnosis) in &answers {
+        for finding in diagnosis.findings.iter().filter(|f| !f.behind.is_empty()) {
+            let here = End { of: (*name).to_owned(), port: finding.behind.clone() };
+            let link = links.iter().find(|link| link.below == here || link.above == here);
+            let there = link.map(|link| if link.below == here { &link.above } else { &link.below });
+            let Some((link, there)) = link.zip(there) else {
+                causes.push(api::Finding {
+                    what: format!("box {name} lacks what comes by {here}, which is no end of a link"),
+                    next: "look at the links in the manager's file".to_owned(),
+                    ..finding.clone()
+                });
+                continue;
+            };
+            let other = answers.get(&*there.of);
+            // It lacks something itself, which does not come from here.
+            let waits = |of: &api::Diagnosis| {
+                of.findings.iter().any(|f| !f.behind.is_empty() && f.behind != there.port)
+            };
+            if explained.contains(&*there.of) || other.is_some_and(|d| waits(d)) {
+                continue;
+            }
+            if suspects.insert((&link.below.of, &link.below.port)) {
+                causes.push(api::Finding {
+                    ring: finding.ring,
+                    what: format!("link {} to {}: box {name} lacks what box {} has", link.below, link.above, there.of),
+                    next: format!(
+                        "look for losses at both ends (`ip -s link show {}`), and whether both are plugged as the manager's file says",
+                        here.port
+                    ),
+                    ..api::Finding::default()
+                });
+            }
+        }
+    }
+    if causes.is_empty() {
+        // All say that nothing is wrong: the one that has something on its way knows most.
+        let idle = answers.values().flat_map(|d| &d.findings);
+        causes.extend(idle.max_by_key(|f| f.what.contains("on their way")).cloned());
+    }
+    if said.is_empty() {
+        causes.push(api::Finding {
+            what: "no box sums for it".to_owned(),
+            next: "look at the manager's log: its ranks sum by themselves, or are about to connect anew"
+                .to_owned(),
+            ..api::Finding::default()
+        });
+    }
+    let mut drops: BTreeMap<&str, api::Counter> = BTreeMap::new();
+    for counter in answers.values().flat_map(|d| &d.drops) {
+        let sum = drops.entry(&counter.name).or_insert_with(|| api::Counter { value: 0, ..counter.clone() });
+        sum.value += counter.value;
+    }
+    let drops = drops.into_values().collect();
+    api::Diagnosis { findings: causes, drops, ..api::Diagnosis::default() }
+}
+
+/// What a box says where nothing is wrong.
+fn is_idle(diagnosis: &api::Diagnosis, finding: &api::Finding) -> bool {
+    diagnosis.state() == api::JobState::Active && finding.ring.is_none() && finding.rank.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank or nobody, what, and by which port another box may know more.
+    type Found<'a> = (Option<u32>, &'a str, &'a str);
+
+    fn merged(said: &[(&str, Result<&[Found<'_>], &str>)]) -> Vec<(Option<u32>, String)> {
+        let finding = |&(rank, what, behind): &Found<'_>| api::Finding {
+            ring: rank.map(|_| 0),
+            rank,
+            what: what.into(),
+            next: "look".into(),
+            behind: behind.into(),
+        };
+        let answer = |found: &[Found<'_>]| api::Diagnosis {
+            job: "train".into(),
+            state: api::JobState::Active.into(),
+            findings: found.iter().map(finding).collect(),
+            ..api::Diagnosis::default()
+        };
+        let said: Vec<Said> = said
+            .iter()
+            .map(|(name, said)| ((*name).to_owned(), said.map(answer).map_err(str::to_owned)))
+            .collect();
+        let end = |text: &str| End::try_from(text.to_owned()).unwrap();
+        let links = [("a/up", "s/1"), ("b/up", "s/2")]
+            .map(|(below, above)| Link { below: end(below), above: end(above) });
+        let heard = |rank| (rank == 3).then_some(Duration::from_millis(400));
+        merge(&said, &links, heard).findings.into_iter().map(|f| (f.rank, f.what)).collect()
+    }
+
+    const LACKS: &str = "has sent nothing";
+
+    #[test]
+    fn a_rank_is_named_by_its_own_box_and_not_by_those_that_wait_for_it() {
+        let found = merged(&[
+            ("a", Ok(&[(Some(3), LACKS, "up")])),
+            ("b", Ok(&[(Some(3), LACKS, ""), (Some(1), LACKS, "up")])),
+            ("s", Ok(&[(Some(3), LACKS, "2")])),
+        ]);
+        let what = "has sent nothing; its process was heard of 0.4 s ago (at box b)";
+        assert_eq!(found, [(Some(3), what.to_owned())]);
+    }
+
+    #[test]
+    fn what_one_box_has_and_the_next_lacks_is_the_links_fault() {
+        // b has sent its sum up, and waits for the total.
+        let found = merged(&[
+            ("a", Ok(&[(Some(3), LACKS, "up")])),
+            ("b", Ok(&[(Some(1), LACKS, "up")])),
+            ("s", Ok(&[(Some(3), LACKS, "2")])),
+        ]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].1.starts_with("link b/up to s/2: box "), "{found:?}");
+        // s has the total, and a does not get it.
+        let found = merged(&[
+            ("a", Ok(&[(Some(3), LACKS, "up")])),
+            ("b", Ok(&[(None, "nothing is pending", "")])),
+            ("s", Ok(&[(None, "nothing is pending", "")])),
+        ]);
+        assert_eq!(found, [(None, "link a/up to s/1: box a lacks what box s has".to_owned())]);
+    }
+
+    #[test]
+    fn a_box_that_does_not_answer_explains_what_others_lack_from_it() {
+        let found = merged(&[("a", Ok(&[(Some(3), LACKS, "up")])), ("s", Err("no answer within 2s"))]);
+        let what = "box s does not answer the manager: no answer within 2s";
+        assert_eq!(found, [(None, what.to_owned())]);
+    }
+
+    #[test]
+    fn where_nothing_is_wrong_one_says_so_for_all() {
+        let found = merged(&[
+            ("a", Ok(&[(None, "nothing is pending", "")])),
+            ("s", Ok(&[(None, "sums are on their way", "")])),
+        ]);
+        assert_eq!(found, [(None, "sums are on their way".to_owned())]);
+    }
+
+    #[test]
+    fn a_port_that_no_link_has_is_told() {
+        let found = merged(&[("a", Ok(&[(Some(3), LACKS, "swp7")]))]);
+        assert!(found[0].1.contains("a/swp7, which is no end of a link"), "{found:?}");
+    }
+}
