@@ -155,21 +155,3 @@ fn without_faults_one_copy_of_each_fragment_goes_up_and_nothing_is_sent_again() 
         assert_eq!(system.up, 2 * 80 * crossing, "seed {seed}");
     }
 }
-
-#[test]
-fn tmp_count() {
-    for loss in [0, 10] {
-        for guarded in [false, true] {
-            let (mut stuck, mut longest) = (0, 0);
-            for seed in 0..1000 {
-                let mut s = System::new(Case { idle: 40..140, guarded, messages: 60, ..tree(seed, loss) });
-                let t = s.run();
-                if t > 2140 && !guarded {
-                    stuck += 1
-                }
-                longest = longest.max(t);
-            }
-            println!("loss {loss} guarded {guarded}: stuck {stuck} longest {longest}");
-        }
-    }
-}

@@ -273,6 +273,10 @@ impl Cluster {
         if let Some(machine) = node.vm() {
             machine.put(&config, &config.display().to_string())?;
         }
+        if self.pinned && self.lab.spec().racks > 0 {
+            // Each box has a folder of its own there, which must be in bpffs.
+            std::fs::create_dir_all(self.pins())?;
+        }
         let netsum = program("netsum")?;
         let mut command = match &*options.prefix {
             [] => node.command(netsum),
