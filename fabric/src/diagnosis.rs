@@ -55,7 +55,8 @@ pub fn merge(said: &[Said], links: &[Link], heard: impl Fn(u32) -> Option<Durati
             let waits = |of: &api::Diagnosis| {
                 of.findings.iter().any(|f| !f.behind.is_empty() && f.behind != there.port)
             };
-            if explained.contains(&*there.of) || other.is_some_and(|d| waits(d)) {
+            let known = explained.contains(name) || explained.contains(&*there.of);
+            if known || other.is_some_and(|d| waits(d)) {
                 continue;
             }
             if suspects.insert((&link.below.of, &link.below.port)) {

@@ -126,7 +126,7 @@ impl Topology {
             let hosts = Self::named(node);
             // A switch has switches or nodes: a box that has both has its own hosts below a second one.
             if !children.is_empty() {
-                let own = (!hosts.is_empty()).then(|| format!(",{}_hosts", node.name)).unwrap_or_default();
+                let own = if hosts.is_empty() { String::new() } else { format!(",{}_hosts", node.name) };
                 let _ = writeln!(
                     text,
                     "      - switch: {}\n        children: {}{own}",

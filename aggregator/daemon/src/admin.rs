@@ -224,8 +224,6 @@ impl Admin for AdminService {
                 ifindex: p.ifindex,
                 mtu: p.mtu,
                 flows,
-                // Without netlink nothing speaks against it.
-                up: self.netlink.is_none(),
                 hosts: hosts.iter().filter(|(i, _)| *i == p.ifindex).map(|(_, mac)| mac_text(*mac)).collect(),
                 ..api::Port::default()
             };
