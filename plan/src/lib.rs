@@ -8,15 +8,21 @@
 //! | [`levels`] | trees of two and three levels, exactly; [`model`]: the linear program |
 //! | [`pack`](mod@pack) | trees in any network; [`arborescence`]: the cheapest one |
 //! | [`draw`] | trees as pictures: DOT and SVG |
+//! | [`flows`] | flows that are not summed, spread over uplinks; [`routes`]: the ways that they take |
+//! | [`fluid`] | how long they take; [`collectives`]: all-reduces and all-to-all made of them |
 //! | [`bound`](mod@bound) | what the links allow at most |
 
 pub mod arborescence;
 pub mod bound;
+pub mod collectives;
 pub mod draw;
+pub mod flows;
+pub mod fluid;
 pub mod generate;
 pub mod levels;
 pub mod model;
 pub mod pack;
 pub mod plan;
+pub mod routes;
 pub mod topology;
 pub mod tree;
