@@ -17,7 +17,7 @@ use netsum_cli::client::Client;
 use netsum_cli::command::one;
 use netsum_cli::failure::{Failure, Result};
 use netsum_cli::format::Format;
-use netsum_cli::{Cli, Command, batch, top, trace, view};
+use netsum_cli::{Cli, Command, batch, plan, top, trace, view};
 
 /// Carries out a command other than `run`, and prints what the daemon answers.
 ///
@@ -28,6 +28,9 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
     let done = async {
         if let Command::Check { config, bridge } = cli.command {
             return check::run(out, format, config.as_deref(), bridge).await;
+        }
+        if let Command::Plan(args) = &cli.command {
+            return plan::run(args, format, out);
         }
         if let Command::Top = cli.command {
             return top::run(&cli.socket).await;

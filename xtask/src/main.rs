@@ -9,6 +9,7 @@ mod fuzz;
 mod harness;
 mod lab;
 mod objects;
+mod papers;
 mod paths;
 mod programs;
 #[cfg(test)]
@@ -57,6 +58,8 @@ enum Command {
     /// Runs many jobs with faults in the simulator: `--cases N --seed S`.
     #[command(disable_help_flag = true)]
     Simulate(simulate::SimulateArgs),
+    /// What NetReduce, Blink and Ethereal promise, computed anew: tables and pictures in target/papers.
+    Papers,
     /// Runs the pure crates' tests under Miri and AddressSanitizer, where nightly has them.
     Sanitize,
     /// Builds the book into target/book, and checks its links.
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Papers => papers::run(),
         Command::Sanitize => sanitize::run(),
         Command::Book => book(),
         Command::Dist(args) => dist::run(&args),

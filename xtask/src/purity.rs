@@ -3,7 +3,7 @@
 use std::process::Command;
 
 /// Crates that take datagrams, requests and times, and give back what is to be done.
-const PURE: [&str; 4] = ["netsum-collective", "netsum-common", "netsum-core", "netsum-rc"];
+const PURE: [&str; 5] = ["netsum-collective", "netsum-common", "netsum-core", "netsum-plan", "netsum-rc"];
 /// What does I/O, or knows the time.
 const IO: [&str; 14] = [
     "aya",

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use netsum_api::arguments::number;
 use netsum_api::v1 as api;
 use netsum_core::members::{self, Group};
+use netsum_core::size::Size;
 
 use super::failure::EXIT_STATUS;
 
@@ -21,7 +22,7 @@ can be cut short while it stays unique: `netsum j s`. `help` works behind every 
     name = "netsum",
     version,
     infer_subcommands = true,
-    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] trace [--job JOB]\n       netsum [OPTIONS] simulate FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum run --config FILE\n       netsum fabric run --config FILE",
+    override_usage = "netsum [OPTIONS] OBJECT COMMAND\n       netsum [OPTIONS] batch file FILE\n       netsum [OPTIONS] diagnose JOB\n       netsum [OPTIONS] top\n       netsum [OPTIONS] report JOB -o FILE\n       netsum [OPTIONS] trace [--job JOB]\n       netsum [OPTIONS] simulate FILE\n       netsum [OPTIONS] check [--config FILE]\n       netsum [OPTIONS] plan --topology FILE\n       netsum run --config FILE\n       netsum fabric run --config FILE",
     subcommand_value_name = "OBJECT",
     subcommand_help_heading = "Objects, and other commands",
     after_help = AFTER_HELP,
@@ -144,6 +145,9 @@ pub enum Command {
         #[arg(long, value_name = "NAME")]
         bridge: Option<String>,
     },
+    /// By which trees would jobs sum in a network that a file describes, how fast, and what holds them back? Asks no daemon.
+    #[command(long_about = PLAN_HELP)]
+    Plan(PlanArgs),
     /// Many commands at once.
     #[command(subcommand)]
     Batch(BatchCommand),
@@ -255,6 +259,34 @@ pub struct SimulateArgs {
     /// Begin with empty slots and no learned MAC addresses, as right after all flows were there.
     #[arg(long)]
     pub fresh: bool,
+}
+
+const PLAN_HELP: &str = "\
+By which trees would jobs sum in a network that a file describes, how fast, and what holds them back? Asks no daemon.
+
+The file has hosts, boxes and links; the book's chapter on trees explains it. Each job gets its max-min fair share of links, CPUs and \
+slots, those of a higher priority first, and the fewest trees that were found to keep 95 % of it. Beside its rate stands what the links \
+alone would allow, were no other job there and no CPU: the least maximum flow from one member to another.";
+
+/// `netsum plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// The network, as TOML.
+    #[arg(long, value_name = "FILE")]
+    pub topology: PathBuf,
+    /// A job, its hosts and its priority, which is 0 without: `train=h0,h1,h2@1`; `train=*` has all hosts. May be given several times. Without:
+    /// one job of all hosts.
+    #[arg(long = "job", value_name = "JOB=HOST,..[@PRIORITY]")]
+    pub jobs: Vec<String>,
+    /// How much each job sums, to say how many bytes go to each tree.
+    #[arg(long, default_value = "64MiB", value_name = "SIZE")]
+    pub bytes: Size,
+    /// Print the trees for Graphviz.
+    #[arg(long, conflicts_with = "svg")]
+    pub dot: bool,
+    /// Print the trees as a picture.
+    #[arg(long)]
+    pub svg: bool,
 }
 
 const TRACE_HELP: &str = "\
@@ -528,7 +560,14 @@ mod tests {
         // A tenant, top or trace?
         let error = Cli::try_parse_from(["netsum", "t"]).map(drop).unwrap_err().to_string();
         assert!(["tenant", "top", "trace"].iter().all(|name| error.contains(name)), "{error}");
-        for line in ["netsum ri l", "netsum pr s", "netsum f l app", "netsum sl s app", "netsum sta s app"] {
+        for line in [
+            "netsum ri l",
+            "netsum pr s",
+            "netsum pl --topology f",
+            "netsum f l app",
+            "netsum sl s app",
+            "netsum sta s app",
+        ] {
             parsed(line);
         }
     }

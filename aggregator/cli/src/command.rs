@@ -20,10 +20,12 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         | Command::Fabric(FabricCommand::Run { .. })
         | Command::Batch(_)
         | Command::Check { .. }
+        | Command::Plan(_)
         | Command::Top
         | Command::Trace(_)
         | Command::Simulate(_) => {
-            let message = "`run`, `fabric run`, `batch`, `check`, `top`, `trace` and `simulate` stand alone";
+            let message =
+                "`run`, `fabric run`, `batch`, `check`, `plan`, `top`, `trace` and `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
         Command::Job { command: Some(JobCommand::Create(job)) } => {

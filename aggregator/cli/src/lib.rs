@@ -15,6 +15,7 @@
 //! | [`top`] | `netsum top`; [`report`]: `netsum report` |
 //! | [`diagnosis`] | `netsum diagnose` |
 //! | [`trace`] | `netsum trace`; [`capture`]: frames in pcapng and pcap files |
+//! | [`plan`] | `netsum plan` |
 //! | [`peers`] | `netsum flow peers` |
 //! | [`batch`] | `netsum batch` |
 //! | [`check`], [`simulation`] | what `netsum check` and `netsum simulate` print |
@@ -31,6 +32,7 @@ pub mod failure;
 pub mod format;
 pub mod layout;
 pub mod peers;
+pub mod plan;
 pub mod print;
 pub mod rates;
 pub mod report;

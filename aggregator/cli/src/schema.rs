@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::check::Checkup;
 use super::diagnosis::Diagnosis;
 use super::fabric::Fabric;
+use super::plan::Plans;
 use super::simulation::Simulation;
 use super::tenants::Tenant;
 use super::topology::Topology;
@@ -48,6 +49,7 @@ pub fn all() -> Vec<Schema> {
         of::<Written>("report.json", "netsum -j report JOB -o FILE"),
         of::<Packet>("trace.json", "netsum -j trace: one of these in each line"),
         of::<Simulation>("simulation.json", "netsum -j simulate FILE"),
+        of::<Plans>("plan.json", "netsum -j plan --topology FILE"),
         of::<Vec<BatchEntry>>("batch.json", "netsum -j batch file FILE"),
         of::<Checkup>("check.json", "netsum -j check"),
         of::<Error>("error.json", "netsum -j, any command that fails"),

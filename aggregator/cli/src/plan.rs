@@ -1,0 +1,231 @@
+//! `netsum plan`.
+
+use std::io::Write;
+
+use netsum_plan::draw;
+use netsum_plan::plan::{Job, plan};
+use netsum_plan::topology::{Error, Network, Topology};
+use netsum_plan::tree::{self, Collective, Tree as Planned};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::args::PlanArgs;
+use super::failure::{Failure, Kind, Result};
+use super::format::Format;
+use super::layout::{self, Entry, attribute, plain};
+use super::print::name;
+
+/// What jobs would get.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Plans {
+    pub jobs: Vec<Plan>,
+}
+
+/// What a job would get.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Plan {
+    pub name: String,
+    /// How many hosts it has.
+    pub hosts: usize,
+    /// Bytes that it sums in a second, by all trees.
+    pub rate: f64,
+    /// Its fair share, which more trees would reach.
+    pub share: f64,
+    /// What the links alone would allow, were no other job there and no CPU.
+    pub bound: f64,
+    /// Seconds until all its bytes are summed; null where it gets nothing.
+    pub seconds: Option<f64>,
+    /// What is full, of what its trees take; boxes first.
+    pub full: Vec<String>,
+    pub trees: Vec<Tree>,
+}
+
+/// A tree.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Tree {
+    pub root: String,
+    /// Bytes that it sums in a second.
+    pub rate: f64,
+    /// Of the job's bytes those that go by it.
+    pub bytes: u64,
+    pub hops: Vec<Hop>,
+}
+
+/// A hop of a tree.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Hop {
+    pub from: String,
+    /// What is above it.
+    pub to: String,
+    /// A plain switch between them.
+    pub via: Option<String>,
+}
+
+pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> {
+    if (args.dot || args.svg) && format != Format::Text {
+        return Err(Failure::new(Kind::Usage, "--dot and --svg are no JSON"));
+    }
+    let file = args.topology.display();
+    let text = std::fs::read_to_string(&args.topology)
+        .map_err(|e| Failure::new(Kind::Failed, format!("cannot read {file}: {e}")))?;
+    let refused = |e: Error| match e {
+        Error::Topology(why) => Failure::new(Kind::Failed, format!("{file}: {why}")),
+        e => Failure::new(Kind::Refused, e.to_string()),
+    };
+    let network = Topology::parse(&text).and_then(|t| Network::new(&t)).map_err(refused)?;
+    let whole = ["all=*".to_owned()];
+    let wanted = if args.jobs.is_empty() { &whole[..] } else { &args.jobs };
+    let jobs = wanted.iter().map(|text| job(&network, text)).collect::<Result<Vec<_>>>()?;
+    let plans = plan(&network, &jobs).map_err(refused)?;
+    if args.dot || args.svg {
+        let trees: Vec<&Planned> = plans.iter().flat_map(|plan| &plan.trees).collect();
+        let picture = if args.dot { draw::dot } else { draw::svg };
+        return Ok(write!(out, "{}", picture(&network, &trees))?);
+    }
+    let view = |(job, plan): (&Job, &netsum_plan::plan::Plan)| {
+        let rates: Vec<f64> = plan.trees.iter().map(|tree| tree.rate).collect();
+        let late: Vec<f64> = plan.trees.iter().map(|tree| tree.round_trip(&network)).collect();
+        let (seconds, bytes) = tree::split(&rates, &late, args.bytes.0 as f64);
+        Plan {
+            name: job.name.clone(),
+            hosts: job.members.len(),
+            rate: plan.rate(),
+            share: plan.share,
+            bound: plan.bound,
+            seconds: seconds.is_finite().then_some(seconds),
+            full: plan.full.iter().map(|resource| network.describe(*resource)).collect(),
+            trees: plan.trees.iter().zip(bytes).map(|(tree, bytes)| view(&network, tree, bytes)).collect(),
+        }
+    };
+    show(out, format, &Plans { jobs: jobs.iter().zip(&plans).map(view).collect() })
+}
+
+/// `train=h0,h1@1`.
+fn job(network: &Network, text: &str) -> Result<Job> {
+    let usage = |why: String| Failure::new(Kind::Usage, format!("--job {text}: {why}"));
+    let (job, rest) = text.split_once('=').ok_or_else(|| usage("JOB=HOST,.. is expected".into()))?;
+    let (hosts, priority) = match rest.split_once('@') {
+        Some((hosts, priority)) => {
+            (hosts, priority.parse().map_err(|_| usage(format!("priority `{priority}` is no number")))?)
+        }
+        None => (rest, 0),
+    };
+    let members = if hosts == "*" {
+        network.hosts().collect()
+    } else {
+        let node = |host| {
+            let missing = || Failure::new(Kind::NotFound, format!("--job {text}: there is no `{host}`"));
+            network.node(host).ok_or_else(missing)
+        };
+        hosts.split(',').map(node).collect::<Result<_>>()?
+    };
+    Ok(Job { name: job.into(), members, priority, collective: Collective::AllReduce })
+}
+
+fn view(network: &Network, tree: &Planned, bytes: f64) -> Tree {
+    let name = |node| network.name(node).to_owned();
+    let hop = |hop: &tree::Hop| Hop { from: name(hop.child), to: name(hop.parent), via: hop.via.map(name) };
+    Tree {
+        root: name(tree.root),
+        rate: tree.rate,
+        bytes: bytes.round() as u64,
+        hops: tree.hops.iter().map(hop).collect(),
+    }
+}
+
+fn speed(rate: f64) -> String {
+    format!("{:.2} GB/s", rate / 1e9)
+}
+
+/// The first few, and how many more there are.
+fn few(names: &[String]) -> String {
+    const FEW: usize = 8;
+    let more = names.len().saturating_sub(FEW);
+    let first = names[..names.len() - more].join(", ");
+    if more == 0 { first } else { format!("{first} and {more} more") }
+}
+
+fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
+    if format.json(out, plans)? {
+        return Ok(());
+    }
+    let entry = |plan: &Plan| {
+        let gap = 100.0 * (1.0 - plan.rate / plan.bound);
+        let mut entry = Entry::new(vec![
+            name(&plan.name),
+            attribute("hosts", plan.hosts),
+            attribute("rate", speed(plan.rate)),
+            attribute("share", speed(plan.share)),
+            plain(format!("links allow {}, gap {gap:.1} %", speed(plan.bound))),
+        ]);
+        match plan.seconds {
+            Some(seconds) => entry.attributes(
+                0,
+                vec![
+                    attribute("time", format!("{:.3} ms", seconds * 1e3)),
+                    attribute("full", few(&plan.full)),
+                ],
+            ),
+            None => entry.attributes(1, vec![plain("jobs of a higher priority leave it nothing")]),
+        }
+        for tree in &plan.trees {
+            let bytes = netsum_core::size::Size(tree.bytes);
+            entry.attributes(
+                2,
+                vec![
+                    attribute("tree at", &tree.root),
+                    attribute("rate", speed(tree.rate)),
+                    attribute("bytes", bytes),
+                ],
+            );
+            let mut parents: Vec<&str> = tree.hops.iter().map(|hop| &*hop.to).collect();
+            parents.sort_unstable();
+            parents.dedup();
+            // From the root down, as far as there is something below.
+            parents.sort_by_key(|parent| *parent != tree.root);
+            for parent in parents {
+                let below: Vec<String> =
+                    tree.hops.iter().filter(|hop| hop.to == parent).map(|hop| hop.from.clone()).collect();
+                entry.attributes(3, vec![plain(format!("{parent} sums {}", few(&below)))]);
+            }
+        }
+        entry
+    };
+    Ok(layout::print(out, &plans.jobs.iter().map(entry).collect::<Vec<_>>())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(jobs: &[&str], dot: bool) -> Result<String> {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../plan/examples/two-racks.toml");
+        let jobs = jobs.iter().map(|&job| job.into()).collect();
+        let bytes = netsum_core::size::Size(64 << 20);
+        let args = PlanArgs { topology: file.into(), jobs, bytes, dot, svg: false };
+        let mut out = anstream::StripStream::new(Vec::new());
+        run(&args, Format::Text, &mut out)?;
+        Ok(String::from_utf8(out.into_inner()).unwrap())
+    }
+
+    #[test]
+    fn a_plan_as_text() {
+        insta::assert_snapshot!(
+            planned(&["train=a1,a2,b1,b2", "eval=a0,b0@1", "late=a0,a1"], false).unwrap()
+        );
+    }
+
+    #[test]
+    fn what_is_asked_wrongly_is_refused() {
+        for (job, kind, why) in [
+            ("train", Kind::Usage, "JOB=HOST,.. is expected"),
+            ("train=a0,b0@x", Kind::Usage, "priority `x`"),
+            ("train=a0,c0", Kind::NotFound, "there is no `c0`"),
+            ("train=a0", Kind::Refused, "two members"),
+        ] {
+            let failure = planned(&[job], false).unwrap_err();
+            assert!(failure.kind == kind && failure.message.contains(why), "{job}: {failure}");
+        }
+        assert!(planned(&[], true).unwrap().starts_with("digraph"));
+    }
+}

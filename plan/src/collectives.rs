@@ -1,0 +1,278 @@
+//! How long collectives take, in the fluid network.
+//!
+//! Steps that are pipelined are one set of flows at the same time, with the latency of all steps in front. Steps that wait for each other, as
+//! those of halving and doubling, follow each other.
+
+use std::collections::BTreeSet;
+
+use crate::fluid::run;
+use crate::plan::{Job, plan};
+use crate::routes::{Balance, Demand, flows};
+use crate::topology::{Error, Network, Node, Resource, Topology, Way};
+use crate::tree::{Collective as Kind, split};
+
+/// What all hosts do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// An all-reduce by boxes, by the trees that `plan` finds.
+    Netsum,
+    /// By a ring of hosts.
+    Ring,
+    /// By two binary trees, in which each host has children in one alone (Sanders, Speck, Traeff, "Two-tree algorithms", 2009; NCCL's).
+    DoubleBinaryTree,
+    /// By halving and doubling (Rabenseifner); hosts are a power of two.
+    HalvingDoubling,
+    /// Each host sends 1/N of its bytes to each.
+    AllToAll,
+}
+
+/// A network with failed links, and what flows do in it.
+#[derive(Clone, Debug)]
+pub struct Scene<'a> {
+    pub network: &'a Network,
+    pub failed: BTreeSet<Way>,
+    pub balance: Balance,
+    /// See `fluid::run`.
+    pub step: f64,
+}
+
+impl Scene<'_> {
+    /// Seconds until all flows have ended.
+    fn time(&self, demands: &[Demand]) -> f64 {
+        let capacities: Vec<f64> =
+            (0..self.network.ways()).map(|way| self.network.capacity(Resource::Way(way))).collect();
+        let flows = flows(self.network, &self.failed, demands, self.balance);
+        run(&capacities, &flows, self.step).into_iter().fold(0.0, f64::max)
+    }
+
+    /// Seconds of a collective of all hosts, each with so many bytes.
+    ///
+    /// # Errors
+    /// If no trees can be planned.
+    pub fn seconds(&self, collective: Collective, bytes: f64) -> Result<f64, Error> {
+        let hosts: Vec<Node> = self.network.hosts().collect();
+        let n = hosts.len();
+        let demand = |from: usize, to: usize, bytes| Demand { from: hosts[from], to: hosts[to % n], bytes };
+        let flowing = match collective {
+            Collective::Netsum => self.netsum(&hosts, bytes)?,
+            Collective::Ring => {
+                let each = 2.0 * (n - 1) as f64 / n as f64 * bytes;
+                self.time(&(0..n).map(|i| demand(i, i + 1, each)).collect::<Vec<_>>())
+            }
+            Collective::DoubleBinaryTree => {
+                let one = binary_tree(n).into_iter();
+                let two =
+                    binary_tree(n).into_iter().map(|(child, parent)| ((child + 1) % n, (parent + 1) % n));
+                let both = one.chain(two).flat_map(|(child, parent)| [(child, parent), (parent, child)]);
+                self.time(&both.map(|(from, to)| demand(from, to, bytes / 2.0)).collect::<Vec<_>>())
+            }
+            Collective::HalvingDoubling => {
+                let step = |log: u32| {
+                    let distance = n >> log;
+                    let part = bytes / f64::from(1u32 << log);
+                    // Once to halve and once to double.
+                    2.0 * self.time(&(0..n).map(|i| demand(i, i ^ distance, part)).collect::<Vec<_>>())
+                };
+                (1..=n.ilog2()).map(step).sum()
+            }
+            Collective::AllToAll => {
+                let pairs = (0..n).flat_map(|from| (1..n).map(move |by| (from, from + by)));
+                self.time(&pairs.map(|(from, to)| demand(from, to, bytes / n as f64)).collect::<Vec<_>>())
+            }
+        };
+        Ok(self.latency(collective) + flowing)
+    }
+
+    /// What of that is latency: steps that follow each other, from the first host to the last. That of trees is in their times.
+    pub fn latency(&self, collective: Collective) -> f64 {
+        let hosts: Vec<Node> = self.network.hosts().collect();
+        let doublings = (hosts.len() as f64).log2().ceil();
+        let steps = match collective {
+            Collective::Netsum => return 0.0,
+            Collective::Ring => 2.0 * (hosts.len() as f64 - 1.0),
+            Collective::DoubleBinaryTree | Collective::HalvingDoubling => 2.0 * doublings,
+            Collective::AllToAll => 1.0,
+        };
+        steps * self.longest(&hosts)
+    }
+
+    fn longest(&self, hosts: &[Node]) -> f64 {
+        let (Some(&first), Some(&last)) = (hosts.first(), hosts.last()) else { return 0.0 };
+        let paths = crate::routes::paths(self.network, &self.failed, first, last);
+        paths.first().map_or(0.0, |path| path.iter().map(|&way| self.network.latency(way)).sum())
+    }
+
+    /// Trees around what has failed.
+    fn netsum(&self, hosts: &[Node], bytes: f64) -> Result<f64, Error> {
+        let job =
+            Job { name: "all".into(), members: hosts.to_vec(), priority: 0, collective: Kind::AllReduce };
+        let network = &self.network.without(&self.failed);
+        let trees = plan(network, &[job])?.remove(0).trees;
+        let rates: Vec<f64> = trees.iter().map(|tree| tree.rate).collect();
+        let late: Vec<f64> = trees.iter().map(|tree| tree.round_trip(network)).collect();
+        Ok(split(&rates, &late, bytes).0)
+    }
+}
+
+/// Children and parents of a binary tree of 0..n in order, in which odd numbers have no children: the parent of i differs in its lowest bit that is set.
+fn binary_tree(n: usize) -> Vec<(usize, usize)> {
+    // Numbers from 1, so that each has a lowest bit; the one with the highest bit alone is the root.
+    let root = 1 << (usize::BITS - 1 - n.leading_zeros());
+    let parent = |i: usize| {
+        let mut bit = i & i.wrapping_neg();
+        let mut i = i;
+        loop {
+            i = (i & !bit) | (bit << 1);
+            // Where the tree is not whole, the next one above that is there.
+            if i <= n {
+                return i;
+            }
+            bit <<= 1;
+        }
+    };
+    (1..=n).filter(|&i| i != root).map(|i| (i - 1, parent(i) - 1)).collect()
+}
+
+/// The same network with one host for all those below a leaf, whose link is as wide as theirs together. Where flows are spread evenly, all
+/// hosts of a leaf fare alike, and an all-to-all of these takes as long.
+pub fn leaves_as_hosts(topology: &Topology) -> Topology {
+    let mut small = Topology { hosts: Vec::new(), boxes: topology.boxes.clone(), links: Vec::new() };
+    let hosts: BTreeSet<&str> = topology.hosts.iter().map(|host| host.name.as_str()).collect();
+    for link in &topology.links {
+        if !hosts.contains(link.from.as_str()) {
+            small.links.push(link.clone());
+            continue;
+        }
+        match small.links.iter_mut().find(|l| l.to == link.to && l.from.starts_with("all-")) {
+            Some(all) => all.bits += link.bits,
+            None => {
+                let name = format!("all-{}", link.to);
+                small.host(&name);
+                small.link(name, &link.to, link.bits);
+            }
+        }
+    }
+    small
+}
+
+/// Seconds of NetReduce's three ways to sum among machines with several GPUs (arXiv 2009.09736): P machines, n GPUs in each, M bytes. Rates are bytes in a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machines {
+    pub machines: f64,
+    pub gpus: f64,
+    pub intra: f64,
+    pub inter: f64,
+    pub latency: f64,
+}
+
+impl Machines {
+    /// A ring of machines, by which all their bytes go.
+    pub fn flat_ring(&self, bytes: f64) -> f64 {
+        let steps = 2.0 * (self.machines - 1.0);
+        steps * (self.latency + bytes / self.machines / self.inter)
+    }
+
+    /// A ring of all GPUs, of which each machine's neighbours go over one link.
+    pub fn ring_of_gpus(&self, bytes: f64) -> f64 {
+        let all = self.machines * self.gpus;
+        2.0 * (all - 1.0) * (self.latency + bytes / all / self.inter)
+    }
+
+    /// GPUs of a machine reduce and scatter, boxes sum between machines, GPUs gather: a box is one step up and one down.
+    pub fn hierarchical(&self, bytes: f64) -> f64 {
+        let steps = 2.0 * (self.gpus - 1.0);
+        steps * (self.latency + bytes / self.gpus / self.intra) + 2.0 * self.latency + bytes / self.inter
+    }
+
+    /// Where hierarchical beats flat, but for latency: B_intra / B_inter above 2 P (n - 1) / (n (P - 2)).
+    pub fn threshold(&self) -> f64 {
+        2.0 * self.machines * (self.gpus - 1.0) / (self.gpus * (self.machines - 2.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate;
+
+    fn near(value: f64, expected: f64) {
+        assert!((value / expected - 1.0).abs() < 1e-9, "{value}, not {expected}");
+    }
+
+    #[test]
+    fn without_contention_collectives_take_their_bytes() {
+        let mut topology = generate::leaf_spine(4, 4, 4, 8e9, 1.0);
+        topology.links.iter_mut().for_each(|link| link.latency_us = 0.0);
+        let network = Network::new(&topology).unwrap();
+        let scene = Scene { network: &network, failed: BTreeSet::new(), balance: Balance::Spray, step: 0.0 };
+        let of = |collective| scene.seconds(collective, 1e9).unwrap();
+        near(of(Collective::Ring), 2.0 * 15.0 / 16.0);
+        near(of(Collective::HalvingDoubling), 2.0 * 15.0 / 16.0);
+        near(of(Collective::AllToAll), 15.0 / 16.0);
+        // An inner host of one tree takes two halves and gives two there, and a leaf of the other one each.
+        near(of(Collective::DoubleBinaryTree), 2.0);
+        near(of(Collective::Netsum), 1.0);
+    }
+
+    #[test]
+    fn two_trees_have_each_host_inside_once() {
+        for n in 2..40 {
+            let tree = binary_tree(n);
+            assert_eq!(tree.len(), n - 1);
+            let children = |parent: usize| tree.iter().filter(|(_, p)| *p == parent).count();
+            // Of hosts with even numbers (odd from 1) none is inside.
+            assert!((0..n).all(|i| children(i) <= 2 && (i % 2 == 1 || children(i) == 0)), "{n}: {tree:?}");
+            let mut at = 0;
+            for _ in 0..n {
+                at = tree.iter().find(|(child, _)| *child == at).map_or(at, |(_, parent)| *parent);
+            }
+            assert!((0..n).all(|i| i == at || tree.iter().any(|(child, _)| *child == i)));
+        }
+    }
+
+    #[test]
+    fn a_failed_uplink_costs_netsum_nothing_that_others_have() {
+        let network = Network::new(&generate::leaf_spine(4, 4, 4, 8e9, 1.0)).unwrap();
+        let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
+        let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        let scene = |failed| Scene { network: &network, failed, balance: Balance::Spray, step: 0.0 };
+        let [whole, hurt] =
+            [BTreeSet::new(), failed].map(|failed| scene(failed).seconds(Collective::Netsum, 1e9).unwrap());
+        near(whole, hurt);
+    }
+
+    #[test]
+    fn leaves_for_hosts_take_as_long() {
+        let topology = generate::leaf_spine(4, 4, 4, 8e9, 1.0);
+        let time = |topology: &Topology, bytes| {
+            let network = Network::new(topology).unwrap();
+            let leaf = network.node("leaf0").unwrap();
+            let spine = network.node("spine1").unwrap();
+            let failed =
+                BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+            let scene = Scene { network: &network, failed, balance: Balance::Spray, step: 0.0 };
+            scene.seconds(Collective::AllToAll, bytes).unwrap()
+        };
+        // Of a host's 16 parts three stay below its leaf, and are in nobody's way.
+        let (hosts, leaves) = (time(&topology, 1e9), time(&leaves_as_hosts(&topology), 4e9));
+        assert!((hosts / leaves - 1.0).abs() < 0.25, "{hosts} {leaves}");
+    }
+
+    #[test]
+    fn the_papers_inequality_is_where_hierarchical_wins() {
+        for machines in [4.0, 32.0, 1024.0] {
+            let at = |ratio: f64| Machines {
+                machines,
+                gpus: 8.0,
+                intra: 12.5e9 * ratio,
+                inter: 12.5e9,
+                latency: 0.0,
+            };
+            let threshold = at(1.0).threshold();
+            for (factor, wins) in [(0.99, false), (1.01, true)] {
+                let m = at(threshold * factor);
+                assert_eq!(m.hierarchical(1e9) < m.flat_ring(1e9), wins, "{m:?}");
+            }
+        }
+    }
+}

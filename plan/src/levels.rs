@@ -1,0 +1,205 @@
+//! Trees in networks of levels, exactly: hosts below leaves, leaves below a top, directly or by one box between.
+//!
+//! Each box that can be above all leaves has a rate. Leaves that share boxes between are a pod; a pod has its options, by which
+//! boxes between it goes up, and their rates add up to the top's. So the program is small, and its optimum is the best that trees of
+//! this kind can do. Where a pod has more than `OPTIONS` ways to spread its leaves over boxes between, those are considered that
+//! take all leaves by one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::model::{Model, Var};
+use crate::topology::{Network, Node};
+use crate::tree::{Collective, Hop, Tree, round_trip, uses};
+
+const OPTIONS: usize = 256;
+
+/// A box above all leaves, and the ways to it.
+#[derive(Clone, Debug)]
+struct Top {
+    root: Node,
+    rate: Var,
+    /// Hops above leaves that all its trees have.
+    base: Vec<Hop>,
+    pods: Vec<Vec<(Var, Vec<Hop>)>>,
+}
+
+/// The trees that a job may have.
+#[derive(Clone, Debug)]
+pub struct Levels {
+    hosts: Vec<Hop>,
+    tops: Vec<Top>,
+}
+
+/// Adds a job's trees to a program. None where members are not hosts below boxes that sum, or no box is above all of them.
+pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<Levels> {
+    let mut below: BTreeMap<Node, Vec<Hop>> = BTreeMap::new();
+    for &child in members {
+        match network.next(child) {
+            [parent] if !network.is_host(*parent) && network.sums(*parent) => {
+                below.entry(*parent).or_default().push(Hop { child, parent: *parent, via: None });
+            }
+            _ => return None,
+        }
+    }
+    let leaves: Vec<Node> = below.keys().copied().collect();
+    // Of each leaf the host with the longest way.
+    let latency = |hop: &Hop| hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
+    let far = below.values().filter_map(|hops| hops.iter().max_by(|a, b| latency(a).total_cmp(&latency(b))));
+    let far: Vec<Hop> = far.copied().collect();
+    let hosts: Vec<Hop> = below.into_values().flatten().collect();
+    let mut found = Vec::new();
+    for root in network.boxes().filter(|&b| network.sums(b)) {
+        // A spine is no better than the only leaf.
+        if leaves.len() == 1 && root != leaves[0] {
+            continue;
+        }
+        let Some(pods) = pods_of(network, &leaves, root) else { continue };
+        let (only, pods): (Vec<_>, Vec<_>) = pods.into_iter().partition(|options| options.len() == 1);
+        found.push((root, only.into_iter().flatten().flatten().collect::<Vec<Hop>>(), pods));
+    }
+    if found.is_empty() {
+        return None;
+    }
+    let mut tops = Vec::new();
+    for (root, base, pods) in found {
+        // The longest way that any of its trees may have.
+        let longest: Vec<Hop> =
+            far.iter().chain(&base).chain(pods.iter().flatten().flatten()).copied().collect();
+        let longest = worst_round_trip(network, &longest);
+        let take = |hops: &[Hop], root| uses(network, Collective::AllReduce, hops, root, longest);
+        let rate = model.var(take(&base, Some(root)));
+        let mut options = Vec::new();
+        for pod in pods {
+            let pod: Vec<(Var, Vec<Hop>)> =
+                pod.into_iter().map(|hops| (model.var(take(&hops, None)), hops)).collect();
+            model.parts(rate, pod.iter().map(|(var, _)| *var).collect());
+            options.push(pod);
+        }
+        tops.push(Top { root, rate, base, pods: options });
+    }
+    // What is below leaves is the same for all tops.
+    let whole = model.var(uses(network, Collective::AllReduce, &hosts, None, 0.0));
+    model.parts(whole, tops.iter().map(|top| top.rate).collect());
+    Some(Levels { hosts, tops })
+}
+
+/// Options have several hops for one child: the one with the longest way is taken.
+fn worst_round_trip(network: &Network, hops: &[Hop]) -> f64 {
+    let seconds = |hop: Hop| hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
+    // There are two levels of hops, so one look further up is enough.
+    let mut above: BTreeMap<Node, f64> = BTreeMap::new();
+    for &hop in hops {
+        let longest = above.entry(hop.child).or_insert(0.0);
+        *longest = longest.max(seconds(hop));
+    }
+    let whole = |hop: &Hop| seconds(*hop) + above.get(&hop.parent).copied().unwrap_or(0.0);
+    let mut worst: BTreeMap<Node, Hop> = BTreeMap::new();
+    for hop in hops {
+        let kept = worst.entry(hop.child).or_insert(*hop);
+        if whole(hop) > whole(kept) {
+            *kept = *hop;
+        }
+    }
+    round_trip(network, &worst.into_values().collect::<Vec<_>>())
+}
+
+/// For each pod below a top its options; none where a leaf does not reach it.
+fn pods_of(network: &Network, leaves: &[Node], top: Node) -> Option<Vec<Vec<Vec<Hop>>>> {
+    let up = |child, parent| Hop { child, parent, via: None };
+    let mut pods = Vec::new();
+    // Leaves with the boxes between that they may take.
+    let mut indirect: Vec<(BTreeSet<Node>, Vec<Node>)> = Vec::new();
+    for &leaf in leaves.iter().filter(|&&leaf| leaf != top) {
+        if network.way(leaf, top).is_some() {
+            pods.push(vec![vec![up(leaf, top)]]);
+            continue;
+        }
+        let between = network.next(leaf).iter().copied();
+        let between = between.filter(|&mid| {
+            !network.is_host(mid)
+                && network.sums(mid)
+                && !leaves.contains(&mid)
+                && network.way(mid, top).is_some()
+        });
+        let mut pod = (between.collect::<BTreeSet<_>>(), vec![leaf]);
+        if pod.0.is_empty() {
+            return None;
+        }
+        let (others, apart) = indirect.into_iter().partition(|(mids, _)| !mids.is_disjoint(&pod.0));
+        indirect = apart;
+        for (mids, leaves) in others {
+            pod.0.extend(mids);
+            pod.1.extend(leaves);
+        }
+        indirect.push(pod);
+    }
+    for (mids, leaves) in indirect {
+        let of: Vec<Vec<Node>> = leaves
+            .iter()
+            .map(|&leaf| mids.iter().copied().filter(|&mid| network.way(leaf, mid).is_some()).collect())
+            .collect();
+        let count =
+            of.iter().try_fold(1usize, |count, mids| count.checked_mul(mids.len())).unwrap_or(usize::MAX);
+        let spread: Vec<Vec<Node>> = if count <= OPTIONS {
+            of.iter().fold(vec![Vec::new()], |options, mids| {
+                let with = |option: Vec<Node>| {
+                    mids.iter().map(move |&mid| option.iter().copied().chain([mid]).collect::<Vec<_>>())
+                };
+                options.into_iter().flat_map(with).collect()
+            })
+        } else {
+            mids.iter()
+                .filter(|mid| of.iter().all(|mids| mids.contains(mid)))
+                .map(|&mid| vec![mid; leaves.len()])
+                .collect()
+        };
+        if spread.is_empty() {
+            return None;
+        }
+        let option = |chosen: Vec<Node>| {
+            let used: BTreeSet<Node> = chosen.iter().copied().collect();
+            let first = leaves.iter().zip(&chosen).map(|(&leaf, &mid)| up(leaf, mid));
+            first.chain(used.iter().map(|&mid| up(mid, top))).collect()
+        };
+        pods.push(spread.into_iter().map(option).collect());
+    }
+    Some(pods)
+}
+
+impl Levels {
+    pub fn vars(&self) -> Vec<Var> {
+        self.tops.iter().map(|top| top.rate).collect()
+    }
+
+    /// The trees that a solution is made of: a top's rate is cut where any pod changes from an option to the next.
+    pub fn trees(&self, solution: &[f64]) -> Vec<Tree> {
+        let least = self.tops.iter().map(|top| solution[top.rate]).sum::<f64>() * 1e-9;
+        let mut trees = Vec::new();
+        for top in &self.tops {
+            let mut cuts = vec![0.0, solution[top.rate]];
+            for pod in &top.pods {
+                let mut sum = 0.0;
+                cuts.extend(pod.iter().map(|(var, _)| {
+                    sum += solution[*var];
+                    f64::min(sum, solution[top.rate])
+                }));
+            }
+            cuts.sort_by(f64::total_cmp);
+            for cut in cuts.windows(2).filter(|cut| cut[1] - cut[0] > least) {
+                let middle = f64::midpoint(cut[0], cut[1]);
+                let mut hops = [&self.hosts[..], &top.base].concat();
+                for pod in &top.pods {
+                    let mut sum = 0.0;
+                    let chosen = pod.iter().find(|(var, _)| {
+                        sum += solution[*var];
+                        sum > middle
+                    });
+                    hops.extend(&chosen.or(pod.last()).map(|(_, hops)| hops.clone()).unwrap_or_default());
+                }
+                hops.sort_unstable();
+                trees.push(Tree { root: top.root, hops, rate: cut[1] - cut[0] });
+            }
+        }
+        trees
+    }
+}

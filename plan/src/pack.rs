@@ -1,0 +1,248 @@
+//! Trees in any network, after Blink (MLSys 2020, section 3): multiplicative weights over spanning arborescences.
+//!
+//! Each resource has a price. The cheapest tree is taken for as much as its narrowest resource allows, and what it takes becomes
+//! dearer (Garg and Koenemann, "Faster and simpler algorithms for multicommodity flow", 1998). Prices also bound what any trees can do: all there is,
+//! at its price, divided by the price of the cheapest tree. Weights soon find good trees and are slow to find the last per cents; the
+//! prices of a linear program over the trees found so far lead to those.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use microlp::{ComparisonOp, OptimizationDirection, Problem};
+
+use crate::arborescence::{Arc, cheapest};
+use crate::topology::{Network, Node, Resource};
+use crate::tree::{Collective, Hop, Tree, uses};
+
+/// How much dearer a resource becomes that a tree takes all of.
+const STEP: f64 = 0.1;
+/// It ends when the trees do this much of the bound.
+const NEAR: f64 = 0.98;
+/// Or after so many trees of each kind.
+const ROUNDS: usize = 300;
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Packing {
+    /// All different, and without rates.
+    pub trees: Vec<Tree>,
+    /// No trees of this kind do more.
+    pub most: f64,
+}
+
+/// A graph of those that trees branch at.
+struct Graph {
+    nodes: Vec<Node>,
+    /// Data goes down from one to the other: their numbers in `nodes`, and the hop.
+    arcs: Vec<(usize, usize, Hop)>,
+    /// Members that hang below one of them.
+    hanging: Vec<Hop>,
+    /// Of `nodes`: has members, or is one.
+    needed: Vec<bool>,
+}
+
+fn graph(network: &Network, members: &[Node]) -> Option<Graph> {
+    let mut hanging = Vec::new();
+    let mut needed = BTreeSet::new();
+    for &child in members {
+        if network.sums(child) {
+            needed.insert(child);
+            continue;
+        }
+        let [parent] = *network.next(child) else { return None };
+        if !network.sums(parent) {
+            return None;
+        }
+        hanging.push(Hop { child, parent, via: None });
+        needed.insert(parent);
+    }
+    // The root first.
+    let root = members.first().map(|&m| if network.sums(m) { m } else { hanging[0].parent })?;
+    let others = needed.iter().copied().filter(|&n| n != root);
+    let boxes = network.boxes().filter(|&b| network.sums(b) && !needed.contains(&b));
+    let mut nodes: Vec<Node> = [root].into_iter().chain(others).chain(boxes).collect();
+    loop {
+        let number: BTreeMap<Node, usize> = nodes.iter().copied().zip(0..).collect();
+        let mut arcs = Vec::new();
+        for (from, &parent) in nodes.iter().enumerate() {
+            for &next in network.next(parent) {
+                if let Some(&to) = number.get(&next) {
+                    arcs.push((from, to, Hop { child: next, parent, via: None }));
+                }
+                if network.is_switch(next) {
+                    let beyond = network.next(next).iter().filter(|&&n| n != parent);
+                    let beyond = beyond.filter_map(|&child| Some((child, *number.get(&child)?)));
+                    arcs.extend(beyond.map(|(child, to)| (from, to, Hop { child, parent, via: Some(next) })));
+                }
+            }
+        }
+        // Boxes that nothing leads to, or that lead nowhere, would make all trees impossible, or are no use.
+        let links = |n: usize| arcs.iter().filter(|(from, to, _)| *from != *to && *to == n).count();
+        let dead: BTreeSet<Node> = nodes
+            .iter()
+            .enumerate()
+            .filter(|(n, node)| !needed.contains(node) && links(*n) < 2)
+            .map(|(_, &node)| node)
+            .collect();
+        if dead.is_empty() {
+            let needed = nodes.iter().map(|node| needed.contains(node)).collect();
+            return Some(Graph { nodes, arcs, hanging, needed });
+        }
+        nodes.retain(|node| !dead.contains(node));
+    }
+}
+
+impl Graph {
+    /// The chosen arcs, without boxes that nothing hangs below.
+    fn prune(&self, chosen: &[usize]) -> Vec<usize> {
+        let mut kept: Vec<usize> = chosen.to_vec();
+        loop {
+            let parents: BTreeSet<usize> = kept.iter().map(|&i| self.arcs[i].0).collect();
+            let before = kept.len();
+            kept.retain(|&i| self.needed[self.arcs[i].1] || parents.contains(&self.arcs[i].1));
+            if kept.len() == before {
+                kept.sort_unstable();
+                return kept;
+            }
+        }
+    }
+
+    fn tree(&self, chosen: &[usize]) -> Tree {
+        let mut hops: Vec<Hop> =
+            chosen.iter().map(|&i| self.arcs[i].2).chain(self.hanging.iter().copied()).collect();
+        hops.sort_unstable();
+        Tree { root: self.nodes[0], hops, rate: 0.0 }
+    }
+}
+
+/// What trees cost, and which were looked at.
+struct Market<'a> {
+    graph: &'a Graph,
+    /// What there is of each resource.
+    rooms: Vec<f64>,
+    /// What each arc takes of them, and what all trees do.
+    arcs: Vec<Vec<(usize, f64)>>,
+    always: Vec<(usize, f64)>,
+    /// Arcs of trees, and what they take.
+    found: BTreeMap<Vec<usize>, BTreeMap<usize, f64>>,
+    most: f64,
+}
+
+impl<'a> Market<'a> {
+    fn new(network: &'a Network, graph: &'a Graph, collective: Collective, most: f64) -> Self {
+        let mut numbers: BTreeMap<Resource, usize> = BTreeMap::new();
+        let mut rooms = Vec::new();
+        // Slots depend on the whole tree, and have no price.
+        let mut take = |hops: &[Hop]| -> Vec<(usize, f64)> {
+            let uses =
+                uses(network, collective, hops, None, 0.0).into_iter().filter(|(_, amount)| *amount > 0.0);
+            let number = |(resource, amount)| {
+                let number = *numbers.entry(resource).or_insert_with(|| {
+                    rooms.push(network.capacity(resource));
+                    rooms.len() - 1
+                });
+                (number, amount)
+            };
+            uses.map(number).collect()
+        };
+        let always = take(&graph.hanging);
+        let arcs = graph.arcs.iter().map(|(_, _, hop)| take(&[*hop])).collect();
+        Self { graph, rooms, arcs, always, found: BTreeMap::new(), most }
+    }
+
+    /// The cheapest tree at these prices: what it takes, and its price.
+    fn cheapest(&mut self, prices: &[f64]) -> Option<(BTreeMap<usize, f64>, f64)> {
+        let cost = |take: &[(usize, f64)]| take.iter().map(|&(r, amount)| prices[r] * amount).sum::<f64>();
+        let arcs: Vec<Arc> = self
+            .graph
+            .arcs
+            .iter()
+            .zip(&self.arcs)
+            .map(|(&(from, to, _), take)| (from, to, cost(take)))
+            .collect();
+        let chosen = self.graph.prune(&cheapest(self.graph.nodes.len(), 0, &arcs)?);
+        let price = chosen.iter().map(|&i| arcs[i].2).sum::<f64>() + cost(&self.always);
+        // A tree of all boxes is no bound for trees that leave some out.
+        if self.graph.needed.iter().all(|&needed| needed) && price > 0.0 {
+            let all: f64 = prices.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
+            self.most = self.most.min(all / price);
+        }
+        let mut takes = BTreeMap::new();
+        for &(r, amount) in chosen.iter().flat_map(|&i| &self.arcs[i]).chain(&self.always) {
+            *takes.entry(r).or_insert(0.0) += amount;
+        }
+        self.found.insert(chosen, takes.clone());
+        Some((takes, price))
+    }
+
+    /// Multiplicative weights.
+    fn weigh(&mut self) -> Option<Vec<f64>> {
+        let mut prices: Vec<f64> = self.rooms.iter().map(|room| 1.0 / room).collect();
+        let mut loads = vec![0.0; self.rooms.len()];
+        let mut sum = 0.0;
+        for _ in 0..ROUNDS {
+            let (takes, _) = self.cheapest(&prices)?;
+            let narrowest =
+                takes.iter().map(|(&r, amount)| self.rooms[r] / amount).fold(f64::INFINITY, f64::min);
+            if narrowest == f64::INFINITY {
+                // Nothing constrains it.
+                break;
+            }
+            sum += narrowest;
+            for (r, amount) in takes {
+                loads[r] += narrowest * amount / self.rooms[r];
+                prices[r] *= 1.0 + STEP * narrowest * amount / self.rooms[r];
+            }
+            if sum / loads.iter().copied().fold(0.0, f64::max) >= NEAR * self.most {
+                break;
+            }
+        }
+        Some(prices)
+    }
+
+    /// The prices by which the trees found so far are worth most: those of the linear program whose variables are their rates.
+    fn prices(&self) -> Result<Vec<f64>, microlp::Error> {
+        let unit = self.rooms.iter().copied().fold(f64::INFINITY, f64::min);
+        let mut problem = Problem::new(OptimizationDirection::Minimize);
+        let vars: Vec<_> = self.rooms.iter().map(|_| problem.add_var(1.0, (0.0, f64::INFINITY))).collect();
+        for takes in self.found.values() {
+            let terms: Vec<_> =
+                takes.iter().map(|(&r, amount)| (vars[r], amount * unit / self.rooms[r])).collect();
+            problem.add_constraint(&terms[..], ComparisonOp::Ge, 1.0);
+        }
+        let solution = problem.solve()?;
+        Ok(vars.iter().zip(&self.rooms).map(|(var, room)| solution[*var].max(0.0) * unit / room).collect())
+    }
+
+    /// Looks for trees that are cheaper at the best prices than all found so far, until none is by much.
+    fn polish(&mut self, mut steady: Vec<f64>) {
+        for _ in 0..ROUNDS {
+            // A solver that gives up has only lost trees that might have been better.
+            let Ok(prices) = self.prices() else { return };
+            match self.cheapest(&prices) {
+                Some((_, price)) if price < NEAR => {}
+                _ => return,
+            }
+            // The best prices jump from corner to corner; those in the middle lead there sooner.
+            let scale: f64 = steady.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
+            let worth: f64 = prices.iter().zip(&self.rooms).map(|(price, room)| price * room).sum();
+            let middle = |(steady, price): (&f64, &f64)| f64::midpoint(steady / scale, price / worth);
+            steady = steady.iter().zip(&prices).map(middle).collect();
+            if self.cheapest(&steady).is_none() || worth >= NEAR * self.most {
+                return;
+            }
+        }
+    }
+}
+
+/// Looks for trees of these members; the first one's data is what is broadcast. None where no tree has them all, or one of them
+/// neither relays nor hangs below one box that sums. Nothing above `bound` is possible.
+pub fn pack(network: &Network, collective: Collective, members: &[Node], bound: f64) -> Option<Packing> {
+    let graph = graph(network, members)?;
+    let mut market = Market::new(network, &graph, collective, bound);
+    let prices = market.weigh()?;
+    if !market.rooms.is_empty() {
+        market.polish(prices);
+    }
+    let trees = market.found.keys().map(|chosen| market.graph.tree(chosen)).collect();
+    Some(Packing { trees, most: market.most })
+}

@@ -1,0 +1,266 @@
+//! Jobs in, trees and their rates out.
+
+use std::collections::BTreeMap;
+
+use crate::bound::bound;
+use crate::levels::{Levels, levels};
+use crate::model::{Floor, Model, Program, Var};
+use crate::pack::pack;
+use crate::topology::{Error, Network, Node, Resource};
+use crate::tree::{Collective, Tree, load};
+
+/// How much of its share a job keeps for the sake of fewer trees (Blink, section 3.2.1).
+const KEPT: f64 = 0.95;
+/// So many sets of trees are tried one by one; then the tree goes that is missed least.
+const SETS: usize = 300;
+
+/// Who wants to sum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    pub name: String,
+    pub members: Vec<Node>,
+    /// Jobs of a higher one are served first.
+    pub priority: u32,
+    pub collective: Collective,
+}
+
+/// What a job gets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub trees: Vec<Tree>,
+    /// Its fair share, which more trees would reach: bytes in a second. 0 beside jobs of a higher priority that need all.
+    pub share: f64,
+    /// What the links alone would allow, were no other job there.
+    pub bound: f64,
+    /// What is full, of what its trees take: CPUs first.
+    pub full: Vec<Resource>,
+}
+
+impl Plan {
+    /// Bytes in a second.
+    pub fn rate(&self) -> f64 {
+        self.trees.iter().map(|tree| tree.rate).fold(0.0, |sum, rate| sum + rate)
+    }
+}
+
+/// The trees that a job may have.
+enum Choice {
+    Levels(Levels),
+    /// Each has a variable; no others do more than that.
+    Trees(Vec<(Var, Tree)>, f64),
+}
+
+impl Choice {
+    fn new(model: &mut Model, network: &Network, job: &Job, bound: f64) -> Result<Self, Error> {
+        let wrong = |why: String| Err(Error::Job { job: job.name.clone(), why });
+        let mut seen = std::collections::BTreeSet::new();
+        for &member in &job.members {
+            if !network.is_host(member) || !seen.insert(member) {
+                return wrong(format!("{} is no host, or is there twice", network.name(member)));
+            }
+        }
+        if job.members.len() < 2 {
+            return wrong("two members are needed".into());
+        }
+        if job.collective == Collective::AllReduce
+            && let Some(levels) = levels(model, network, &job.members)
+        {
+            return Ok(Self::Levels(levels));
+        }
+        let Some(packing) = pack(network, job.collective, &job.members, bound) else {
+            let single = |m: Node| matches!(network.next(m), [up] if network.sums(*up));
+            return match job.members.iter().find(|&&m| !network.sums(m) && !single(m)) {
+                Some(&m) => {
+                    wrong(format!("{} must have one link, to a box that sums, or relay", network.name(m)))
+                }
+                None => wrong("no tree has all its members".into()),
+            };
+        };
+        let tree = |tree: Tree| (model.var(tree.uses(network, job.collective)), tree);
+        Ok(Self::Trees(packing.trees.into_iter().map(tree).collect(), packing.most))
+    }
+
+    fn vars(&self) -> Vec<Var> {
+        match self {
+            Self::Levels(levels) => levels.vars(),
+            Self::Trees(trees, _) => trees.iter().map(|(var, _)| *var).collect(),
+        }
+    }
+
+    fn trees(&self, solution: &[f64]) -> Vec<Tree> {
+        match self {
+            Self::Levels(levels) => levels.trees(solution),
+            Self::Trees(trees, _) => {
+                let all: f64 = trees.iter().map(|(var, _)| solution[*var]).sum();
+                let used = trees.iter().filter(|(var, _)| solution[*var] > all * 1e-9);
+                used.map(|(var, tree)| Tree { rate: solution[*var], ..tree.clone() }).collect()
+            }
+        }
+    }
+}
+
+/// Plans jobs beside each other. Each gets its max-min fair share of links, CPUs and slots, those of a higher priority first; then the
+/// fewest trees that were found to keep 95 % of it.
+///
+/// # Errors
+/// Which job cannot be, and why.
+pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
+    let mut model = Model::new(network);
+    let bounds: Vec<f64> = jobs.iter().map(|job| bound(network, job.collective, &job.members)).collect();
+    let choices = jobs.iter().zip(&bounds).map(|(job, bound)| Choice::new(&mut model, network, job, *bound));
+    let choices = choices.collect::<Result<Vec<_>, _>>()?;
+    let vars: Vec<Vec<Var>> = choices.iter().map(Choice::vars).collect();
+    let (mut shares, solution) = shares(&model.program(&BTreeMap::new()), jobs, &vars)?;
+    let mut trees: Vec<Vec<Tree>> = choices.iter().map(|choice| choice.trees(&solution)).collect();
+    for (n, job) in jobs.iter().enumerate() {
+        // What the solver's rounding leaves is nothing.
+        if shares[n] <= bounds[n] * 1e-6 {
+            shares[n] = 0.0;
+            trees[n].clear();
+            continue;
+        }
+        // What the others leave.
+        let others = jobs.iter().zip(&trees).enumerate().filter(|(other, _)| *other != n);
+        let others: Vec<(Collective, &Tree)> =
+            others.flat_map(|(_, (job, trees))| trees.iter().map(|tree| (job.collective, tree))).collect();
+        let taken = load(network, &others);
+        let free =
+            taken.into_iter().map(|(r, part)| (r, network.capacity(r) * (1.0 - part).max(0.0))).collect();
+        // Trees that were packed have given up something already.
+        let optimum = match &choices[n] {
+            Choice::Trees(_, most) if jobs.len() == 1 => most.min(bounds[n]),
+            _ => shares[n],
+        };
+        let least = (optimum * KEPT).min(shares[n] * (1.0 - 1e-9));
+        trees[n] = fewest(network, job.collective, &trees[n], &free, least)?;
+    }
+    let all = jobs.iter().zip(&trees).flat_map(|(job, trees)| trees.iter().map(|t| (job.collective, t)));
+    let mut full: Vec<Resource> = load(network, &all.collect::<Vec<_>>())
+        .into_iter()
+        .take_while(|(_, load)| *load > 1.0 - 1e-6)
+        .map(|(resource, _)| resource)
+        .collect();
+    full.sort_unstable();
+    let of = |(n, trees): (usize, Vec<Tree>)| {
+        let job = &jobs[n];
+        let takes: BTreeMap<_, _> =
+            trees.iter().flat_map(|tree| tree.uses(network, job.collective)).collect();
+        Plan {
+            // Both are computed, and rounded.
+            share: shares[n].min(bounds[n]),
+            bound: bounds[n],
+            full: full.iter().copied().filter(|resource| takes.contains_key(resource)).collect(),
+            trees,
+        }
+    };
+    Ok(trees.into_iter().enumerate().map(of).collect())
+}
+
+/// Max-min fair rates by priority, and a solution that has them.
+fn shares(program: &Program, jobs: &[Job], vars: &[Vec<Var>]) -> Result<(Vec<f64>, Vec<f64>), Error> {
+    let mut shares = vec![0.0; jobs.len()];
+    let mut solution = Vec::new();
+    let mut settled = vec![false; jobs.len()];
+    let mut priorities: Vec<u32> = jobs.iter().map(|job| job.priority).collect();
+    priorities.sort_unstable();
+    priorities.dedup();
+    for priority in priorities.into_iter().rev() {
+        let mut rising: Vec<usize> = (0..jobs.len()).filter(|&n| jobs[n].priority == priority).collect();
+        while !rising.is_empty() {
+            let floors = |lifted: &[usize], shares: &[f64]| -> Vec<Floor> {
+                let floor = |n: usize| Floor {
+                    vars: &vars[n],
+                    least: if lifted.contains(&n) { 0.0 } else { shares[n] },
+                    lifted: lifted.contains(&n),
+                };
+                (0..jobs.len()).map(floor).collect()
+            };
+            let level;
+            (level, solution) = program.solve(&floors(&rising, &shares))?;
+            rising.iter().for_each(|&n| shares[n] = level);
+            if rising.len() == 1 {
+                settled[rising[0]] = true;
+                break;
+            }
+            // Who could have more while nobody has less?
+            let mut stuck = Vec::new();
+            for &n in &rising {
+                if program.solve(&floors(&[n], &shares))?.0 <= level * (1.0 + 1e-6) {
+                    stuck.push(n);
+                }
+            }
+            // One is, but for rounding.
+            if stuck.is_empty() {
+                stuck.clone_from(&rising);
+            }
+            stuck.iter().for_each(|&n| settled[n] = true);
+            rising.retain(|&n| !settled[n]);
+        }
+    }
+    Ok((shares, solution))
+}
+
+/// The fewest of these trees that still reach a rate.
+fn fewest(
+    network: &Network,
+    collective: Collective,
+    trees: &[Tree],
+    free: &BTreeMap<Resource, f64>,
+    rate: f64,
+) -> Result<Vec<Tree>, Error> {
+    let mut model = Model::new(network);
+    for tree in trees {
+        model.var(tree.uses(network, collective));
+    }
+    let program = model.program(free);
+    let with = |solution: Vec<f64>| -> Vec<Tree> {
+        let rated = trees.iter().zip(solution).filter(|(_, rate)| *rate > 0.0);
+        rated.map(|(tree, rate)| Tree { rate, ..tree.clone() }).collect()
+    };
+    // Fewer than this cannot do it, even if they did not share anything.
+    let alone =
+        (0..trees.len()).map(|tree| Ok(program.most(&[tree])?.0)).collect::<Result<Vec<f64>, Error>>()?;
+    let mut best = alone.clone();
+    best.sort_by(|a, b| b.total_cmp(a));
+    let mut sum = 0.0;
+    let enough = best.iter().position(|most| {
+        sum += most;
+        sum >= rate
+    });
+    let mut tried = 0;
+    for size in enough.map_or(trees.len(), |last| last + 1)..trees.len() {
+        let mut set: Vec<usize> = (0..size).collect();
+        loop {
+            let (reached, solution) = program.most(&set)?;
+            if reached >= rate {
+                return Ok(with(solution));
+            }
+            tried += 1;
+            if tried > SETS || !next(&mut set, trees.len()) {
+                break;
+            }
+        }
+    }
+    let mut kept: Vec<usize> = (0..trees.len()).collect();
+    let (_, mut found) = program.most(&kept)?;
+    if tried > SETS {
+        kept.sort_by(|&a, &b| trees[a].rate.total_cmp(&trees[b].rate).then(a.cmp(&b)));
+        for tree in kept.clone() {
+            let without: Vec<usize> = kept.iter().copied().filter(|&i| i != tree).collect();
+            let (reached, solution) = program.most(&without)?;
+            if reached >= rate {
+                (kept, found) = (without, solution);
+            }
+        }
+    }
+    Ok(with(found))
+}
+
+/// The next set of as many numbers below `of`, if there is one.
+fn next(set: &mut [usize], of: usize) -> bool {
+    let size = set.len();
+    let Some(i) = (0..size).rev().find(|&i| set[i] < of - size + i) else { return false };
+    set[i] += 1;
+    (i + 1..size).for_each(|j| set[j] = set[j - 1] + 1);
+    true
+}

@@ -1,0 +1,259 @@
+//! Which ways flows take: the shortest ones, chosen by one of four rules.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::flows::{spread, without};
+use crate::fluid::Flow;
+use crate::topology::{Network, Node, Resource, Way};
+
+/// Who sends how much to whom.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Demand {
+    pub from: Node,
+    pub to: Node,
+    pub bytes: f64,
+}
+
+/// How flows are spread over equally short ways. Ways that have failed are known, as when routing has settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// Each flow has one way, by a hash.
+    Ecmp { seed: u64 },
+    /// Each packet has one: all ways carry the same.
+    Spray,
+    /// As REPS does: ways that are less full are taken again, until none is fuller than it must be.
+    Reps,
+    /// Ethereal: all ways carry the same, and the fewest flows are cut; see `flows`.
+    Ethereal,
+}
+
+/// The shortest ways from one node to another, without links that have failed. Hosts pass nothing on.
+pub fn paths(network: &Network, failed: &BTreeSet<Way>, from: Node, to: Node) -> Vec<Vec<Way>> {
+    let alive = |from, to| network.way(from, to).filter(|way| !failed.contains(way));
+    let mut far = BTreeMap::from([(to, 0)]);
+    let mut queue = VecDeque::from([to]);
+    while let Some(node) = queue.pop_front() {
+        let distance = far[&node];
+        if node == from {
+            break;
+        }
+        if node != to && network.is_host(node) && !network.sums(node) {
+            continue;
+        }
+        for &next in network.next(node) {
+            if alive(next, node).is_some() && !far.contains_key(&next) {
+                far.insert(next, distance + 1);
+                queue.push_back(next);
+            }
+        }
+    }
+    let Some(&distance) = far.get(&from) else { return Vec::new() };
+    let mut paths = vec![(from, Vec::new())];
+    for left in (0..distance).rev() {
+        let nearer = |(node, path): (Node, Vec<Way>)| {
+            let next = network.next(node).iter().filter(|next| far.get(next) == Some(&left));
+            let ways = next.filter_map(move |&next| Some((next, alive(node, next)?)));
+            ways.map(move |(next, way)| (next, path.iter().copied().chain([way]).collect()))
+                .collect::<Vec<_>>()
+        };
+        paths = paths.into_iter().flat_map(nearer).collect();
+    }
+    paths.into_iter().map(|(_, path)| path).collect()
+}
+
+/// A number that looks like chance (SplitMix64).
+fn mixed(seed: u64, n: u64) -> u64 {
+    let mut z = seed.wrapping_add(n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Gives each demand its way, or ways; all begin at 0. Two nodes that nothing joins any more are not expected.
+pub fn flows(network: &Network, failed: &BTreeSet<Way>, demands: &[Demand], balance: Balance) -> Vec<Flow> {
+    let mut known: BTreeMap<(Node, Node), Vec<Vec<Way>>> = BTreeMap::new();
+    let healthy = BTreeSet::new();
+    // Hosts with one link share the ways of their boxes.
+    let edge = |host: Node| match network.next(host) {
+        [only] => *only,
+        _ => host,
+    };
+    let ends = |d: &Demand| {
+        if edge(d.from) == edge(d.to) || edge(d.from) == d.to {
+            (d.from, d.to)
+        } else {
+            (edge(d.from), edge(d.to))
+        }
+    };
+    let none = if balance == Balance::Ethereal { &healthy } else { failed };
+    for demand in demands {
+        known.entry(ends(demand)).or_insert_with_key(|&(from, to)| paths(network, none, from, to));
+    }
+    let around = |d: &Demand| -> Vec<Way> {
+        let (from, to) = ends(d);
+        let own = [(d.from, from), (to, d.to)].into_iter().filter(|(a, b)| a != b);
+        own.filter_map(|(a, b)| network.way(a, b)).collect()
+    };
+    let mut weights: BTreeMap<(Node, Node), Vec<f64>> =
+        known.iter().map(|(&ends, paths)| (ends, vec![1.0 / paths.len() as f64; paths.len()])).collect();
+    match balance {
+        Balance::Reps => settle(network, &known, demands.iter().map(|d| (ends(d), d.bytes)), &mut weights),
+        Balance::Ethereal => return pinned(failed, demands, &known, ends, around),
+        Balance::Ecmp { .. } | Balance::Spray => {}
+    }
+    let flow = |(n, demand): (usize, &Demand)| {
+        let paths = &known[&ends(demand)];
+        let mut links: BTreeMap<Way, f64> = around(demand).into_iter().map(|way| (way, 1.0)).collect();
+        match balance {
+            Balance::Ecmp { seed } if !paths.is_empty() => {
+                let chosen = mixed(seed, n as u64) % paths.len() as u64;
+                links.extend(paths[chosen as usize].iter().map(|&way| (way, 1.0)));
+            }
+            _ => {
+                for (path, weight) in paths.iter().zip(&weights[&ends(demand)]) {
+                    path.iter().for_each(|&way| *links.entry(way).or_insert(0.0) += weight);
+                }
+            }
+        }
+        Flow {
+            bytes: demand.bytes,
+            start: 0.0,
+            links: links.into_iter().filter(|(_, part)| *part > 0.0).collect(),
+        }
+    };
+    demands.iter().enumerate().map(flow).collect()
+}
+
+/// Moves weight from ways with a full link to others, as senders do that take again what was not congested.
+fn settle(
+    network: &Network,
+    known: &BTreeMap<(Node, Node), Vec<Vec<Way>>>,
+    demands: impl Iterator<Item = ((Node, Node), f64)>,
+    weights: &mut BTreeMap<(Node, Node), Vec<f64>>,
+) {
+    let mut bytes: BTreeMap<(Node, Node), f64> = BTreeMap::new();
+    demands.for_each(|(ends, amount)| *bytes.entry(ends).or_insert(0.0) += amount);
+    for round in 0..40 {
+        let mut loads = vec![0.0; network.ways()];
+        for (ends, paths) in known {
+            for (path, weight) in paths.iter().zip(&weights[ends]) {
+                path.iter().for_each(|&way| loads[way] += weight * bytes[ends]);
+            }
+        }
+        let full = |path: &[Way]| {
+            path.iter().map(|&way| loads[way] / network.capacity(Resource::Way(way))).fold(0.0, f64::max)
+        };
+        // Smaller steps later, so that it comes to rest.
+        let power = 0.5 / (1.0 + f64::from(round) / 8.0);
+        for (ends, paths) in known {
+            let of = weights.entry(*ends).or_default();
+            let mut sum = 0.0;
+            for (weight, path) in of.iter_mut().zip(paths) {
+                *weight /= full(path).powf(power);
+                sum += *weight;
+            }
+            of.iter_mut().for_each(|weight| *weight /= sum);
+        }
+    }
+}
+
+/// Ethereal's ways: those between two boxes take the flows between them in turn. Flows of failed ways move, the rest stay.
+fn pinned(
+    failed: &BTreeSet<Way>,
+    demands: &[Demand],
+    known: &BTreeMap<(Node, Node), Vec<Vec<Way>>>,
+    ends: impl Fn(&Demand) -> (Node, Node),
+    around: impl Fn(&Demand) -> Vec<Way>,
+) -> Vec<Flow> {
+    let mut between: BTreeMap<(Node, Node), Vec<usize>> = BTreeMap::new();
+    for (n, demand) in demands.iter().enumerate() {
+        between.entry(ends(demand)).or_default().push(n);
+    }
+    let mut links: Vec<BTreeMap<Way, f64>> =
+        demands.iter().map(|demand| around(demand).into_iter().map(|way| (way, 1.0)).collect()).collect();
+    for (turn, (ends, of)) in between.iter().enumerate() {
+        let paths = &known[ends];
+        let dead: BTreeSet<usize> =
+            (0..paths.len()).filter(|&path| paths[path].iter().any(|way| failed.contains(way))).collect();
+        let pieces = without(&spread(of.len(), paths.len(), turn), paths.len(), &dead);
+        for piece in pieces {
+            for &way in &paths[piece.uplink] {
+                *links[of[piece.flow]].entry(way).or_insert(0.0) += 1.0 / piece.of as f64;
+            }
+        }
+    }
+    let flow = |(demand, links): (&Demand, BTreeMap<Way, f64>)| Flow {
+        bytes: demand.bytes,
+        start: 0.0,
+        links: links.into_iter().collect(),
+    };
+    demands.iter().zip(links).map(flow).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate;
+
+    fn network() -> Network {
+        Network::new(&generate::leaf_spine(2, 4, 4, 8e9, 1.0)).unwrap()
+    }
+
+    fn across(n: usize) -> Vec<Demand> {
+        (0..n).map(|n| Demand { from: n % 4, to: 4 + n % 4, bytes: 1.0 }).collect()
+    }
+
+    /// What leaf0's links to the spines carry.
+    fn up(network: &Network, flows: &[Flow]) -> Vec<f64> {
+        let leaf = network.node("leaf0").unwrap();
+        let spines =
+            (0..4).map(|spine| network.way(leaf, network.node(&format!("spine{spine}")).unwrap()).unwrap());
+        let carried =
+            |way| flows.iter().flat_map(|f| &f.links).filter(|(w, _)| *w == way).map(|(_, part)| part).sum();
+        spines.map(carried).collect()
+    }
+
+    #[test]
+    fn all_shortest_ways_are_found() {
+        let none = BTreeSet::new();
+        let network = network();
+        assert_eq!(paths(&network, &none, 0, 1).len(), 1);
+        assert_eq!(paths(&network, &none, 0, 5).len(), 4);
+        assert!(paths(&network, &none, 0, 5).iter().all(|path| path.len() == 4));
+        let failed = BTreeSet::from([network
+            .way(network.node("spine2").unwrap(), network.node("leaf1").unwrap())
+            .unwrap()]);
+        assert_eq!(paths(&network, &failed, 0, 5).len(), 3);
+        let fat = Network::new(&generate::fat_tree(4, 4, 1e9)).unwrap();
+        assert_eq!(paths(&fat, &none, 0, 15).len(), 4);
+        assert_eq!(paths(&fat, &none, 0, 2).len(), 2);
+    }
+
+    #[test]
+    fn each_rule_loads_uplinks_in_its_way() {
+        let network = network();
+        let of = |n, balance| up(&network, &flows(&network, &BTreeSet::new(), &across(n), balance));
+        for n in [4, 6] {
+            for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal] {
+                assert_eq!(of(n, balance), [n as f64 / 4.0; 4], "{balance:?}");
+            }
+        }
+        let hashed = of(40, Balance::Ecmp { seed: 1 });
+        assert_eq!(hashed.iter().sum::<f64>(), 40.0);
+        assert!(hashed.iter().any(|&carried| carried > 10.0), "{hashed:?}");
+        // Whole flows stay whole.
+        let whole = flows(&network, &BTreeSet::new(), &across(4), Balance::Ethereal);
+        assert!(whole.iter().all(|flow| flow.links.len() == 4));
+    }
+
+    #[test]
+    fn no_rule_uses_what_has_failed() {
+        let network = network();
+        let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
+        let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }] {
+            let carried = up(&network, &flows(&network, &failed, &across(8), balance));
+            assert_eq!((carried[1], carried.iter().sum::<f64>().round()), (0.0, 8.0), "{balance:?}");
+        }
+    }
+}

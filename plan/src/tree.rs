@@ -1,0 +1,229 @@
+//! A tree, what it takes of a network, and how much of the data it gets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::topology::{Network, Node, Resource, Way};
+
+/// What a tree is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Sums go up and come down again.
+    AllReduce,
+    /// The root's data goes down.
+    Broadcast,
+}
+
+/// From a member or a box to what is above it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hop {
+    pub child: Node,
+    pub parent: Node,
+    /// A plain switch between them.
+    pub via: Option<Node>,
+}
+
+impl Hop {
+    /// The directed links down, or up.
+    pub fn ways(self, network: &Network, up: bool) -> impl Iterator<Item = Way> {
+        let nodes = [Some(self.parent), self.via, Some(self.child)];
+        let mut nodes: Vec<Node> = nodes.into_iter().flatten().collect();
+        if up {
+            nodes.reverse();
+        }
+        // Hops are made of links that there are.
+        let ways: Vec<Way> = nodes.windows(2).filter_map(|ends| network.way(ends[0], ends[1])).collect();
+        ways.into_iter()
+    }
+}
+
+/// A tree, and the bytes in a second that it sums.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tree {
+    pub root: Node,
+    /// Sorted by child.
+    pub hops: Vec<Hop>,
+    pub rate: f64,
+}
+
+/// What one byte in a second over these hops takes. Slots hold two windows, and a window is what is on its way for a round trip.
+pub fn uses(
+    network: &Network,
+    collective: Collective,
+    hops: &[Hop],
+    root: Option<Node>,
+    round_trip: f64,
+) -> BTreeMap<Resource, f64> {
+    let mut uses = BTreeMap::new();
+    let mut add = |resource, amount| *uses.entry(resource).or_insert(0.0) += amount;
+    for hop in hops {
+        hop.ways(network, false).for_each(|way| add(Resource::Way(way), 1.0));
+        if collective == Collective::AllReduce {
+            hop.ways(network, true).for_each(|way| add(Resource::Way(way), 1.0));
+            // The way up is a member of a box, too.
+            add(Resource::Adds(hop.parent), 1.0);
+            if !network.is_host(hop.child) {
+                add(Resource::Adds(hop.child), 1.0);
+                add(Resource::Slots(hop.child), 2.0 * round_trip);
+            }
+        }
+    }
+    if let (Some(root), Collective::AllReduce) = (root, collective) {
+        add(Resource::Slots(root), 2.0 * round_trip);
+    }
+    // What there is enough of is no constraint.
+    uses.retain(|&resource, _| network.capacity(resource).is_finite());
+    uses
+}
+
+/// Seconds from the farthest leaf of the tree to its root and back.
+pub fn round_trip(network: &Network, hops: &[Hop]) -> f64 {
+    let above: BTreeMap<Node, Hop> = hops.iter().map(|&hop| (hop.child, hop)).collect();
+    let seconds = |start: Node| {
+        let (mut node, mut sum) = (start, 0.0);
+        while let Some(&hop) = above.get(&node) {
+            sum += hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
+            node = hop.parent;
+        }
+        sum
+    };
+    2.0 * hops.iter().map(|hop| seconds(hop.child)).fold(0.0, f64::max)
+}
+
+impl Tree {
+    pub fn uses(&self, network: &Network, collective: Collective) -> BTreeMap<Resource, f64> {
+        uses(network, collective, &self.hops, Some(self.root), self.round_trip(network))
+    }
+
+    pub fn round_trip(&self, network: &Network) -> f64 {
+        round_trip(network, &self.hops)
+    }
+
+    /// Says what is wrong with it as a tree of these members.
+    ///
+    /// # Errors
+    /// The first thing that is.
+    pub fn check(&self, network: &Network, members: &[Node]) -> Result<(), String> {
+        let name = |node| network.name(node);
+        let above: BTreeMap<Node, Node> = self.hops.iter().map(|hop| (hop.child, hop.parent)).collect();
+        if above.len() != self.hops.len() || above.contains_key(&self.root) {
+            return Err("a node has two parents, or the root has one".into());
+        }
+        for hop in &self.hops {
+            let links = hop.ways(network, true).count();
+            if links != 1 + usize::from(hop.via.is_some())
+                || hop.via.is_some_and(|via| !network.is_switch(via))
+            {
+                return Err(format!("{} and {} are not linked so", name(hop.child), name(hop.parent)));
+            }
+            if !network.sums(hop.parent) {
+                return Err(format!("{} does not sum", name(hop.parent)));
+            }
+        }
+        for &node in above.keys().chain(members) {
+            let mut seen = BTreeSet::new();
+            let mut at = node;
+            while let Some(&parent) = above.get(&at) {
+                if !seen.insert(at) {
+                    return Err(format!("a circle at {}", name(at)));
+                }
+                at = parent;
+            }
+            if at != self.root {
+                return Err(format!("{} does not reach the root", name(node)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What trees take together, as a fraction of what there is. The fullest come first.
+pub fn load(network: &Network, trees: &[(Collective, &Tree)]) -> Vec<(Resource, f64)> {
+    let mut sums = BTreeMap::new();
+    for (collective, tree) in trees {
+        for (resource, amount) in tree.uses(network, *collective) {
+            *sums.entry(resource).or_insert(0.0) += amount * tree.rate;
+        }
+    }
+    let mut load: Vec<(Resource, f64)> =
+        sums.into_iter().map(|(resource, sum)| (resource, sum / network.capacity(resource))).collect();
+    load.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    load
+}
+
+/// Seconds until all trees are done with `bytes` at the same time, and the bytes of each, where tree i begins to give sums after
+/// `latencies[i]` seconds: t = (D + sum of w tau) / sum of w, and D_i = w_i (t - tau_i). A tree that would begin too late gets nothing.
+pub fn split(rates: &[f64], latencies: &[f64], bytes: f64) -> (f64, Vec<f64>) {
+    let mut order: Vec<usize> = (0..rates.len()).filter(|&i| rates[i] > 0.0).collect();
+    order.sort_by(|&a, &b| latencies[a].total_cmp(&latencies[b]));
+    let (mut rate, mut late, mut end) = (0.0, 0.0, f64::INFINITY);
+    for i in order {
+        if latencies[i] >= end {
+            break;
+        }
+        rate += rates[i];
+        late += rates[i] * latencies[i];
+        end = (bytes + late) / rate;
+    }
+    let of = |(rate, latency): (&f64, &f64)| if *latency < end { rate * (end - latency) } else { 0.0 };
+    (end, rates.iter().zip(latencies).map(of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate;
+
+    fn star() -> (Network, Tree) {
+        let network = Network::new(&generate::rack(3, 8e9)).unwrap();
+        let hops = (0..3).map(|child| Hop { child, parent: 3, via: None }).collect();
+        (network, Tree { root: 3, hops, rate: 1e9 })
+    }
+
+    #[test]
+    fn a_star_takes_each_link_once_in_each_direction() {
+        let (network, tree) = star();
+        assert_eq!(tree.check(&network, &[0, 1, 2]), Ok(()));
+        let full = load(&network, &[(Collective::AllReduce, &tree)]);
+        assert_eq!(full.len(), 6);
+        assert!(full.iter().all(|(_, load)| *load == 1.0), "{full:?}");
+        assert_eq!(load(&network, &[(Collective::Broadcast, &tree)]).len(), 3);
+        assert_eq!(tree.round_trip(&network), 2e-6);
+    }
+
+    #[test]
+    fn a_box_adds_all_its_members_and_the_way_up() {
+        let mut topology = generate::leaf_spine(2, 3, 1, 8e9, 1.0);
+        topology.boxes.iter_mut().for_each(|b| (b.adds, b.slots) = (Some(1e9), Some(1e6)));
+        let network = Network::new(&topology).unwrap();
+        let [leaf, spine] = ["leaf0", "spine0"].map(|name| network.node(name).unwrap());
+        let hosts = (0..6).map(|child| Hop { child, parent: leaf + child / 3, via: None });
+        let hops =
+            hosts.chain([leaf, leaf + 1].map(|child| Hop { child, parent: spine, via: None })).collect();
+        let uses = Tree { root: spine, hops, rate: 1.0 }.uses(&network, Collective::AllReduce);
+        assert_eq!((uses[&Resource::Adds(leaf)], uses[&Resource::Adds(spine)]), (4.0, 2.0));
+        // Two windows of 4 us each.
+        assert_eq!((uses[&Resource::Slots(leaf)], uses[&Resource::Slots(spine)]), (8e-6, 8e-6));
+    }
+
+    #[test]
+    fn what_is_no_tree_is_refused() {
+        let (network, tree) = star();
+        let with = |change: &dyn Fn(&mut Tree)| {
+            let mut tree = tree.clone();
+            change(&mut tree);
+            tree.check(&network, &[0, 1, 2]).unwrap_err()
+        };
+        assert!(with(&|t| t.hops.truncate(2)).contains("h2 does not reach the root"));
+        assert!(with(&|t| t.hops[0].parent = 1).contains("h0 and h1 are not linked so"));
+        assert!(with(&|t| t.hops[0].child = 3).contains("the root has one"));
+    }
+
+    #[test]
+    fn all_trees_end_together() {
+        let (end, bytes) = split(&[1e9, 3e9], &[0.0, 1e-3], 1e9);
+        assert_eq!((end, bytes.iter().sum::<f64>().round()), (0.25075, 1e9));
+        // The second begins when the first has done it all.
+        assert_eq!(split(&[1e9, 3e9], &[0.0, 2.0], 1e9), (1.0, vec![1e9, 0.0]));
+        assert_eq!(split(&[2e9, 0.0], &[0.0, 0.0], 1e9), (0.5, vec![1e9, 0.0]));
+    }
+}

@@ -1,0 +1,343 @@
+//! Trees are feasible, near the bound, the best where that is promised, and the same each time.
+
+use netsum_plan::model::{Floor, Model};
+use netsum_plan::plan::{Job, Plan, plan};
+use netsum_plan::topology::{Network, Node, Resource, Topology};
+use netsum_plan::tree::{Collective, Hop, Tree, load};
+use netsum_plan::{generate, pack};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+fn job(name: &str, members: impl IntoIterator<Item = Node>, collective: Collective) -> Job {
+    Job { name: name.into(), members: members.into_iter().collect(), priority: 0, collective }
+}
+
+/// Plans one job, and checks what holds of any plan.
+fn planned(network: &Network, job: &Job) -> Plan {
+    let plans = plan(network, std::slice::from_ref(job)).unwrap();
+    check(network, std::slice::from_ref(job), &plans);
+    plans.into_iter().next().unwrap()
+}
+
+fn check(network: &Network, jobs: &[Job], plans: &[Plan]) {
+    let mut all = Vec::new();
+    for (job, plan) in jobs.iter().zip(plans) {
+        for tree in &plan.trees {
+            assert_eq!(tree.check(network, &job.members), Ok(()), "{tree:?}");
+            all.push((job.collective, tree));
+        }
+        assert!(plan.rate() <= plan.bound * (1.0 + 1e-6), "{} of {}", plan.rate(), plan.bound);
+        assert!(plan.rate() >= 0.95 * plan.share * (1.0 - 1e-6), "{} of {}", plan.rate(), plan.share);
+    }
+    for (resource, load) in load(network, &all) {
+        assert!(load <= 1.0 + 1e-6, "{} is {load} full", network.describe(resource));
+    }
+}
+
+fn near(value: f64, expected: f64) {
+    assert!((value / expected - 1.0).abs() < 1e-6, "{value}, not {expected}");
+}
+
+/// Relays in a circle, so that all are reached, and other links between them.
+fn relays(
+    nodes: usize,
+    bits: &[(u8, u8)],
+    more: &[(prop::sample::Index, prop::sample::Index, u8, u8)],
+) -> Topology {
+    let mut t = Topology::default();
+    (0..nodes).for_each(|n| t.host(format!("n{n}")));
+    t.hosts.iter_mut().for_each(|host| host.relays = true);
+    let circle = (0..if nodes > 2 { nodes } else { 1 }).map(|n| (n, (n + 1) % nodes, bits[n].0, bits[n].1));
+    let more = more.iter().map(|(a, b, to, back)| (a.index(nodes), b.index(nodes), *to, *back));
+    for (a, b, to, back) in circle.chain(more) {
+        let there = t.links.iter().any(|l| {
+            let ends = [l.from.as_str(), l.to.as_str()];
+            ends == [format!("n{a}"), format!("n{b}")] || ends == [format!("n{b}"), format!("n{a}")]
+        });
+        if a != b && !there {
+            t.link(format!("n{a}"), format!("n{b}"), 8e9 * f64::from(to));
+            t.links.last_mut().unwrap().bits_back = Some(8e9 * f64::from(back));
+        }
+    }
+    t
+}
+
+fn any_relays(most: usize) -> impl Strategy<Value = Topology> {
+    let index = any::<prop::sample::Index>;
+    (2..=most).prop_flat_map(move |nodes| {
+        let bits = prop::collection::vec((1u8..20, 1u8..20), nodes);
+        let more = prop::collection::vec((index(), index(), 1u8..20, 1u8..20), 0..4 * nodes);
+        (bits, more).prop_map(move |(bits, more)| relays(nodes, &bits, &more))
+    })
+}
+
+/// Broadcast by trees reaches the minimum of the maximum flows (Edmonds); 95 % of it are promised.
+fn near_the_bound(topology: &Topology) -> Result<(), TestCaseError> {
+    let network = Network::new(topology).unwrap();
+    let plan = planned(&network, &job("j", network.hosts(), Collective::Broadcast));
+    prop_assert!(plan.rate() >= 0.95 * plan.bound, "{} of {}", plan.rate(), plan.bound);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn broadcast_is_near_the_bound_on_any_graph(topology in any_relays(64)) {
+        near_the_bound(&topology)?;
+    }
+
+    #[test]
+    fn sums_are_near_what_prices_say_is_possible(topology in any_relays(24)) {
+        let network = Network::new(&topology).unwrap();
+        let job = job("j", network.hosts(), Collective::AllReduce);
+        let most = pack::pack(&network, job.collective, &job.members, f64::INFINITY).unwrap().most;
+        let plan = planned(&network, &job);
+        prop_assert!(plan.rate() >= 0.95 * most && plan.rate() <= most * (1.0 + 1e-6), "{} of {most}", plan.rate());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    #[test]
+    #[ignore = "takes minutes: 10,000 graphs, with --release"]
+    fn broadcast_is_near_the_bound_on_ten_thousand_graphs(topology in any_relays(64)) {
+        near_the_bound(&topology)?;
+    }
+}
+
+/// Hosts below leaves below boxes between below tops; leaves may be linked to tops, too.
+#[derive(Clone, Debug)]
+struct Small {
+    hosts: Vec<usize>,
+    boxes: [Vec<(Option<u8>, Option<u8>)>; 3],
+    /// Leaf to box between, that to top, leaf to top: 0 is no link.
+    links: [Vec<u8>; 3],
+}
+
+fn small() -> impl Strategy<Value = Small> {
+    (1usize..4, 0usize..3, 1usize..3).prop_flat_map(|(leaves, mids, tops)| {
+        let boxes = |n| prop::collection::vec((prop::option::of(1u8..20), prop::option::of(1u8..20)), n);
+        let links = |n| prop::collection::vec(0u8..6, n);
+        let hosts = prop::collection::vec(1usize..3, leaves);
+        let links = (links(leaves * mids), links(mids * tops), links(leaves * tops));
+        (hosts, boxes(leaves), boxes(mids), boxes(tops), links).prop_map(|(hosts, a, b, c, links)| Small {
+            hosts,
+            boxes: [a, b, c],
+            links: [links.0, links.1, links.2],
+        })
+    })
+}
+
+impl Small {
+    fn topology(&self) -> Topology {
+        let mut t = Topology::default();
+        for (kind, boxes) in ["leaf", "mid", "top"].iter().zip(&self.boxes) {
+            for (n, (adds, slots)) in boxes.iter().enumerate() {
+                t.box_(format!("{kind}{n}"));
+                let last = t.boxes.last_mut().unwrap();
+                last.adds = adds.map(|adds| 1e9 * f64::from(adds));
+                last.slots = slots.map(|slots| 4e3 * f64::from(slots));
+            }
+        }
+        for (leaf, hosts) in self.hosts.iter().enumerate() {
+            for host in 0..*hosts {
+                t.host(format!("h{leaf}-{host}"));
+                t.link(format!("h{leaf}-{host}"), format!("leaf{leaf}"), 8e10);
+            }
+        }
+        for (kinds, links) in [["leaf", "mid"], ["mid", "top"], ["leaf", "top"]].iter().zip(&self.links) {
+            let above = t.boxes.iter().filter(|b| b.name.starts_with(kinds[1])).count();
+            for (n, &bits) in links.iter().enumerate().filter(|(_, bits)| **bits > 0) {
+                t.link(
+                    format!("{}{}", kinds[0], n / above),
+                    format!("{}{}", kinds[1], n % above),
+                    8e9 * f64::from(bits),
+                );
+            }
+        }
+        t
+    }
+}
+
+/// All trees of levels: each leaf goes up directly where it can, else by any box between.
+fn all_trees(network: &Network) -> Vec<Tree> {
+    let of = |kind: &str| network.boxes().filter(|&b| network.name(b).starts_with(kind)).collect::<Vec<_>>();
+    let leaves = of("leaf");
+    let hosts = network.hosts().map(|child| Hop { child, parent: network.next(child)[0], via: None });
+    let hosts: Vec<Hop> = hosts.collect();
+    let mut trees = Vec::new();
+    for root in network.boxes().filter(|b| leaves.len() > 1 || *b == leaves[0]) {
+        let mut partial = vec![hosts.clone()];
+        for &leaf in leaves.iter().filter(|&&leaf| leaf != root) {
+            let up = |child, parent| Hop { child, parent, via: None };
+            let linked = |a, b| network.way(a, b).is_some();
+            let ways: Vec<Vec<Hop>> = if linked(leaf, root) {
+                vec![vec![up(leaf, root)]]
+            } else {
+                let between = of("mid").into_iter().chain(of("top"));
+                let between = between.filter(|&mid| mid != root && linked(leaf, mid) && linked(mid, root));
+                between.map(|mid| vec![up(leaf, mid), up(mid, root)]).collect()
+            };
+            partial = partial
+                .into_iter()
+                .flat_map(|tree| {
+                    ways.iter().map(move |way| {
+                        let mut tree = tree.clone();
+                        tree.extend(way);
+                        tree.sort_unstable();
+                        tree.dedup();
+                        tree
+                    })
+                })
+                .collect();
+        }
+        trees.extend(partial.into_iter().map(|hops| Tree { root, hops, rate: 0.0 }));
+    }
+    trees
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_trees_of_levels_do_more(small in small()) {
+        let network = Network::new(&small.topology()).unwrap();
+        prop_assume!(network.hosts().len() > 1);
+        let trees = all_trees(&network);
+        let mut model = Model::new(&network);
+        let vars: Vec<_> = trees.iter().map(|t| model.var(t.uses(&network, Collective::AllReduce))).collect();
+        let job = job("j", network.hosts(), Collective::AllReduce);
+        if trees.is_empty() {
+            // Not by levels; perhaps by more.
+            return Ok(());
+        }
+        let floors = [Floor { vars: &vars, least: 0.0, lifted: true }];
+        let (best, _) = model.program(&std::collections::BTreeMap::new()).solve(&floors).unwrap();
+        let plan = planned(&network, &job);
+        prop_assert!((plan.share / best - 1.0).abs() < 1e-6, "{}, not {best}", plan.share);
+        prop_assert_eq!(planned(&network, &job), plan);
+    }
+}
+
+#[test]
+fn machines_do_what_their_links_allow() {
+    for (name, topology, members, collective, rate) in [
+        // Six links lead into each GPU.
+        ("DGX-1V, broadcast", generate::dgx_1v(), (0..8).collect::<Vec<_>>(), Collective::Broadcast, 150e9),
+        ("DGX-1P, broadcast", generate::dgx_1p(), (0..8).collect(), Collective::Broadcast, 80e9),
+        // 24 links of 25 GB/s, and a tree takes seven; 16 of 20 GB/s.
+        ("DGX-1V", generate::dgx_1v(), (0..8).collect(), Collective::AllReduce, 24.0 * 25e9 / 7.0),
+        ("DGX-1P", generate::dgx_1p(), (0..8).collect(), Collective::AllReduce, 16.0 * 20e9 / 7.0),
+        // A triangle of single links has one and a half trees.
+        ("three GPUs", generate::dgx_1p(), vec![0, 1, 2], Collective::AllReduce, 30e9),
+        // 16 GPUs send 150 GB/s each, and a tree has 15 hops, there and back.
+        ("DGX-2", generate::dgx_2(), (0..16).collect(), Collective::AllReduce, 16.0 * 150e9 / 30.0),
+    ] {
+        let network = Network::new(&topology).unwrap();
+        let plan = planned(&network, &job("j", members, collective));
+        println!("{name}: {} trees, {:.1} of {:.1} GB/s", plan.trees.len(), plan.rate() / 1e9, rate / 1e9);
+        assert!(
+            plan.rate() <= rate * (1.0 + 1e-6) && plan.rate() >= 0.95 * rate,
+            "{name}: {} of {rate}",
+            plan.rate()
+        );
+    }
+}
+
+fn with_cpu(mut topology: Topology, of: &str, adds: f64) -> Network {
+    topology.boxes.iter_mut().filter(|b| b.name.starts_with(of)).for_each(|b| b.adds = Some(adds));
+    Network::new(&topology).unwrap()
+}
+
+#[test]
+fn the_cpu_of_a_spine_binds_and_two_are_used() {
+    // Hosts and uplinks could do 10 GB/s; a spine adds 6 GB/s for 2 leaves.
+    let network = with_cpu(generate::leaf_spine(2, 2, 2, 8e10, 1.0), "spine", 6e9);
+    let plan = planned(&network, &job("j", network.hosts(), Collective::AllReduce));
+    near(plan.share, 6e9);
+    near(plan.bound, 1e10);
+    assert_eq!(plan.trees.len(), 2);
+    let spine = |n: u32| Resource::Adds(network.node(&format!("spine{n}")).unwrap());
+    assert_eq!(plan.full, [spine(0), spine(1)]);
+    // One that does it alone is enough.
+    let network = with_cpu(generate::leaf_spine(2, 2, 4, 8e10, 0.25), "spine", 20e9);
+    assert_eq!(planned(&network, &job("j", network.hosts(), Collective::AllReduce)).trees.len(), 1);
+}
+
+#[test]
+fn boxes_in_a_circle_sum_along_it() {
+    let network = Network::new(&generate::ring(5, 2, 8e9)).unwrap();
+    let plan = planned(&network, &job("j", network.hosts(), Collective::AllReduce));
+    near(plan.bound, 1e9);
+    assert!(plan.rate() >= 0.95e9);
+    assert!(plan.trees.iter().all(|tree| tree.hops.len() == 10 + 4));
+}
+
+#[test]
+fn a_fat_tree_uses_cores_until_hosts_are_full() {
+    let network = with_cpu(generate::fat_tree(4, 4, 8e9), "core", 2e9);
+    let plan = planned(&network, &job("j", network.hosts(), Collective::AllReduce));
+    // Each of the four cores adds 2 GB/s for 4 pods.
+    near(plan.share, 1e9);
+    assert_eq!(plan.trees.len(), 2);
+}
+
+#[test]
+fn jobs_share_fairly_and_by_priority() {
+    let network = with_cpu(generate::leaf_spine(2, 4, 1, 8e10, 1.0), "leaf", 30e9);
+    let of = |name: &str, members: &[Node], priority| Job {
+        priority,
+        ..job(name, members.to_vec(), Collective::AllReduce)
+    };
+    let rates = |jobs: &[Job]| {
+        let plans = plan(&network, jobs).unwrap();
+        check(&network, jobs, &plans);
+        plans.iter().map(|p| p.share).collect::<Vec<_>>()
+    };
+    // Two hosts below leaf0: 2 members there; one on each side: 2 members at each leaf.
+    let (a, b, c) = (of("a", &[0, 1], 0), of("b", &[2, 4], 0), of("c", &[3, 5], 0));
+    let alone = rates(std::slice::from_ref(&a));
+    near(alone[0], 1e10);
+    // leaf0 adds 2 GB/s for each GB/s of the three.
+    for rate in rates(&[a.clone(), b.clone(), c.clone()]) {
+        near(rate, 5e9);
+    }
+    // Who is first has all that its links carry.
+    let first = Job { priority: 1, ..a };
+    let shares = rates(&[b.clone(), first, c]);
+    near(shares[1], 1e10);
+    near(shares[0], 2.5e9);
+    near(shares[2], 2.5e9);
+    // It may be all that there is.
+    let second = plan(&network, &[of("e", &[0, 1], 0), of("f", &[0, 1], 1)]).unwrap();
+    assert_eq!((second[0].share, second[0].trees.len()), (0.0, 0));
+    near(second[1].share, 1e10);
+    // What one cannot use, others have: d's host is slow.
+    let mut topology = generate::leaf_spine(2, 4, 1, 8e10, 1.0);
+    topology.boxes.iter_mut().for_each(|b| b.adds = Some(30e9));
+    topology.links[3].bits = 8e9;
+    let network = Network::new(&topology).unwrap();
+    let plans = plan(&network, &[of("d", &[3, 5], 0), b, of("a", &[0, 1], 0)]).unwrap();
+    near(plans[0].share, 1e9);
+    near(plans[1].share, 7e9);
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let refused = |topology: &Topology, members: Vec<Node>| {
+        let network = Network::new(topology).unwrap();
+        plan(&network, &[job("train", members, Collective::AllReduce)]).unwrap_err().to_string()
+    };
+    let rack = generate::rack(3, 1e9);
+    assert!(refused(&rack, vec![0]).contains("job train: two members"));
+    assert!(refused(&rack, vec![0, 0]).contains("h0 is no host, or is there twice"));
+    assert!(refused(&rack, vec![0, 3]).contains("leaf0 is no host"));
+    assert!(
+        refused(&generate::leaf_spine(2, 1, 0, 1e9, 1.0), vec![0, 1]).contains("no tree has all its members")
+    );
+    let mut two = generate::leaf_spine(2, 2, 1, 1e9, 1.0);
+    two.link("h0", "leaf1", 1e9);
+    assert!(refused(&two, vec![0, 1]).contains("h0 must have one link"));
+}
