@@ -45,7 +45,7 @@ pub mod watch;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{self, FlowKey, InBandJob, RingNumber};
+use netsum_common::abi::{self, FlowKey, Hop, HopKey, InBandJob, RingNumber};
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
@@ -245,6 +245,15 @@ impl Controller {
     /// See [`PortInfo::router`].
     pub fn router(&self, ifindex: u32) -> Option<[u8; 6]> {
         self.ports.iter().find(|p| p.ifindex == ifindex)?.router
+    }
+
+    /// Members of a ring to which this machine may route, and does not yet know how. `ports` are the members'.
+    pub fn hops(&self, ring: RingNumber, ports: &[u32]) -> Vec<(HopKey, Hop)> {
+        let to_next = |(member, &port): (u32, &u32)| {
+            let hop = Hop { own: self.router(port)?, dst: [0; 6], src: [0; 6] };
+            Some((HopKey { ring, member: (member + 1) % ports.len() as u32 }, hop))
+        };
+        (0..).zip(ports).filter_map(to_next).collect()
     }
 
     /// A port's name; its number where there is no such port any more.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{Messages, ring_flags};
+use netsum_common::abi::{Messages, RingNumber, ring_flags};
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::TOTAL;
 use proptest::prelude::*;
@@ -1040,4 +1040,14 @@ fn of_several_ways_up_the_first_has_the_addresses() {
         "{error}"
     );
     c.add_flow("b", JobRing(0), elsewhere(12)).unwrap();
+}
+
+#[test]
+fn what_comes_in_where_the_box_routes_waits_for_the_next_hop_to_the_next_member() {
+    let mut c = controller();
+    c.set_routers([(11, Some([2, 0, 0, 0, 0, 9]))].into_iter());
+    let hops: Vec<_> =
+        c.hops(RingNumber(3), &[10, 11, 12]).into_iter().map(|(to, hop)| (to.member, hop.own)).collect();
+    assert_eq!(hops, [(2, [2, 0, 0, 0, 0, 9])]);
+    assert_eq!(c.hops(RingNumber(3), &[10, 12, 11])[0].0.member, 0, "the last one sends to the first");
 }

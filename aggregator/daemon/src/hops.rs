@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use netsum_common::abi::{Hop, HopKey, RingNumber};
+use netsum_common::abi::{Hop, HopKey};
 use netsum_core::plane::FlowSpec;
 use netsum_core::{Job, State};
 
@@ -36,16 +36,6 @@ pub async fn keep_hops(shared: Shared, netlink: Netlink) {
             log::error!("next hops: {e:#}");
         }
     }
-}
-
-/// Members of a ring to which this box may route, and does not yet know how: for each member its MAC address where that one's packets come
-/// in, if it routes what comes in there.
-pub fn unknown(ring: RingNumber, routers: Vec<Option<[u8; 6]>>) -> impl Iterator<Item = (HopKey, Hop)> {
-    let members = routers.len() as u32;
-    (1..).zip(routers).filter_map(move |(next, own)| {
-        let hop = Hop { own: own?, dst: [0; 6], src: [0; 6] };
-        Some((HopKey { ring, member: next % members }, hop))
-    })
 }
 
 /// One look. `unknown` are the addresses whose next hop has no MAC address, of which somebody has been told.

@@ -14,7 +14,6 @@ use netsum_dataplane::DataPlane;
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
-use super::hops;
 use super::persist::{Store, Wanted};
 use super::tracers::Tracers;
 
@@ -298,9 +297,8 @@ impl Inner {
             Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => {
-                let routers = ports.iter().map(|&ifindex| self.controller.router(ifindex));
-                for (member, own) in hops::unknown(ring.id, routers.collect()) {
-                    self.plane.set_hop(member, &own)?;
+                for (member, hop) in self.controller.hops(ring.id, &ports) {
+                    self.plane.set_hop(member, &hop)?;
                 }
                 self.plane.activate_ring(&ring, &ports)
             }
