@@ -1,9 +1,10 @@
 //! Next hops of members that this box routes to. Packets that the kernel forwards get theirs from its tables; results do not come by
 //! the kernel, so theirs are looked up there, again and again.
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use netsum_common::abi::{Hop, HopKey};
@@ -14,9 +15,12 @@ use super::message::mac_from_text;
 use super::netlink::{Netlink, Way, ask_for};
 use super::state::Shared;
 
+/// How often it is looked whether rings have begun or next hops are missing, and how often for what has changed.
 const INTERVAL: Duration = Duration::from_millis(100);
+const CHANGES: Duration = Duration::from_secs(1);
 
 /// What a member sends to the next one.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Edge {
     /// The next one.
     to: HopKey,
@@ -29,28 +33,43 @@ struct Edge {
 pub async fn keep_hops(shared: Shared, netlink: Netlink) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut last, mut at) = (Vec::new(), Instant::now());
     let mut unknown = HashSet::new();
     loop {
         tick.tick().await;
-        if let Err(e) = look(&shared, &netlink, &mut unknown).await {
+        let edges = edges(&shared);
+        if edges == last && unknown.is_empty() && at.elapsed() < CHANGES {
+            continue;
+        }
+        if let Err(e) = look(&shared, &netlink, &edges, &mut unknown).await {
             log::error!("next hops: {e:#}");
         }
+        (last, at) = (edges, Instant::now());
     }
 }
 
 /// One look. `unknown` are the addresses whose next hop has no MAC address, of which somebody has been told.
-async fn look(shared: &Shared, netlink: &Netlink, unknown: &mut HashSet<IpAddr>) -> Result<()> {
-    let edges = edges(shared);
+async fn look(
+    shared: &Shared,
+    netlink: &Netlink,
+    edges: &[Edge],
+    unknown: &mut HashSet<IpAddr>,
+) -> Result<()> {
+    unknown.retain(|ip| edges.iter().any(|edge| edge.dst == *ip));
     if edges.is_empty() {
-        unknown.clear();
         return Ok(());
     }
     let interfaces = netlink.interfaces().await?;
     let mac = |ifindex: u32| {
         mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac).filter(|mac| *mac != [0; 6])
     };
-    for Edge { to, dst, own } in edges {
-        match netlink.way_to(dst).await? {
+    let mut ways = HashMap::new();
+    for &Edge { to, dst, own } in edges {
+        let way = match ways.entry(dst) {
+            Entry::Occupied(way) => *way.get(),
+            Entry::Vacant(place) => *place.insert(netlink.way_to(dst).await?),
+        };
+        match way {
             Some(Way { mac: Some(next), ifindex, .. }) => {
                 unknown.remove(&dst);
                 if let Some(src) = mac(ifindex) {
