@@ -65,8 +65,9 @@ impl Netlink {
 
     /// All interfaces.
     pub async fn interfaces(&self) -> Result<Vec<Interface>> {
-        let _one_list = self.one_list.lock().await;
-        let messages: Vec<LinkMessage> = self.handle.link().get().execute().try_collect().await?;
+        let handle = self.handle.clone();
+        let messages: Vec<LinkMessage> =
+            self.list(async move { Ok(handle.link().get().execute().try_collect().await?) }).await?;
         let mut all: Vec<Interface> = messages.iter().map(interface).collect();
         for i in 0..all.len() {
             if let Some(bridge) = all[i].bridge {
@@ -161,8 +162,22 @@ impl Netlink {
 
     /// Entries of a neighbour table.
     async fn neighbours(&self, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {
-        let _one_list = self.one_list.lock().await;
-        Ok(self.handle.neighbours().get().set_address_family(family).execute().try_collect().await?)
+        let request = self.handle.neighbours().get().set_address_family(family);
+        self.list(async move { Ok(request.execute().try_collect().await?) }).await
+    }
+
+    /// Takes a list to its end, also where nobody waits for it any more, as for the answer to a manager that has heard enough: the next
+    /// one would be refused.
+    async fn list<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let one_list = self.one_list.clone();
+        let whole = tokio::spawn(async move {
+            let _one_list = one_list.lock().await;
+            work.await
+        });
+        whole.await?
     }
 
     /// How this machine would send to an address; `None` where there is no way.
