@@ -320,3 +320,20 @@ fn interface(message: &LinkMessage) -> Interface {
     interface.router = own.filter(|_| forwards);
     interface
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_list_that_nobody_waits_for_any_more_does_not_keep_the_next_from_being_made() {
+        let netlink = Netlink::open().unwrap();
+        for _ in 0..1000 {
+            // Asked, and dropped at once.
+            let mut dropped = Box::pin(netlink.interfaces());
+            let _ = tokio::time::timeout(Duration::ZERO, &mut dropped).await;
+            drop(dropped);
+            netlink.neighbours(AddressFamily::Bridge).await.unwrap();
+        }
+    }
+}
