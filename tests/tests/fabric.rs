@@ -180,7 +180,7 @@ fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_spine_that_is_drained_is_empty_after_a_pause_no_longer_than_a_renewal() {
+fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
     let cluster = fabric(2);
     let spine1 = cluster.lab().spec().spine(1);
     let manager = cluster.start_manager().unwrap();
