@@ -22,24 +22,34 @@ use tokio::sync::{mpsc, oneshot};
 
 const LATE: Duration = Duration::from_secs(20);
 
-/// A manager of one box, with a job of two ranks.
+/// A manager with a job of two ranks.
 struct Manager {
     shared: Shared,
     boxes: Arc<Boxes>,
     task: tokio::task::JoinHandle<()>,
+    /// The numbers of the ranks' ports.
+    ports: [u32; 2],
     _folder: tempfile::TempDir,
 }
 
 impl Manager {
+    /// Of one box.
     async fn of(daemon: &Daemon) -> Self {
+        let socket = daemon.folder.path().join("netsum.sock");
+        let text = format!("[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n", socket.display());
+        Self::with(&text, ["a/p0", "a/p1"]).await
+    }
+
+    /// By this file; the job's ranks are at these ports.
+    async fn with(text: &str, ports: [&str; 2]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("fabric.toml");
-        let socket = daemon.folder.path().join("netsum.sock");
-        std::fs::write(&file, format!("[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n", socket.display()))
-            .unwrap();
+        std::fs::write(&file, text).unwrap();
         let boxes = Arc::new(Boxes::new(&Config::read(&file).unwrap()).unwrap());
         let mut controller = Controller::new(1 << 40, 2, LATE);
-        controller.set_ports(boxes.look().await.remove("a").unwrap().ports);
+        let seen: Vec<_> = boxes.look().await.into_values().flat_map(|seen| seen.ports).collect();
+        let ports = ports.map(|name| seen.iter().find(|port| port.name == name).unwrap().ifindex);
+        controller.set_ports(seen);
         let request = netsum_api::v1::CreateJobRequest {
             name: "train".into(),
             ranks: 2,
@@ -62,7 +72,7 @@ impl Manager {
         let changed = Changes { to, boxes: boxes.clone(), busy: programmer.busy() };
         shared.lock().boxes = Some(Box::new(changed));
         let task = tokio::spawn(programmer.run(changes));
-        Self { shared, boxes, task, _folder: folder }
+        Self { shared, boxes, task, ports, _folder: folder }
     }
 
     /// Both ranks join; what they are told.
@@ -88,7 +98,7 @@ impl Manager {
         let plain = connection(a.plain.unwrap());
         let address =
             RankAddress { rank: Rank(rank), ip, mac, rings, plain, any_ip_id: false, selective: true };
-        let (job, token, ifindex) = ("train".into(), "sesame".into(), 1 + rank);
+        let (job, token, ifindex) = ("train".into(), "sesame".into(), self.ports[rank as usize]);
         let join = Join { job, token, address, ifindex, mac, epoch: 0, deadline: now + LATE, waiter };
         let actions = inner.controller.join(join, now).unwrap();
         inner.carry_out(Some("train"), actions).unwrap();
@@ -207,6 +217,29 @@ async fn a_box_that_is_drained_gets_no_new_rings_and_keeps_those_that_no_other_c
     let error = manager.boxes.drain("b", None).unwrap_err().to_string();
     assert_eq!(error, "BOX `b`: there are a");
     assert_eq!(manager.boxes.drain("a", None).unwrap_err().to_string(), "BOX `a`: is not being drained");
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_that_is_not_there_is_left_out_until_it_is() {
+    let [a, b, s, t] =
+        [Daemon::start().await, Daemon::start().await, Daemon::start().await, Daemon::start().await];
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s.sock");
+    let path = |daemon: &Daemon| daemon.folder.path().join("netsum.sock");
+    let boxes = [("a", path(&a)), ("b", path(&b)), ("s", socket.clone()), ("t", path(&t))];
+    let boxes = boxes
+        .map(|(name, path)| format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display()));
+    let links = [("a/p1", "s/p0"), ("a/p2", "t/p0"), ("b/p1", "s/p1"), ("b/p2", "t/p1")];
+    let links = links.map(|(below, above)| format!("[[link]]\nbelow = \"{below}\"\nabove = \"{above}\"\n"));
+    let manager = Manager::with(&(boxes.concat() + &links.concat()), ["a/p0", "b/p0"]).await;
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    let has_job = async |daemon: &Daemon| daemon.netsum("job show train").await.is_ok();
+    assert!(has_job(&t).await && !has_job(&s).await);
+    // Then it is above all as well, and the first one in the file.
+    std::os::unix::fs::symlink(path(&s), &socket).unwrap();
+    let renew = || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew;
+    until("the ranks are to connect anew", async || renew()).await;
     manager.task.abort();
 }
 

@@ -83,3 +83,16 @@ fn scaling_is_measured_with_several_ranks_and_jobs() {
         assert_eq!(row["astray"], 0, "{row}");
     }
 }
+
+#[test]
+#[ignore = "needs the program `netsum`: cargo xtask test"]
+fn a_fabrics_control_is_measured_and_jobs_go_round_a_dead_spine() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("json");
+    let mut command = Command::new(program("bench-control").unwrap());
+    command.args(["--leaves", "4", "--spines", "2", "--jobs", "2", "--ranks", "8", "--rings", "2", "--json"]);
+    let text = output(command.arg(&file)).unwrap();
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(figures.as_array().unwrap().len(), 1, "{text}");
+    positive(&figures[0], &["admit", "restart", "recover", "memory"]);
+}

@@ -1,10 +1,10 @@
 //! The boxes: connections to them, which ports they have, and behind which of these a host is.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -24,12 +24,11 @@ use tower::service_fn;
 
 use crate::config::{BoxConfig, Config, End, Link, Tls};
 use crate::diagnosis::{self, Said};
+use crate::hosts::{Hosts, TWICE};
 use crate::layout::Ways;
 
 /// A box that has not answered for so long does not.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A host that is at two boxes is known to be after so long: both answer at once.
-const TWICE: Duration = Duration::from_millis(50);
 /// Orders take longer: so do a large job's rings.
 const ORDERS: Duration = Duration::from_secs(30);
 
@@ -38,6 +37,9 @@ pub struct Boxes {
     all: Vec<(String, AdminClient<Channel>)>,
     addresses: Vec<String>,
     links: Vec<Link>,
+    /// All ends of these.
+    link_ends: Arc<BTreeSet<End>>,
+    finder: Hosts,
     known: Mutex<Known>,
 }
 
@@ -49,7 +51,10 @@ struct Known {
     numbers: HashMap<End, u32>,
     /// Ports that carry nothing.
     down: HashSet<End>,
-    silent: HashSet<String>,
+    /// Boxes that do not answer, and whether there is no connection to them either.
+    silent: HashMap<String, bool>,
+    /// Jobs that no boxes could sum now.
+    stuck: HashSet<String>,
     /// What each sums.
     jobs: HashMap<String, Vec<String>>,
     /// Those that get no new rings.
@@ -110,9 +115,12 @@ impl Boxes {
             let channel = channel(b, config.tls.as_ref()).with_context(|| format!("box {}", b.name))?;
             Ok((b.name.clone(), AdminClient::new(channel)))
         };
-        let all = config.boxes.iter().map(client).collect::<Result<_>>()?;
+        let all: Vec<_> = config.boxes.iter().map(client).collect::<Result<_>>()?;
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
-        Ok(Self { all, addresses, links: config.links.clone(), known: Mutex::default() })
+        let links = config.links.clone();
+        let link_ends = Arc::new(links.iter().flat_map(|l| [l.below.clone(), l.above.clone()]).collect());
+        let finder = Hosts::new(all.clone(), ORDERS);
+        Ok(Self { all, addresses, links, link_ends, finder, known: Mutex::default() })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -141,7 +149,40 @@ impl Boxes {
         let drained =
             known.drains.iter().map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
         let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
-        Ways { links, closed: drained.chain(strange).collect() }
+        let silent = known.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
+        Ways { links, closed: drained.chain(strange).chain(silent).collect() }
+    }
+
+    /// Whether a box has not answered when it was asked last.
+    pub fn is_silent(&self, name: &str) -> bool {
+        self.known().silent.contains_key(name)
+    }
+
+    /// The same, but there is a connection: it may be about to.
+    pub fn is_late(&self, name: &str) -> bool {
+        self.known().silent.get(name) == Some(&false)
+    }
+
+    /// Boxes to which there is no connection.
+    pub fn unreachable(&self) -> usize {
+        self.known().silent.values().filter(|unreachable| **unreachable).count()
+    }
+
+    /// Takes note that a box has not answered.
+    pub fn was_silent(&self, name: &str, why: &Status) {
+        let unreachable = why.code() == Code::Unavailable;
+        if self.known().silent.insert(name.to_owned(), unreachable).is_none() {
+            log::warn!("box {name}: does not answer: {}", why.message());
+        }
+    }
+
+    /// Takes note of the jobs that no boxes could sum now.
+    pub fn are_stuck(&self, jobs: HashSet<String>) {
+        self.known().stuck = jobs;
+    }
+
+    pub fn is_stuck(&self, job: &str) -> bool {
+        self.known().stuck.contains(job)
     }
 
     /// Boxes that get no new rings, and why.
@@ -189,7 +230,7 @@ impl Boxes {
         let of = |(name, address): (&String, &String)| api::FabricBox {
             name: name.clone(),
             address: address.clone(),
-            answers: known.jobs.contains_key(name) && !known.silent.contains(name),
+            answers: known.jobs.contains_key(name) && !known.silent.contains_key(name),
             jobs: known.jobs.get(name).cloned().unwrap_or_default(),
             drain: known.drains.get(name).map(|drain| drain.reason.clone()),
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
@@ -209,7 +250,7 @@ impl Boxes {
     }
 
     fn is_link(&self, of: &str, port: &str) -> bool {
-        self.links.iter().flat_map(|l| [&l.below, &l.above]).any(|end| end.of == of && end.port == port)
+        self.link_ends.contains(&End { of: of.to_owned(), port: port.to_owned() })
     }
 
     /// Asks all boxes at once.
@@ -230,6 +271,38 @@ impl Boxes {
         answers
     }
 
+    /// The ports behind which a host is that no bridge has seen yet, or that is behind a router; its packets' MAC address there; and why
+    /// boxes do not know.
+    async fn find_slowly(
+        &self,
+        mac: [u8; 6],
+        ip: IpAddr,
+        patience: Duration,
+    ) -> (BTreeMap<End, [u8; 6]>, String) {
+        let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
+        // A box that is at work on a large job answers late.
+        let mut answers = self.ask(patience, move |mut c| {
+            let request = request.clone();
+            async move { c.find_port(request).await }
+        });
+        let (mut why, mut found) = (String::new(), BTreeMap::new());
+        let mut until = Instant::now() + patience;
+        while let Ok(Some(Ok((name, answer)))) = tokio::time::timeout_at(until, answers.join_next()).await {
+            match answer {
+                // Other racks' hosts are behind the links.
+                Ok(reply) if self.is_link(&name, &reply.port) => {}
+                Ok(reply) => {
+                    let there = mac_from_text(&reply.mac).unwrap_or(mac);
+                    found.insert(End { of: name, port: reply.port }, there);
+                    until = Instant::now() + TWICE;
+                }
+                Err(status) if status.code() == Code::NotFound => {}
+                Err(status) => why += &format!("; box {name}: {}", status.message()),
+            }
+        }
+        (found, why)
+    }
+
     /// Looks at all boxes; those that answer.
     pub async fn look(&self) -> HashMap<String, Seen> {
         let mut looks = JoinSet::new();
@@ -247,11 +320,11 @@ impl Boxes {
         }
         let mut seen = HashMap::new();
         while let Some(Ok((name, answer))) = looks.join_next().await {
-            let mut known = self.known();
             match answer {
                 Ok((api::ListPortsReply { ports, protocol, release }, jobs)) => {
+                    let mut known = self.known();
                     known.look_at_version(&name, protocol, &release);
-                    if known.silent.remove(&name) {
+                    if known.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");
                     }
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
@@ -272,11 +345,7 @@ impl Boxes {
                     let ports = ports.into_iter().map(info).collect();
                     seen.insert(name, Seen { jobs, ports });
                 }
-                Err(status) => {
-                    if known.silent.insert(name.clone()) {
-                        log::warn!("box {name}: does not answer: {}", status.message());
-                    }
-                }
+                Err(status) => self.was_silent(&name, &status),
             }
         }
         seen
@@ -292,42 +361,29 @@ impl AskBoxes for Boxes {
         ip: IpAddr,
         patience: Duration,
     ) -> Result<(u32, [u8; 6]), Status> {
-        let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
-        // A box that is at work on a large job answers late.
-        let mut answers = self.ask(patience, move |mut c| {
-            let request = request.clone();
-            async move { c.find_port(request).await }
-        });
-        let (mut why, mut found) = (String::new(), BTreeMap::new());
-        let mut until = Instant::now() + patience;
-        while let Ok(Some(Ok((name, answer)))) = tokio::time::timeout_at(until, answers.join_next()).await {
-            match answer {
-                // Other racks' hosts are behind the links.
-                Ok(reply) if self.is_link(&name, &reply.port) => {}
-                Ok(reply) => {
-                    let end = End { of: name, port: reply.port };
-                    let mut known = self.known();
-                    let number = known.number(&end);
-                    found.insert(end.to_string(), (number, mac_from_text(&reply.mac).unwrap_or(mac)));
-                    // Who is where it was is nowhere else.
-                    let is_there = known.hosts.get(&mac) == Some(&number) && found.len() == 1;
-                    until = Instant::now() + if is_there { Duration::ZERO } else { TWICE };
-                }
-                Err(status) if status.code() == Code::NotFound => {}
-                Err(status) => why += &format!("; box {name}: {}", status.message()),
-            }
+        let was = {
+            let known = self.known();
+            known.hosts.get(&mac).and_then(|port| known.ends.get(port)).cloned()
+        };
+        let ends = self.finder.behind(mac_text(mac), was, self.link_ends.clone()).await;
+        let mut found: BTreeMap<End, [u8; 6]> = ends.into_iter().map(|end| (end, mac)).collect();
+        let mut why = String::new();
+        if found.is_empty() {
+            (found, why) = self.find_slowly(mac, ip, patience).await;
         }
         let refused = |why: String| Err(Status::failed_precondition(format!("rank {rank}: {why}")));
         let mac_of = format!("MAC address {} of {ip}", mac_text(mac));
-        match &*found.keys().map(String::as_str).collect::<Vec<_>>() {
-            [] => refused(format!("no box has seen {mac_of} on a port towards hosts{why}")),
-            [end] => {
-                self.known().hosts.insert(mac, found[*end].0);
-                Ok(found[*end])
+        let mut ends = found.iter();
+        match (ends.next(), ends.next()) {
+            (None, _) => refused(format!("no box has seen {mac_of} on a port towards hosts{why}")),
+            (Some((end, there)), None) => {
+                let mut known = self.known();
+                let number = known.number(end);
+                known.hosts.insert(mac, number);
+                Ok((number, *there))
             }
-            ends => refused(format!(
-                "{mac_of} is behind {}: a host is behind one port, and cables between boxes are links in the manager's file",
-                ends.join(" and ")
+            (Some((one, _)), Some((other, _))) => refused(format!(
+                "{mac_of} is behind {one} and {other}: a host is behind one port, and cables between boxes are links in the manager's file",
             )),
         }
     }

@@ -59,7 +59,7 @@ pub struct Link {
 }
 
 /// A port of a box.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(try_from = "String")]
 pub struct End {
     pub of: String,

@@ -9,13 +9,15 @@
 //! | [`layout`] | which box adds up what: pure |
 //! | [`nowhere`] | the data plane of a machine that has no ports |
 //! | [`diagnosis`] | what boxes say of a job, as one answer: pure |
-//! | [`boxes`] | connections to the boxes, where hosts are, which ports they have |
+//! | [`boxes`] | connections to the boxes, which ports they have |
+//! | [`hosts`] | behind which of these a host is |
 //! | [`program`] | brings the boxes to what the controller wants |
 //! | [`run`] | `netsum fabric run` |
 
 pub mod boxes;
 pub mod config;
 pub mod diagnosis;
+pub mod hosts;
 pub mod layout;
 pub mod nowhere;
 pub mod program;

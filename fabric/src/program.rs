@@ -14,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
 use crate::boxes::{Boxes, Seen};
-use crate::layout::{self, OURS, Order};
+use crate::layout::{self, OURS, Order, Ways};
 
 /// Ranks that have left and connect anew are back by then.
 const ANEW: Duration = Duration::from_secs(10);
@@ -56,6 +56,10 @@ impl netsum_daemon::state::Boxes for Changes {
 
     fn drained(&self) -> BTreeMap<String, String> {
         self.boxes.drained()
+    }
+
+    fn is_stuck(&self, job: &str) -> bool {
+        self.boxes.is_stuck(job)
     }
 }
 
@@ -155,14 +159,29 @@ impl Programmer {
         }
     }
 
+    /// As the job would be laid out now.
     fn layout(&self, job: &Job) -> Result<Vec<Order>, String> {
-        let (mut ways, place) = (self.boxes.ways(), |port| self.boxes.end(port));
+        self.layout_by(job, self.boxes.ways())
+    }
+
+    /// As it may stay: a box that does not answer may sum all the same.
+    fn layout_at_work(&self, job: &Job) -> Result<Vec<Order>, String> {
+        let mut ways = self.boxes.ways();
+        let name = &job.spec.name;
+        ways.closed.retain(|at, _| !(self.boxes.is_silent(at) && self.is_at(name, at)));
+        self.layout_by(job, ways)
+    }
+
+    fn layout_by(&self, job: &Job, mut ways: Ways) -> Result<Vec<Order>, String> {
+        let place = |port| self.boxes.end(port);
         let orders = layout::orders(job, &ways, place);
         if orders.is_ok() || ways.closed.is_empty() {
             return orders;
         }
-        // What no others can sum stays where it is.
-        ways.closed.retain(|at, _| !self.is_at(&job.spec.name, at));
+        // What no others can sum stays where it is. A box that does not answer may be about to.
+        let may_do =
+            |at: &str| self.boxes.is_late(at) || !self.boxes.is_silent(at) && self.is_at(&job.spec.name, at);
+        ways.closed.retain(|at, _| !may_do(at));
         layout::orders(job, &ways, place).or(orders)
     }
 
@@ -185,7 +204,7 @@ impl Programmer {
                 Wanted::Orders(now, _) if self.told.get(&name).is_some_and(|told| told.epoch == now) => {
                     continue;
                 }
-                Wanted::Orders(now, Ok(orders)) => (now, self.tell(&name, now, orders).await),
+                Wanted::Orders(now, Ok(orders)) => (now, self.tell_others(&name, now, orders).await),
                 Wanted::Orders(now, Err(why)) => {
                     self.forget(&name, false).await;
                     (now, Err(anyhow!(why)))
@@ -224,6 +243,21 @@ impl Programmer {
         }
     }
 
+    /// The same; others than those that turn out not to answer.
+    async fn tell_others(&mut self, name: &str, epoch: u32, mut orders: Vec<Order>) -> Result<()> {
+        loop {
+            let before = self.boxes.unreachable();
+            let told = self.tell(name, epoch, orders).await;
+            if told.is_ok() || self.boxes.unreachable() == before {
+                return told;
+            }
+            match self.wanted(name) {
+                Wanted::Orders(now, again) if now == epoch => orders = again.map_err(|why| anyhow!(why))?,
+                _ => return told,
+            }
+        }
+    }
+
     /// Has the boxes do this for a job, and nothing else.
     async fn tell(&mut self, name: &str, epoch: u32, orders: Vec<Order>) -> Result<()> {
         self.forget(name, false).await;
@@ -248,39 +282,46 @@ impl Programmer {
 
     async fn create(&mut self, order: &Order) -> Result<()> {
         let (at, name) = (&order.at, &order.job.name);
-        let failed = |status: Status| anyhow!("box {at}: {}", status.message());
+        let boxes = self.boxes.clone();
+        let failed = |status: Status| {
+            if status.code() == Code::Unavailable {
+                boxes.was_silent(at, &status);
+            }
+            anyhow!("box {at}: {}", status.message())
+        };
         let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
         if let Err(status) = client.create_job(order.job.clone()).await {
-            if status.code() != Code::AlreadyExists || !self.delete(at, name, false).await {
+            let is_there = status.code() == Code::AlreadyExists;
+            if !is_there || !self.try_delete(at, name, false).await.unwrap_or(false) {
                 return Err(failed(status));
             }
             client.create_job(order.job.clone()).await.map_err(failed)?;
         }
         self.leftover.remove(&(at.clone(), name.clone()));
-        for flow in &order.flows {
-            let request = api::AddFlowRequest { job: name.clone(), flow: Some(flow.clone()) };
-            client.add_flow(request).await.map_err(failed)?;
-        }
+        let request = api::AddFlowsRequest { job: name.clone(), flows: order.flows.clone() };
+        client.add_flows(request).await.map_err(failed)?;
         Ok(())
     }
 
-    /// Deletes a job on a box, if it is a manager's. Whether there is none of that name any more; if that is not known, it is tried again.
-    async fn delete(&mut self, at: &str, name: &str, gone: bool) -> bool {
+    /// Deletes a job on a box, if it is a manager's. Where that is not known to be done, it is tried again.
+    async fn delete(&mut self, at: &str, name: &str, gone: bool) {
         let place = (at.to_owned(), name.to_owned());
+        // Nobody waits for a box that does not answer.
+        if self.boxes.is_silent(at) {
+            self.leftover.insert(place);
+            return;
+        }
         match self.try_delete(at, name, gone).await {
-            Ok(done) => {
-                self.leftover.remove(&place);
-                done
-            }
+            Ok(_) => drop(self.leftover.remove(&place)),
             Err(e) => {
                 if self.leftover.insert(place) {
                     log::warn!(NETSUM_JOB = name; "job {name}: {e:#}; it is deleted there later");
                 }
-                false
             }
         }
     }
 
+    /// Whether there is none of that name any more.
     async fn try_delete(&self, at: &str, name: &str, gone: bool) -> Result<bool> {
         let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
         let there = client.show_job(api::ShowJobRequest { name: name.to_owned(), show_token: true }).await;
@@ -312,8 +353,15 @@ impl Programmer {
         ports.extend(inner.controller.ports().iter().filter(|p| silent(&p.name)).cloned());
         ports.sort_unstable_by_key(|p| p.ifindex);
         inner.controller.set_ports(ports);
+        let mut stuck = HashSet::new();
         for (name, told) in &self.told {
             let Ok(job) = inner.controller.job(name) else { continue };
+            let place = |port| self.boxes.end(port);
+            if job.epoch.as_ref().is_some_and(|epoch| epoch.without_box)
+                && layout::orders(job, &self.boxes.ways(), place).is_err()
+            {
+                stuck.insert(name.clone());
+            }
             // Others than the boxes know are about to be told them.
             if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
                 continue;
@@ -321,7 +369,7 @@ impl Programmer {
             let lost = told.orders.iter().find(|order| is_lost(order, name, &seen));
             let why = match lost {
                 Some(order) => format!("box {} does not sum any more", order.at),
-                None if self.layout(job).is_ok_and(|now| now != told.orders) => {
+                None if self.layout_at_work(job).is_ok_and(|now| now != told.orders) => {
                     let drained = self.boxes.drained();
                     let drained = told.boxes().find(|at| drained.contains_key(*at));
                     drained
@@ -332,6 +380,7 @@ impl Programmer {
             log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks connect anew");
             inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
         }
+        self.boxes.are_stuck(stuck);
     }
 
     /// Jobs on boxes that answer and are not to be there: those that could not be deleted, and those that another manager may have left.

@@ -265,6 +265,29 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
     println!("apart after {:.1} s\n{}\n{}", start.elapsed().as_secs_f64(), manager.log(), group.log());
 }
 
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_spine_that_is_killed_with_its_programs_is_left_out_until_it_is_there() {
+    let mut cluster = fabric(2);
+    let spine1 = cluster.lab().spec().spine(1);
+    let (manager, mut group) = at_work(&cluster);
+    cluster.kill_box(spine1).unwrap();
+    let seen = until_boxes("spine1 killed", &mut group, || manager.log());
+    assert!(seen.without > 0 && seen.pause < 5 * SECOND, "{seen:?}\n{}", manager.log());
+    work(&mut group, 2);
+    let uplinks = || cluster.netsum_on(Some(0), &["job", "show", JOB]).unwrap();
+    assert!(!uplinks().contains("uplink1="), "{}", uplinks());
+    cluster.start_box(spine1).unwrap();
+    let start = Instant::now();
+    let spread = || cluster.netsum_on(spine1, &["job", "show", JOB]).is_ok();
+    while !spread() {
+        assert!(start.elapsed() < PATIENCE, "{}", manager.log());
+        work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes);
+    }
+    println!("spread again after {:.1} s", start.elapsed().as_secs_f64());
+    work(&mut group, 3);
+}
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A job of two rings at work.
@@ -344,7 +367,9 @@ fn boxes_and_manager_start_again_in_any_order() {
     manager.kill().unwrap();
     work_for("neither leaf0 nor manager", &mut group, String::new, 2 * SECOND);
     let manager = cluster.start_manager().unwrap();
-    work_for("a manager without leaf0", &mut group, || manager.log(), 2 * SECOND);
+    // Nobody waits for ranks that cannot join.
+    let seen = work_for("a manager without leaf0", &mut group, || manager.log(), 12 * SECOND);
+    assert!(seen.pause < 2 * SECOND, "{seen:?}\n{}\n{}", group.log(), manager.log());
     cluster.start_box(Some(0)).unwrap();
     let seen = until_boxes("leaf0 after the manager", &mut group, || manager.log());
     assert!(seen.without > 0, "{}", manager.log());

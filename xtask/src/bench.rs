@@ -68,6 +68,16 @@ enum What {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// What the manager of a fabric costs with many boxes and ranks: to admit them, to find itself back after it was killed, and to lay
+    /// all jobs out anew when a spine is dead. Boxes and ranks have no data plane. A minute.
+    Control {
+        /// Also writes figures, with machine and kernel, to benchmarks/control.{txt,json}.
+        #[arg(long)]
+        save: bool,
+        /// Arguments of the benchmark itself; `-- --help` lists them.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
 }
 
 /// What is measured with racks.
@@ -115,6 +125,12 @@ pub fn run(args: BenchArgs) -> Result<()> {
             setup::install_rivals();
             recorded("wire", arguments, save)
         }
+        What::Control { save, mut arguments } => {
+            if arguments.is_empty() {
+                arguments.push("--smaller".to_owned());
+            }
+            recorded("control", arguments, save)
+        }
         What::Racks { save, mut arguments } => {
             setup::require_bpf()?;
             setup::install_rivals();
@@ -130,7 +146,8 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
     let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
     let said = said.collect::<Vec<_>>().join(" ");
     if save {
-        for kind in ["json", "svg"] {
+        let kinds: &[&str] = if name == "control" { &["json"] } else { &["json", "svg"] };
+        for kind in kinds {
             let path = paths::root()?.join(RECORDS).join(format!("{name}.{kind}"));
             arguments.extend([format!("--{kind}"), path.display().to_string()]);
         }

@@ -1,5 +1,6 @@
 //! The administration service.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Instant, SystemTime};
 
@@ -36,7 +37,7 @@ pub struct AdminService {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl AdminService {
-    /// A service; without netlink, ports have no counters.
+    /// A service; without netlink, ports are up and have no counters.
     pub fn new(shared: Shared, netlink: Option<Netlink>, ports: PortFinder) -> Self {
         Self { shared, netlink, ports, started: Instant::now() }
     }
@@ -68,6 +69,47 @@ impl AdminService {
         }
         log::info!(NETSUM_JOB = name; "job {name} created");
         Ok(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true))
+    }
+
+    /// Takes a flow on.
+    async fn add(&self, job: &str, f: api::Flow) -> Result<(), Status> {
+        let src = address("--src", &f.src)?;
+        let mut src_mac = match f.src_mac.as_str() {
+            "" => None,
+            text => Some(mac_from_text(text).ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "--src-mac `{text}`: six bytes like 02:00:00:00:00:01 are needed"
+                ))
+            })?),
+        };
+        let way = match &self.netlink {
+            Some(netlink) => netlink.way_to(src).await.map_err(internal)?,
+            None => None,
+        };
+        let mut inner = self.shared.lock();
+        let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
+            let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
+            let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
+            return Err(Status::invalid_argument(message));
+        };
+        // Where this box routes by the port itself, packets have the MAC address of the last router before it. It is learned where the
+        // kernel does not know it.
+        if let Some(way) = way.filter(|way| way.ifindex == port.ifindex) {
+            src_mac = src_mac.and(way.mac);
+        }
+        let flow = FlowSpec {
+            ring: RingNumber::NONE,
+            rank: Rank(f.rank),
+            ifindex: port.ifindex,
+            src,
+            dst: address("--dst", &f.dst)?,
+            qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
+            base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
+            src_mac,
+            bears: 0,
+        };
+        let actions = inner.controller.add_flow(job, JobRing(f.ring), flow).map_err(refused)?;
+        inner.carry_out(Some(job), actions)
     }
 
     /// A job, and its token only for those who ask for it.
@@ -164,45 +206,19 @@ impl Admin for AdminService {
     async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
         let r = request.into_inner();
         let f = r.flow.ok_or_else(|| Status::invalid_argument("flow: missing"))?;
-        let src = address("--src", &f.src)?;
-        let mut src_mac = match f.src_mac.as_str() {
-            "" => None,
-            text => Some(mac_from_text(text).ok_or_else(|| {
-                Status::invalid_argument(format!(
-                    "--src-mac `{text}`: six bytes like 02:00:00:00:00:01 are needed"
-                ))
-            })?),
-        };
         self.look_at_ports().await?;
-        let way = match &self.netlink {
-            Some(netlink) => netlink.way_to(src).await.map_err(internal)?,
-            None => None,
-        };
-        let mut inner = self.shared.lock();
-        let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
-            let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
-            let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
-            return Err(Status::invalid_argument(message));
-        };
-        // Where this box routes by the port itself, packets have the MAC address of the last router before it. It is learned where the
-        // kernel does not know it.
-        if let Some(way) = way.filter(|way| way.ifindex == port.ifindex) {
-            src_mac = src_mac.and(way.mac);
-        }
-        let flow = FlowSpec {
-            ring: RingNumber::NONE,
-            rank: Rank(f.rank),
-            ifindex: port.ifindex,
-            src,
-            dst: address("--dst", &f.dst)?,
-            qpn: Qpn::new(of_24_bits("--qpn", f.qpn)?),
-            base_psn: Psn::new(of_24_bits("--psn", f.psn)?),
-            src_mac,
-            bears: 0,
-        };
-        let actions = inner.controller.add_flow(&r.job, JobRing(f.ring), flow).map_err(refused)?;
-        inner.carry_out(Some(&r.job), actions)?;
+        self.add(&r.job, f).await?;
+        let inner = self.shared.lock();
         Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
+    }
+
+    async fn add_flows(&self, request: Request<api::AddFlowsRequest>) -> Answer<api::AddFlowsReply> {
+        let api::AddFlowsRequest { job, flows } = request.into_inner();
+        self.look_at_ports().await?;
+        for flow in flows {
+            self.add(&job, flow).await?;
+        }
+        Ok(Response::new(api::AddFlowsReply {}))
     }
 
     async fn list_ports(&self, request: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
@@ -225,6 +241,7 @@ impl Admin for AdminService {
                 mtu: p.mtu,
                 flows,
                 hosts: hosts.iter().filter(|(i, _)| *i == p.ifindex).map(|(_, mac)| mac_text(*mac)).collect(),
+                up: self.netlink.is_none(),
                 ..api::Port::default()
             };
             if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
@@ -262,7 +279,9 @@ impl Admin for AdminService {
         let ip = address("ip", &r.ip)?;
         let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
         let (ifindex, mac) = match &self.ports {
-            PortFinder::Fixed(ifindex) => (*ifindex, mac),
+            PortFinder::Fixed(find) => {
+                (find(mac).ok_or_else(|| Status::not_found(format!("{ip} is on no port")))?, mac)
+            }
             PortFinder::Bridge(netlink) => match netlink.port_of(mac, ip, &ports).await.map_err(internal)? {
                 Found::Port { ifindex, mac } => (ifindex, mac),
                 Found::Nothing { .. } => return Err(Status::not_found(format!("{ip} is on no port"))),
@@ -273,6 +292,30 @@ impl Admin for AdminService {
         let port = inner.controller.ports().iter().find(|p| p.ifindex == ifindex);
         let port = port.ok_or_else(|| Status::not_found(format!("{ip} is on none of netsum's ports")))?;
         Ok(Response::new(api::FindPortReply { port: port.name.clone(), mac: mac_text(mac) }))
+    }
+
+    async fn find_hosts(&self, request: Request<api::FindHostsRequest>) -> Answer<api::FindHostsReply> {
+        let macs = request.into_inner().macs;
+        let seen: HashMap<String, u32> = match &self.ports {
+            PortFinder::Bridge(netlink) => {
+                let hosts = netlink.hosts().await.map_err(internal)?;
+                hosts.into_iter().map(|(ifindex, mac)| (mac_text(mac), ifindex)).collect()
+            }
+            PortFinder::Fixed(find) => {
+                let at = |text: &String| Some((text.clone(), find(mac_from_text(text)?)?));
+                macs.iter().filter_map(at).collect()
+            }
+            PortFinder::Boxes(_) => HashMap::new(),
+        };
+        let inner = self.shared.lock();
+        let ports: HashMap<u32, &String> =
+            inner.controller.ports().iter().map(|p| (p.ifindex, &p.name)).collect();
+        let host = |mac: String| {
+            let port = (*ports.get(seen.get(&mac)?)?).clone();
+            Some(api::FabricHost { mac, port })
+        };
+        let hosts = macs.into_iter().filter_map(host).collect();
+        Ok(Response::new(api::FindHostsReply { hosts }))
     }
 
     async fn show_slots(&self, request: Request<api::ShowSlotsRequest>) -> Answer<api::ShowSlotsReply> {

@@ -57,6 +57,14 @@ pub(crate) fn state_message(state: &State) -> api::JobState {
     }
 }
 
+/// Why a job has ended; empty where it has not.
+pub(crate) fn error_of(job: &Job) -> String {
+    match &job.state {
+        State::Failed(why) => why.clone(),
+        _ => String::new(),
+    }
+}
+
 /// A job for the API; its token only where `secret` says so.
 pub(crate) fn job_message(
     job: &Job,
@@ -64,10 +72,6 @@ pub(crate) fn job_message(
     heartbeat_ms: u32,
     secret: bool,
 ) -> api::Job {
-    let error = match &job.state {
-        State::Failed(why) => why.clone(),
-        State::Waiting | State::Active => String::new(),
-    };
     let flow = |f: &FlowSpec| api::Flow {
         ring: job.job_ring(f.ring).map_or(0, |ring| ring.0),
         rank: job.sender(f.rank).0,
@@ -93,7 +97,7 @@ pub(crate) fn job_message(
     let spec = &job.spec;
     api::Job {
         state: state_message(&job.state).into(),
-        error,
+        error: error_of(job),
         memory: pool::job_memory(spec, job.slots),
         slots: job.slots,
         flows: job.flows.iter().map(flow).collect(),

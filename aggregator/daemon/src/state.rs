@@ -38,6 +38,8 @@ pub trait Boxes: Send {
     fn drain(&mut self, name: &str, reason: Option<String>) -> Result<(), Refusal>;
     /// Boxes that get none, and why.
     fn drained(&self) -> BTreeMap<String, String>;
+    /// No boxes could sum for this job now: its ranks need not try.
+    fn is_stuck(&self, job: &str) -> bool;
 }
 
 /// A rank that waits, and the epoch that it is to be told.

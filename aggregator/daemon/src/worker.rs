@@ -8,11 +8,11 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::membership::Join;
-use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress};
+use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
 use tonic::{Request, Response, Status};
 
 use super::doorman::Peer;
-use super::message::{job_message, mac_from_text, mac_text, refused};
+use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
 use super::netlink::{Found, Netlink};
 use super::state::Shared;
 
@@ -30,8 +30,8 @@ const MAX_REASON: usize = 300;
 pub enum PortFinder {
     /// In the bridge's forwarding table and, for ranks behind routers, in the box's routes.
     Bridge(Netlink),
-    /// Always the same; for tests.
-    Fixed(u32),
+    /// By MAC address, without a bridge; for tests and benchmarks.
+    Fixed(Arc<dyn Fn([u8; 6]) -> Option<u32> + Send + Sync>),
     /// At one of several boxes.
     Boxes(Arc<dyn AskBoxes>),
 }
@@ -94,7 +94,10 @@ impl WorkerService {
         patience: Duration,
     ) -> Result<(u32, [u8; 6]), Status> {
         let netlink = match &self.ports {
-            PortFinder::Fixed(ifindex) => return Ok((*ifindex, address.mac)),
+            PortFinder::Fixed(find) => {
+                let port = find(address.mac).ok_or_else(|| Status::not_found("no such host"))?;
+                return Ok((port, address.mac));
+            }
             PortFinder::Bridge(netlink) => netlink,
             PortFinder::Boxes(boxes) => return boxes.find(rank, address.mac, address.ip, patience).await,
         };
@@ -220,7 +223,10 @@ impl Worker for WorkerService {
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
-            inner.carry_out(Some(&r.job), actions)?;
+            // A rank that waits changes nothing that is to be written.
+            if !actions.is_empty() {
+                inner.carry_out(Some(&r.job), actions)?;
+            }
             if begins {
                 warn_of_neighbours(&inner.controller, &r.job);
             }
@@ -252,16 +258,16 @@ impl Worker for WorkerService {
     async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        let (renew, programs) = {
-            let mut inner = self.shared.lock();
-            let job = inner
-                .controller
-                .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.without_box, Instant::now())
-                .map_err(refused)?;
-            (job.epoch.as_ref().is_some_and(|epoch| epoch.renew), inner.programs)
-        };
-        let job = self.job(&r.job, &r.token)?;
-        let api::Job { state, error, epoch, .. } = job;
+        let mut inner = self.shared.lock();
+        let job = inner
+            .controller
+            .heartbeat(&r.job, &r.token, Rank(r.rank), r.epoch, r.without_box, Instant::now())
+            .map_err(refused)?;
+        let (state, error) = (state_message(&job.state).into(), error_of(job));
+        let epoch = epoch_number(job);
+        let renew = job.epoch.as_ref().is_some_and(|epoch| epoch.renew);
+        let is_stuck = inner.boxes.as_ref().is_some_and(|boxes| boxes.is_stuck(&r.job));
+        let programs = if is_stuck { 0 } else { inner.programs };
         Ok(Response::new(api::HeartbeatReply { state, error, epoch, renew, programs }))
     }
 

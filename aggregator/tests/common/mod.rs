@@ -227,7 +227,8 @@ impl Daemon {
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", tcp.local_addr().unwrap());
         let workers = WorkerPort { listener: tcp, tls, limits };
-        let task = tokio::spawn(serve(shared.clone(), None, PortFinder::Fixed(10), admin, Some(workers)));
+        let ports = PortFinder::Fixed(Arc::new(|_| Some(10)));
+        let task = tokio::spawn(serve(shared.clone(), None, ports, admin, Some(workers)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let metrics = listener.local_addr().unwrap();
         let metrics_task = tokio::spawn(metrics::serve(shared.clone(), None, listener));

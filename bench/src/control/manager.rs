@@ -1,0 +1,139 @@
+//! The manager: `netsum fabric run`, a process.
+
+use std::fmt::Write as _;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use hyper_util::rt::TokioIo;
+use netsum_api::v1 as api;
+use netsum_api::v1::admin_client::AdminClient;
+use nix::unistd::{SysconfVar, sysconf};
+use tonic::transport::{Endpoint, Uri};
+use tower::service_fn;
+
+use super::Size;
+use super::ranks::{TOKEN, job_name};
+
+const START: Duration = Duration::from_secs(20);
+
+/// Killed when it is dropped.
+pub struct Manager {
+    child: Child,
+    netsum: PathBuf,
+    folder: PathBuf,
+    /// Where ranks join.
+    pub workers: SocketAddr,
+}
+
+impl Manager {
+    /// One of these boxes, which listen in `folder`; each leaf has a link to each spine.
+    pub fn start(netsum: &Path, folder: &Path, boxes: &[&str], size: &Size) -> Result<Self> {
+        let workers = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let path = |name: &str| folder.join(name).display().to_string();
+        let mut text = format!(
+            "workers = \"{workers}\"\nadmin = {:?}\nstate = {:?}\n",
+            path("fabric.sock"),
+            path("fabric.json")
+        );
+        for name in boxes {
+            write!(
+                text,
+                "[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n",
+                path(&format!("{name}.sock"))
+            )?;
+        }
+        for (leaf, spine) in
+            (0..size.leaves).flat_map(|leaf| (0..size.spines).map(move |spine| (leaf, spine)))
+        {
+            write!(
+                text,
+                "[[link]]\nbelow = \"leaf{leaf}/link{spine}\"\nabove = \"spine{spine}/link{leaf}\"\n"
+            )?;
+        }
+        std::fs::write(folder.join("fabric.toml"), text)?;
+        Self::run(netsum.to_owned(), folder.to_owned(), workers)
+    }
+
+    fn run(netsum: PathBuf, folder: PathBuf, workers: SocketAddr) -> Result<Self> {
+        let mut command = Command::new(&netsum);
+        command.args(["fabric", "run", "--config"]).arg(folder.join("fabric.toml"));
+        let child = command.spawn().with_context(|| netsum.display().to_string())?;
+        let mut manager = Self { child, netsum, folder, workers };
+        let begin = Instant::now();
+        while std::net::TcpStream::connect(workers).is_err() {
+            let ended = manager.child.try_wait()?;
+            ensure!(
+                ended.is_none() && begin.elapsed() < START,
+                "the manager does not listen on {workers}: {ended:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(manager)
+    }
+
+    /// Kills it, and starts the next one.
+    pub fn start_again(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        *self = Self::run(self.netsum.clone(), self.folder.clone(), self.workers)?;
+        Ok(())
+    }
+
+    pub async fn create_jobs(&self, size: &Size) -> Result<()> {
+        let path = self.folder.join("fabric.sock");
+        let connect = service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
+        });
+        let channel = Endpoint::from_static("http://netsum").connect_with_connector(connect).await?;
+        let mut client = AdminClient::new(channel);
+        for job in 0..size.jobs {
+            let request = api::CreateJobRequest {
+                name: job_name(job),
+                ranks: size.ranks as u32,
+                rings: size.rings as u32,
+                dtype: "i32".into(),
+                mtu: 1024,
+                message_size: 4096,
+                window: 2,
+                icrc: "verify".into(),
+                order: "auto".into(),
+                tenant: "default".into(),
+                token: TOKEN.into(),
+                ..api::CreateJobRequest::default()
+            };
+            client.create_job(request).await?;
+        }
+        Ok(())
+    }
+
+    /// Seconds of processor time up to now.
+    pub fn cpu(&self) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // utime and stime are fields 14 and 15, see proc_pid_stat(5); the name, field 2, ends with the last `)`.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks =
+            |n: usize| fields.get(n - 3).and_then(|f| f.parse::<f64>().ok()).context("/proc/PID/stat");
+        let per_second = sysconf(SysconfVar::CLK_TCK)?.context("no clock ticks")?;
+        Ok((ticks(14)? + ticks(15)?) / per_second as f64)
+    }
+
+    /// Resident bytes.
+    pub fn memory(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let kib = status
+            .lines()
+            .find_map(|l| l.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        Ok(kib.context("/proc/PID/status has no VmRSS")? << 10)
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

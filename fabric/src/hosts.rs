@@ -1,0 +1,120 @@
+//! Behind which ports hosts are. Many ranks join at once: their hosts are looked for together, at all boxes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use netsum_api::v1 as api;
+use netsum_api::v1::admin_client::AdminClient;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Channel;
+
+use crate::config::End;
+
+/// Questions of so long a time go out together.
+const GATHER: Duration = Duration::from_millis(5);
+/// A host that is at two boxes is known to be after so long: both answer at once.
+pub const TWICE: Duration = Duration::from_millis(50);
+
+/// Looks for hosts.
+pub struct Hosts {
+    questions: UnboundedSender<Question>,
+}
+
+struct Question {
+    mac: String,
+    /// Where it was: who is there is nowhere else.
+    was: Option<End>,
+    links: Arc<BTreeSet<End>>,
+    answer: oneshot::Sender<BTreeSet<End>>,
+}
+
+/// A host that is looked for.
+#[derive(Default)]
+struct Wanted {
+    ends: BTreeSet<End>,
+    /// When it was found first.
+    found: Option<Instant>,
+    questions: Vec<Question>,
+}
+
+impl Hosts {
+    /// At these boxes.
+    pub fn new(boxes: Vec<(String, AdminClient<Channel>)>, patience: Duration) -> Self {
+        let (questions, asked) = unbounded_channel();
+        tokio::spawn(answer(boxes, patience, asked));
+        Self { questions }
+    }
+
+    /// All ports on which a bridge has seen this MAC address, but for those towards other boxes, `links`.
+    pub async fn behind(&self, mac: String, was: Option<End>, links: Arc<BTreeSet<End>>) -> BTreeSet<End> {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.questions.send(Question { mac, was, links, answer });
+        answered.await.unwrap_or_default()
+    }
+}
+
+/// Until nobody can ask any more.
+async fn answer(
+    boxes: Vec<(String, AdminClient<Channel>)>,
+    patience: Duration,
+    mut asked: UnboundedReceiver<Question>,
+) {
+    while let Some(first) = asked.recv().await {
+        sleep(GATHER).await;
+        let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
+        let others = std::iter::from_fn(|| asked.try_recv().ok());
+        for question in std::iter::once(first).chain(others) {
+            wanted.entry(question.mac.clone()).or_default().questions.push(question);
+        }
+        let mut answers = JoinSet::new();
+        let macs: Vec<String> = wanted.keys().cloned().collect();
+        for (name, client) in &boxes {
+            let (name, mut client) = (name.clone(), client.clone());
+            let request = api::FindHostsRequest { macs: macs.clone() };
+            answers.spawn(async move {
+                let reply = timeout(patience, client.find_hosts(request)).await.ok()?.ok()?;
+                Some((name, reply.into_inner().hosts))
+            });
+        }
+        tokio::spawn(gather(answers, wanted));
+    }
+}
+
+/// Hands each answer on as soon as it is known.
+async fn gather(
+    mut answers: JoinSet<Option<(String, Vec<api::FabricHost>)>>,
+    mut wanted: BTreeMap<String, Wanted>,
+) {
+    while !wanted.is_empty() {
+        let all_are_there = match timeout(TWICE, answers.join_next()).await {
+            Ok(None) => true,
+            Ok(Some(Ok(Some((of, hosts))))) => {
+                for api::FabricHost { mac, port } in hosts {
+                    let end = End { of: of.clone(), port };
+                    let Some(host) = wanted.get_mut(&mac) else { continue };
+                    if !host.questions.iter().any(|q| q.links.contains(&end)) {
+                        host.ends.insert(end);
+                        host.found.get_or_insert_with(Instant::now);
+                    }
+                }
+                false
+            }
+            _ => false,
+        };
+        let is_known = |host: &Wanted| {
+            let late = host.found.is_some_and(|found| found.elapsed() >= TWICE);
+            let as_before = |q: &Question| q.was.as_ref().is_some_and(|was| host.ends.contains(was));
+            all_are_there || late || host.ends.len() == 1 && host.questions.iter().all(as_before)
+        };
+        for (_, host) in wanted.extract_if(.., |_, host| is_known(host)) {
+            for question in host.questions {
+                // Who has gone away needs no answer.
+                let _ = question.answer.send(host.ends.clone());
+            }
+        }
+    }
+}
