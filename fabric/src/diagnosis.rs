@@ -51,17 +51,18 @@ pub fn merge(said: &[Said], links: &[Link], heard: impl Fn(u32) -> Option<Durati
                 continue;
             };
             let other = answers.get(&*there.of);
-            // It lacks something itself, which does not come from here.
+            // It lacks something itself, which does not come from here; the box above has no total either before it has this one's part.
             let waits = |of: &api::Diagnosis| {
-                of.findings.iter().any(|f| !f.behind.is_empty() && f.behind != there.port)
+                let lacks = |f: &api::Finding| *there == link.above || f.behind != there.port;
+                of.findings.iter().any(|f| !f.behind.is_empty() && lacks(f))
             };
             let known = explained.contains(name) || explained.contains(&*there.of);
             if known || other.is_some_and(|d| waits(d)) {
                 continue;
             }
             if suspects.insert((&link.below.of, &link.below.port)) {
+                // Boxes number a job's rings each from 0.
                 causes.push(api::Finding {
-                    ring: finding.ring,
                     what: format!("link {} to {}: box {name} lacks what box {} has", link.below, link.above, there.of),
                     next: format!(
                         "look for losses at both ends (`ip -s link show {}`), and whether both are plugged as the manager's file says",
@@ -152,8 +153,7 @@ mod tests {
             ("b", Ok(&[(Some(1), LACKS, "up")])),
             ("s", Ok(&[(Some(3), LACKS, "2")])),
         ]);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].1.starts_with("link b/up to s/2: box "), "{found:?}");
+        assert_eq!(found, [(None, "link b/up to s/2: box s lacks what box b has".to_owned())]);
         // s has the total, and a does not get it.
         let found = merged(&[
             ("a", Ok(&[(Some(3), LACKS, "up")])),

@@ -7,7 +7,8 @@ use netsum_lab::faults::Faults;
 use netsum_lab::group::Outcome;
 use netsum_lab::manager::Manager;
 use netsum_lab::{LabSpec, Rate};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const JOB: &str = "train";
 
@@ -297,6 +298,42 @@ fn at_work(cluster: &Cluster) -> (Manager, Group) {
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     work(&mut group, 1);
     (manager, group)
+}
+
+/// Why the job stands still.
+fn causes(cluster: &Cluster, manager: &Manager) -> String {
+    manager.netsum(cluster, &["fabric", "diagnose", JOB]).unwrap()
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_rank_that_stands_still_is_named_with_its_box_and_a_dead_link_with_its_ends() {
+    let cluster = fabric_of(LabSpec { spines: 2, cables: true, ..LabSpec::default() }, false);
+    let (manager, mut group) = at_work(&cluster);
+    let last = Pid::from_raw(group.pids().last().unwrap().try_into().unwrap());
+    kill(last, Signal::SIGSTOP).unwrap();
+    let files = group.order_all_reduce("i32", 50_000, 1).unwrap();
+    std::thread::sleep(SECOND / 2);
+    let rank = causes(&cluster, &manager);
+    kill(last, Signal::SIGCONT).unwrap();
+    assert!(rank.contains("rank 3") && rank.contains("(at box leaf1)") && !rank.contains("link "), "{rank}");
+    let outcomes = group.check_all_reduce("i32", 50_000, 1, &files).unwrap();
+    assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
+
+    // The ranks' acknowledgements go by the first spine.
+    let cable = cluster.lab().leaf(1).cable(1).unwrap();
+    cable.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
+    let files = group.order_all_reduce("i32", 50_000, 2).unwrap();
+    std::thread::sleep(SECOND / 2);
+    let link = causes(&cluster, &manager);
+    cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
+    println!("{rank}\n{link}");
+    assert!(
+        link.contains("link leaf1/uplink1 to spine1/rack1: box spine1 lacks what box leaf1 has"),
+        "{link}"
+    );
+    let outcomes = group.check_all_reduce("i32", 50_000, 2, &files).unwrap();
+    assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
 }
 
 #[test]

@@ -60,6 +60,9 @@ impl Manager {
     fn run(netsum: PathBuf, folder: PathBuf, workers: SocketAddr) -> Result<Self> {
         let mut command = Command::new(&netsum);
         command.args(["fabric", "run", "--config"]).arg(folder.join("fabric.toml"));
+        if std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", "error");
+        }
         let child = command.spawn().with_context(|| netsum.display().to_string())?;
         let mut manager = Self { child, netsum, folder, workers };
         let begin = Instant::now();
