@@ -5,28 +5,56 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::authority::Authority;
 use common::{Daemon, join};
+use netsum_api::v1 as api;
+use netsum_api::v1::worker_client::WorkerClient;
 use netsum_core::membership::Join;
 use netsum_core::saved::Saved;
 use netsum_core::watch::Patience;
-use netsum_core::{Connection, Controller, Rank, RankAddress};
+use netsum_core::{Connection, Controller, Rank, RankAddress, State};
+use netsum_daemon::config::Tls;
+use netsum_daemon::doorman::Limits;
 use netsum_daemon::message::job_spec;
 use netsum_daemon::persist::Store;
+use netsum_daemon::run::{WorkerPort, serve};
+use netsum_daemon::socket::{self, Access};
 use netsum_daemon::state::{JoinAnswer, Shared};
-use netsum_daemon::worker::AskBoxes as _;
+use netsum_daemon::tls::server_config;
+use netsum_daemon::worker::{AskBoxes as _, PortFinder};
 use netsum_fabric::boxes::Boxes;
 use netsum_fabric::config::Config;
 use netsum_fabric::nowhere::Nowhere;
 use netsum_fabric::program::{Changes, Programmer};
 use tokio::sync::{mpsc, oneshot};
+use tonic::Code;
+use tonic::transport::{ClientTlsConfig, Endpoint};
 
 const LATE: Duration = Duration::from_secs(20);
+
+/// A job of two ranks.
+fn job(name: &str) -> api::CreateJobRequest {
+    api::CreateJobRequest {
+        name: name.into(),
+        ranks: 2,
+        dtype: "i32".into(),
+        mtu: 1024,
+        message_size: 4096,
+        window: 2,
+        rings: 1,
+        icrc: "verify".into(),
+        order: "auto".into(),
+        token: "sesame".into(),
+        tenant: "default".into(),
+        ..Default::default()
+    }
+}
 
 /// A manager with a job of two ranks.
 struct Manager {
     shared: Shared,
     boxes: Arc<Boxes>,
-    task: tokio::task::JoinHandle<()>,
+    task: tokio::task::JoinHandle<String>,
     /// The numbers of the ranks' ports.
     ports: [u32; 2],
     _folder: tempfile::TempDir,
@@ -50,21 +78,7 @@ impl Manager {
         let seen: Vec<_> = boxes.look().await.into_values().flat_map(|seen| seen.ports).collect();
         let ports = ports.map(|name| seen.iter().find(|port| port.name == name).unwrap().ifindex);
         controller.set_ports(seen);
-        let request = netsum_api::v1::CreateJobRequest {
-            name: "train".into(),
-            ranks: 2,
-            dtype: "i32".into(),
-            mtu: 1024,
-            message_size: 4096,
-            window: 2,
-            rings: 1,
-            icrc: "verify".into(),
-            order: "auto".into(),
-            token: "sesame".into(),
-            tenant: "default".into(),
-            ..Default::default()
-        };
-        controller.create_job(job_spec(request).unwrap()).unwrap();
+        controller.create_job(job_spec(job("train")).unwrap()).unwrap();
         let patience = Patience { hold: LATE, stall: LATE };
         let shared = Shared::new(controller, Box::new(Nowhere), LATE, patience);
         let programmer = Programmer::new(shared.clone(), boxes.clone());
@@ -262,5 +276,106 @@ async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"mtu\":1024"));
     until("it is still there", async || daemon.netsum("job show old").await.is_err()).await;
+    manager.task.abort();
+}
+
+/// Has a manager stand for this election, and look at its boxes.
+async fn elected(manager: &Manager, election: u64) {
+    manager.boxes.elect(election);
+    manager.boxes.look().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_another_has_followed_is_answered_and_gives_no_orders() {
+    let daemon = Daemon::start().await;
+    let file = daemon.folder.path().join("state.json");
+    daemon.shared.lock().store = Some(Store::new(file.clone()));
+    let (old, new) = (Manager::of(&daemon).await, Manager::of(&daemon).await);
+    elected(&old, 7).await;
+    let mut client = old.boxes.client("a").unwrap();
+    let name = || "by-hand".to_owned();
+    daemon.netsum("job create by-hand --ranks 2 --mtu 512").await.unwrap();
+    client.renew_job(api::RenewJobRequest { name: name() }).await.expect_err("nobody has joined");
+    elected(&new, 8).await;
+
+    let flow =
+        api::Flow { src: "10.0.0.1".into(), dst: "10.0.0.2".into(), port: "p0".into(), ..Default::default() };
+    let refused = [
+        client.create_job(job("other")).await.map(drop),
+        client.delete_job(api::DeleteJobRequest { name: name(), gone: true }).await.map(drop),
+        client.restart_job(api::RestartJobRequest { name: name() }).await.map(drop),
+        client.renew_job(api::RenewJobRequest { name: name() }).await.map(drop),
+        client.add_flow(api::AddFlowRequest { job: name(), flow: Some(flow.clone()) }).await.map(drop),
+        client.add_flows(api::AddFlowsRequest { job: name(), flows: vec![flow] }).await.map(drop),
+        client.drain_box(api::DrainBoxRequest { name: "a".into(), reason: None }).await.map(drop),
+    ];
+    let why = "a manager of election 7 gives no orders here: one of election 8 has called";
+    for result in refused {
+        let status = result.unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::Aborted, why));
+    }
+    let request = api::ShowJobRequest { name: name(), show_token: false };
+    assert_eq!(client.show_job(request).await.unwrap().into_inner().state(), api::JobState::Waiting);
+    // Who bears no number is an administrator.
+    daemon.netsum("job delete by-hand").await.unwrap();
+    let saved: Saved = Store::new(file).read().unwrap().unwrap();
+    assert_eq!(saved.election, 8, "the box's next daemon knows it");
+    old.task.abort();
+    new.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_another_has_followed_ends_and_leaves_its_jobs_alone() {
+    let daemon = Daemon::start().await;
+    let (old, new) = (Manager::of(&daemon).await, Manager::of(&daemon).await);
+    elected(&old, 7).await;
+    elected(&new, 8).await;
+    // A rank that comes to it is told nothing of a job that is another's.
+    let answers = [old.join_as(0), old.join_as(1)];
+    let why = tokio::time::timeout(LATE, old.task).await.unwrap().unwrap();
+    assert!(why.starts_with("box a") && why.contains("election 7") && why.contains("election 8"), "{why}");
+    for mut answer in answers {
+        assert!(!matches!(answer.try_recv(), Ok(_)));
+    }
+    let state = old.shared.lock().controller.job("train").unwrap().state.clone();
+    assert_eq!(state, State::Active, "it has not failed");
+    assert_eq!(new.join().await, [Ok(1), Ok(1)]);
+    new.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_join_at_a_manager_over_tls() {
+    let daemon = Daemon::start().await;
+    let manager = Manager::of(&daemon).await;
+    let folder = tempfile::tempdir().unwrap();
+    let ours = Authority::new(folder.path(), "ours");
+    let (cert, key) = ours.sign("manager", "127.0.0.1", false);
+    let tls = server_config("workers-tls", &Tls { cert, key, client_ca: Some(ours.ca()) }).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://{}", listener.local_addr().unwrap());
+    let admin = socket::listen(&folder.path().join("fabric.sock"), &Access::default()).unwrap();
+    let admin = tokio::net::UnixListener::from_std(admin).unwrap();
+    let workers = WorkerPort { listener, tls: Some(tls), limits: Limits::default() };
+    let finder = PortFinder::Boxes(manager.boxes.clone());
+    let serving = tokio::spawn(serve(manager.shared.clone(), None, finder, admin, Some(workers)));
+
+    let rank = async |rank: u32, identity: Option<(std::path::PathBuf, std::path::PathBuf)>| {
+        let mut config =
+            ClientTlsConfig::new().ca_certificate(netsum_api::tls::authority(&ours.ca()).unwrap());
+        if let Some((cert, key)) = identity {
+            config = config.identity(netsum_api::tls::identity(&cert, &key).unwrap());
+        }
+        let endpoint = Endpoint::from_shared(address.clone()).unwrap().tls_config(config).unwrap();
+        let channel = endpoint.connect().await.map_err(|e| format!("{e:?}"))?;
+        let joined = WorkerClient::new(channel).join(join(rank, "sesame", 5000)).await;
+        joined.map(|reply| reply.into_inner()).map_err(|status| format!("{status:?}"))
+    };
+    let without = rank(0, None).await.unwrap_err().to_lowercase();
+    assert!(without.contains("transport"), "{without}");
+    let [first, second] = ["rank0", "rank1"].map(|name| Some(ours.sign(name, "worker", false)));
+    let (first, second) = tokio::join!(rank(0, first), rank(1, second));
+    assert_eq!((first.unwrap().ranks.len(), second.unwrap().ranks.len()), (2, 2));
+    assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"state\":\"active\""));
+    serving.abort();
     manager.task.abort();
 }

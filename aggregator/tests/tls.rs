@@ -3,52 +3,13 @@
 mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use common::Daemon;
+use common::authority::Authority;
 use netsum_daemon::config;
 use netsum_daemon::{doorman::Limits, tls};
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Tls};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
-
-/// An authority, with its certificate in `ca.crt` of a folder of its own.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    folder: PathBuf,
-}
-
-impl Authority {
-    fn new(folder: &Path, name: &str) -> Self {
-        let folder = folder.join(name);
-        std::fs::create_dir(&folder).unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, name);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        std::fs::write(folder.join("ca.crt"), issuer.pem()).unwrap();
-        Self { issuer, folder }
-    }
-
-    fn ca(&self) -> PathBuf {
-        self.folder.join("ca.crt")
-    }
-
-    /// Signs a certificate for a host; its file and that of its key.
-    fn sign(&self, name: &str, host: &str, expired: bool) -> (PathBuf, PathBuf) {
-        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
-        params.distinguished_name.push(DnType::CommonName, name);
-        if expired {
-            params.not_before = date_time_ymd(2001, 1, 1);
-            params.not_after = date_time_ymd(2002, 1, 1);
-        }
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let file = |ending: &str| self.folder.join(format!("{name}.{ending}"));
-        std::fs::write(file("crt"), certificate.pem()).unwrap();
-        std::fs::write(file("key"), key.serialize_pem()).unwrap();
-        (file("crt"), file("key"))
-    }
-}
 
 /// An address of 127.0.0.0/8 that no other test and no other test run uses at the same time.
 fn address(test: u8) -> IpAddr {

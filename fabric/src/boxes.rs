@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,14 +13,16 @@ use hyper_util::rt::TokioIo;
 use netsum_api::tls::{authority, identity};
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_client::AdminClient;
-use netsum_api::{PROTOCOL, RELEASE};
+use netsum_api::{ELECTION, PROTOCOL, RELEASE};
 use netsum_core::{PortInfo, Refusal};
 use netsum_daemon::message::{mac_from_text, mac_text};
 use netsum_daemon::worker::AskBoxes;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
-use tonic::{Code, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tower::service_fn;
 
 use crate::config::{BoxConfig, Config, End, Link, Tls};
@@ -32,14 +35,32 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Orders take longer: so do a large job's rings.
 const ORDERS: Duration = Duration::from_secs(30);
 
+/// A box's administration.
+pub type Client = AdminClient<InterceptedService<Channel, Election>>;
+
+/// Has all that is said to a box bear the manager's election, once there is one.
+#[derive(Clone, Default)]
+pub struct Election(Arc<AtomicU64>);
+
+impl Interceptor for Election {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let number = self.0.load(Ordering::Relaxed);
+        if number > 0 {
+            request.metadata_mut().insert(ELECTION, number.into());
+        }
+        Ok(request)
+    }
+}
+
 /// All boxes of the fabric.
 pub struct Boxes {
-    all: Vec<(String, AdminClient<Channel>)>,
+    all: Vec<(String, Client)>,
     addresses: Vec<String>,
     links: Vec<Link>,
     /// All ends of these.
     link_ends: Arc<BTreeSet<End>>,
     finder: Hosts,
+    election: Election,
     known: Mutex<Known>,
 }
 
@@ -63,6 +84,8 @@ struct Known {
     strange: BTreeMap<String, String>,
     /// Where hosts were, by MAC address.
     hosts: HashMap<[u8; 6], u32>,
+    /// A manager that was elected later, in words.
+    follower: Option<String>,
 }
 
 struct Drain {
@@ -111,20 +134,36 @@ impl Boxes {
     /// # Errors
     /// If a certificate, key or address cannot be used.
     pub fn new(config: &Config) -> Result<Self> {
+        let election = Election::default();
         let client = |b: &BoxConfig| -> Result<_> {
             let channel = channel(b, config.tls.as_ref()).with_context(|| format!("box {}", b.name))?;
-            Ok((b.name.clone(), AdminClient::new(channel)))
+            Ok((b.name.clone(), AdminClient::with_interceptor(channel, election.clone())))
         };
         let all: Vec<_> = config.boxes.iter().map(client).collect::<Result<_>>()?;
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
         let links = config.links.clone();
         let link_ends = Arc::new(links.iter().flat_map(|l| [l.below.clone(), l.above.clone()]).collect());
         let finder = Hosts::new(all.clone(), ORDERS);
-        Ok(Self { all, addresses, links, link_ends, finder, known: Mutex::default() })
+        Ok(Self { all, addresses, links, link_ends, finder, election, known: Mutex::default() })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on, boxes are told of this election.
+    pub fn elect(&self, election: u64) {
+        self.election.0.store(election, Ordering::Relaxed);
+    }
+
+    /// Takes note that a box takes no orders because of a manager that was elected later.
+    pub fn is_followed(&self, name: &str, why: &Status) {
+        self.known().follower = Some(format!("box {name}: {}", why.message()));
+    }
+
+    /// Whether a box has been called by a manager that was elected later; in words.
+    pub fn follower(&self) -> Option<String> {
+        self.known().follower.clone()
     }
 
     /// Gives ports the numbers that they had for an earlier manager.
@@ -245,7 +284,7 @@ impl Boxes {
         api::Fabric { boxes: boxes.collect(), links: self.links.iter().map(link).collect() }
     }
 
-    pub fn client(&self, name: &str) -> Option<AdminClient<Channel>> {
+    pub fn client(&self, name: &str) -> Option<Client> {
         self.all.iter().find(|(n, _)| n == name).map(|(_, client)| client.clone())
     }
 
@@ -257,7 +296,7 @@ impl Boxes {
     fn ask<T: Send + 'static, F: Future<Output = Result<Response<T>, Status>> + Send + 'static>(
         &self,
         patience: Duration,
-        question: impl Fn(AdminClient<Channel>) -> F,
+        question: impl Fn(Client) -> F,
     ) -> JoinSet<(String, Result<T, Status>)> {
         let mut answers = JoinSet::new();
         for (name, client) in &self.all {
@@ -321,9 +360,16 @@ impl Boxes {
         let mut seen = HashMap::new();
         while let Some(Ok((name, answer))) = looks.join_next().await {
             match answer {
-                Ok((api::ListPortsReply { ports, protocol, release }, jobs)) => {
+                Ok((api::ListPortsReply { ports, protocol, release, election }, jobs)) => {
                     let mut known = self.known();
                     known.look_at_version(&name, protocol, &release);
+                    let ours = self.election.0.load(Ordering::Relaxed);
+                    if ours > 0 && election > ours {
+                        let why = format!(
+                            "box {name} follows a manager of election {election}, and this one's is {ours}"
+                        );
+                        known.follower = Some(why);
+                    }
                     if known.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");
                     }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use netsum_api::v1 as api;
-use netsum_api::v1::admin_client::AdminClient;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::Channel;
 
+use crate::boxes::Client;
 use crate::config::End;
 
 /// Questions of so long a time go out together.
@@ -43,7 +42,7 @@ struct Wanted {
 
 impl Hosts {
     /// At these boxes.
-    pub fn new(boxes: Vec<(String, AdminClient<Channel>)>, patience: Duration) -> Self {
+    pub fn new(boxes: Vec<(String, Client)>, patience: Duration) -> Self {
         let (questions, asked) = unbounded_channel();
         tokio::spawn(answer(boxes, patience, asked));
         Self { questions }
@@ -58,11 +57,7 @@ impl Hosts {
 }
 
 /// Until nobody can ask any more.
-async fn answer(
-    boxes: Vec<(String, AdminClient<Channel>)>,
-    patience: Duration,
-    mut asked: UnboundedReceiver<Question>,
-) {
+async fn answer(boxes: Vec<(String, Client)>, patience: Duration, mut asked: UnboundedReceiver<Question>) {
     while let Some(first) = asked.recv().await {
         sleep(GATHER).await;
         let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();

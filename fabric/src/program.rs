@@ -126,8 +126,8 @@ impl Programmer {
         self.busy.clone()
     }
 
-    /// Carries changes out, until there can be none any more.
-    pub async fn run(mut self, mut changes: UnboundedReceiver<Change>) {
+    /// Carries changes out, until there can be none any more, or boxes follow another manager; why.
+    pub async fn run(mut self, mut changes: UnboundedReceiver<Change>) -> String {
         let mut ticks = tokio::time::interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -138,9 +138,12 @@ impl Programmer {
                         self.carry_out(change).await;
                         self.busy.fetch_sub(1, Ordering::Relaxed);
                     }
-                    None => return,
+                    None => return "nobody tells the boxes any more".into(),
                 },
                 _ = ticks.tick() => self.look().await,
+            }
+            if let Some(why) = self.boxes.follower() {
+                return why;
             }
         }
     }
@@ -214,6 +217,10 @@ impl Programmer {
                     continue;
                 }
             };
+            // The job, and what its ranks are told, is another manager's now.
+            if self.boxes.follower().is_some() {
+                return;
+            }
             let mut inner = self.shared.lock();
             // Its ranks could not say that they are alive.
             inner.controller.was_deaf(began.elapsed());
@@ -284,8 +291,10 @@ impl Programmer {
         let (at, name) = (&order.at, &order.job.name);
         let boxes = self.boxes.clone();
         let failed = |status: Status| {
-            if status.code() == Code::Unavailable {
-                boxes.was_silent(at, &status);
+            match status.code() {
+                Code::Unavailable => boxes.was_silent(at, &status),
+                Code::Aborted => boxes.is_followed(at, &status),
+                _ => {}
             }
             anyhow!("box {at}: {}", status.message())
         };

@@ -1,9 +1,9 @@
 //! `netsum fabric run`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use netsum_core::Controller;
 use netsum_core::saved::Saved;
 use netsum_core::watch::Patience;
@@ -41,7 +41,10 @@ pub async fn run(config: &Config) -> Result<()> {
     let boxes = Arc::new(Boxes::new(config)?);
     let mut controller = Controller::new(MEMORY, CPUS, DEAD);
     let store = Store::new(config.state.clone());
-    let saved: Saved = store.read().with_context(|| config.state.display().to_string())?.unwrap_or_default();
+    let saved: Option<Saved> = store.read().with_context(|| config.state.display().to_string())?;
+    let election = next_election(saved.as_ref());
+    let saved = saved.unwrap_or_default();
+    boxes.elect(election);
     boxes.number_again(&saved.ports);
     for (name, reason) in &saved.drained {
         boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
@@ -55,11 +58,17 @@ pub async fn run(config: &Config) -> Result<()> {
     let (changes, received) = mpsc::unbounded_channel();
     {
         let mut inner = shared.lock();
-        inner.store = Some(store);
+        (inner.store, inner.election) = (Some(store), election);
         inner.boxes = Some(Box::new(Changes { to: changes, boxes: boxes.clone(), busy }));
         inner.carry_out(None, actions).map_err(|e| anyhow!("{}", e.message()))?;
+        let is_behind = inner.store.as_ref().is_some_and(Store::is_behind);
+        ensure!(!is_behind, "{}: the number of this election cannot be written", config.state.display());
         let jobs = inner.controller.jobs().count();
-        log::info!("{} boxes, {} links; {jobs} jobs taken over", config.boxes.len(), config.links.len());
+        log::info!(
+            "{} boxes, {} links; {jobs} jobs taken over; election {election}",
+            config.boxes.len(),
+            config.links.len()
+        );
     }
     let admin = UnixListener::from_std(socket::listen(&config.admin, &Access::default())?)?;
     let _file = SocketFile(config.admin.clone());
@@ -76,8 +85,30 @@ pub async fn run(config: &Config) -> Result<()> {
         result = serve(shared, None, PortFinder::Boxes(boxes), admin, Some(workers)) => result,
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        _ = programming => Err(anyhow!("nobody tells the boxes any more")),
+        why = programming => Err(anyhow!(why?)),
     };
     log::info!("ending; jobs go on, for the next manager");
     ended
+}
+
+/// A number higher than all before it. Where what the last manager knew has been lost, the seconds since 1970 are.
+fn next_election(saved: Option<&Saved>) -> u64 {
+    let seconds = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    saved.map_or_else(seconds, |saved| saved.election.saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_election_is_higher_than_all_before_it() {
+        let saved = |election| Saved { election, ..Saved::default() };
+        let first = next_election(None);
+        assert!(first > 1_700_000_000, "{first}");
+        assert_eq!(next_election(Some(&saved(first))), first + 1);
+        // The file of a release without elections.
+        let old: Saved = toml::from_str("ports = []\njobs = []").unwrap();
+        assert_eq!(next_election(Some(&old)), 1);
+    }
 }

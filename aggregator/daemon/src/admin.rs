@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::MutexGuard;
 use std::time::{Instant, SystemTime};
 
+use netsum_api::ELECTION;
 use netsum_api::v1 as api;
 use netsum_api::v1::admin_server::Admin;
 use netsum_common::abi::{self, RingNumber};
@@ -53,11 +55,27 @@ impl AdminService {
         Ok(())
     }
 
-    async fn create(&self, request: api::CreateJobRequest) -> Result<api::Job, Status> {
+    /// Everything, for a request that changes something, unless its manager has been followed by another.
+    fn order(&self, election: Option<u64>) -> Result<MutexGuard<'_, Inner>, Status> {
+        let mut inner = self.shared.lock();
+        match election {
+            Some(theirs) if !inner.hear(theirs) => {
+                let now = inner.election;
+                let why = format!(
+                    "a manager of election {theirs} gives no orders here: one of election {now} has called"
+                );
+                Err(Status::aborted(why))
+            }
+            _ => Ok(inner),
+        }
+    }
+
+    async fn create(&self, request: Request<api::CreateJobRequest>) -> Result<api::Job, Status> {
+        let (election, request) = (election(&request)?, request.into_inner());
         let spec = job_spec(request)?;
         let name = spec.name.clone();
         self.look_at_ports().await?;
-        let mut inner = self.shared.lock();
+        let mut inner = self.order(election)?;
         if inner.boxes.is_none() {
             memory::look(&mut inner.controller);
         }
@@ -72,7 +90,7 @@ impl AdminService {
     }
 
     /// Takes a flow on.
-    async fn add(&self, job: &str, f: api::Flow) -> Result<(), Status> {
+    async fn add(&self, election: Option<u64>, job: &str, f: api::Flow) -> Result<(), Status> {
         let src = address("--src", &f.src)?;
         let mut src_mac = match f.src_mac.as_str() {
             "" => None,
@@ -86,7 +104,7 @@ impl AdminService {
             Some(netlink) => netlink.way_to(src).await.map_err(internal)?,
             None => None,
         };
-        let mut inner = self.shared.lock();
+        let mut inner = self.order(election)?;
         let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
             let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
             let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
@@ -134,6 +152,13 @@ impl AdminService {
     }
 }
 
+/// The election of the manager that asks, if it is one.
+fn election<T>(request: &Request<T>) -> Result<Option<u64>, Status> {
+    let Some(value) = request.metadata().get(ELECTION) else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    number.map(Some).ok_or_else(|| Status::invalid_argument(format!("{ELECTION}: {value:?} is no number")))
+}
+
 fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
     text.parse().map_err(|_| {
         Status::invalid_argument(format!("{option} `{text}`: an IPv4 or IPv6 address is needed"))
@@ -150,7 +175,7 @@ fn of_24_bits(option: &str, number: u32) -> Result<u32, Status> {
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
-        let result = self.create(request.into_inner()).await;
+        let result = self.create(request).await;
         result.map(Response::new).inspect_err(|why| self.shared.lock().refused_jobs.count(why.code()))
     }
 
@@ -162,8 +187,8 @@ impl Admin for AdminService {
     }
 
     async fn delete_job(&self, request: Request<api::DeleteJobRequest>) -> Answer<api::DeleteJobReply> {
+        let mut inner = self.order(election(&request)?)?;
         let api::DeleteJobRequest { name, gone } = request.into_inner();
-        let mut inner = self.shared.lock();
         let flows = inner.controller.job(&name).map(Job::ever_had);
         let mut actions = inner.controller.delete_job(&name).map_err(refused)?;
         actions.extend(flows.ok().filter(|_| gone).map(Action::ForgetEnded));
@@ -173,8 +198,8 @@ impl Admin for AdminService {
     }
 
     async fn restart_job(&self, request: Request<api::RestartJobRequest>) -> Answer<api::Job> {
+        let mut inner = self.order(election(&request)?)?;
         let name = request.into_inner().name;
-        let mut inner = self.shared.lock();
         let actions = inner.controller.restart_job(&name).map_err(refused)?;
         inner.carry_out(Some(&name), actions)?;
         log::info!(NETSUM_JOB = name; "job {name} restarted: its rings are empty and wait for flows");
@@ -182,8 +207,8 @@ impl Admin for AdminService {
     }
 
     async fn renew_job(&self, request: Request<api::RenewJobRequest>) -> Answer<api::RenewJobReply> {
+        let mut inner = self.order(election(&request)?)?;
         let name = request.into_inner().name;
-        let mut inner = self.shared.lock();
         inner.controller.renew_job(&name).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
         log::info!(NETSUM_JOB = name; "job {name}: its ranks are asked to connect anew");
@@ -204,24 +229,25 @@ impl Admin for AdminService {
     }
 
     async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
-        let r = request.into_inner();
+        let (election, r) = (election(&request)?, request.into_inner());
         let f = r.flow.ok_or_else(|| Status::invalid_argument("flow: missing"))?;
         self.look_at_ports().await?;
-        self.add(&r.job, f).await?;
+        self.add(election, &r.job, f).await?;
         let inner = self.shared.lock();
         Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
     }
 
     async fn add_flows(&self, request: Request<api::AddFlowsRequest>) -> Answer<api::AddFlowsReply> {
-        let api::AddFlowsRequest { job, flows } = request.into_inner();
+        let (election, api::AddFlowsRequest { job, flows }) = (election(&request)?, request.into_inner());
         self.look_at_ports().await?;
         for flow in flows {
-            self.add(&job, flow).await?;
+            self.add(election, &job, flow).await?;
         }
         Ok(Response::new(api::AddFlowsReply {}))
     }
 
     async fn list_ports(&self, request: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
+        let election = election(&request)?;
         let hosts = match self.netlink.as_ref().filter(|_| request.get_ref().hosts) {
             Some(netlink) => netlink.hosts().await.map_err(internal)?,
             None => Vec::new(),
@@ -230,7 +256,9 @@ impl Admin for AdminService {
             Some(netlink) => netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?,
             None => Vec::new(),
         };
-        let inner = self.shared.lock();
+        let mut inner = self.shared.lock();
+        // A manager that has nothing to order says by this that it is there.
+        election.map(|election| inner.hear(election));
         let ports = inner.controller.ports().iter().map(|p| {
             let flows =
                 inner.controller.jobs().flat_map(|j| &j.flows).filter(|f| f.ifindex == p.ifindex).count()
@@ -253,7 +281,12 @@ impl Admin for AdminService {
             port
         });
         let (protocol, release) = (netsum_api::PROTOCOL, netsum_api::RELEASE.into());
-        Ok(Response::new(api::ListPortsReply { ports: ports.collect(), protocol, release }))
+        Ok(Response::new(api::ListPortsReply {
+            ports: ports.collect(),
+            protocol,
+            release,
+            election: inner.election,
+        }))
     }
 
     async fn show_fabric(&self, request: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
@@ -265,8 +298,8 @@ impl Admin for AdminService {
     }
 
     async fn drain_box(&self, request: Request<api::DrainBoxRequest>) -> Answer<api::DrainBoxReply> {
+        let mut inner = self.order(election(&request)?)?;
         let api::DrainBoxRequest { name, reason } = request.into_inner();
-        let mut inner = self.shared.lock();
         inner.boxes.as_mut().ok_or_else(no_manager)?.drain(&name, reason).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
         Ok(Response::new(api::DrainBoxReply {}))

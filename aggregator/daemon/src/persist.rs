@@ -167,6 +167,8 @@ pub struct Begun {
     pub actions: Vec<Action>,
     /// Where changes are to be written.
     pub store: Option<Store>,
+    /// The highest of a manager that has called.
+    pub election: u64,
 }
 
 /// Begins anew, or goes on where a daemon was killed.
@@ -189,7 +191,7 @@ pub fn begin(
         refuse_strangers(interfaces, &[])?;
         let mut plane = BpfDataPlane::load(&options)?;
         attach(&mut plane, config, interfaces, &[], &[])?;
-        return Ok(Begun { plane, controller, actions: Vec::new(), store: None });
+        return Ok(Begun { plane, controller, actions: Vec::new(), store: None, election: 0 });
     };
     let store = Store::new(config.state.clone());
     let mut old = Vec::new();
@@ -214,7 +216,7 @@ pub fn begin(
             plane.unpin()?;
             return Err(e);
         }
-        return Ok(Begun { plane, controller, actions: Vec::new(), store: Some(store) });
+        return Ok(Begun { plane, controller, actions: Vec::new(), store: Some(store), election: 0 });
     };
 
     refuse_strangers(interfaces, &pins.links())?;
@@ -234,7 +236,7 @@ pub fn begin(
             }
         }
     }
-    let jobs = saved.jobs.len();
+    let (jobs, election) = (saved.jobs.len(), saved.election);
     let why = |job: &SavedJob| {
         let half = job.rings().any(|r| broken.contains(&r.id));
         half.then(|| "the one before was killed while it changed the job".to_owned())
@@ -247,7 +249,7 @@ pub fn begin(
         "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job has ended",
         taken.len()
     );
-    Ok(Begun { plane, controller, actions, store: Some(store) })
+    Ok(Begun { plane, controller, actions, store: Some(store), election })
 }
 
 /// That no port has an XDP program of somebody else.

@@ -90,7 +90,7 @@ impl Ready {
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
         let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics } = self;
-        let Begun { mut plane, controller, actions, store } = begun;
+        let Begun { mut plane, controller, actions, store, election } = begun;
         let netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
             tokio::spawn(forward_log(logger));
@@ -99,7 +99,7 @@ impl Ready {
         {
             let mut inner = shared.lock();
             memory::tell(&mut inner.controller);
-            inner.store = store;
+            (inner.store, inner.election) = (store, election);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
             if let Some((wanted, jobs)) = wanted {
                 inner.create_again(wanted, jobs);

@@ -73,6 +73,8 @@ pub struct Inner {
     /// Who traces packets.
     pub tracers: Tracers,
     pub refused_jobs: RefusedJobs,
+    /// Of a manager: its election. Of a box: the highest of a manager that has called.
+    pub election: u64,
     /// Where the controller's state is kept for the next daemon.
     pub store: Option<Store>,
     /// Where the jobs are kept for every start.
@@ -129,6 +131,7 @@ impl Shared {
             ended: Ended::default(),
             tracers: Tracers::default(),
             refused_jobs: RefusedJobs::default(),
+            election: 0,
             store: None,
             wanted: None,
             waiters: HashMap::new(),
@@ -192,12 +195,22 @@ impl Inner {
         result
     }
 
+    /// Takes note of a manager that has called, by its election. Whether none has called since that was elected later.
+    pub fn hear(&mut self, election: u64) -> bool {
+        if election > self.election {
+            log::info!("election {election} of a manager: earlier ones can give no orders any more");
+            self.election = election;
+            self.keep();
+        }
+        election == self.election
+    }
+
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
             let drained = self.boxes.as_ref().map(|boxes| boxes.drained()).unwrap_or_default();
             store.keep(
-                &Saved { drained, ..self.controller.save() },
+                &Saved { drained, election: self.election, ..self.controller.save() },
                 "if the daemon is killed now, its jobs end",
             );
         }

@@ -1,6 +1,8 @@
 //! A daemon whose services listen on real sockets, with a data plane that only remembers.
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
+pub mod authority;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
