@@ -380,7 +380,10 @@ proptest! {
 
 #[test]
 fn a_new_job_elsewhere_moves_nobody() {
-    let network = with_cpu(generate::leaf_spine(4, 4, 2, 8e10, 1.0), "leaf", 30e9);
+    let mut topology = generate::leaf_spine(4, 4, 2, 8e10, 1.0);
+    // The new one is slow, and could draw others down to its rate.
+    topology.links[8].bits = 8e9;
+    let network = with_cpu(topology, "leaf", 30e9);
     let old = [job_of("a", vec![0, 4]), job_of("b", vec![1, 5])];
     let before = plan(&network, &old).unwrap();
     let after = plan(&network, &[&old[..], &[job_of("c", vec![8, 12])]].concat()).unwrap();
