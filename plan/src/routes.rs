@@ -239,6 +239,23 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_take_their_own_links_alone() {
+        let mut pair = generate::dgx_1p();
+        pair.links.retain(|link| link.from == "gpu0" && link.to == "gpu1");
+        for (topology, nodes) in [(pair, vec![0, 1]), (generate::rack(2, 8e9), vec![0, 2, 1])] {
+            let network = Network::new(&topology).unwrap();
+            let own: Vec<_> =
+                nodes.windows(2).map(|ends| (network.way(ends[0], ends[1]).unwrap(), 1.0)).collect();
+            let demand = Demand { from: 0, to: 1, bytes: 1.0 };
+            for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }] {
+                let mut flow = flows(&network, &BTreeSet::new(), &[demand], balance).remove(0);
+                flow.links.sort_by_key(|link| link.0);
+                assert_eq!(flow.links, own, "{balance:?}");
+            }
+        }
+    }
+
+    #[test]
     fn each_rule_loads_uplinks_in_its_way() {
         let network = network();
         let of = |n, balance| up(&network, &flows(&network, &BTreeSet::new(), &across(n), balance));
