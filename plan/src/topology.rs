@@ -1,6 +1,6 @@
 //! A network as data: what is in its file, checked, and numbered.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -137,7 +137,7 @@ pub struct Network {
     ends: Vec<(Node, Node)>,
     rates: Vec<f64>,
     seconds: Vec<f64>,
-    ways: BTreeMap<(Node, Node), Way>,
+    ways: HashMap<(Node, Node), Way>,
     next: Vec<Vec<Node>>,
     /// The links to those, in the same order.
     out: Vec<Vec<Way>>,
@@ -190,7 +190,7 @@ impl Network {
             ends: Vec::new(),
             rates: Vec::new(),
             seconds: Vec::new(),
-            ways: BTreeMap::new(),
+            ways: HashMap::new(),
             next: vec![Vec::new(); names.len()],
             out: vec![Vec::new(); names.len()],
             names,
