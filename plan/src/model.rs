@@ -17,7 +17,8 @@ pub type Var = usize;
 pub struct Model<'a> {
     network: &'a Network,
     vars: usize,
-    rows: BTreeMap<Resource, BTreeMap<Var, f64>>,
+    /// In order of variables.
+    rows: BTreeMap<Resource, Vec<(Var, f64)>>,
     equal: Vec<(Var, Vec<Var>)>,
 }
 
@@ -38,7 +39,11 @@ impl<'a> Model<'a> {
     pub fn var(&mut self, uses: impl IntoIterator<Item = (Resource, f64)>) -> Var {
         self.vars += 1;
         for (resource, amount) in uses {
-            *self.rows.entry(resource).or_default().entry(self.vars - 1).or_insert(0.0) += amount;
+            let row = self.rows.entry(resource).or_default();
+            match row.last_mut() {
+                Some((var, sum)) if *var == self.vars - 1 => *sum += amount,
+                _ => row.push((self.vars - 1, amount)),
+            }
         }
         self.vars - 1
     }
@@ -56,10 +61,10 @@ impl<'a> Model<'a> {
         for (resource, terms) in &self.rows {
             let room = free.get(resource).copied().unwrap_or_else(|| self.network.capacity(*resource));
             if room <= 0.0 {
-                terms.iter().filter(|(_, amount)| **amount > 0.0).for_each(|(&var, _)| closed[var] = true);
+                terms.iter().filter(|(_, amount)| *amount > 0.0).for_each(|&(var, _)| closed[var] = true);
                 continue;
             }
-            let row = terms.iter().map(|(&var, amount)| (var, amount.to_bits())).collect();
+            let row = terms.iter().map(|&(var, amount)| (var, amount.to_bits())).collect();
             let least = rows.entry(row).or_insert(f64::INFINITY);
             *least = least.min(room);
         }

@@ -27,38 +27,44 @@ pub enum Balance {
     Ethereal,
 }
 
-/// The shortest ways from one node to another, without links that have failed. Hosts pass nothing on.
-pub fn paths(network: &Network, failed: &BTreeSet<Way>, from: Node, to: Node) -> Vec<Vec<Way>> {
-    let alive = |from, to| network.way(from, to).filter(|way| !failed.contains(way));
-    let mut far = BTreeMap::from([(to, 0)]);
-    let mut queue = VecDeque::from([to]);
-    while let Some(node) = queue.pop_front() {
-        let distance = far[&node];
-        if node == from {
-            break;
-        }
+/// How many links it is from each node to one. Hosts pass nothing on. None: there is no way.
+fn distances(network: &Network, failed: &BTreeSet<Way>, to: Node) -> Vec<Option<u32>> {
+    let mut far = vec![None; network.nodes()];
+    let mut queue = VecDeque::from([(to, 0)]);
+    far[to] = Some(0);
+    while let Some((node, distance)) = queue.pop_front() {
         if node != to && network.is_host(node) && !network.sums(node) {
             continue;
         }
-        for &next in network.next(node) {
-            if alive(next, node).is_some() && !far.contains_key(&next) {
-                far.insert(next, distance + 1);
-                queue.push_back(next);
+        for &way in network.out(node) {
+            let next = network.ends(way).1;
+            if far[next].is_none() && !failed.contains(&(way ^ 1)) {
+                far[next] = Some(distance + 1);
+                queue.push_back((next, distance + 1));
             }
         }
     }
-    let Some(&distance) = far.get(&from) else { return Vec::new() };
+    far
+}
+
+/// The shortest ways from one node to that from which `far` has been measured.
+fn shortest(network: &Network, failed: &BTreeSet<Way>, from: Node, far: &[Option<u32>]) -> Vec<Vec<Way>> {
+    let Some(distance) = far[from] else { return Vec::new() };
     let mut paths = vec![(from, Vec::new())];
     for left in (0..distance).rev() {
         let nearer = |(node, path): (Node, Vec<Way>)| {
-            let next = network.next(node).iter().filter(|next| far.get(next) == Some(&left));
-            let ways = next.filter_map(move |&next| Some((next, alive(node, next)?)));
-            ways.map(move |(next, way)| (next, path.iter().copied().chain([way]).collect()))
-                .collect::<Vec<_>>()
+            let ways = network.out(node).iter().map(|&way| (network.ends(way).1, way));
+            let ways = ways.filter(|(next, way)| far[*next] == Some(left) && !failed.contains(way));
+            ways.map(|(next, way)| (next, path.iter().copied().chain([way]).collect())).collect::<Vec<_>>()
         };
         paths = paths.into_iter().flat_map(nearer).collect();
     }
     paths.into_iter().map(|(_, path)| path).collect()
+}
+
+/// The shortest ways from one node to another, without links that have failed. Hosts pass nothing on.
+pub fn paths(network: &Network, failed: &BTreeSet<Way>, from: Node, to: Node) -> Vec<Vec<Way>> {
+    shortest(network, failed, from, &distances(network, failed, to))
 }
 
 /// A number that looks like chance (SplitMix64).
@@ -73,21 +79,19 @@ fn mixed(seed: u64, n: u64) -> u64 {
 pub fn flows(network: &Network, failed: &BTreeSet<Way>, demands: &[Demand], balance: Balance) -> Vec<Flow> {
     let mut known: BTreeMap<(Node, Node), Vec<Vec<Way>>> = BTreeMap::new();
     let healthy = BTreeSet::new();
-    // Hosts with one link share the ways of their boxes.
-    let edge = |host: Node| match network.next(host) {
-        [only] => *only,
-        _ => host,
+    // Hosts with one link share the ways of their box.
+    let edge = |node: Node| match network.next(node) {
+        [only] if network.is_host(node) && !network.is_host(*only) => *only,
+        _ => node,
     };
-    let ends = |d: &Demand| {
-        if edge(d.from) == edge(d.to) || edge(d.from) == d.to {
-            (d.from, d.to)
-        } else {
-            (edge(d.from), edge(d.to))
-        }
-    };
+    let ends = |d: &Demand| (edge(d.from), edge(d.to));
     let none = if balance == Balance::Ethereal { &healthy } else { failed };
+    let mut far: BTreeMap<Node, Vec<Option<u32>>> = BTreeMap::new();
     for demand in demands {
-        known.entry(ends(demand)).or_insert_with_key(|&(from, to)| paths(network, none, from, to));
+        known.entry(ends(demand)).or_insert_with_key(|&(from, to)| {
+            let far = far.entry(to).or_insert_with(|| distances(network, none, to));
+            shortest(network, none, from, far)
+        });
     }
     let around = |d: &Demand| -> Vec<Way> {
         let (from, to) = ends(d);
@@ -101,25 +105,30 @@ pub fn flows(network: &Network, failed: &BTreeSet<Way>, demands: &[Demand], bala
         Balance::Ethereal => return pinned(failed, demands, &known, ends, around),
         Balance::Ecmp { .. } | Balance::Spray => {}
     }
+    // What all flows between the same ends have in common.
+    let spread = |(&ends, paths): (&(Node, Node), &Vec<Vec<Way>>)| {
+        let mut links: BTreeMap<Way, f64> = BTreeMap::new();
+        for (path, weight) in paths.iter().zip(&weights[&ends]).filter(|(_, weight)| **weight > 0.0) {
+            path.iter().for_each(|&way| *links.entry(way).or_insert(0.0) += weight);
+        }
+        (ends, links.into_iter().collect())
+    };
+    let spread: BTreeMap<(Node, Node), Vec<(Way, f64)>> = match balance {
+        Balance::Ecmp { .. } => BTreeMap::new(),
+        _ => known.iter().map(spread).collect(),
+    };
     let flow = |(n, demand): (usize, &Demand)| {
-        let paths = &known[&ends(demand)];
-        let mut links: BTreeMap<Way, f64> = around(demand).into_iter().map(|way| (way, 1.0)).collect();
-        match balance {
-            Balance::Ecmp { seed } if !paths.is_empty() => {
+        let ends = ends(demand);
+        let mut links: Vec<(Way, f64)> = around(demand).into_iter().map(|way| (way, 1.0)).collect();
+        match (balance, &known[&ends]) {
+            (Balance::Ecmp { seed }, paths) if !paths.is_empty() => {
                 let chosen = mixed(seed, n as u64) % paths.len() as u64;
                 links.extend(paths[chosen as usize].iter().map(|&way| (way, 1.0)));
             }
-            _ => {
-                for (path, weight) in paths.iter().zip(&weights[&ends(demand)]) {
-                    path.iter().for_each(|&way| *links.entry(way).or_insert(0.0) += weight);
-                }
-            }
+            (Balance::Ecmp { .. }, _) => {}
+            _ => links.extend(&spread[&ends]),
         }
-        Flow {
-            bytes: demand.bytes,
-            start: 0.0,
-            links: links.into_iter().filter(|(_, part)| *part > 0.0).collect(),
-        }
+        Flow { bytes: demand.bytes, start: 0.0, links }
     };
     demands.iter().enumerate().map(flow).collect()
 }
@@ -145,7 +154,7 @@ fn settle(
         };
         // Smaller steps later, so that it comes to rest.
         let power = 0.5 / (1.0 + f64::from(round) / 8.0);
-        for (ends, paths) in known {
+        for (ends, paths) in known.iter().filter(|(_, paths)| paths.len() > 1) {
             let of = weights.entry(*ends).or_default();
             let mut sum = 0.0;
             for (weight, path) in of.iter_mut().zip(paths) {
@@ -227,6 +236,23 @@ mod tests {
         let fat = Network::new(&generate::fat_tree(4, 4, 1e9)).unwrap();
         assert_eq!(paths(&fat, &none, 0, 15).len(), 4);
         assert_eq!(paths(&fat, &none, 0, 2).len(), 2);
+    }
+
+    #[test]
+    fn neighbours_take_their_own_links_alone() {
+        let mut pair = generate::dgx_1p();
+        pair.links.retain(|link| link.from == "gpu0" && link.to == "gpu1");
+        for (topology, nodes) in [(pair, vec![0, 1]), (generate::rack(2, 8e9), vec![0, 2, 1])] {
+            let network = Network::new(&topology).unwrap();
+            let own: Vec<_> =
+                nodes.windows(2).map(|ends| (network.way(ends[0], ends[1]).unwrap(), 1.0)).collect();
+            let demand = Demand { from: 0, to: 1, bytes: 1.0 };
+            for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal, Balance::Ecmp { seed: 7 }] {
+                let mut flow = flows(&network, &BTreeSet::new(), &[demand], balance).remove(0);
+                flow.links.sort_by_key(|link| link.0);
+                assert_eq!(flow.links, own, "{balance:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A network as data: what is in its file, checked, and numbered.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -137,8 +137,10 @@ pub struct Network {
     ends: Vec<(Node, Node)>,
     rates: Vec<f64>,
     seconds: Vec<f64>,
-    ways: BTreeMap<(Node, Node), Way>,
+    ways: HashMap<(Node, Node), Way>,
     next: Vec<Vec<Node>>,
+    /// The links to those, in the same order.
+    out: Vec<Vec<Way>>,
 }
 
 impl Network {
@@ -188,8 +190,9 @@ impl Network {
             ends: Vec::new(),
             rates: Vec::new(),
             seconds: Vec::new(),
-            ways: BTreeMap::new(),
+            ways: HashMap::new(),
             next: vec![Vec::new(); names.len()],
+            out: vec![Vec::new(); names.len()],
             names,
             numbers,
         };
@@ -211,6 +214,7 @@ impl Network {
             let seconds = positive("latency-us", &of, link.latency_us, 0.0)? / 1e6;
             for (from, to, bits) in [(from, to, bits), (to, from, back)] {
                 network.ways.insert((from, to), network.ends.len());
+                network.out[from].push(network.ends.len());
                 network.ends.push((from, to));
                 network.rates.push(bits / 8.0);
                 network.seconds.push(seconds);
@@ -230,6 +234,7 @@ impl Network {
             for (from, to) in [(from, to), (to, from)] {
                 network.ways.remove(&(from, to));
                 network.next[from].retain(|&node| node != to);
+                network.out[from].retain(|&way| self.ends[way].1 != to);
             }
         }
         network
@@ -276,6 +281,11 @@ impl Network {
     /// Those with a link to it.
     pub fn next(&self, node: Node) -> &[Node] {
         &self.next[node]
+    }
+
+    /// The directed links from it; `way ^ 1` leads back.
+    pub fn out(&self, node: Node) -> &[Way] {
+        &self.out[node]
     }
 
     pub fn way(&self, from: Node, to: Node) -> Option<Way> {

@@ -25,14 +25,14 @@ pub struct Hop {
 impl Hop {
     /// The directed links down, or up.
     pub fn ways(self, network: &Network, up: bool) -> impl Iterator<Item = Way> {
-        let nodes = [Some(self.parent), self.via, Some(self.child)];
-        let mut nodes: Vec<Node> = nodes.into_iter().flatten().collect();
-        if up {
-            nodes.reverse();
-        }
+        let links = match self.via {
+            None => [Some((self.parent, self.child)), None],
+            Some(via) => [Some((self.parent, via)), Some((via, self.child))],
+        };
         // Hops are made of links that there are.
-        let ways: Vec<Way> = nodes.windows(2).filter_map(|ends| network.way(ends[0], ends[1])).collect();
-        ways.into_iter()
+        let way =
+            move |(above, below)| if up { network.way(below, above) } else { network.way(above, below) };
+        links.into_iter().flatten().filter_map(way)
     }
 }
 

@@ -324,6 +324,74 @@ fn jobs_share_fairly_and_by_priority() {
     near(plans[1].share, 7e9);
 }
 
+/// Three leaves of three hosts below two spines, of which all but the cables between has a rate of its own.
+fn any_racks() -> impl Strategy<Value = Network> {
+    let bytes = || prop::collection::vec(1u8..20, 9 + 5);
+    (bytes(), 1u8..20).prop_map(|(bytes, up)| {
+        let mut t = generate::leaf_spine(3, 3, 2, 8e9 * f64::from(up), 3.0);
+        let (hosts, boxes) = bytes.split_at(9);
+        t.links.iter_mut().zip(hosts).for_each(|(link, bytes)| link.bits = 8e9 * f64::from(*bytes));
+        t.boxes.iter_mut().zip(boxes).for_each(|(b, bytes)| b.adds = Some(3e9 * f64::from(*bytes)));
+        Network::new(&t).unwrap()
+    })
+}
+
+fn any_jobs() -> impl Strategy<Value = Vec<Job>> {
+    let job = (prop::sample::subsequence((0..9).collect::<Vec<Node>>(), 2..6), 0u32..3);
+    prop::collection::vec(job, 2..6).prop_map(|jobs| {
+        let named = |(n, (members, priority)): (usize, (Vec<Node>, u32))| Job {
+            priority,
+            ..job_of(&format!("j{n}"), members)
+        };
+        jobs.into_iter().enumerate().map(named).collect()
+    })
+}
+
+fn job_of(name: &str, members: Vec<Node>) -> Job {
+    job(name, members, Collective::AllReduce)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_new_job_moves_nobody_by_more_than_it_must(network in any_racks(), jobs in any_jobs()) {
+        let (new, old) = jobs.split_last().unwrap();
+        let before = plan(&network, old).unwrap();
+        let after = plan(&network, &jobs).unwrap();
+        check(&network, &jobs, &after);
+        let of_new = after.last().unwrap().share;
+        for ((job, before), after) in old.iter().zip(&before).zip(&after) {
+            let (had, has) = (before.share, after.share);
+            let least = match job.priority.cmp(&new.priority) {
+                // Nobody yields to a job of a lower priority, and nothing comes free.
+                std::cmp::Ordering::Greater => {
+                    prop_assert!(has <= had * (1.0 + 1e-5), "{}: {has} after {had}", job.name);
+                    had
+                }
+                // Who yields to an equal one yields no more than makes both equal.
+                std::cmp::Ordering::Equal => had.min(of_new),
+                std::cmp::Ordering::Less => 0.0,
+            };
+            prop_assert!(has >= least * (1.0 - 1e-5), "{}: {has} of {least} after {had}", job.name);
+        }
+    }
+}
+
+#[test]
+fn a_new_job_elsewhere_moves_nobody() {
+    let mut topology = generate::leaf_spine(4, 4, 2, 8e10, 1.0);
+    // The new one is slow, and could draw others down to its rate.
+    topology.links[8].bits = 8e9;
+    let network = with_cpu(topology, "leaf", 30e9);
+    let old = [job_of("a", vec![0, 4]), job_of("b", vec![1, 5])];
+    let before = plan(&network, &old).unwrap();
+    let after = plan(&network, &[&old[..], &[job_of("c", vec![8, 12])]].concat()).unwrap();
+    for (before, after) in before.iter().zip(&after) {
+        near(after.share, before.share);
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let refused = |topology: &Topology, members: Vec<Node>| {

@@ -14,7 +14,7 @@ use crate::table;
 const BITS: f64 = 1e11;
 const SIZES: [f64; 4] = [4e6, 16e6, 64e6, 256e6];
 /// Of an all-to-all by ECMP, whose flows end one by one, events that are so near are one.
-const STEP: f64 = 0.03;
+const STEP: f64 = 0.01;
 const RULES: [(&str, Balance); 4] = [
     ("Ethereal", Balance::Ethereal),
     ("spraying", Balance::Spray),
@@ -28,7 +28,6 @@ struct Place {
     topology: Topology,
     cables: Vec<(String, String)>,
     below: usize,
-    broken: &'static [usize],
 }
 
 fn failed(network: &Network, cables: &[(String, String)]) -> BTreeSet<Way> {
@@ -70,14 +69,12 @@ pub fn run() -> Result<(String, String)> {
             topology: generate::leaf_spine(16, 16, 16, BITS, 1.0),
             cables: (0..4).map(|i| cable("leaf", i, "spine", i)).collect(),
             below: 16,
-            broken: &[0, 1, 2, 4],
         },
         Place {
             name: "fat-tree, 512 hosts",
             topology: generate::fat_tree(16, 8, BITS),
             cables: (0..4).map(|i| cable("leaf", 8 * i, "mid", 8 * i + i)).collect(),
             below: 8,
-            broken: &[0, 4],
         },
     ];
     let mut rows = Vec::new();
@@ -89,7 +86,7 @@ pub fn run() -> Result<(String, String)> {
             ("ring", Collective::Ring),
             ("double binary tree", Collective::DoubleBinaryTree),
         ] {
-            for &broken in place.broken {
+            for broken in 0..=place.cables.len() {
                 let times = RULES.map(|(_, balance)| seconds(place, broken, collective, balance));
                 let times = times.into_iter().collect::<Result<Vec<_>>>()?;
                 eprintln!("{}, {what}, {broken} failed links: done", place.name);
@@ -106,7 +103,7 @@ pub fn run() -> Result<(String, String)> {
                 }
                 if collective == Collective::AllToAll && place.below == 16 {
                     for (curve, times) in curves.iter_mut().zip(&times) {
-                        curve.1.push((f64::from(1u32 << broken.min(3)), times[2] * 1e3));
+                        curve.1.push((f64::from(1u32 << broken), times[2] * 1e3));
                     }
                 }
             }
@@ -126,11 +123,8 @@ pub fn run() -> Result<(String, String)> {
         "over ECMP",
     ];
     let text = format!(
-        "Links of 100 Gb/s, no oversubscription, 1 us for each hop, routing that knows what has failed; fluid flows, of ECMP's those that end within 3 % of the time do so together; ECMP of rings and trees is the mean of 8 seeds.\n\n{}",
+        "Links of 100 Gb/s, no oversubscription, 1 us for each hop, routing that knows what has failed; fluid flows, of ECMP's those that end within 1 % of the time do so together; ECMP of rings and trees is the mean of 8 seeds. The paper's abstract: up to 30 % less time than spraying and 40 % less than REPS, in packets; fluids have no queues and overtake nothing, which is what costs those two time.\n\n{}",
         table(&head, &rows)
     );
-    Ok((
-        text,
-        chart("All-to-all, 256 hosts, 64 MB a host", "2 ^ failed links (8: four links)", "ms", &curves)?,
-    ))
+    Ok((text, chart("All-to-all, 256 hosts, 64 MB a host", "2 ^ failed links", "ms", &curves)?))
 }

@@ -1,8 +1,9 @@
 //! The box, or a tree of boxes: the data plane's state machine over real packets.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots};
 use netsum_common::ring_box::{RingBox, passes_with};
@@ -10,6 +11,7 @@ use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
 use netsum_common::wire::{Bth, ROCE_PORT, TOTAL, mark};
 
+use super::network::{FRAMING, Speed};
 use super::rng::Rng;
 use crate::numeric::reference::add_lanes;
 use crate::queue_pairs::RankNumbers;
@@ -45,6 +47,28 @@ struct Incoming {
     moved: bool,
 }
 
+/// Links between boxes, each way one of its own. Without them what a box sends another is there at once.
+struct Wires {
+    speed: Speed,
+    free: HashMap<(usize, usize), Instant>,
+    /// By arrival; the number breaks ties.
+    flying: BTreeMap<(Instant, u64), Incoming>,
+    sent: u64,
+}
+
+/// Bytes of a datagram around its payload: BTH and ICRC.
+const HEADERS: usize = 12 + 4;
+
+impl Wires {
+    fn send(&mut self, now: Instant, from: usize, incoming: Incoming) {
+        let bytes = (incoming.payload.len() + HEADERS + FRAMING) as u64;
+        let free = self.free.entry((from, incoming.node)).or_insert(now);
+        *free = (*free).max(now) + Duration::from_nanos(u64::from(self.speed.per_byte) * bytes);
+        self.sent += 1;
+        self.flying.insert((*free + self.speed.latency, self.sent), incoming);
+    }
+}
+
 pub(super) struct Aggregator {
     ips: Vec<IpAddr>,
     /// By receiver.
@@ -57,6 +81,7 @@ pub(super) struct Aggregator {
     /// The one packet between boxes that is lost, counted from 0 on its way.
     victim: Option<(Between, u32)>,
     rng: Rng,
+    wires: Option<Wires>,
     /// The release to come whose sum is spoilt, and how.
     spoil: Option<(u32, Spoil)>,
 }
@@ -81,7 +106,14 @@ pub(super) enum Spoil {
 
 impl Aggregator {
     /// So many boxes are below each box, level by level; one box if `branches` is empty. Between them so many of a million packets are lost.
-    pub fn new(shape: &JobShape, ranks: &[RankNumbers], branches: &[usize], loss: u32, seed: u64) -> Self {
+    pub fn new(
+        shape: &JobShape,
+        ranks: &[RankNumbers],
+        branches: &[usize],
+        loss: u32,
+        speed: Option<Speed>,
+        seed: u64,
+    ) -> Self {
         let n = ranks.len();
         let flows = (0..n).flat_map(|rank| {
             let next = &ranks[(rank + 1) % n];
@@ -100,6 +132,7 @@ impl Aggregator {
             loss,
             victim: None,
             rng: Rng(seed ^ 0x7570_6c69_6e6b_7300),
+            wires: speed.map(|speed| Wires { speed, free: HashMap::new(), flying: BTreeMap::new(), sent: 0 }),
             spoil: None,
         }
     }
@@ -142,6 +175,7 @@ impl Aggregator {
     /// Takes a datagram if it is a flow's data, and gives those that come of it, with their addresses.
     pub fn take(
         &mut self,
+        now: Instant,
         src: IpAddr,
         dst: IpAddr,
         datagram: &[u8],
@@ -160,11 +194,35 @@ impl Aggregator {
         assert_eq!(src, self.ips[sender]);
         let node = self.box_of(sender);
         let payload = packet.payload.to_vec();
-        let mut queue = VecDeque::from([Incoming { node, sender, bth: packet.bth, payload, moved: false }]);
-        while let Some(incoming) = queue.pop_front() {
-            self.at_box(incoming, &mut queue, out);
-        }
+        self.all_at_box(now, Incoming { node, sender, bth: packet.bth, payload, moved: false }, out);
         true
+    }
+
+    /// When the next packet between boxes arrives.
+    pub fn next(&self) -> Option<Instant> {
+        Some(self.wires.as_ref()?.flying.first_key_value()?.0.0)
+    }
+
+    /// Takes that packet.
+    pub fn arrive(&mut self, out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>) {
+        let first = self.wires.as_mut().and_then(|wires| wires.flying.pop_first());
+        if let Some(((now, _), incoming)) = first {
+            self.all_at_box(now, incoming, out);
+        }
+    }
+
+    /// Takes a packet at a box, and what comes of it at once at others.
+    fn all_at_box(&mut self, now: Instant, incoming: Incoming, out: &mut Vec<(IpAddr, IpAddr, Vec<u8>)>) {
+        let mut queue = VecDeque::from([incoming]);
+        while let Some(incoming) = queue.pop_front() {
+            let from = incoming.node;
+            let mut sent = VecDeque::new();
+            self.at_box(incoming, &mut sent, out);
+            match &mut self.wires {
+                Some(wires) => sent.into_iter().for_each(|incoming| wires.send(now, from, incoming)),
+                None => queue.append(&mut sent),
+            }
+        }
     }
 
     /// The box whose port leads to a rank.

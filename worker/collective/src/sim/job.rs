@@ -36,6 +36,8 @@ pub(super) struct Spec {
     pub branches: Vec<usize>,
     /// Packets that are lost between them, in millionths.
     pub uplink_loss: u32,
+    /// Of links between them, for what they sum; there is none if not given. What only passes by takes no time there.
+    pub uplink: Option<Speed>,
     /// Selective retransmission at the hosts and relaxed order in the box; go-back-N and in order otherwise.
     pub selective: bool,
     pub faults: Faults,
@@ -77,6 +79,7 @@ impl Spec {
             layout,
             branches: Vec::new(),
             uplink_loss: 0,
+            uplink: None,
             selective: false,
             faults: Faults::default(),
             // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
@@ -99,7 +102,7 @@ impl Spec {
 }
 
 fn boxes(spec: &Spec, shape: &JobShape, ranks: &[RankNumbers]) -> Aggregator {
-    Aggregator::new(shape, ranks, &spec.branches, spec.uplink_loss, spec.seed)
+    Aggregator::new(shape, ranks, &spec.branches, spec.uplink_loss, spec.uplink, spec.seed)
 }
 
 /// One operation of a rank, begun when its time has come and no more are in flight than may be.
@@ -431,11 +434,8 @@ impl Sim {
         let elapsed = self.elapsed();
         if self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed) {
             let mut out = std::mem::take(&mut self.out);
-            let taken = self.aggregator.take(self.ips[from], self.ips[to], &datagram, &mut out);
-            for (src, dst, datagram) in out.drain(..) {
-                self.hop(Direction::Down, Class::Result, self.host_of(src), self.host_of(dst), datagram);
-            }
-            self.out = out;
+            let taken = self.aggregator.take(self.now, self.ips[from], self.ips[to], &datagram, &mut out);
+            self.release(out);
             if taken {
                 return;
             }
@@ -443,10 +443,29 @@ impl Sim {
         self.hop(Direction::Down, Class::of(&datagram), from, to, datagram);
     }
 
+    /// Sends what boxes give to hosts.
+    fn release(&mut self, mut out: Vec<(IpAddr, IpAddr, Vec<u8>)>) {
+        for (src, dst, datagram) in out.drain(..) {
+            self.hop(Direction::Down, Class::Result, self.host_of(src), self.host_of(dst), datagram);
+        }
+        self.out = out;
+    }
+
     /// Goes to what happens next. Whether anything does.
     fn step(&mut self) -> bool {
         let hosts = self.hosts.iter().enumerate();
         let due = hosts.filter(|(_, h)| h.alive).filter_map(|(r, h)| h.due.map(|t| (t, r))).min();
+        let arrival = self.queue.peek().map(|Reverse(flying)| flying.at);
+        if let Some(at) = self.aggregator.next()
+            && arrival.is_none_or(|arrival| at <= arrival)
+            && due.is_none_or(|(due, _)| at <= due)
+        {
+            self.now = self.now.max(at);
+            let mut out = std::mem::take(&mut self.out);
+            self.aggregator.arrive(&mut out);
+            self.release(out);
+            return true;
+        }
         match (self.queue.peek(), due) {
             (Some(Reverse(flying)), due) if due.is_none_or(|d| flying.at <= d.0) => {
                 let Some(Reverse(flying)) = self.queue.pop() else { return false };

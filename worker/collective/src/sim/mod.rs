@@ -12,9 +12,12 @@
 //! | [`strays`] | sums of earlier runs and of other rings |
 //! | [`scenario`] | from a seed to a job with faults, and what must hold |
 //! | [`shaped`] | links of all rates, without loss |
+//! | [`fluid`] | the same in a network of fluids, which takes as long |
 //! | [`tests`] | what must hold in cases that are worth a name |
 
 mod aggregator;
+#[cfg(test)]
+mod fluid;
 #[cfg(test)]
 mod inflight;
 mod job;

@@ -157,7 +157,7 @@ pub(super) struct Network {
 
 const LONGEST_BURST: Duration = Duration::from_millis(20);
 /// Bytes around a datagram on the wire: Ethernet with preamble and gap, IPv4, UDP.
-const FRAMING: usize = 38 + 20 + 8;
+pub(super) const FRAMING: usize = 38 + 20 + 8;
 
 impl Network {
     pub fn new(start: Instant, hosts: usize, speed: Speed, faults: Faults, seed: u64) -> Self {

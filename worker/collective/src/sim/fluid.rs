@@ -1,0 +1,129 @@
+//! The same all-reduce packet by packet and in a network of fluids (`netsum-plan`): both take as long.
+//!
+//! Fluids know no acknowledgements. By a ring of 4 hosts these are 7 % of the bytes. By one of 8 they are 2 %, another 2 % are shares of
+//! a message that need one more packet for their header, and for 5 % of the time links wait for the ring's next step.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use netsum_plan::collectives::{Collective, Scene};
+use netsum_plan::generate;
+use netsum_plan::routes::Balance;
+use netsum_plan::topology::Network;
+
+use super::job::{Call, NEVER, Sim, Spec};
+use super::network::{FRAMING, Speed};
+use super::vector::Vector;
+use crate::numeric::element::Dtype;
+use crate::numeric::layout::Layout;
+use crate::report::Mode;
+
+const LAYOUT: Layout = Layout { message_size: 64 << 10, window: 8, rings: 1 };
+const MTU: u32 = 1024;
+/// BTH and ICRC.
+const HEADERS: usize = 16;
+
+struct Case {
+    hosts: usize,
+    racks: usize,
+    /// Nanoseconds for a byte, of a host's link and of a rack's.
+    per_byte: u32,
+    uplink: u32,
+    latency: Duration,
+    bytes: usize,
+    mode: Mode,
+}
+
+impl Case {
+    fn speed(&self, per_byte: u32) -> Speed {
+        Speed { per_byte, latency: self.latency, bucket: 0 }
+    }
+
+    /// Seconds of the second all-reduce, packet by packet.
+    fn packets(&self) -> f64 {
+        let mut spec = Spec { mtu: MTU, ..Spec::new(self.hosts as u32, LAYOUT, 1) };
+        spec.speed = self.speed(self.per_byte);
+        (spec.timeout, spec.limit) = (Duration::from_secs(100), Duration::from_secs(1000));
+        if self.racks > 1 {
+            spec.branches = vec![self.racks];
+            spec.uplink = Some(self.speed(self.uplink));
+        }
+        if self.mode == Mode::Ring {
+            spec.present = NEVER;
+        }
+        let mut sim = Sim::new(&spec, |rank| {
+            let calls = (0..2)
+                .map(|n| Call { data: Vector::ints(rank, self.bytes / 4, n), not_before: Duration::ZERO });
+            calls.collect()
+        });
+        sim.run();
+        for host in &sim.hosts {
+            assert!(host.results.iter().all(|r| r.0.as_ref().is_ok_and(|f| f.mode == self.mode)));
+            assert!(self.mode == Mode::Ring || host.stack.endpoint.stats().retransmissions == 0);
+        }
+        let end = |n: usize| sim.hosts.iter().map(|host| host.results[n].2).max().unwrap();
+        (end(1) - end(0)).as_secs_f64()
+    }
+
+    /// Seconds in a network of fluids, of what goes over the wires for so many bytes.
+    fn fluid(&self) -> f64 {
+        let bits = |per_byte: u32| 8e9 / f64::from(per_byte);
+        let mut topology = generate::rack(self.hosts, bits(self.per_byte));
+        if self.racks > 1 {
+            topology = generate::leaf_spine(self.racks, self.hosts / self.racks, 1, bits(self.per_byte), 1.0);
+            let up = topology.links.iter_mut().filter(|link| link.to == "spine0");
+            up.for_each(|link| link.bits = bits(self.uplink));
+        }
+        topology.links.iter_mut().for_each(|link| link.latency_us = self.latency.as_secs_f64() * 1e6);
+        let network = Network::new(&topology).unwrap();
+        let scene = Scene { network: &network, failed: BTreeSet::new(), balance: Balance::Spray, step: 0.0 };
+        let collective = if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
+        let messages = (self.bytes / 4) as f64 / LAYOUT.elements(Dtype::I32).unwrap() as f64;
+        let datagram = MTU as usize + HEADERS + FRAMING;
+        let wire = messages * f64::from(LAYOUT.message_size.div_ceil(MTU)) * datagram as f64;
+        scene.seconds(collective, wire).unwrap()
+    }
+}
+
+fn case(mode: Mode, hosts: usize, per_byte: u32) -> Case {
+    Case {
+        hosts,
+        racks: 1,
+        per_byte,
+        uplink: per_byte,
+        latency: Duration::from_micros(10),
+        bytes: 8 << 20,
+        mode,
+    }
+}
+
+#[test]
+fn packets_and_fluids_take_as_long() {
+    let flat = |mode| {
+        [(4, 80), (8, 80), (4, 8), (8, 8), (8, 1)].map(|(hosts, per_byte)| case(mode, hosts, per_byte))
+    };
+    // A rack's link as fast as its hosts' together, as one of them, and half as fast.
+    let racks = [(4, 2, 40), (8, 2, 20), (8, 2, 80), (8, 2, 160), (8, 4, 40), (8, 4, 80), (8, 4, 160)];
+    let racks = racks.map(|(hosts, racks, uplink)| Case { racks, uplink, ..case(Mode::Box, hosts, 80) });
+    let mut wrong = Vec::new();
+    for case in flat(Mode::Box).into_iter().chain(racks).chain(flat(Mode::Ring)) {
+        let (packets, fluid) = (case.packets(), case.fluid());
+        let text = format!(
+            "{:?}, {} hosts, {} racks, {} and {} ns/B: {:.2} ms by packets, {:.2} ms by fluids, {:+.1} %",
+            case.mode,
+            case.hosts,
+            case.racks,
+            case.per_byte,
+            case.uplink,
+            packets * 1e3,
+            fluid * 1e3,
+            (packets / fluid - 1.0) * 100.0
+        );
+        println!("{text}");
+        let most = if case.mode == Mode::Ring { 0.10 } else { 0.05 };
+        if (packets / fluid - 1.0).abs() > most {
+            wrong.push(text);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
