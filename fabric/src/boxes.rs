@@ -22,6 +22,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
 use tonic::{Code, Response, Status};
 use tower::service_fn;
 
+use crate::cables::{Answer, Cable, Cables};
 use crate::config::{BoxConfig, Config, End, Link, Tls};
 use crate::diagnosis::{self, Said};
 use crate::layout::Ways;
@@ -37,13 +38,12 @@ const ORDERS: Duration = Duration::from_secs(30);
 pub struct Boxes {
     all: Vec<(String, AdminClient<Channel>)>,
     addresses: Vec<String>,
-    links: Vec<Link>,
     known: Mutex<Known>,
 }
 
 /// What is known of them by now.
-#[derive(Default)]
 struct Known {
+    cables: Cables,
     /// Ports by their numbers here, from 1.
     ends: BTreeMap<u32, End>,
     numbers: HashMap<End, u32>,
@@ -67,8 +67,26 @@ struct Drain {
 }
 
 impl Known {
-    fn carries(&self, link: &Link) -> bool {
-        !self.down.contains(&link.below) && !self.down.contains(&link.above)
+    fn new(cables: Cables) -> Self {
+        Self {
+            cables,
+            ends: BTreeMap::new(),
+            numbers: HashMap::new(),
+            down: HashSet::new(),
+            silent: HashSet::new(),
+            jobs: HashMap::new(),
+            drains: BTreeMap::new(),
+            strange: BTreeMap::new(),
+            hosts: HashMap::new(),
+        }
+    }
+
+    fn carries(&self, Cable { link, carries, .. }: &Cable) -> bool {
+        *carries && !self.down.contains(&link.below) && !self.down.contains(&link.above)
+    }
+
+    fn links(&self) -> Vec<Link> {
+        self.cables.all().into_iter().map(|cable| cable.link).collect()
     }
 
     fn look_at_version(&mut self, name: &str, protocol: u32, release: &str) {
@@ -112,7 +130,9 @@ impl Boxes {
         };
         let all = config.boxes.iter().map(client).collect::<Result<_>>()?;
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
-        Ok(Self { all, addresses, links: config.links.clone(), known: Mutex::default() })
+        let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
+        let known = Known::new(Cables::new(config.links.clone(), levels));
+        Ok(Self { all, addresses, known: Mutex::new(known) })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -137,11 +157,14 @@ impl Boxes {
     /// What rings can use, as far as is known.
     pub fn ways(&self) -> Ways {
         let known = self.known();
-        let links = self.links.iter().filter(|link| known.carries(link)).cloned().collect();
+        let cables = known.cables.all().into_iter().filter(|cable| known.carries(cable));
+        let links: Vec<Link> = cables.map(|cable| cable.link).collect();
+        let ends = links.iter().flat_map(|link| [&link.below, &link.above]);
+        let mtus = ends.filter_map(|end| Some((end.clone(), known.cables.mtu(end)?))).collect();
         let drained =
             known.drains.iter().map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
         let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
-        Ways { links, closed: drained.chain(strange).collect() }
+        Ways { links, mtus, closed: drained.chain(strange).collect() }
     }
 
     /// Boxes that get no new rings, and why.
@@ -195,13 +218,16 @@ impl Boxes {
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
         };
-        let link = |link: &Link| api::FabricLink {
-            below: link.below.to_string(),
-            above: link.above.to_string(),
-            up: known.carries(link),
+        let link = |cable: Cable| api::FabricLink {
+            up: known.carries(&cable),
+            below: cable.link.below.to_string(),
+            above: cable.link.above.to_string(),
+            trouble: cable.trouble,
+            rate: cable.link.rate.map_or(0, |rate| rate.0),
         };
         let boxes = self.all.iter().map(|(name, _)| name).zip(&self.addresses).map(of);
-        api::Fabric { boxes: boxes.collect(), links: self.links.iter().map(link).collect() }
+        let links = known.cables.all().into_iter().map(link);
+        api::Fabric { boxes: boxes.collect(), links: links.collect(), ports: known.cables.ports() }
     }
 
     pub fn client(&self, name: &str) -> Option<AdminClient<Channel>> {
@@ -209,7 +235,7 @@ impl Boxes {
     }
 
     fn is_link(&self, of: &str, port: &str) -> bool {
-        self.links.iter().flat_map(|l| [&l.below, &l.above]).any(|end| end.of == of && end.port == port)
+        self.known().cables.is_link(of, port)
     }
 
     /// Asks all boxes at once.
@@ -245,11 +271,12 @@ impl Boxes {
                 (name, tokio::time::timeout(PATIENCE, both).await.unwrap_or_else(late))
             });
         }
-        let mut seen = HashMap::new();
+        let (mut seen, mut said) = (HashMap::new(), HashMap::new());
         while let Some(Ok((name, answer))) = looks.join_next().await {
             let mut known = self.known();
             match answer {
-                Ok((api::ListPortsReply { ports, protocol, release }, jobs)) => {
+                Ok((api::ListPortsReply { ports, protocol, release, listens }, jobs)) => {
+                    said.insert(name.clone(), Answer { ports: ports.clone(), listens });
                     known.look_at_version(&name, protocol, &release);
                     if known.silent.remove(&name) {
                         log::info!("box {name}: answers again");
@@ -257,8 +284,8 @@ impl Boxes {
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
-                    let ends = self.links.iter().flat_map(|l| [&l.below, &l.above]);
-                    known.down.extend(ends.filter(|e| e.of == name && !is_there(e)).cloned());
+                    let ends = known.links().into_iter().flat_map(|l| [l.below, l.above]);
+                    known.down.extend(ends.filter(|e| e.of == name && !is_there(e)));
                     let info = |p: api::Port| {
                         let end = End { of: name.clone(), port: p.name };
                         let ifindex = known.number(&end);
@@ -279,6 +306,7 @@ impl Boxes {
                 }
             }
         }
+        self.known().cables.look(said, Instant::now().into_std());
         seen
     }
 }
@@ -333,6 +361,7 @@ impl AskBoxes for Boxes {
     }
 
     async fn topology(&self) -> api::Fabric {
+        self.look().await;
         let mut fabric = self.show();
         let request = api::ListPortsRequest { hosts: true };
         let mut answers = self.ask(PATIENCE, move |mut c| async move { c.list_ports(request).await });
@@ -368,7 +397,7 @@ impl AskBoxes for Boxes {
         }
         let heard = |rank: u32| heard.get(rank as usize).copied().flatten();
         let state = api::JobState::Active.into();
-        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.links, heard) }
+        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.known().links(), heard) }
     }
 }
 
@@ -401,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_box_of_another_version_is_told_with_both() {
-        let mut known = Known::default();
+        let mut known = Known::new(Cables::new(Vec::new(), HashMap::new()));
         known.look_at_version("a", PROTOCOL, RELEASE);
         assert!(known.strange.is_empty());
         known.look_at_version("a", PROTOCOL + 1, "9.0");

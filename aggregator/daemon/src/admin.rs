@@ -22,7 +22,7 @@ use super::netlink::{Found, Netlink};
 use super::state::{Inner, Shared};
 use super::trace;
 use super::worker::PortFinder;
-use super::{diagnose, memory};
+use super::{device, diagnose, memory};
 
 /// Answers administration.
 #[derive(Clone)]
@@ -214,6 +214,7 @@ impl Admin for AdminService {
             Some(netlink) => netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?,
             None => Vec::new(),
         };
+        let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
         let inner = self.shared.lock();
         let ports = inner.controller.ports().iter().map(|p| {
             let flows =
@@ -231,12 +232,21 @@ impl Admin for AdminService {
                 port.mac.clone_from(&interface.mac);
                 (port.mtu, port.up) = (interface.mtu, interface.up);
                 port.xdp = interface.xdp.unwrap_or_default().into();
+                port.rate = device::rate(&p.name);
                 [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
             }
+            let heard = heard.and_then(|heard| heard.get(p.ifindex, Instant::now()));
+            port.neighbour = heard.map(|(n, age)| api::Neighbour {
+                mac: mac_text(n.mac),
+                chassis: n.chassis,
+                port: n.port,
+                age_ms: age.as_millis() as u32,
+            });
             port
         });
         let (protocol, release) = (netsum_api::PROTOCOL, netsum_api::RELEASE.into());
-        Ok(Response::new(api::ListPortsReply { ports: ports.collect(), protocol, release }))
+        let (ports, listens) = (ports.collect(), heard.is_some());
+        Ok(Response::new(api::ListPortsReply { ports, protocol, release, listens }))
     }
 
     async fn show_fabric(&self, request: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
