@@ -1,6 +1,6 @@
 //! The boxes: connections to them, which ports they have, and behind which of these a host is.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -25,6 +25,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
 use tonic::{Code, Request, Response, Status};
 use tower::service_fn;
 
+use crate::cables::{Answer, Cable, Cables};
 use crate::config::{BoxConfig, Config, End, Link, Tls};
 use crate::diagnosis::{self, Said};
 use crate::hosts::{Hosts, TWICE};
@@ -56,9 +57,6 @@ impl Interceptor for Election {
 pub struct Boxes {
     all: Vec<(String, Client)>,
     addresses: Vec<String>,
-    links: Vec<Link>,
-    /// All ends of these.
-    link_ends: Arc<BTreeSet<End>>,
     finder: Hosts,
     election: Election,
     known: Mutex<Known>,
@@ -67,6 +65,7 @@ pub struct Boxes {
 /// What is known of them by now.
 #[derive(Default)]
 struct Known {
+    cables: Cables,
     /// Ports by their numbers here, from 1.
     ends: BTreeMap<u32, End>,
     numbers: HashMap<End, u32>,
@@ -95,8 +94,12 @@ struct Drain {
 }
 
 impl Known {
-    fn carries(&self, link: &Link) -> bool {
-        !self.down.contains(&link.below) && !self.down.contains(&link.above)
+    fn carries(&self, Cable { link, carries, .. }: &Cable) -> bool {
+        *carries && !self.down.contains(&link.below) && !self.down.contains(&link.above)
+    }
+
+    fn links(&self) -> Vec<Link> {
+        self.cables.all().into_iter().map(|cable| cable.link).collect()
     }
 
     fn look_at_version(&mut self, name: &str, protocol: u32, release: &str) {
@@ -141,10 +144,10 @@ impl Boxes {
         };
         let all: Vec<_> = config.boxes.iter().map(client).collect::<Result<_>>()?;
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
-        let links = config.links.clone();
-        let link_ends = Arc::new(links.iter().flat_map(|l| [l.below.clone(), l.above.clone()]).collect());
         let finder = Hosts::new(all.clone(), ORDERS);
-        Ok(Self { all, addresses, links, link_ends, finder, election, known: Mutex::default() })
+        let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
+        let known = Known { cables: Cables::new(config.links.clone(), levels), ..Known::default() };
+        Ok(Self { all, addresses, finder, election, known: Mutex::new(known) })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -184,12 +187,15 @@ impl Boxes {
     /// What rings can use, as far as is known.
     pub fn ways(&self) -> Ways {
         let known = self.known();
-        let links = self.links.iter().filter(|link| known.carries(link)).cloned().collect();
+        let cables = known.cables.all().into_iter().filter(|cable| known.carries(cable));
+        let links: Vec<Link> = cables.map(|cable| cable.link).collect();
+        let ends = links.iter().flat_map(|link| [&link.below, &link.above]);
+        let mtus = ends.filter_map(|end| Some((end.clone(), known.cables.mtu(end)?))).collect();
         let drained =
             known.drains.iter().map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
         let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
         let silent = known.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
-        Ways { links, closed: drained.chain(strange).chain(silent).collect() }
+        Ways { links, mtus, closed: drained.chain(strange).chain(silent).collect() }
     }
 
     /// Whether a box has not answered when it was asked last.
@@ -275,13 +281,16 @@ impl Boxes {
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
         };
-        let link = |link: &Link| api::FabricLink {
-            below: link.below.to_string(),
-            above: link.above.to_string(),
-            up: known.carries(link),
+        let link = |cable: Cable| api::FabricLink {
+            up: known.carries(&cable),
+            below: cable.link.below.to_string(),
+            above: cable.link.above.to_string(),
+            trouble: cable.trouble,
+            rate: cable.link.rate.map_or(0, |rate| rate.0),
         };
         let boxes = self.all.iter().map(|(name, _)| name).zip(&self.addresses).map(of);
-        api::Fabric { boxes: boxes.collect(), links: self.links.iter().map(link).collect() }
+        let links = known.cables.all().into_iter().map(link);
+        api::Fabric { boxes: boxes.collect(), links: links.collect(), ports: known.cables.ports() }
     }
 
     pub fn client(&self, name: &str) -> Option<Client> {
@@ -289,7 +298,7 @@ impl Boxes {
     }
 
     fn is_link(&self, of: &str, port: &str) -> bool {
-        self.link_ends.contains(&End { of: of.to_owned(), port: port.to_owned() })
+        self.known().cables.ends().contains(&End { of: of.to_owned(), port: port.to_owned() })
     }
 
     /// Asks all boxes at once.
@@ -357,11 +366,12 @@ impl Boxes {
                 (name, tokio::time::timeout(PATIENCE, both).await.unwrap_or_else(late))
             });
         }
-        let mut seen = HashMap::new();
+        let (mut seen, mut said) = (HashMap::new(), HashMap::new());
         while let Some(Ok((name, answer))) = looks.join_next().await {
             match answer {
-                Ok((api::ListPortsReply { ports, protocol, release, election }, jobs)) => {
+                Ok((api::ListPortsReply { ports, protocol, release, election, listens }, jobs)) => {
                     let mut known = self.known();
+                    said.insert(name.clone(), Answer { ports: ports.clone(), listens });
                     known.look_at_version(&name, protocol, &release);
                     let ours = self.election.0.load(Ordering::Relaxed);
                     if ours > 0 && election > ours {
@@ -376,8 +386,8 @@ impl Boxes {
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
-                    let ends = self.links.iter().flat_map(|l| [&l.below, &l.above]);
-                    known.down.extend(ends.filter(|e| e.of == name && !is_there(e)).cloned());
+                    let ends = known.links().into_iter().flat_map(|l| [l.below, l.above]);
+                    known.down.extend(ends.filter(|e| e.of == name && !is_there(e)));
                     let info = |p: api::Port| {
                         let end = End { of: name.clone(), port: p.name };
                         let ifindex = known.number(&end);
@@ -394,6 +404,7 @@ impl Boxes {
                 Err(status) => self.was_silent(&name, &status),
             }
         }
+        self.known().cables.look(said, Instant::now().into_std());
         seen
     }
 }
@@ -407,11 +418,11 @@ impl AskBoxes for Boxes {
         ip: IpAddr,
         patience: Duration,
     ) -> Result<(u32, [u8; 6]), Status> {
-        let was = {
+        let (was, links) = {
             let known = self.known();
-            known.hosts.get(&mac).and_then(|port| known.ends.get(port)).cloned()
+            (known.hosts.get(&mac).and_then(|port| known.ends.get(port)).cloned(), known.cables.ends())
         };
-        let ends = self.finder.behind(mac_text(mac), was, self.link_ends.clone()).await;
+        let ends = self.finder.behind(mac_text(mac), was, links).await;
         let mut found: BTreeMap<End, [u8; 6]> = ends.into_iter().map(|end| (end, mac)).collect();
         let mut why = String::new();
         if found.is_empty() {
@@ -435,6 +446,7 @@ impl AskBoxes for Boxes {
     }
 
     async fn topology(&self) -> api::Fabric {
+        self.look().await;
         let mut fabric = self.show();
         let request = api::ListPortsRequest { hosts: true };
         let mut answers = self.ask(PATIENCE, move |mut c| async move { c.list_ports(request).await });
@@ -470,7 +482,7 @@ impl AskBoxes for Boxes {
         }
         let heard = |rank: u32| heard.get(rank as usize).copied().flatten();
         let state = api::JobState::Active.into();
-        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.links, heard) }
+        api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.known().links(), heard) }
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use netsum_core::rate::Rate;
 use serde::Deserialize;
 
 /// A configuration that has been checked.
@@ -47,6 +48,9 @@ pub struct BoxConfig {
     pub name: String,
     /// `https://ADDRESS:PORT` of its `listen.fabric`, or `unix:PATH` of its administration socket.
     pub address: String,
+    /// Links are found between boxes of different levels; the lower one is below.
+    #[serde(default)]
+    pub level: u32,
 }
 
 /// A cable between a box and one above it.
@@ -56,6 +60,8 @@ pub struct Link {
     /// `BOX/PORT` of the lower end.
     pub below: End,
     pub above: End,
+    /// In place of what the ports' drivers say, like `2.5gbit`.
+    pub rate: Option<Rate>,
 }
 
 /// A port of a box.
@@ -182,10 +188,13 @@ mod tests {
 
     #[test]
     fn boxes_and_links_are_read() {
-        let config =
-            Config::parse(&format!("{GOOD}[[link]]\nbelow = \"leaf0/up\"\nabove = \"spine0/p0\"\n")).unwrap();
+        let config = Config::parse(&format!(
+            "{GOOD}[[link]]\nbelow = \"leaf0/up\"\nabove = \"spine0/p0\"\nrate = \"2.5gbit\"\n"
+        ))
+        .unwrap();
         assert_eq!(config.boxes.len(), 2);
         assert_eq!(config.links[0].above.to_string(), "spine0/p0");
+        assert_eq!(config.links[0].rate, Some(Rate(2_500_000_000)));
     }
 
     #[test]
@@ -218,6 +227,10 @@ mod tests {
                     "{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/u\"\n[[link]]\nbelow = \"spine0/v\"\nabove = \"leaf0/v\""
                 ),
                 "leaf0/u to spine0/u, spine0/v to leaf0/v: a box would be above itself",
+            ),
+            (
+                &format!("{GOOD}[[link]]\nbelow = \"leaf0/u\"\nabove = \"spine0/p0\"\nrate = \"fast\""),
+                "`fast` is no rate like 100mbit or 2.5gbit",
             ),
             (&format!("nmae = 1\n{GOOD}"), "unknown field"),
         ] {

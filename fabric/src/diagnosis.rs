@@ -126,8 +126,11 @@ mod tests {
             .map(|(name, said)| ((*name).to_owned(), said.map(answer).map_err(str::to_owned)))
             .collect();
         let end = |text: &str| End::try_from(text.to_owned()).unwrap();
-        let links = [("a/up", "s/1"), ("b/up", "s/2")]
-            .map(|(below, above)| Link { below: end(below), above: end(above) });
+        let links = [("a/up", "s/1"), ("b/up", "s/2")].map(|(below, above)| Link {
+            below: end(below),
+            above: end(above),
+            rate: None,
+        });
         let heard = |rank| (rank == 3).then_some(Duration::from_millis(400));
         merge(&said, &links, heard).findings.into_iter().map(|f| (f.rank, f.what)).collect()
     }

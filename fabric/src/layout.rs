@@ -1,13 +1,14 @@
 //! Which box adds up what: a job's ranks and where they are go in, what each box is to be told comes out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 use netsum_api::v1 as api;
 use netsum_common::abi::ring_flags;
 use netsum_core::members::Group;
 use netsum_core::plane::FlowSpec;
-use netsum_core::{Job, Rank};
+use netsum_core::{HEADROOM, Job, Rank};
 
 use crate::config::{End, Link};
 
@@ -24,6 +25,8 @@ pub struct Order {
 #[derive(Clone, Debug)]
 pub struct Ways {
     pub links: Vec<Link>,
+    /// Of their ends, as far as is known.
+    pub mtus: HashMap<End, u32>,
     /// Boxes that they cannot, and why, in words that follow the name.
     pub closed: BTreeMap<String, String>,
 }
@@ -49,7 +52,7 @@ pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Res
     if let Some((name, group)) = groups.iter().find(|(name, _)| ways.closed.contains_key(name)) {
         return Err(format!("box {name}, which has ranks {group}, {}", ways.closed[name]));
     }
-    let parents = parents(&groups, ways, job.spec.rings)?;
+    let parents = parents(&groups, ways, job.spec.rings, job.spec.mtu)?;
     let order = |at: &str| Order { at: at.to_owned(), job: request(job, &ring), flows: Vec::new() };
     // A box counts the job's rings there from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
@@ -133,7 +136,12 @@ struct Parent<'a> {
 }
 
 /// The parents, each with its share of the rings, in the order of their links; none where one box has all ranks.
-fn parents<'a>(groups: &[(String, Group)], ways: &'a Ways, rings: u32) -> Result<Vec<Parent<'a>>, String> {
+fn parents<'a>(
+    groups: &[(String, Group)],
+    ways: &'a Ways,
+    rings: u32,
+    mtu: u32,
+) -> Result<Vec<Parent<'a>>, String> {
     let links = &ways.links;
     if groups.len() == 1 {
         return Ok(Vec::new());
@@ -142,6 +150,10 @@ fn parents<'a>(groups: &[(String, Group)], ways: &'a Ways, rings: u32) -> Result
     let mut missing = Vec::new();
     let mut first: BTreeMap<(&String, &String), &Link> = BTreeMap::new();
     for link in links {
+        if let Some(why) = too_small(link, ways, mtu) {
+            missing.push(why);
+            continue;
+        }
         first.entry((&link.below.of, &link.above.of)).or_insert(link);
     }
     let mut tried = BTreeSet::new();
@@ -159,17 +171,59 @@ fn parents<'a>(groups: &[(String, Group)], ways: &'a Ways, rings: u32) -> Result
             Some(of) => missing.push(format!("{of} has no link to {name}")),
         }
     }
-    parents.truncate(rings as usize);
-    let count = parents.len() as u32;
-    for (n, parent) in (0..).zip(&mut parents) {
-        parent.rings = n * rings / count..(n + 1) * rings / count;
+    let rates: Vec<u64> = parents.iter().map(Parent::rate).collect();
+    let mut next = 0;
+    for (parent, share) in parents.iter_mut().zip(shares(&rates, rings)) {
+        parent.rings = next..next + share;
+        next += share;
     }
+    parents.retain(|parent| !parent.rings.is_empty());
     if parents.is_empty() {
         let boxes: Vec<&str> = groups.iter().map(|(of, _)| &**of).collect();
         let why = if missing.is_empty() { "no box is above another".to_owned() } else { missing.join("; ") };
         return Err(format!("no box is above all of {}: {why}", boxes.join(", ")));
     }
     Ok(parents)
+}
+
+impl Parent<'_> {
+    /// Bits per second of the slowest link; 0 where none is known.
+    fn rate(&self) -> u64 {
+        self.links.values().filter_map(|link| link.rate).map(|rate| rate.0).min().unwrap_or(0)
+    }
+}
+
+/// Why a link does not carry a path MTU.
+fn too_small(link: &Link, ways: &Ways, mtu: u32) -> Option<String> {
+    let [below, above] = [&link.below, &link.above].map(|end| ways.mtus.get(end).copied());
+    let [below, above] = [below.or(above)?, above.or(below)?];
+    let needed = mtu + HEADROOM;
+    (below.min(above) < needed).then(|| {
+        format!(
+            "link {} (MTU {below}) to {} (MTU {above}): a path MTU of {mtu} needs {needed} at both ends",
+            link.below, link.above
+        )
+    })
+}
+
+/// Shares rings out by rates. An unknown one counts as the smallest that is known, and where there are fewer rings than rates the greatest have
+/// one.
+fn shares(rates: &[u64], rings: u32) -> Vec<u32> {
+    let least = rates.iter().copied().filter(|rate| *rate > 0).min().unwrap_or(1);
+    let weight = |n: usize| u128::from(rates[n].max(least));
+    let mut of: Vec<usize> = (0..rates.len()).collect();
+    of.sort_by_key(|n| Reverse(weight(*n)));
+    of.truncate(rings as usize);
+    let sum: u128 = of.iter().map(|n| weight(*n)).sum();
+    let mut shares = vec![0; rates.len()];
+    for n in &of {
+        shares[*n] = (weight(*n) * u128::from(rings) / sum) as u32;
+    }
+    // The largest remainders have what is left.
+    let left = rings - shares.iter().sum::<u32>();
+    of.sort_by_key(|n| Reverse((weight(*n) * u128::from(rings) % sum, *n)));
+    of.iter().take(left as usize).for_each(|n| shares[*n] += 1);
+    shares
 }
 
 /// What a manager's jobs on boxes are known by.
@@ -226,6 +280,7 @@ mod tests {
     use netsum_common::abi::RingNumber;
     use netsum_common::serial::{Psn, Qpn};
     use netsum_core::membership::Join;
+    use netsum_core::rate::Rate;
     use netsum_core::{Connection, Controller, JobRing, PortInfo, RankAddress, State};
 
     use super::*;
@@ -299,10 +354,13 @@ mod tests {
     ) -> Result<Vec<Order>, String> {
         let controller = joined(ends, rings);
         let end = |text: &str| End::try_from(text.to_owned()).unwrap();
-        let links =
-            links.iter().map(|(below, above)| Link { below: end(below), above: end(above) }).collect();
+        let links = links
+            .iter()
+            .map(|(below, above)| Link { below: end(below), above: end(above), rate: None })
+            .collect();
         let ways = Ways {
             links,
+            mtus: HashMap::new(),
             closed: drained.iter().map(|&name| (name.to_owned(), "is drained: new fan".to_owned())).collect(),
         };
         orders(controller.job("train").unwrap(), &ways, |port| ends.get(port as usize - 1).map(|e| end(e)))
@@ -452,5 +510,57 @@ mod tests {
         assert_eq!(above(&FOUR), [of("s", 1), of("t", 1)]);
         assert_eq!(above(&FOUR[1..]), [of("t", 2)]);
         assert_eq!(above(&FOUR[..3]), [of("s", 2)]);
+    }
+
+    #[test]
+    fn rings_are_shared_out_by_rates() {
+        for (rates, rings, expected) in [
+            (&[1, 2, 4][..], 7, &[1, 2, 4][..]),
+            (&[0, 0], 3, &[1, 2]),
+            (&[0, 0, 0], 3, &[1, 1, 1]),
+            (&[10, 0, 40], 6, &[1, 1, 4]),
+            (&[10, 10, 40], 1, &[0, 0, 1]),
+            (&[10, 10], 1, &[1, 0]),
+            (&[1, 100], 4, &[0, 4]),
+            (&[u64::MAX, u64::MAX], 2, &[1, 1]),
+            (&[], 2, &[]),
+        ] {
+            assert_eq!(shares(rates, rings), expected, "{rings} over {rates:?}");
+        }
+    }
+
+    fn ways_of(links: &[(&str, &str, u64)], mtus: &[(&str, u32)]) -> Ways {
+        let end = |text: &str| End::try_from(text.to_owned()).unwrap();
+        let link =
+            |&(below, above, rate): &_| Link { below: end(below), above: end(above), rate: Some(Rate(rate)) };
+        Ways {
+            links: links.iter().map(link).collect(),
+            mtus: mtus.iter().map(|(text, mtu)| (end(text), *mtu)).collect(),
+            closed: BTreeMap::new(),
+        }
+    }
+
+    fn above(ways: &Ways, rings: usize) -> Result<Vec<(String, u32)>, String> {
+        let ends = ["a/1", "b/1"];
+        let place = |port: u32| ends.get(port as usize - 1).map(|e| End::try_from((*e).to_owned()).unwrap());
+        let orders = orders(joined(&ends, rings).job("train").unwrap(), ways, place)?;
+        Ok(orders.into_iter().filter(|o| !o.job.groups.is_empty()).map(|o| (o.at, o.job.rings)).collect())
+    }
+
+    #[test]
+    fn a_parent_has_rings_by_its_slowest_link() {
+        let links = [("a/up", "s/1", 40), ("b/up", "s/2", 10), ("a/up2", "t/1", 30), ("b/up2", "t/2", 30)];
+        let above = above(&ways_of(&links, &[]), 4).unwrap();
+        assert_eq!(above, [("s".to_owned(), 1), ("t".to_owned(), 3)]);
+    }
+
+    #[test]
+    fn a_link_with_too_small_an_mtu_at_one_end_is_left_out_and_said_with_both() {
+        let links = [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 1), ("b/up2", "t/2", 1)];
+        let small = [("a/up", 9000), ("s/1", 1000)];
+        assert_eq!(above(&ways_of(&links, &small), 2).unwrap(), [("t".to_owned(), 2)]);
+        let error = above(&ways_of(&links[..2], &small), 2).unwrap_err();
+        let why = "link a/up (MTU 9000) to s/1 (MTU 1000): a path MTU of 1024 needs 1108 at both ends";
+        assert!(error.contains(why), "{error}");
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
+//! | [`cables`] | links between boxes: typed, and heard: pure |
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
 //! | [`nowhere`] | the data plane of a machine that has no ports |
@@ -15,6 +16,7 @@
 //! | [`run`] | `netsum fabric run` |
 
 pub mod boxes;
+pub mod cables;
 pub mod config;
 pub mod diagnosis;
 pub mod hosts;

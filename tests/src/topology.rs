@@ -1,11 +1,9 @@
 //! What a lab may have beyond hosts on ports: links with a bandwidth, VLANs, and hosts behind a router.
 
-use std::fmt;
-use std::str::FromStr;
-
 use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
+pub use netsum_core::rate::Rate;
 
 use crate::lab::{
     BRIDGE, BoxNode, LabSpec, MAX_HOSTS, address_lines, box_ip, bridge_line, host_ip, host_ipv6, ip_batch,
@@ -14,45 +12,6 @@ use crate::lab::{
 use crate::netns::{self, Netns};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/vlan.bpf.o");
-
-/// Bits per second on a link, with all headers from Ethernet's on; as `tc` writes them: `100mbit`, `2.5gbit`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate(u64);
-
-impl Rate {
-    const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000)];
-
-    /// `times` as much, divided by `by`.
-    pub fn share(self, times: u32, by: u32) -> Self {
-        Self(self.0 * u64::from(times) / u64::from(by))
-    }
-
-    /// Seconds that so many bytes take.
-    pub fn seconds(self, bytes: usize) -> f64 {
-        bytes as f64 * 8.0 / self.0 as f64
-    }
-}
-
-impl FromStr for Rate {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let unit = Self::UNITS.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
-        let (number, bits) = unit.with_context(|| format!("`{text}` is no rate like 100mbit or 2.5gbit"))?;
-        let number: f64 = number.parse().with_context(|| format!("`{text}`: `{number}` is no number"))?;
-        let rate = (number * bits as f64).round();
-        ensure!((1e5..=1e11).contains(&rate), "`{text}`: 100kbit to 100gbit are possible");
-        Ok(Self(rate as u64))
-    }
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let [larger @ .., smallest] = Self::UNITS;
-        let (unit, bits) = larger.into_iter().find(|(_, bits)| self.0 >= *bits).unwrap_or(smallest);
-        write!(f, "{}{unit}", self.0 as f64 / bits as f64)
-    }
-}
 
 /// Gives every host's link a bandwidth, each way.
 ///
@@ -386,22 +345,4 @@ pub(crate) fn route(spec: &LabSpec, prefix: &str) -> Result<()> {
     }
     let mut outside = (1..spec.hosts).map(|host| format!("h{host}")).chain(["box".to_owned()]);
     outside.try_for_each(|name| ip_batch(Some(&node(&name)), &way))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rates_are_read_and_written_as_tc_does() {
-        for text in ["100mbit", "2.5gbit", "1gbit", "500kbit"] {
-            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
-        }
-        assert_eq!("2500mbit".parse::<Rate>().unwrap().to_string(), "2.5gbit");
-        assert!(("100mbit".parse::<Rate>().unwrap().seconds(12_500_000) - 1.0).abs() < 1e-9);
-        for (text, why) in [("100", "is no rate"), ("xmbit", "is no number"), ("0mbit", "are possible")] {
-            let error = text.parse::<Rate>().unwrap_err().to_string();
-            assert!(error.contains(why), "{text}: {error}");
-        }
-    }
 }

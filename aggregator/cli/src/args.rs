@@ -183,6 +183,9 @@ pub enum FabricCommand {
     /// Show its boxes and the links between them. Give the manager's --socket, as /run/netsum/fabric.sock.
     #[command(visible_alias = "list")]
     Show,
+    /// Ask all boxes now: for each port, who is at the other end of its cable, whether both ends hear each other, the rate, and both
+    /// ends' MTUs.
+    Probe,
     /// Empty a box for maintenance: it gets no new rings. Jobs that other boxes can sum move there, with one pause; the rest end where
     /// they are. `fabric show` says when it is drained.
     Drain {

@@ -75,6 +75,7 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
         }
         Command::Fabric(FabricCommand::Show) => fabric::show(out, format, client.show_fabric(false).await?),
+        Command::Fabric(FabricCommand::Probe) => fabric::probe(out, format, client.show_fabric(true).await?),
         Command::Fabric(FabricCommand::Topology(args)) => {
             topology::show(out, format, &args, client.show_fabric(true).await?)
         }

@@ -1,8 +1,9 @@
-//! `netsum fabric show`.
+//! `netsum fabric show` and `fabric probe`.
 
 use std::io::Write;
 
 use netsum_api::v1 as api;
+use netsum_core::rate::Rate;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -42,8 +43,55 @@ pub struct Link {
     pub below: String,
     /// Its upper end.
     pub above: String,
-    /// Both ends carry something.
+    /// Both directions carry something.
     pub up: bool,
+    /// What is wrong with it; null where nothing is known to be.
+    pub trouble: Option<String>,
+    /// Bits per second of the slower end; 0 where it is not known.
+    pub rate: u64,
+}
+
+/// A port of a box, and the other end of its cable, as they hear each other by LLDP.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Probe {
+    /// BOX/PORT.
+    pub port: String,
+    /// It is up and has a carrier.
+    pub up: bool,
+    /// BOX/PORT of the other end, or what a neighbour that is no box's calls itself; empty where neither hears the other.
+    pub neighbour: String,
+    /// The neighbour is no box of the fabric.
+    pub foreign: bool,
+    /// The port hears the neighbour.
+    pub hears: bool,
+    /// The neighbour, which is a box's, hears the port.
+    pub heard: bool,
+    /// Bits per second; 0 where its driver does not know.
+    pub rate: u64,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// The neighbour's; 0 where it is not known.
+    pub neighbour_mtu: u32,
+    /// The largest path MTU that both ends carry.
+    pub path_mtu: u32,
+}
+
+impl From<api::FabricPort> for Probe {
+    fn from(p: api::FabricPort) -> Self {
+        let least = if p.neighbour_mtu == 0 { p.mtu } else { p.mtu.min(p.neighbour_mtu) };
+        Self {
+            path_mtu: netsum_core::largest_mtu(least),
+            port: p.port,
+            up: p.up,
+            neighbour: p.neighbour,
+            foreign: p.foreign,
+            hears: p.hears,
+            heard: p.heard,
+            rate: p.rate,
+            mtu: p.mtu,
+            neighbour_mtu: p.neighbour_mtu,
+        }
+    }
 }
 
 impl From<api::Fabric> for Fabric {
@@ -56,7 +104,13 @@ impl From<api::Fabric> for Fabric {
             drain: b.drain,
             drained: b.drained,
         };
-        let link = |l: api::FabricLink| Link { below: l.below, above: l.above, up: l.up };
+        let link = |l: api::FabricLink| Link {
+            below: l.below,
+            above: l.above,
+            up: l.up,
+            trouble: l.trouble,
+            rate: l.rate,
+        };
         Self {
             boxes: f.boxes.into_iter().map(node).collect(),
             links: f.links.into_iter().map(link).collect(),
@@ -83,10 +137,42 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
         entry
     };
     let link = |l: &Link| {
-        Entry::new(vec![name(&l.below), plain(format!("to {}", l.above)), state(l.up, ["up", "down"])])
+        let mut entry =
+            Entry::new(vec![name(&l.below), plain(format!("to {}", l.above)), state(l.up, ["up", "down"])]);
+        let rate = (l.rate > 0).then(|| plain(Rate(l.rate).to_string()));
+        let trouble = l.trouble.as_ref().map(|trouble| styled(trouble.clone(), FAIR));
+        entry.attributes(0, rate.into_iter().chain(trouble).collect());
+        entry
     };
     let entries: Vec<_> = fabric.boxes.iter().map(node).chain(fabric.links.iter().map(link)).collect();
     Ok(layout::print(out, &entries)?)
+}
+
+pub fn probe(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result<()> {
+    let ports: Vec<Probe> = fabric.ports.into_iter().map(Probe::from).collect();
+    if format.json(out, &ports)? {
+        return Ok(());
+    }
+    let entry = |p: &Probe| {
+        let way = match (p.foreign, p.hears, p.heard) {
+            (true, ..) => plain("no box of the fabric"),
+            (_, true, true) => plain("both ways"),
+            (_, true, false) => styled("one way: it does not hear this end", FAIR),
+            (_, false, true) => styled("one way: this end does not hear it", FAIR),
+            (_, false, false) => plain(if p.up { "no neighbour" } else { "down" }),
+        };
+        let to = if p.neighbour.is_empty() { Vec::new() } else { vec![plain(format!("to {}", p.neighbour))] };
+        let mut entry = Entry::new([vec![name(&p.port)], to, vec![way]].concat());
+        let mut facts = vec![plain(format!("MTU {}", p.mtu))];
+        if p.neighbour_mtu > 0 && p.neighbour_mtu != p.mtu {
+            facts = vec![styled(format!("MTU {}, and {} there", p.mtu, p.neighbour_mtu), FAIR)];
+        }
+        facts.push(plain(format!("path MTU {}", p.path_mtu)));
+        facts.extend((p.rate > 0).then(|| plain(Rate(p.rate).to_string())));
+        entry.attributes(0, facts);
+        entry
+    };
+    Ok(layout::print(out, &ports.iter().map(entry).collect::<Vec<_>>())?)
 }
 
 #[cfg(test)]
@@ -104,17 +190,46 @@ mod tests {
             drained: jobs.is_empty(),
             hosts: Vec::new(),
         };
-        let link = |below: &str, up| api::FabricLink { below: below.into(), above: "spine0/swp1".into(), up };
+        let link = |below: &str, up, trouble: Option<&str>| api::FabricLink {
+            below: below.into(),
+            above: "spine0/swp1".into(),
+            up,
+            trouble: trouble.map(str::to_owned),
+            rate: 2_500_000_000,
+        };
         let fabric = api::Fabric {
             boxes: vec![
                 node("leaf0", true, &["train", "other"], Some("new fan")),
                 node("spine0", false, &[], None),
                 node("spine1", true, &[], Some("new kernel")),
             ],
-            links: vec![link("leaf0/swp9", true), link("leaf1/swp9", false)],
+            links: vec![
+                link("leaf0/swp9", true, None),
+                link("leaf1/swp9", false, Some("spine0/swp1 does not hear leaf1/swp9")),
+            ],
+            ports: Vec::new(),
         };
         let mut out = anstream::StripStream::new(Vec::new());
         show(&mut out, Format::Text, fabric).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
+    }
+
+    #[test]
+    fn ports_as_text() {
+        let port = |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], neighbour_mtu| {
+            let (port, neighbour) = (port.into(), neighbour.into());
+            let (up, rate, mtu) = (true, 10_000_000_000, 9000);
+            api::FabricPort { port, up, rate, mtu, neighbour, foreign, hears, heard, neighbour_mtu }
+        };
+        let ports = vec![
+            port("leaf0/swp1", "", [false; 3], 0),
+            port("leaf0/swp8", "core Ethernet1 (02:00:00:00:00:07)", [true, true, false], 0),
+            port("leaf0/swp9", "spine0/swp1", [false, true, true], 1500),
+            port("leaf1/swp9", "spine0/swp2", [false, true, false], 9000),
+            port("spine0/swp2", "leaf1/swp9", [false, false, true], 9000),
+        ];
+        let mut out = anstream::StripStream::new(Vec::new());
+        probe(&mut out, Format::Text, api::Fabric { ports, ..api::Fabric::default() }).unwrap();
         insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::check::Checkup;
 use super::diagnosis::Diagnosis;
-use super::fabric::Fabric;
+use super::fabric::{Fabric, Probe};
 use super::plan::Plans;
 use super::simulation::Simulation;
 use super::tenants::Tenant;
@@ -43,6 +43,7 @@ pub fn all() -> Vec<Schema> {
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
         of::<Fabric>("fabric.json", "netsum -j fabric show"),
+        of::<Vec<Probe>>("probe.json", "netsum -j fabric probe"),
         of::<Topology>("topology.json", "netsum -j fabric topology"),
         of::<Programs>("progs.json", "netsum -j prog show"),
         of::<Diagnosis>("diagnosis.json", "netsum -j diagnose JOB, fabric diagnose JOB"),

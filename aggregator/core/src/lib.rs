@@ -13,6 +13,7 @@
 //! | [`port`] | what a port's driver cannot do |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`tenant`] | who may have how much of that |
+//! | [`rate`] | bits per second as people write them |
 //! | [`saved`] | what outlives the daemon |
 //! | [`size`] | sizes in bytes as people write them |
 //! | [`token`] | the secret of a job |
@@ -32,6 +33,7 @@ pub mod plane;
 pub mod pool;
 pub mod port;
 mod rank;
+pub mod rate;
 pub mod saved;
 pub mod size;
 pub mod tenant;

@@ -25,7 +25,7 @@ use super::netlink::{Found, Netlink};
 use super::state::{Inner, Shared};
 use super::trace;
 use super::worker::PortFinder;
-use super::{diagnose, memory};
+use super::{device, diagnose, memory};
 
 /// Answers administration.
 #[derive(Clone)]
@@ -256,6 +256,7 @@ impl Admin for AdminService {
             Some(netlink) => netlink.interfaces().await.map_err(|e| Status::internal(format!("{e:#}")))?,
             None => Vec::new(),
         };
+        let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
         let mut inner = self.shared.lock();
         // A manager that has nothing to order says by this that it is there.
         election.map(|election| inner.hear(election));
@@ -276,8 +277,16 @@ impl Admin for AdminService {
                 port.mac.clone_from(&interface.mac);
                 (port.mtu, port.up) = (interface.mtu, interface.up);
                 port.xdp = interface.xdp.unwrap_or_default().into();
+                port.rate = device::rate(&p.name);
                 [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
             }
+            let heard = heard.and_then(|heard| heard.get(p.ifindex, Instant::now()));
+            port.neighbour = heard.map(|(n, age)| api::Neighbour {
+                mac: mac_text(n.mac),
+                chassis: n.chassis,
+                port: n.port,
+                age_ms: age.as_millis() as u32,
+            });
             port
         });
         let (protocol, release) = (netsum_api::PROTOCOL, netsum_api::RELEASE.into());
@@ -286,6 +295,7 @@ impl Admin for AdminService {
             protocol,
             release,
             election: inner.election,
+            listens: heard.is_some(),
         }))
     }
 

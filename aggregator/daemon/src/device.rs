@@ -163,6 +163,7 @@ struct Ethtool {
     queues: u32,
 }
 
+const ETHTOOL_GSET: u32 = 0x1;
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
@@ -170,26 +171,50 @@ const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
+/// Asks one of ethtool's questions; `None` where the driver does not answer it.
+fn ask_driver(socket: &OwnedFd, name: &str, command: u32) -> Option<[u32; 64]> {
+    // struct ethtool_drvinfo has 196 bytes, ethtool_cmd 44, ethtool_channels 36, ethtool_value 8. Words, because they hold such.
+    let mut data = [0u32; 64];
+    data[0] = command;
+    // SAFETY: an `ifreq` is all integers and pointers, for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
+    // SAFETY: the request and what it points to outlive the call; the kernel writes less than 256 bytes for these commands.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &mut request) };
+    (done == 0).then_some(data)
+}
+
+fn questions() -> nix::Result<OwnedFd> {
+    socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+}
+
+/// Bits per second that a port carries, by its driver; 0 where it does not know.
+pub fn rate(name: &str) -> u64 {
+    let data = questions().ok().and_then(|socket| ask_driver(&socket, name, ETHTOOL_GSET));
+    // speed and speed_hi, two bytes each.
+    let [low, high] = [3, 7].map(|word| data.map_or(0, |data| u32::from(half(data[word]))));
+    match high << 16 | low {
+        u32::MAX => 0,
+        megabits => u64::from(megabits) * 1_000_000,
+    }
+}
+
+/// The first two bytes of a word.
+fn half(word: u32) -> u16 {
+    let [a, b, ..] = word.to_ne_bytes();
+    u16::from_ne_bytes([a, b])
+}
+
 /// Asks ethtool's questions; what a driver does not answer is left out.
 fn ethtool(name: &str) -> Result<Ethtool> {
-    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    // struct ethtool_drvinfo has 196 bytes, ethtool_channels 36, ethtool_value 8. Words, because they hold such.
-    let ask = |command: u32| -> Option<[u32; 64]> {
-        let mut data = [0u32; 64];
-        data[0] = command;
-        // SAFETY: an `ifreq` is all integers and pointers, for which zeros are a value.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        if name.len() >= request.ifr_name.len() {
-            return None;
-        }
-        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
-        // SAFETY: the request and what it points to outlive the call; the kernel writes less than 256 bytes for these commands.
-        let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &mut request) };
-        (done == 0).then_some(data)
-    };
+    let socket = questions()?;
+    let ask = |command| ask_driver(&socket, name, command);
     let driver = ask(ETHTOOL_GDRVINFO).map(|data| {
         let bytes: Vec<u8> =
             data[1..9].iter().flat_map(|w| w.to_ne_bytes()).take_while(|&b| b != 0).collect();

@@ -34,6 +34,7 @@ pub mod diagnose;
 pub mod doorman;
 pub mod hops;
 pub mod in_band;
+pub mod lldp;
 pub mod load;
 pub mod manager;
 pub mod memory;

@@ -19,6 +19,8 @@ use rtnetlink::packet_route::neighbour::{
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 use tokio::sync::Mutex;
 
+use super::lldp::Heard;
+
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
@@ -53,6 +55,8 @@ pub struct Netlink {
     /// The kernel answers a list that is asked for while another goes out on the same socket with EBUSY
     /// (`__netlink_dump_start` in net/netlink/af_netlink.c).
     one_list: Arc<Mutex<()>>,
+    /// What ports hear; `None` where nobody listens.
+    pub heard: Option<Heard>,
 }
 
 impl Netlink {
@@ -60,7 +64,7 @@ impl Netlink {
     pub fn open() -> Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection().context("netlink")?;
         tokio::spawn(connection);
-        Ok(Self { handle, one_list: Arc::default() })
+        Ok(Self { handle, one_list: Arc::default(), heard: None })
     }
 
     /// All interfaces.

@@ -9,6 +9,7 @@ use netsum_api::v1::admin_server::AdminServer;
 use netsum_api::v1::worker_server::WorkerServer;
 use netsum_core::{Controller, JobSpec};
 use netsum_dataplane::{Logger, online_cpus};
+use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Builder;
@@ -25,7 +26,7 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{device, diagnose, hops, in_band, manager, memory, metrics, privileges, tls};
+use super::{device, diagnose, hops, in_band, lldp, manager, memory, metrics, privileges, tls};
 use crate::config::Config;
 
 /// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
@@ -53,6 +54,8 @@ struct Ready {
     workers: Option<(std::net::TcpListener, Option<ServerTlsConfig>)>,
     fabric: Option<(std::net::TcpListener, ServerTlsConfig)>,
     metrics: Option<std::net::TcpListener>,
+    /// Links are not found without.
+    lldp: Option<Socket>,
 }
 
 impl Ready {
@@ -85,13 +88,15 @@ impl Ready {
         }
         let begun = begin(config, &cpus, &interfaces, reset, controller)?;
         device::tell(&interfaces, config.xdp, &cpus);
-        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics })
+        let lldp = lldp::open().inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
+        let lldp = lldp.ok();
+        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics } = self;
+        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp } = self;
         let Begun { mut plane, controller, actions, store, election } = begun;
-        let netlink = Netlink::open()?;
+        let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
             tokio::spawn(forward_log(logger));
         }
@@ -104,6 +109,11 @@ impl Ready {
             if let Some((wanted, jobs)) = wanted {
                 inner.create_again(wanted, jobs);
             }
+        }
+        if let Some(socket) = lldp {
+            let heard = lldp::Heard::default();
+            netlink.heard = Some(heard.clone());
+            tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }
         let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
         log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());

@@ -1,0 +1,75 @@
+//! Bits per second, as people write them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+/// Bits per second on a link, with all headers from Ethernet's on; as `tc` writes them: `100mbit`, `2.5gbit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Rate(pub u64);
+
+impl Rate {
+    const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000)];
+
+    /// `times` as much, divided by `by`.
+    #[must_use]
+    pub fn share(self, times: u32, by: u32) -> Self {
+        Self(self.0 * u64::from(times) / u64::from(by))
+    }
+
+    /// Seconds that so many bytes take.
+    pub fn seconds(self, bytes: usize) -> f64 {
+        bytes as f64 * 8.0 / self.0 as f64
+    }
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unit = Self::UNITS.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
+        let (number, bits) = unit.ok_or_else(|| format!("`{text}` is no rate like 100mbit or 2.5gbit"))?;
+        let number: f64 = number.parse().map_err(|e| format!("`{text}`: `{number}` is no number: {e}"))?;
+        let rate = (number * bits as f64).round();
+        if !(1e5..=1e13).contains(&rate) {
+            return Err(format!("`{text}`: 100kbit to 10000gbit are possible"));
+        }
+        Ok(Self(rate as u64))
+    }
+}
+
+impl TryFrom<String> for Rate {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [larger @ .., smallest] = Self::UNITS;
+        let (unit, bits) = larger.into_iter().find(|(_, bits)| self.0 >= *bits).unwrap_or(smallest);
+        write!(f, "{}{unit}", self.0 as f64 / bits as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_and_written_as_tc_does() {
+        for text in ["100mbit", "2.5gbit", "1gbit", "500kbit"] {
+            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
+        }
+        assert_eq!("2500mbit".parse::<Rate>().unwrap().to_string(), "2.5gbit");
+        assert!(("100mbit".parse::<Rate>().unwrap().seconds(12_500_000) - 1.0).abs() < 1e-9);
+        for (text, why) in [("100", "is no rate"), ("xmbit", "is no number"), ("0mbit", "are possible")] {
+            let error = text.parse::<Rate>().unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! LLDP (IEEE 802.1AB): every port says which one it is, and hears which one is at the other end of its cable. Bridges do not forward these
+//! frames.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::socket::{LinkAddr, MsgFlags, SockaddrLike as _, recvfrom, sendto};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::unix::AsyncFd;
+
+use super::message::{mac_from_text, mac_text};
+use super::netlink::{Interface, Netlink};
+use super::state::Shared;
+
+/// Frames go out this often, and hold for so long: two may be lost.
+const INTERVAL: Duration = Duration::from_secs(1);
+const TTL: u16 = 3;
+
+/// The nearest bridge, of whatever kind.
+const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
+const ETHERTYPE: u16 = 0x88cc;
+const HEADER: usize = 14;
+
+/// Types of TLVs, and of what is in the first two.
+const END: u8 = 0;
+const CHASSIS: u8 = 1;
+const PORT: u8 = 2;
+const TIME_TO_LIVE: u8 = 3;
+const SYSTEM_NAME: u8 = 5;
+const CHASSIS_MAC: u8 = 4;
+const CHASSIS_LOCAL: u8 = 7;
+const PORT_MAC: u8 = 3;
+const PORT_INTERFACE: u8 = 5;
+
+/// Who is at the other end of a port's cable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The port's.
+    pub mac: [u8; 6],
+    /// Names of the machine and of the port, as it calls itself.
+    pub chassis: String,
+    pub port: String,
+    /// This holds for so long.
+    pub ttl: Duration,
+}
+
+/// What ports have heard, by their interface numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Heard(Arc<Mutex<HashMap<u32, (Neighbour, Instant)>>>);
+
+impl Heard {
+    fn set(&self, ifindex: u32, neighbour: Neighbour, now: Instant) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex, (neighbour, now));
+    }
+
+    /// A port's neighbour, and how long ago it was heard; `None` where nobody has said anything that holds still.
+    pub fn get(&self, ifindex: u32, now: Instant) -> Option<(Neighbour, Duration)> {
+        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (neighbour, since) = heard.get(&ifindex)?;
+        let age = now.saturating_duration_since(*since);
+        (age < neighbour.ttl).then(|| (neighbour.clone(), age))
+    }
+}
+
+/// A socket for the frames of all interfaces. To open it takes CAP_NET_RAW.
+pub fn open() -> Result<Socket> {
+    let protocol = Protocol::from(i32::from(ETHERTYPE.to_be()));
+    Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol))
+        .context("LLDP: packet socket (CAP_NET_RAW)")
+}
+
+/// Tells and hears on all of netsum's ports. `heard` are those that `netlink` tells of.
+pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, heard: Heard) {
+    // SAFETY: the socket owns its descriptor for as long as it lives, and always names the same one.
+    let socket = match unsafe { AsyncFd::register(socket) } {
+        Ok(socket) => socket,
+        Err(e) => return log::error!("LLDP: {e}: links are not found"),
+    };
+    let chassis =
+        nix::unistd::gethostname().map_or_else(|_| "netsum".into(), |n| n.to_string_lossy().into_owned());
+    let mut tick = tokio::time::interval(INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = tick.tick() => tell(&socket, &shared, &netlink, &chassis).await,
+            result = hear(&socket, &heard) => {
+                if let Err(e) = result {
+                    // As where a port is taken down.
+                    log::debug!("LLDP: {e}");
+                }
+            }
+        }
+    }
+}
+
+/// Sends a frame on each port that is up.
+async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, chassis: &str) {
+    let interfaces = match netlink.interfaces().await {
+        Ok(interfaces) => interfaces,
+        Err(e) => return log::error!("LLDP: {e:#}"),
+    };
+    let ports: Vec<u32> = shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
+    for Interface { ifindex, name, mac, .. } in
+        interfaces.into_iter().filter(|l| l.up && ports.contains(&l.ifindex))
+    {
+        let Some(mac) = mac_from_text(&mac) else { continue };
+        // The next one follows soon.
+        if let Err(e) = send(socket, ifindex, &frame(mac, chassis, &name)) {
+            log::debug!("LLDP: port {name}: {e}");
+        }
+    }
+}
+
+fn send(socket: &AsyncFd<Socket>, ifindex: u32, frame: &[u8]) -> io::Result<()> {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: ETHERTYPE.to_be(),
+        sll_ifindex: ifindex as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the address lives, has this length, and is of this family.
+    let address = unsafe { LinkAddr::from_raw((&raw const address).cast(), Some(length)) };
+    let address = address.ok_or(io::ErrorKind::InvalidInput)?;
+    sendto(socket.as_fd().as_raw_fd(), frame, &address, MsgFlags::MSG_DONTWAIT)?;
+    Ok(())
+}
+
+/// Takes note of the next frame.
+async fn hear(socket: &AsyncFd<Socket>, heard: &Heard) -> io::Result<()> {
+    let mut guard = socket.readable().await?;
+    let mut frame = [0; 1600];
+    let received = guard.try_io(|socket| Ok(recvfrom::<LinkAddr>(socket.as_fd().as_raw_fd(), &mut frame)?));
+    let Ok(received) = received else { return Ok(()) };
+    if let (length, Some(from)) = received?
+        && let Some(neighbour) = parse(&frame[..length])
+    {
+        heard.set(from.ifindex() as u32, neighbour, Instant::now());
+    }
+    Ok(())
+}
+
+/// What a port says of itself.
+fn frame(mac: [u8; 6], chassis: &str, port: &str) -> Vec<u8> {
+    let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes()].concat();
+    let mut add = |kind: u8, head: &[u8], value: &[u8]| {
+        let value = &value[..value.len().min(255)];
+        let length = (head.len() + value.len()) as u16;
+        frame.extend((u16::from(kind) << 9 | length).to_be_bytes());
+        frame.extend(head);
+        frame.extend(value);
+    };
+    add(CHASSIS, &[CHASSIS_LOCAL], chassis.as_bytes());
+    add(PORT, &[PORT_INTERFACE], port.as_bytes());
+    add(TIME_TO_LIVE, &[], &TTL.to_be_bytes());
+    add(SYSTEM_NAME, &[], chassis.as_bytes());
+    add(END, &[], &[]);
+    frame
+}
+
+/// Who has sent a frame; `None` where it is none of LLDP.
+fn parse(frame: &[u8]) -> Option<Neighbour> {
+    let (header, mut rest) = frame.split_at_checked(HEADER)?;
+    if header[12..] != ETHERTYPE.to_be_bytes() {
+        return None;
+    }
+    let (mut chassis, mut port, mut ttl, mut name) = (None, None, None, None);
+    while let Some((head, after)) = rest.split_first_chunk::<2>() {
+        let head = u16::from_be_bytes(*head);
+        let (value, after) = after.split_at_checked(usize::from(head & 0x1ff))?;
+        match (head >> 9) as u8 {
+            END => break,
+            CHASSIS => chassis = Some(id(value, CHASSIS_MAC)?),
+            PORT => port = Some(id(value, PORT_MAC)?),
+            TIME_TO_LIVE => ttl = Some(u16::from_be_bytes(*value.first_chunk()?)),
+            SYSTEM_NAME => name = Some(text(value)),
+            _ => {}
+        }
+        rest = after;
+    }
+    Some(Neighbour {
+        mac: header[6..12].try_into().ok()?,
+        chassis: name.filter(|name| !name.is_empty()).or(chassis)?,
+        port: port?,
+        ttl: Duration::from_secs(ttl?.into()),
+    })
+}
+
+/// What a machine or port calls itself: a MAC address, if it is of that type, or a text.
+fn id(value: &[u8], of_mac: u8) -> Option<String> {
+    let (kind, value) = value.split_first()?;
+    let mac = value.try_into().ok().filter(|_| *kind == of_mac);
+    Some(mac.map_or_else(|| text(value), mac_text))
+}
+
+/// Others than printable characters are strangers' to send, and nobody's to see.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
+
+    #[test]
+    fn a_frame_says_whose_it_is() {
+        let mut frame = frame(MAC, "leaf0", "swp9");
+        assert_eq!(frame[..14], [1, 0x80, 0xc2, 0, 0, 0x0e, 2, 0, 0, 0, 0, 7, 0x88, 0xcc]);
+        let said = Neighbour {
+            mac: MAC,
+            chassis: "leaf0".into(),
+            port: "swp9".into(),
+            ttl: Duration::from_secs(TTL.into()),
+        };
+        assert_eq!(parse(&frame), Some(said.clone()));
+        // Short frames are padded.
+        frame.resize(60, 0);
+        assert_eq!(parse(&frame), Some(said));
+    }
+
+    #[test]
+    fn a_switch_is_called_by_its_system_name_or_by_what_it_has() {
+        let of = |tlvs: &[u8]| {
+            parse(&[&NEAREST[..], &MAC, &[0x88, 0xcc], tlvs].concat()).map(|n| (n.chassis, n.port))
+        };
+        let plain =
+            [2, 7, 4, 2, 0, 0, 0, 0, 9, 4, 7, 3, 2, 0, 0, 0, 0, 8, 6, 2, 0, 120, 10, 2, b's', b'w', 0, 0];
+        assert_eq!(of(&plain), Some(("sw".into(), "02:00:00:00:00:08".into())));
+        assert_eq!(of(&plain[..22]), Some(("02:00:00:00:00:09".into(), "02:00:00:00:00:08".into())));
+        assert_eq!(of(&plain[..18]), None, "without a time to live");
+        assert_eq!(of(&[2, 3, 7, 27, b'[', 4, 2, 5, b'p', 6, 2, 0, 1]), Some(("?[".into(), "p".into())));
+    }
+
+    #[test]
+    fn what_was_heard_holds_for_its_time() {
+        let (heard, now) = (Heard::default(), Instant::now());
+        heard.set(3, parse(&frame(MAC, "leaf0", "swp9")).unwrap(), now);
+        let after = |seconds| heard.get(3, now + Duration::from_secs(seconds)).map(|(n, age)| (n.port, age));
+        assert_eq!(after(2), Some(("swp9".into(), Duration::from_secs(2))));
+        assert_eq!(after(TTL.into()), None);
+        assert!(heard.get(4, now).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_more_than_no_frame(head in 0..=HEADER, tail in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let whole = frame(MAC, "leaf0", "swp9");
+            parse(&[&whole[..head], &tail].concat());
+        }
+
+        #[test]
+        fn a_frame_that_was_damaged_says_nothing_that_a_terminal_takes_for_an_order(
+            at in HEADER..40usize, by in 1u8.., length in 0usize..200,
+        ) {
+            let mut damaged = frame(MAC, "a chassis with a long name", "swp9");
+            damaged[at] ^= by;
+            damaged.truncate(length.max(HEADER));
+            if let Some(n) = parse(&damaged) {
+                prop_assert!(!n.chassis.chars().chain(n.port.chars()).any(char::is_control));
+            }
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! Cables between boxes: what is typed in the manager's file, joined with what ports hear of each other. Pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netsum_api::v1 as api;
+use netsum_core::rate::Rate;
+
+use crate::config::{End, Link};
+
+/// A box that has just started has heard nothing yet, and one frame may be lost.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// What a box says of its ports.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    pub ports: Vec<api::Port>,
+    /// It listens for neighbours.
+    pub listens: bool,
+}
+
+/// A cable, as far as is known.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cable {
+    pub link: Link,
+    /// Both directions carry something.
+    pub carries: bool,
+    /// What is wrong with it, in words.
+    pub trouble: Option<String>,
+}
+
+/// What is remembered of one from look to look.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    carries: bool,
+    /// A direction is missing since then.
+    missing: Option<Instant>,
+    trouble: Option<String>,
+}
+
+/// All cables.
+#[derive(Default)]
+pub struct Cables {
+    typed: Vec<Link>,
+    levels: HashMap<String, u32>,
+    /// The last answer of each box.
+    answers: BTreeMap<String, Answer>,
+    /// By both ends, the lower first.
+    memory: BTreeMap<[End; 2], Memory>,
+    /// All their ends.
+    ends: Arc<BTreeSet<End>>,
+}
+
+impl Cables {
+    pub fn new(typed: Vec<Link>, levels: HashMap<String, u32>) -> Self {
+        let ends = |link: &Link| [link.below.clone(), link.above.clone()];
+        let carries = Memory { carries: true, ..Memory::default() };
+        let memory: BTreeMap<_, _> = typed.iter().map(|link| (ends(link), carries.clone())).collect();
+        let ends = Arc::new(memory.keys().flatten().cloned().collect());
+        Self { typed, levels, answers: BTreeMap::new(), memory, ends }
+    }
+
+    /// Takes note of what boxes say. Those that say nothing are as they were: also what is heard of them.
+    pub fn look(&mut self, fresh: HashMap<String, Answer>, now: Instant) {
+        let heard = |of: &str| fresh.contains_key(of);
+        let listens = |of: &str| fresh.get(of).is_some_and(|answer| answer.listens);
+        let hears = hears(&fresh, &self.answers);
+        self.answers.extend(fresh.clone());
+        if self.typed.is_empty() {
+            self.find(&hears);
+        }
+        let typed = !self.typed.is_empty();
+        for ([below, above], memory) in &mut self.memory {
+            if !heard(&below.of) || !heard(&above.of) {
+                memory.missing = None;
+                continue;
+            }
+            let said = |from: &End, to: &End| hears.get(from) == Some(&Hears::Box(to.clone()));
+            let [up, down] = [said(above, below), said(below, above)];
+            let other = [(below, above), (above, below)].into_iter().find_map(|(end, typed)| {
+                let heard = hears.get(end).filter(|heard| **heard != Hears::Box(typed.clone()))?;
+                Some(format!("{end} is typed to {typed}, and hears {heard}"))
+            });
+            let deaf = typed && (!listens(&below.of) || !listens(&above.of));
+            let trouble = match (up, down) {
+                (true, true) => {
+                    (memory.carries, memory.missing) = (true, None);
+                    None
+                }
+                _ if typed && other.is_some() => other,
+                // A medium that carries no LLDP, or a box that does not listen.
+                (false, false) if typed => memory.trouble.take(),
+                _ if deaf => None,
+                _ if now - *memory.missing.get_or_insert(now) < GRACE => memory.trouble.take(),
+                (up, down) => {
+                    memory.carries = false;
+                    Some(match (up, down) {
+                        (true, _) => format!("{below} does not hear {above}"),
+                        (_, true) => format!("{above} does not hear {below}"),
+                        _ => "neither end hears the other".to_owned(),
+                    })
+                }
+            };
+            if trouble != memory.trouble {
+                match &trouble {
+                    Some(why) => log::warn!("link {below} to {above}: {why}"),
+                    None => log::info!("link {below} to {above}: both ends hear each other"),
+                }
+            }
+            memory.trouble = trouble;
+        }
+    }
+
+    /// Takes up cables that are heard; those whose ends are elsewhere by now are none any more.
+    fn find(&mut self, hears: &HashMap<End, Hears>) {
+        let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
+        let elsewhere =
+            |end: &End, other: &End| hears.get(end).is_some_and(|h| *h != Hears::Box(other.clone()));
+        self.memory.retain(|[a, b], _| !elsewhere(a, b) && !elsewhere(b, a));
+        for (end, heard) in hears {
+            let Hears::Box(other) = heard else { continue };
+            if elsewhere(other, end) {
+                continue;
+            }
+            let mut ends = [end.clone(), other.clone()];
+            ends.sort_by_key(|end| (level(end), end.to_string()));
+            if !self.memory.contains_key(&ends) {
+                log::info!("link {} to {}: found", ends[0], ends[1]);
+                self.memory.insert(ends, Memory::default());
+            }
+        }
+        self.ends = Arc::new(self.memory.keys().flatten().cloned().collect());
+    }
+
+    /// Ports that are ends of cables to other boxes.
+    pub fn ends(&self) -> Arc<BTreeSet<End>> {
+        self.ends.clone()
+    }
+
+    fn port(&self, end: &End) -> Option<&api::Port> {
+        self.answers.get(&end.of)?.ports.iter().find(|p| p.name == end.port)
+    }
+
+    /// The MTU of a port, where it is known.
+    pub fn mtu(&self, end: &End) -> Option<u32> {
+        self.port(end).map(|p| p.mtu).filter(|mtu| *mtu > 0)
+    }
+
+    /// All of them, those of the file in its order.
+    pub fn all(&self) -> Vec<Cable> {
+        let found = self.memory.keys().map(|[below, above]| Link {
+            below: below.clone(),
+            above: above.clone(),
+            rate: None,
+        });
+        let links: Vec<Link> = if self.typed.is_empty() { found.collect() } else { self.typed.clone() };
+        links.into_iter().map(|link| self.cable(link)).collect()
+    }
+
+    fn cable(&self, mut link: Link) -> Cable {
+        let ends = [link.below.clone(), link.above.clone()];
+        let memory = self.memory.get(&ends).cloned().unwrap_or_default();
+        let rates = ends.iter().filter_map(|end| self.port(end)).map(|p| p.rate).filter(|rate| *rate > 0);
+        link.rate = link.rate.or(rates.min().map(Rate));
+        let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
+        let [below, above] = [level(&link.below), level(&link.above)];
+        let flat = self.typed.is_empty() && below == above;
+        let level = flat.then(|| format!("both boxes are of level {below}: it is not used"));
+        let mtus = match [self.mtu(&link.below), self.mtu(&link.above)] {
+            [Some(a), Some(b)] if a != b => {
+                Some(format!("MTU {a} at {} and {b} at {}", link.below, link.above))
+            }
+            _ => None,
+        };
+        let troubles: Vec<String> = [level, memory.trouble, mtus].into_iter().flatten().collect();
+        Cable {
+            link,
+            carries: memory.carries && !flat,
+            trouble: (!troubles.is_empty()).then(|| troubles.join("; ")),
+        }
+    }
+
+    /// All ports, and what each hears.
+    pub fn ports(&self) -> Vec<api::FabricPort> {
+        let hears = hears(&HashMap::new(), &self.answers);
+        let by: BTreeSet<(End, End)> = hears
+            .iter()
+            .filter_map(|(end, heard)| match heard {
+                Hears::Box(other) => Some((end.clone(), other.clone())),
+                Hears::Stranger(_) => None,
+            })
+            .collect();
+        let mut ports = Vec::new();
+        for (name, answer) in &self.answers {
+            for p in &answer.ports {
+                let end = End { of: name.clone(), port: p.name.clone() };
+                // Who hears it is its neighbour too.
+                let by = by.iter().find(|(_, heard)| *heard == end).map(|(by, _)| Hears::Box(by.clone()));
+                let heard = hears.get(&end).cloned();
+                let neighbour = heard.clone().or(by.clone());
+                let mtu = match &neighbour {
+                    Some(Hears::Box(other)) => self.mtu(other),
+                    _ => None,
+                };
+                ports.push(api::FabricPort {
+                    port: end.to_string(),
+                    up: p.up,
+                    rate: p.rate,
+                    mtu: p.mtu,
+                    foreign: matches!(neighbour, Some(Hears::Stranger(_))),
+                    hears: heard.is_some(),
+                    heard: by.is_some() && by == neighbour,
+                    neighbour: neighbour.map(|n| n.to_string()).unwrap_or_default(),
+                    neighbour_mtu: mtu.unwrap_or_default(),
+                });
+            }
+        }
+        ports
+    }
+}
+
+/// Whom a port hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Hears {
+    Box(End),
+    /// As it calls itself.
+    Stranger(String),
+}
+
+impl std::fmt::Display for Hears {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Box(end) => write!(f, "{end}"),
+            Self::Stranger(text) => f.write_str(text),
+        }
+    }
+}
+
+/// Whom ports hear, by MAC addresses; where several ports of a box have one, by what the neighbour calls its port.
+fn hears(fresh: &HashMap<String, Answer>, older: &BTreeMap<String, Answer>) -> HashMap<End, Hears> {
+    let older = older.iter().filter(|(name, _)| !fresh.contains_key(*name));
+    let all: Vec<(&String, &Answer)> = fresh.iter().chain(older).collect();
+    let mut owners: HashMap<&str, Vec<End>> = HashMap::new();
+    let mut heard = Vec::new();
+    for (name, answer) in all {
+        for port in &answer.ports {
+            let end = End { of: name.clone(), port: port.name.clone() };
+            owners.entry(&port.mac).or_default().push(end.clone());
+            heard.extend(port.neighbour.as_ref().map(|neighbour| (end, neighbour)));
+        }
+    }
+    let who = |(end, n): (End, &api::Neighbour)| {
+        let of = owners.get(&*n.mac).into_iter().flatten().filter(|other| other.of != end.of);
+        let other = of.clone().find(|other| other.port == n.port).or_else(|| of.clone().next());
+        let stranger = || Hears::Stranger(format!("{} {} ({})", n.chassis, n.port, n.mac));
+        let who = other.cloned().map_or_else(stranger, Hears::Box);
+        (end, who)
+    };
+    heard.into_iter().map(who).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(text: &str) -> End {
+        End::try_from(text.to_owned()).unwrap()
+    }
+
+    fn link(below: &str, above: &str) -> Link {
+        Link { below: end(below), above: end(above), rate: None }
+    }
+
+    /// A port whose MAC address is its name, and what it hears.
+    fn port(of: &str, name: &str, hears: &str) -> api::Port {
+        api::Port {
+            name: name.into(),
+            mac: format!("{of}/{name}"),
+            mtu: 1500,
+            rate: 10,
+            up: true,
+            neighbour: (!hears.is_empty()).then(|| api::Neighbour {
+                mac: hears.into(),
+                chassis: "chassis".into(),
+                port: hears.rsplit('/').next().unwrap().into(),
+                age_ms: 0,
+            }),
+            ..api::Port::default()
+        }
+    }
+
+    fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, Answer> {
+        let answer = |&(of, ports): &(&str, &[(&str, &str)])| {
+            let ports = ports.iter().map(|(name, hears)| port(of, name, hears)).collect();
+            (of.to_owned(), Answer { ports, listens: true })
+        };
+        said.iter().map(answer).collect()
+    }
+
+    fn cables(typed: &[(&str, &str)]) -> Cables {
+        let levels = [("s".to_owned(), 1), ("t".to_owned(), 1)].into();
+        Cables::new(typed.iter().map(|(below, above)| link(below, above)).collect(), levels)
+    }
+
+    /// Of each cable its ends, whether it carries, and what is wrong with it.
+    fn state(cables: &Cables) -> Vec<(String, bool, Option<String>)> {
+        let of = |c: Cable| (format!("{} {}", c.link.below, c.link.above), c.carries, c.trouble);
+        cables.all().into_iter().map(of).collect()
+    }
+
+    fn is(ends: &str, carries: bool, trouble: &str) -> (String, bool, Option<String>) {
+        (ends.into(), carries, (!trouble.is_empty()).then(|| trouble.into()))
+    }
+
+    const BOTH: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "s/1"), ("h", "")]), ("s", &[("1", "a/up")])];
+    const HALF: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "")]), ("s", &[("1", "a/up")])];
+    const NEITHER: [(&str, &[(&str, &str)]); 2] = [("a", &[("up", "")]), ("s", &[("1", "")])];
+    const DEAF: &str = "a/up does not hear s/1";
+
+    #[test]
+    fn a_link_is_found_when_both_ends_hear_each_other() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        cables.look(answers(&HALF), now);
+        assert_eq!(state(&cables), [is("a/up s/1", false, "")], "not yet");
+        cables.look(answers(&BOTH), now);
+        assert_eq!(state(&cables), [is("a/up s/1", true, "")]);
+        assert_eq!(cables.all()[0].link.rate, Some(Rate(10)));
+        assert!(
+            cables.ends().contains(&end("a/up"))
+                && cables.ends().contains(&end("s/1"))
+                && !cables.ends().contains(&end("a/h"))
+        );
+    }
+
+    #[test]
+    fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
+        for typed in [&[][..], &[("a/up", "s/1")]] {
+            let (mut cables, now) = (cables(typed), Instant::now());
+            let mut at = |seconds, said: &[_]| {
+                cables.look(answers(said), now + Duration::from_secs(seconds));
+                state(&cables)
+            };
+            assert_eq!(at(0, &BOTH), [is("a/up s/1", true, "")]);
+            assert_eq!(at(1, &HALF), [is("a/up s/1", true, "")], "a frame may be lost");
+            assert_eq!(at(2, &BOTH), [is("a/up s/1", true, "")]);
+            assert_eq!(at(3, &HALF), [is("a/up s/1", true, "")]);
+            assert_eq!(at(6, &HALF), [is("a/up s/1", false, DEAF)]);
+            assert_eq!(at(7, &HALF[1..]), [is("a/up s/1", false, DEAF)], "a is silent");
+            assert_eq!(at(8, &BOTH), [is("a/up s/1", true, "")]);
+        }
+    }
+
+    #[test]
+    fn a_box_that_is_silent_or_has_just_started_is_given_time() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        let mut at = |seconds, said: &[_]| {
+            cables.look(answers(said), now + Duration::from_secs(seconds));
+            state(&cables)[0].1
+        };
+        assert!(at(0, &BOTH));
+        assert!(at(1, &NEITHER[..1]) && at(60, &NEITHER[..1]), "s says nothing");
+        assert!(at(61, &NEITHER) && at(63, &HALF) && !at(64, &HALF));
+    }
+
+    #[test]
+    fn found_links_follow_the_cables() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        cables.look(answers(&BOTH), now);
+        cables.look(answers(&[("a", &[("up", "t/7")]), ("s", &[("1", "")]), ("t", &[("7", "a/up")])]), now);
+        assert_eq!(state(&cables), [is("a/up t/7", true, "")]);
+        cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
+        cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
+        assert_eq!(state(&cables), [is("a/up t/7", false, "neither end hears the other")]);
+    }
+
+    #[test]
+    fn boxes_of_one_level_have_no_link() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        cables.look(answers(&[("a", &[("x", "b/y")]), ("b", &[("y", "a/x")])]), now);
+        assert_eq!(state(&cables), [is("a/x b/y", false, "both boxes are of level 0: it is not used")]);
+        assert!(cables.ends().contains(&end("b/y")), "no host is there");
+    }
+
+    #[test]
+    fn what_is_typed_wins_and_what_is_heard_is_said() {
+        let now = Instant::now();
+        let with = |said: &[_]| {
+            let mut cables = cables(&[("a/up", "s/1")]);
+            cables.look(answers(said), now);
+            cables.look(answers(said), now + GRACE);
+            state(&cables)
+        };
+        let other = with(&[("a", &[("up", "s/2")]), ("s", &[("1", ""), ("2", "a/up")])]);
+        assert_eq!(other, [is("a/up s/1", true, "a/up is typed to s/1, and hears s/2")]);
+        let stranger = with(&[("a", &[("up", "00:07")]), ("s", &[("1", "")])]);
+        let why = "a/up is typed to s/1, and hears chassis 00:07 (00:07)";
+        assert_eq!(stranger, [is("a/up s/1", true, why)]);
+        assert_eq!(with(&NEITHER), [is("a/up s/1", true, "")], "a medium without LLDP");
+    }
+
+    #[test]
+    fn a_box_that_does_not_listen_takes_no_typed_link_away() {
+        let (mut cables, now) = (cables(&[("a/up", "s/1")]), Instant::now());
+        let mut said = answers(&HALF);
+        said.get_mut("a").unwrap().listens = false;
+        cables.look(said.clone(), now);
+        cables.look(said, now + 2 * GRACE);
+        assert_eq!(state(&cables), [is("a/up s/1", true, "")]);
+    }
+
+    #[test]
+    fn mtus_that_differ_are_said() {
+        let mut cables = cables(&[]);
+        let mut said = answers(&BOTH);
+        said.get_mut("a").unwrap().ports[0].mtu = 9000;
+        cables.look(said, Instant::now());
+        assert_eq!(state(&cables), [is("a/up s/1", true, "MTU 9000 at a/up and 1500 at s/1")]);
+    }
+
+    #[test]
+    fn ports_show_whom_they_hear_and_who_hears_them() {
+        let mut cables = cables(&[]);
+        cables.look(
+            answers(&[("a", &[("up", ""), ("h", ""), ("x", "00:07")]), ("s", &[("1", "a/up")])]),
+            Instant::now(),
+        );
+        let of = |p: api::FabricPort| (p.port, p.neighbour, p.foreign, p.hears, p.heard, p.neighbour_mtu);
+        let is = |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], mtu| {
+            (port.to_owned(), neighbour.to_owned(), foreign, hears, heard, mtu)
+        };
+        let ports: Vec<_> = cables.ports().into_iter().map(of).collect();
+        assert_eq!(
+            ports,
+            [
+                is("a/up", "s/1", [false, false, true], 1500),
+                is("a/h", "", [false; 3], 0),
+                is("a/x", "chassis 00:07 (00:07)", [true, true, false], 0),
+                is("s/1", "a/up", [false, true, false], 1500),
+            ]
+        );
+    }
+}
