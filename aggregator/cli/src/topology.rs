@@ -213,8 +213,12 @@ mod tests {
             hosts,
             ..api::FabricBox::default()
         };
-        let link =
-            |below: &str, above: &str| api::FabricLink { below: below.into(), above: above.into(), up: true, ..api::FabricLink::default() };
+        let link = |below: &str, above: &str| api::FabricLink {
+            below: below.into(),
+            above: above.into(),
+            up: true,
+            ..api::FabricLink::default()
+        };
         let fabric = api::Fabric {
             boxes: vec![
                 node("leaf0", vec![host(1, "p1"), host(2, "p2")]),
@@ -227,6 +231,7 @@ mod tests {
                 link("leaf0/v", "spine1/1"),
                 link("leaf1/v", "spine1/2"),
             ],
+            ports: Vec::new(),
         };
         Topology::new(
             fabric,
