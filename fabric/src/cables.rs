@@ -125,10 +125,10 @@ impl Cables {
             }
             let mut ends = [end.clone(), other.clone()];
             ends.sort_by_key(|end| (level(end), end.to_string()));
-            if !self.memory.contains_key(&ends) {
-                log::info!("link {} to {}: found", ends[0], ends[1]);
-                self.memory.insert(ends, Memory::default());
-            }
+            self.memory.entry(ends).or_insert_with_key(|[below, above]| {
+                log::info!("link {below} to {above}: found");
+                Memory::default()
+            });
         }
         self.ends = Arc::new(self.memory.keys().flatten().cloned().collect());
     }

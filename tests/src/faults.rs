@@ -12,7 +12,7 @@ use aya::maps::{Array, DevMap, MapData};
 use aya::programs::Xdp;
 use aya::programs::xdp::XdpMode;
 
-use crate::netns::Netns;
+use crate::netns::{Netns, output};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/faults.bpf.o");
 
@@ -217,6 +217,8 @@ pub struct Cable {
     ebpf: Mutex<Ebpf>,
     /// It has a rate.
     queued: bool,
+    wire: Netns,
+    number: usize,
 }
 
 /// From where packets come, with which programs they come and leave, where they go, and by which map.
@@ -242,9 +244,21 @@ impl Cable {
             let ifindex = wire.ifindex(&interface)?;
             wire.enter(|| program.attach_to_if_index(ifindex, XdpMode::Driver)).context(interface)?;
         }
-        let cable = Self { ebpf: Mutex::new(ebpf), queued };
+        let cable = Self { ebpf: Mutex::new(ebpf), queued, wire: wire.clone(), number };
         cable.set(Faults::NONE, Faults::NONE, 0)?;
         Ok(cable)
+    }
+
+    /// Nothing at all goes up any more, RoCE or not; or as before.
+    pub fn cut_up(&self, cut: bool) -> Result<()> {
+        let interface = format!("up{}", self.number);
+        let tc = |words: &str| output(self.wire.command("tc").args(words.split(' '))).map(drop);
+        if cut {
+            tc(&format!("qdisc add dev {interface} ingress"))?;
+            tc(&format!("filter add dev {interface} ingress protocol all u32 match u32 0 0 action drop"))
+        } else {
+            tc(&format!("qdisc delete dev {interface} ingress"))
+        }
     }
 
     /// Faults from now on, on the way up and down, chosen by a seed; the counters start anew.

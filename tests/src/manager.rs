@@ -28,6 +28,18 @@ impl Cluster {
     /// # Errors
     /// What it says when it ends.
     pub fn start_manager(&self) -> Result<Manager> {
+        self.manager_with(true)
+    }
+
+    /// The same without links in its file.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_manager_that_finds_links(&self) -> Result<Manager> {
+        self.manager_with(false)
+    }
+
+    fn manager_with(&self, typed: bool) -> Result<Manager> {
         let spec = self.lab().spec();
         let socket = self.file(None, "fabric.sock").display().to_string();
         let mut text = format!(
@@ -37,9 +49,14 @@ impl Cluster {
         );
         for number in spec.boxes().map(Some).chain([None]) {
             let (name, path) = (spec.box_name(number), self.file(number, "netsum.sock"));
-            text += &format!("[[box]]\nname = {name:?}\naddress = \"unix:{}\"\n", path.display());
+            let level = u32::from(number.is_none_or(|number| number >= spec.below().end));
+            text += &format!(
+                "[[box]]\nname = {name:?}\naddress = \"unix:{}\"\nlevel = {level}\n",
+                path.display()
+            );
         }
-        for (spine, rack) in (0..spec.spines).flat_map(|spine| spec.below().map(move |rack| (spine, rack))) {
+        let spines = if typed { spec.spines } else { 0 };
+        for (spine, rack) in (0..spines).flat_map(|spine| spec.below().map(move |rack| (spine, rack))) {
             let below = format!("{}/{}", spec.box_name(Some(rack)), BoxNode::uplink(spine));
             let above = format!("{}/rack{rack}", spec.box_name(spec.spine(spine)));
             text += &format!("[[link]]\nbelow = {below:?}\nabove = {above:?}\n");

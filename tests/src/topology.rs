@@ -1,6 +1,6 @@
 //! What a lab may have beyond hosts on ports: links with a bandwidth, VLANs, and hosts behind a router.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::programs::{SchedClassifier, TcAttachType};
 pub use netsum_core::rate::Rate;
@@ -247,7 +247,8 @@ fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &s
     let ends = [format!("up{number}"), format!("down{number}")];
     let mut lines = veth(&ends[1], port, spec.mtu, parent);
     let cable = format!("cable{number}");
-    lines += &format!("link add {cable} {BRIDGE}\n");
+    // LLDP goes by cable.
+    lines += &format!("link add {cable} {BRIDGE} group_fwd_mask 0x4000\n");
     for end in &ends {
         lines += &format!("link set {end} master {cable}\n{}", up(end));
     }

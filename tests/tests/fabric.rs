@@ -369,6 +369,45 @@ fn a_link_that_carries_one_direction_alone_ends_no_job() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
+    let cluster = fabric_of(LabSpec { spines: 2, cables: true, ..LabSpec::default() }, false);
+    let manager = cluster.start_manager_that_finds_links().unwrap();
+    let start = Instant::now();
+    let up = || {
+        let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
+        shown["links"].as_array().unwrap().iter().filter(|link| link["up"] == true).count()
+    };
+    wait("all four links are found", || up() == 4);
+    println!("found after {:.1?}", start.elapsed());
+    println!("{}", manager.netsum(&cluster, &["fabric", "probe"]).unwrap());
+    let probe = manager.json(&cluster, &["fabric", "probe"]).unwrap();
+    let both = |p: &&serde_json::Value| p["hears"] == true && p["heard"] == true && p["path_mtu"] == 2048;
+    assert_eq!(probe.as_array().unwrap().iter().filter(both).count(), 8, "{probe:#}");
+
+    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+    let at_spine1 = || jobs(&cluster, cluster.lab().spec().spine(1));
+    assert_eq!(at_spine1(), 1, "{}", manager.log());
+    let cable = cluster.lab().leaf(1).cable(1).unwrap();
+    cable.cut_up(true).unwrap();
+    let half = "spine1/rack1 does not hear leaf1/uplink1";
+    let start = Instant::now();
+    let is_said = || manager.netsum(&cluster, &["fabric", "show"]).unwrap().contains(half);
+    work_until(&mut group, || manager.log(), |_, _| is_said());
+    println!("said after {:.1?}", start.elapsed());
+    assert_eq!(up(), 3);
+    until_boxes("one direction dead", &mut group, || manager.log());
+    assert_eq!(at_spine1(), 0, "{}", manager.log());
+    assert_eq!(manager.log().matches(half).count(), 1, "{}", manager.log());
+    cable.cut_up(false).unwrap();
+    wait("the link is up again", || up() == 4);
+    until_boxes("mended", &mut group, || manager.log());
+    work(&mut group, 2);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn a_parent_that_is_slow_makes_all_wait_and_no_sum_wrong() {
     let rate = |text: &str| Some(text.parse::<Rate>().unwrap());
     let cluster = fabric_of(LabSpec { spines: 2, uplink: rate("100mbit"), ..LabSpec::default() }, false);

@@ -231,6 +231,7 @@ mod tests {
                 link("leaf0/v", "spine1/1"),
                 link("leaf1/v", "spine1/2"),
             ],
+            ports: Vec::new(),
         };
         Topology::new(
             fabric,

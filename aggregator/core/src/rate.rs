@@ -25,25 +25,32 @@ impl Rate {
     }
 }
 
-impl FromStr for Rate {
-    type Err = String;
+/// Why a text is no rate.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Rate {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
         let unit = Self::UNITS.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
-        let (number, bits) = unit.ok_or_else(|| format!("`{text}` is no rate like 100mbit or 2.5gbit"))?;
-        let number: f64 = number.parse().map_err(|e| format!("`{text}`: `{number}` is no number: {e}"))?;
+        let (number, bits) =
+            unit.ok_or_else(|| Error(format!("`{text}` is no rate like 100mbit or 2.5gbit")))?;
+        let number: f64 =
+            number.parse().map_err(|e| Error(format!("`{text}`: `{number}` is no number: {e}")))?;
         let rate = (number * bits as f64).round();
         if !(1e5..=1e13).contains(&rate) {
-            return Err(format!("`{text}`: 100kbit to 10000gbit are possible"));
+            return Err(Error(format!("`{text}`: 100kbit to 10000gbit are possible")));
         }
         Ok(Self(rate as u64))
     }
 }
 
 impl TryFrom<String> for Rate {
-    type Error = String;
+    type Error = Error;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn try_from(text: String) -> Result<Self, Error> {
         text.parse()
     }
 }
@@ -68,7 +75,7 @@ mod tests {
         assert_eq!("2500mbit".parse::<Rate>().unwrap().to_string(), "2.5gbit");
         assert!(("100mbit".parse::<Rate>().unwrap().seconds(12_500_000) - 1.0).abs() < 1e-9);
         for (text, why) in [("100", "is no rate"), ("xmbit", "is no number"), ("0mbit", "are possible")] {
-            let error = text.parse::<Rate>().unwrap_err();
+            let error = text.parse::<Rate>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

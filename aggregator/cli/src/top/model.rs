@@ -433,7 +433,7 @@ pub(crate) mod tests {
             rx_packets: second * 250_000,
             tx_bytes: second * 250_000_000,
             tx_packets: second * 250_000,
-            hosts: Vec::new(),
+            ..api::Port::default()
         };
         // Now faster, now slower.
         let fragments: u64 = (1..=second).map(|s| 1_000_000 - 300_000 * (s % 4)).sum();
