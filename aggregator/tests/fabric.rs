@@ -152,7 +152,7 @@ async fn a_host_that_two_boxes_have_seen_is_refused_with_both() {
     assert!(error.message().starts_with(why), "{error}");
 }
 
-async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !condition().await {
         assert!(begun.elapsed() < LATE, "{what}");
@@ -378,4 +378,98 @@ async fn ranks_join_at_a_manager_over_tls() {
     assert!(daemon.netsum("-j job show train").await.unwrap().contains("\"state\":\"active\""));
     serving.abort();
     manager.task.abort();
+}
+
+/// A process that is killed on drop.
+struct Process(std::process::Child);
+
+impl Process {
+    fn new(program: &std::path::Path, arguments: &[&str]) -> Self {
+        Self(std::process::Command::new(program).args(arguments).spawn().unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// etcd as installed, or as unpacked below cargo's target folder.
+fn etcd() -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let unpacked =
+        std::path::Path::new(env!("CARGO_BIN_EXE_netsum")).ancestors().nth(2).unwrap().join("etcd/usr/bin");
+    std::env::split_paths(&path)
+        .chain([unpacked])
+        .map(|folder| folder.join("etcd"))
+        .find(|path| path.is_file())
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_takes_the_jobs_over_when_the_leader_is_killed() {
+    let Some(program) = etcd() else {
+        println!("SKIP: no program `etcd`, of Debian's package etcd-server");
+        return;
+    };
+    let daemon = Daemon::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let [client, peer] = [free_port(), free_port()].map(|port| format!("http://127.0.0.1:{port}"));
+    let data = path("data");
+    let etcd = ["--data-dir", &data, "--listen-client-urls", &client, "--advertise-client-urls", &client];
+    let etcd = [&etcd[..], &["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]].concat();
+    let cluster = format!("default={peer}");
+    let etcd = [&etcd[..], &["--initial-cluster", &cluster]].concat();
+    // Both have the address that ranks call.
+    let (port, socket) = (free_port(), daemon.folder.path().join("netsum.sock"));
+    let manager = |name: &str| {
+        let admin = path(&format!("{name}.sock"));
+        let file = path(&format!("{name}.toml"));
+        let text = format!(
+            "workers = \"127.0.0.1:{port}\"\nadmin = {admin:?}\n[etcd]\nendpoints = [{client:?}]\nlease-s = 2\n[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n",
+            socket.display()
+        );
+        std::fs::write(&file, text).unwrap();
+        Process::new(env!("CARGO_BIN_EXE_netsum").as_ref(), &["fabric", "run", "--config", &file])
+    };
+    let ask = |name: &str, question: &str| {
+        let socket = path(&format!("{name}.sock"));
+        let answer = std::process::Command::new(env!("CARGO_BIN_EXE_netsum"))
+            .args(["--socket", &socket])
+            .args(question.split(' '))
+            .output()
+            .unwrap();
+        answer.status.success().then(|| String::from_utf8(answer.stdout).unwrap())
+    };
+    let is_open = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
+    // Nobody leads without etcd.
+    let mut first = manager("first");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(first.0.try_wait().unwrap().is_none() && !is_open().await, "it does not wait for etcd");
+    let store = Process::new(&program, &etcd);
+    until("the first leads", async || is_open().await).await;
+    ask("first", "job create train --ranks 2").unwrap();
+    let mut second = manager("second");
+    tokio::time::sleep(Duration::from_millis(3000)).await;
+    assert!(ask("second", "job show train").is_none(), "two lead");
+    assert!(second.0.try_wait().unwrap().is_none(), "the standby has ended");
+    let killed = Instant::now();
+    drop(first);
+    until("the second leads", async || ask("second", "job show train").is_some()).await;
+    println!("the second leads {:.1} s after the first was killed", killed.elapsed().as_secs_f64());
+    assert!(is_open().await && killed.elapsed() < Duration::from_secs(2 + 4));
+    // Without etcd it goes on until its lease has ended, and no longer.
+    let lost = Instant::now();
+    drop(store);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(ask("second", "job show train").is_some(), "it has ended at once");
+    until("it goes on without a lease", async || second.0.try_wait().unwrap().is_some()).await;
+    println!("it has ended {:.1} s after etcd was killed", lost.elapsed().as_secs_f64());
+    assert!(lost.elapsed() < Duration::from_secs(4));
 }

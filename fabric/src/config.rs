@@ -23,6 +23,8 @@ pub struct Config {
     /// File for what outlives a manager that is killed.
     #[serde(default = "default_state")]
     pub state: PathBuf,
+    /// In place of the file, for several managers of which one leads.
+    pub etcd: Option<Etcd>,
     /// What the boxes know the manager by, and it them; needed for boxes that are called over TCP.
     pub tls: Option<Tls>,
     #[serde(rename = "box")]
@@ -40,6 +42,29 @@ pub struct Tls {
     pub key: PathBuf,
     /// Authority of the boxes' certificates.
     pub ca: PathBuf,
+}
+
+/// Where managers agree on which of them leads.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Etcd {
+    /// `http://ADDRESS:PORT` each, or `https://` with TLS.
+    pub endpoints: Vec<String>,
+    pub tls: Option<Tls>,
+    /// Its keys begin with this.
+    #[serde(default = "default_prefix")]
+    pub prefix: String,
+    /// Seconds that a leader has to be silent for before another one leads.
+    #[serde(default = "default_lease")]
+    pub lease_s: u32,
+}
+
+fn default_prefix() -> String {
+    "/netsum".into()
+}
+
+fn default_lease() -> u32 {
+    5
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -117,6 +142,14 @@ impl Config {
     fn parse(text: &str) -> Result<Self> {
         let config: Self = toml::from_str(text)?;
         ensure!(!config.boxes.is_empty(), "box: there is none");
+        if let Some(etcd) = &config.etcd {
+            ensure!(!etcd.endpoints.is_empty(), "etcd.endpoints: there is none");
+            ensure!((2..=60).contains(&etcd.lease_s), "etcd.lease-s = {}: 2 to 60", etcd.lease_s);
+            let scheme = if etcd.tls.is_some() { "https://" } else { "http://" };
+            for url in &etcd.endpoints {
+                ensure!(url.starts_with(scheme), "etcd.endpoints {url:?}: {scheme}ADDRESS:PORT is expected");
+            }
+        }
         let mut names = HashSet::new();
         for b in &config.boxes {
             ensure!(
@@ -209,6 +242,12 @@ mod tests {
     fn errors_name_field_and_value() {
         for (text, expected) in [
             ("box = []", "box: there is none"),
+            (&format!("{GOOD}[etcd]\nendpoints = []"), "etcd.endpoints: there is none"),
+            (&format!("{GOOD}[etcd]\nendpoints = [\"a:1\"]"), "\"a:1\": http://ADDRESS:PORT"),
+            (
+                &format!("{GOOD}[etcd]\nendpoints = [\"http://a:1\"]\nlease-s = 1"),
+                "etcd.lease-s = 1: 2 to 60",
+            ),
             ("[[box]]\nname = \"a/b\"\naddress = \"unix:/a\"", "box.name = \"a/b\""),
             ("[[box]]\nname = \"a\"\naddress = \"10.0.0.1\"", "https://ADDRESS:PORT or unix:/PATH"),
             ("[[box]]\nname = \"a\"\naddress = \"https://10.0.0.1:1\"", "[tls] is needed"),

@@ -13,12 +13,14 @@
 //! | [`boxes`] | connections to the boxes, which ports they have |
 //! | [`hosts`] | behind which of these a host is |
 //! | [`program`] | brings the boxes to what the controller wants |
+//! | [`etcd`] | which of several managers leads, and its state |
 //! | [`run`] | `netsum fabric run` |
 
 pub mod boxes;
 pub mod cables;
 pub mod config;
 pub mod diagnosis;
+pub mod etcd;
 pub mod hosts;
 pub mod layout;
 pub mod nowhere;

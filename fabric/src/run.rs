@@ -1,5 +1,6 @@
 //! `netsum fabric run`.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,10 +17,11 @@ use netsum_daemon::tls;
 use netsum_daemon::worker::PortFinder;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::boxes::Boxes;
 use crate::config::Config;
+use crate::etcd::{Leading, lead};
 use crate::nowhere::Nowhere;
 use crate::program::{Changes, Programmer};
 
@@ -40,10 +42,8 @@ const CPUS: u32 = 64;
 pub async fn run(config: &Config) -> Result<()> {
     let boxes = Arc::new(Boxes::new(config)?);
     let mut controller = Controller::new(MEMORY, CPUS, DEAD);
-    let store = Store::new(config.state.clone());
-    let saved: Option<Saved> = store.read().with_context(|| config.state.display().to_string())?;
-    let election = next_election(saved.as_ref());
-    let saved = saved.unwrap_or_default();
+    let (saved, store, leading) = state(config).await?;
+    let election = next_election(saved.election);
     boxes.elect(election);
     boxes.number_again(&saved.ports);
     for (name, reason) in &saved.drained {
@@ -81,20 +81,43 @@ pub async fn run(config: &Config) -> Result<()> {
     let workers = WorkerPort { listener, tls, limits: Limits::default() };
     let programming = tokio::spawn(programmer.run(received));
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let leading = async {
+        match leading {
+            Some((leading, states)) => leading.keep(states).await,
+            None => pending().await,
+        }
+    };
     let ended = tokio::select! {
         result = serve(shared, None, PortFinder::Boxes(boxes), admin, Some(workers)) => result,
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
+        why = leading => Err(anyhow!(why)),
         why = programming => Err(anyhow!(why?)),
     };
     log::info!("ending; jobs go on, for the next manager");
     ended
 }
 
-/// A number higher than all before it. Where what the last manager knew has been lost, the seconds since 1970 are.
-fn next_election(saved: Option<&Saved>) -> u64 {
-    let seconds = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    saved.map_or_else(seconds, |saved| saved.election.saturating_add(1))
+type Kept = (Saved, Store, Option<(Leading, watch::Receiver<String>)>);
+
+/// What the last manager has left, and where this one keeps it. With etcd, once it leads.
+async fn state(config: &Config) -> Result<Kept> {
+    let Some(etcd) = &config.etcd else {
+        let store = Store::new(config.state.clone());
+        let saved = store.read().with_context(|| config.state.display().to_string())?;
+        return Ok((saved.unwrap_or_default(), store, None));
+    };
+    let leading = lead(etcd, &config.workers.to_string()).await?;
+    let saved = leading.state.as_deref().map(serde_json::from_str).transpose();
+    let saved = saved.with_context(|| format!("etcd: {}/state", etcd.prefix))?.unwrap_or_default();
+    let (keeper, states) = watch::channel(String::new());
+    Ok((saved, Store::kept_by(keeper), Some((leading, states))))
+}
+
+/// The number of a manager that begins now: larger than that of the last one, and of those whose state is lost or elsewhere.
+fn next_election(last: u64) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (now.as_millis() as u64).max(last.saturating_add(1))
 }
 
 #[cfg(test)]
@@ -103,12 +126,12 @@ mod tests {
 
     #[test]
     fn each_election_is_higher_than_all_before_it() {
-        let saved = |election| Saved { election, ..Saved::default() };
-        let first = next_election(None);
-        assert!(first > 1_700_000_000, "{first}");
-        assert_eq!(next_election(Some(&saved(first))), first + 1);
+        let first = next_election(0);
+        assert!(first > 1_700_000_000_000, "{first}");
+        assert_eq!(next_election(first + 1_000_000), first + 1_000_001);
+        assert!(next_election(u64::MAX) == u64::MAX, "a box has lied");
         // The file of a release without elections.
         let old: Saved = toml::from_str("ports = []\njobs = []").unwrap();
-        assert_eq!(next_election(Some(&old)), 1);
+        assert_eq!(old.election, 0);
     }
 }

@@ -60,10 +60,6 @@ const RIVALS: [Tool; 5] = [
     },
 ];
 
-/// Debian's package of Prometheus, its programs, and where it is unpacked below cargo's target folder.
-const PROMETHEUS: &str = "prometheus";
-const PROMETHEUS_PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
-
 /// Where the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -113,28 +109,41 @@ pub fn require_terminal() -> Result<()> {
     install(&TERMINAL_TOOLS)
 }
 
-/// Makes the machine ready for tests that start Prometheus. Its package is unpacked and not installed: to install it would start a
-/// service on this machine.
+/// Makes the machine ready for tests that start Prometheus.
 ///
 /// # Errors
 /// What is missing and cannot be had.
 pub fn require_prometheus() -> Result<()> {
+    fetch("prometheus", "prometheus", &["prometheus", "promtool"], "tests of the metrics: about 20 MB")
+}
+
+/// Makes the machine ready for tests that start etcd.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_etcd() -> Result<()> {
+    fetch("etcd", "etcd-server", &["etcd"], "tests of fabric managers: about 10 MB")
+}
+
+/// Fetches Debian's package with these programs into a folder of cargo's target folder. It is unpacked and not installed: to install it
+/// would start a service on this machine.
+fn fetch(folder: &str, package: &str, programs: &[&str], purpose: &str) -> Result<()> {
     let target = paths::target_dir()?;
-    let (to, programs) = (target.join(PROMETHEUS), Path::new("usr/bin"));
-    let there = |name: &&str| find_program(name).is_some() || to.join(programs).join(name).is_file();
-    if PROMETHEUS_PROGRAMS.iter().all(there) {
+    let (to, bin) = (target.join(folder), Path::new("usr/bin"));
+    let there = |name: &&str| find_program(name).is_some() || to.join(bin).join(name).is_file();
+    if programs.iter().all(there) {
         return Ok(());
     }
     if find_program("apt-get").is_none() {
-        bail!("no Prometheus, and no apt-get to fetch it");
+        bail!("no {package}, and no apt-get to fetch it");
     }
-    println!("fetching Debian's Prometheus for tests of the metrics: about 20 MB");
+    println!("fetching Debian's {package} for {purpose}");
     // A folder that was interrupted is not taken for a whole one.
-    let fetched = tempfile::Builder::new().prefix("prometheus-").tempdir_in(&target)?;
-    let archive =
-        Archive::open(&fetched.path().join("apt"), &[&debian::codename()?]).context("Prometheus")?;
+    let fetched = tempfile::Builder::new().prefix(&format!("{folder}-")).tempdir_in(&target)?;
+    let archive = Archive::open(&fetched.path().join("apt"), &[&debian::codename()?])
+        .with_context(|| package.to_owned())?;
     let unpacked = fetched.path().join("unpacked");
-    archive.download(&[PROMETHEUS])?.iter().try_for_each(|package| debian::unpack(package, &unpacked))?;
+    archive.download(&[package])?.iter().try_for_each(|package| debian::unpack(package, &unpacked))?;
     drop(std::fs::remove_dir_all(&to));
     std::fs::rename(unpacked, &to).with_context(|| to.display().to_string())
 }

@@ -73,6 +73,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let filter = args.filter.as_deref();
     let mut tally = Tally::default();
     let (lab, pure): (Vec<_>, Vec<_>) = programs.iter().partition(|p| p.needs_lab());
+    if filter.is_none()
+        && let Err(reason) = setup::require_etcd()
+    {
+        println!("the test of two fabric managers will be skipped: {reason:#}");
+    }
     for program in pure {
         tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT));
     }

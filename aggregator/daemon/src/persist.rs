@@ -14,6 +14,7 @@ use netsum_dataplane::pins::{Found, Pins};
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use super::netlink::Interface;
 use crate::config::Config;
@@ -22,6 +23,8 @@ use crate::config::Config;
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
+    /// Who keeps it in place of the file.
+    keeper: Option<watch::Sender<String>>,
     last: String,
     /// What was to be written last is not in it.
     behind: bool,
@@ -30,7 +33,12 @@ pub struct Store {
 impl Store {
     /// A file that may not be there yet.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, last: String::new(), behind: false }
+        Self { path, keeper: None, last: String::new(), behind: false }
+    }
+
+    /// Elsewhere: somebody is given what has changed, and says what fails.
+    pub fn kept_by(keeper: watch::Sender<String>) -> Self {
+        Self { keeper: Some(keeper), ..Self::new(PathBuf::new()) }
     }
 
     /// What it holds; `None` when it is not there.
@@ -63,6 +71,11 @@ impl Store {
     fn write(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(value)?;
         if text == self.last {
+            return Ok(());
+        }
+        if let Some(keeper) = &self.keeper {
+            keeper.send_replace(text.clone());
+            self.last = text;
             return Ok(());
         }
         let new = self.path.with_extension("new");

@@ -1,0 +1,206 @@
+//! Which of several managers leads, and the state that the next one goes on with: in etcd.
+//!
+//! The leader's key lives as long as its lease. State is written only while that key is still the one that this manager has made.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use netsum_api::tls::{authority, identity};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::{IntoRequest as _, Status};
+
+use crate::config::Etcd;
+
+mod pb {
+    #![allow(clippy::all, reason = "generated")]
+    tonic::include_proto!("etcdserverpb");
+}
+
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+
+/// A standby looks this often whether somebody leads; an etcd that does not answer is asked again after as long.
+const LOOK: Duration = Duration::from_millis(500);
+/// A request takes no longer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// An etcd that is away is spoken of this often.
+const SAY: Duration = Duration::from_secs(5);
+
+/// What a leader begins with.
+pub struct Leading {
+    /// What the last one has written.
+    pub state: Option<String>,
+    lead: Lead,
+}
+
+struct Lead {
+    kv: KvClient<Channel>,
+    lease: LeaseClient<Channel>,
+    id: i64,
+    leader: Vec<u8>,
+    /// The revision that its key was made at.
+    made: i64,
+    key: Vec<u8>,
+    ttl: Duration,
+    /// The lease lasts for `ttl` from here.
+    since: Instant,
+}
+
+fn channel(config: &Etcd) -> Result<Channel> {
+    let mut endpoints = Vec::new();
+    for url in &config.endpoints {
+        let mut endpoint = Endpoint::from_shared(url.clone())?.connect_timeout(PATIENCE);
+        if let Some(files) = &config.tls {
+            let tls = ClientTlsConfig::new().ca_certificate(authority(&files.ca)?);
+            endpoint = endpoint.tls_config(tls.identity(identity(&files.cert, &files.key)?))?;
+        }
+        endpoints.push(endpoint);
+    }
+    Ok(Channel::balance_list(endpoints.into_iter()))
+}
+
+async fn within<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T> {
+    let answer = timeout(PATIENCE, answer).await.map_err(|_| anyhow!("no answer within {PATIENCE:?}"))?;
+    answer.map_err(|status| anyhow!("{}", status.message()))
+}
+
+async fn get(kv: &mut KvClient<Channel>, key: &[u8]) -> Result<Option<pb::KeyValue>> {
+    let request = pb::RangeRequest { key: key.to_vec() };
+    Ok(within(kv.range(request)).await?.into_inner().kvs.pop())
+}
+
+/// Puts a key if the leader's key was made at this revision; 0 where there is none.
+async fn put(kv: &mut KvClient<Channel>, leader: &[u8], made: i64, put: pb::PutRequest) -> Result<bool> {
+    let compare = pb::Compare {
+        target: pb::compare::CompareTarget::Create.into(),
+        key: leader.to_vec(),
+        target_union: Some(pb::compare::TargetUnion::CreateRevision(made)),
+    };
+    let success = pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put)) };
+    let request = pb::TxnRequest { compare: vec![compare], success: vec![success] };
+    Ok(within(kv.txn(request)).await?.into_inner().succeeded)
+}
+
+/// Waits until this manager leads. `me` is what others are told of it.
+///
+/// # Errors
+/// If the configuration cannot be used.
+pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
+    let channel = channel(config).context("etcd")?;
+    let (mut said, mut other) = (None::<Instant>, Vec::new());
+    loop {
+        match campaign(config, me, &channel).await {
+            Ok(Ok(leading)) => return Ok(leading),
+            Ok(Err(leader)) if leader != other => {
+                log::info!("standby: {} leads", String::from_utf8_lossy(&leader));
+                other = leader;
+            }
+            Ok(Err(_)) => {}
+            Err(e) if said.is_none_or(|said| said.elapsed() > SAY) => {
+                log::warn!("etcd {}: {e:#}; it is tried again", config.endpoints.join(", "));
+                said = Some(Instant::now());
+            }
+            Err(_) => {}
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Leads if nobody does; otherwise says who.
+async fn campaign(config: &Etcd, me: &str, channel: &Channel) -> Result<Result<Leading, Vec<u8>>> {
+    let (mut kv, mut lease) = (KvClient::new(channel.clone()), LeaseClient::new(channel.clone()));
+    let [leader, key] = ["leader", "state"].map(|name| format!("{}/{name}", config.prefix).into_bytes());
+    if let Some(other) = get(&mut kv, &leader).await? {
+        return Ok(Err(other.value));
+    }
+    let since = Instant::now();
+    let request = pb::LeaseGrantRequest { ttl: i64::from(config.lease_s) };
+    let id = within(lease.lease_grant(request)).await?.into_inner().id;
+    let claim = pb::PutRequest { key: leader.clone(), value: me.into(), lease: id };
+    put(&mut kv, &leader, 0, claim).await?;
+    let now = get(&mut kv, &leader).await?.context("the leader's key is gone already")?;
+    if now.lease != id {
+        return Ok(Err(now.value));
+    }
+    let state = get(&mut kv, &key).await?.map(|state| String::from_utf8(state.value)).transpose()?;
+    let (made, ttl) = (now.create_revision, Duration::from_secs(config.lease_s.into()));
+    Ok(Ok(Leading { state, lead: Lead { kv, lease, id, leader, made, key, ttl, since } }))
+}
+
+impl Leading {
+    /// Goes on leading, and writes what comes; until it leads no more: why.
+    pub async fn keep(self, mut states: watch::Receiver<String>) -> String {
+        let mut lead = self.lead;
+        let mut failing = false;
+        loop {
+            let until = lead.since + lead.ttl;
+            match timeout_at(until, lead.round(&mut states, &mut failing)).await {
+                Ok(Some(why)) => return why,
+                // It may have been renewed meanwhile.
+                Err(_) if Instant::now() >= lead.since + lead.ttl => {
+                    return format!(
+                        "etcd has not renewed the lease for {:?}: another manager may lead",
+                        lead.ttl
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Lead {
+    async fn round(&mut self, states: &mut watch::Receiver<String>, failing: &mut bool) -> Option<String> {
+        let next = Instant::now() + self.ttl / 5;
+        let result = self.renew_and_write(states).await;
+        if result.is_err() != *failing {
+            *failing = !*failing;
+            match &result {
+                Err(e) => log::warn!("etcd: {e:#}; this manager leads until its lease ends"),
+                Ok(_) => log::info!("etcd: answers again"),
+            }
+        }
+        match result {
+            Ok(None) => tokio::select! {
+                () = sleep_until(next) => None,
+                changed = states.changed() => {
+                    // To be written: seen only once it is.
+                    states.mark_changed();
+                    changed.err().map(|_| "ending".to_owned())
+                }
+            },
+            Ok(why) => why,
+            Err(_) => {
+                sleep(LOOK).await;
+                None
+            }
+        }
+    }
+
+    /// Why it leads no more, if so.
+    async fn renew_and_write(&mut self, states: &mut watch::Receiver<String>) -> Result<Option<String>> {
+        let asked = Instant::now();
+        let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id: self.id }).into_request();
+        let answer =
+            within(async { self.lease.lease_keep_alive(request).await?.into_inner().message().await });
+        if answer.await?.is_none_or(|answer| answer.ttl <= 0) {
+            return Ok(Some("the lease in etcd has ended: another manager may lead".to_owned()));
+        }
+        self.since = asked;
+        if states.has_changed().unwrap_or_default() {
+            let value = states.borrow_and_update().clone().into_bytes();
+            let state = pb::PutRequest { key: self.key.clone(), value, lease: 0 };
+            match put(&mut self.kv, &self.leader, self.made, state).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(Some("another manager leads by now".to_owned())),
+                Err(e) => {
+                    states.mark_changed();
+                    return Err(e);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
