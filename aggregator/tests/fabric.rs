@@ -258,6 +258,26 @@ async fn a_box_that_is_not_there_is_left_out_until_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_box_of_three_that_lies_does_not_end_the_manager() {
+    let [a, b, c] = [Daemon::start().await, Daemon::start().await, Daemon::start().await];
+    let of = |(name, daemon): (&str, &Daemon)| {
+        let path = daemon.folder.path().join("netsum.sock");
+        format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display())
+    };
+    let text = [("a", &a), ("b", &b), ("c", &c)].map(of).concat();
+    let manager = Manager::with(&text, ["a/p0", "a/p1"]).await;
+    elected(&manager, 7).await;
+    b.shared.lock().election = u64::MAX;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    assert_eq!(manager.boxes.follower(), None);
+    let closed = manager.boxes.ways().closed;
+    assert!(closed["b"].starts_with("follows a manager of election 18446744073709551615"), "{closed:?}");
+    assert!(!manager.task.is_finished());
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_manager_has_left_on_a_box_is_deleted_or_replaced_by_the_next() {
     let daemon = Daemon::start().await;
     let left = |name: &str| {

@@ -33,6 +33,10 @@ use crate::layout::Ways;
 
 /// A box that has not answered for so long does not.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A box that is there takes a connection at once. Less than [`PATIENCE`], so that one that is not there is told from one that is late.
+const CONNECT: Duration = Duration::from_secs(1);
+/// So many hosts' places are remembered.
+const MOST_HOSTS: usize = 1 << 16;
 /// Orders take longer: so do a large job's rings.
 const ORDERS: Duration = Duration::from_secs(30);
 
@@ -83,8 +87,8 @@ struct Known {
     strange: BTreeMap<String, String>,
     /// Where hosts were, by MAC address.
     hosts: HashMap<[u8; 6], u32>,
-    /// A manager that was elected later, in words.
-    follower: Option<String>,
+    /// Boxes that have been called by a manager that was elected later, in words.
+    ahead: BTreeMap<String, String>,
 }
 
 struct Drain {
@@ -144,7 +148,7 @@ impl Boxes {
         };
         let all: Vec<_> = config.boxes.iter().map(client).collect::<Result<_>>()?;
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
-        let finder = Hosts::new(all.clone(), ORDERS);
+        let finder = Hosts::new(all.clone(), CONNECT);
         let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
         let known = Known { cables: Cables::new(config.links.clone(), levels), ..Known::default() };
         Ok(Self { all, addresses, finder, election, known: Mutex::new(known) })
@@ -161,12 +165,20 @@ impl Boxes {
 
     /// Takes note that a box takes no orders because of a manager that was elected later.
     pub fn is_followed(&self, name: &str, why: &Status) {
-        self.known().follower = Some(format!("box {name}: {}", why.message()));
+        self.known().ahead.insert(name.to_owned(), why.message().to_owned());
     }
 
-    /// Whether a box has been called by a manager that was elected later; in words.
+    /// Whether any box does not.
+    pub fn is_ahead(&self) -> bool {
+        !self.known().ahead.is_empty()
+    }
+
+    /// A manager that was elected later, in words: most boxes that answer have been called by it. A single one may lie.
     pub fn follower(&self) -> Option<String> {
-        self.known().follower.clone()
+        let known = self.known();
+        let (name, why) = known.ahead.first_key_value()?;
+        let answer = self.all.len() - known.silent.len();
+        (2 * known.ahead.len() > answer).then(|| format!("box {name} {why}"))
     }
 
     /// Gives ports the numbers that they had for an earlier manager.
@@ -194,8 +206,9 @@ impl Boxes {
         let drained =
             known.drains.iter().map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
         let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
+        let ahead = known.ahead.iter().map(|(name, why)| (name.clone(), why.clone()));
         let silent = known.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
-        Ways { links, mtus, closed: drained.chain(strange).chain(silent).collect() }
+        Ways { links, mtus, closed: silent.chain(ahead).chain(drained).chain(strange).collect() }
     }
 
     /// Whether a box has not answered when it was asked last.
@@ -203,9 +216,28 @@ impl Boxes {
         self.known().silent.contains_key(name)
     }
 
-    /// The same, but there is a connection: it may be about to.
+    /// The same, but there is a connection: it may be about to, and nothing else speaks against it.
     pub fn is_late(&self, name: &str) -> bool {
-        self.known().silent.get(name) == Some(&false)
+        let known = self.known();
+        let closed = [&known.strange, &known.ahead].iter().any(|why| why.contains_key(name));
+        known.silent.get(name) == Some(&false) && !closed && !known.drains.contains_key(name)
+    }
+
+    /// Waits for a box to do something; not for long where it has been silent.
+    ///
+    /// # Errors
+    /// What it says, or that it says nothing.
+    pub async fn order<T>(
+        &self,
+        name: &str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<Response<T>, Status> {
+        let patience = if self.is_silent(name) { PATIENCE } else { ORDERS };
+        tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| {
+            let late = Status::deadline_exceeded(format!("no answer within {patience:?}"));
+            self.was_silent(name, &late);
+            Err(late)
+        })
     }
 
     /// Boxes to which there is no connection.
@@ -221,9 +253,14 @@ impl Boxes {
         }
     }
 
-    /// Takes note of the jobs that no boxes could sum now.
-    pub fn are_stuck(&self, jobs: HashSet<String>) {
-        self.known().stuck = jobs;
+    /// Takes note of the jobs that no boxes could sum now. Others that were stuck are so until all boxes answer, unless boxes are told to
+    /// sum for them.
+    pub fn are_stuck(&self, mut jobs: HashSet<String>, is_told: impl Fn(&str) -> bool) {
+        let mut known = self.known();
+        if !known.silent.is_empty() {
+            jobs.extend(known.stuck.drain().filter(|name| !is_told(name)));
+        }
+        known.stuck = jobs;
     }
 
     pub fn is_stuck(&self, job: &str) -> bool {
@@ -375,10 +412,13 @@ impl Boxes {
                     known.look_at_version(&name, protocol, &release);
                     let ours = self.election.0.load(Ordering::Relaxed);
                     if ours > 0 && election > ours {
-                        let why = format!(
-                            "box {name} follows a manager of election {election}, and this one's is {ours}"
-                        );
-                        known.follower = Some(why);
+                        let why =
+                            format!("follows a manager of election {election}, later than election {ours} of this one");
+                        if known.ahead.insert(name.clone(), why.clone()).is_none() {
+                            log::error!("box {name}: {why}: it gets no rings");
+                        }
+                    } else {
+                        known.ahead.remove(&name);
                     }
                     if known.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");
@@ -436,6 +476,9 @@ impl AskBoxes for Boxes {
             (Some((end, there)), None) => {
                 let mut known = self.known();
                 let number = known.number(end);
+                if known.hosts.len() == MOST_HOSTS {
+                    known.hosts.clear();
+                }
                 known.hosts.insert(mac, number);
                 Ok((number, *there))
             }
@@ -501,12 +544,13 @@ fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
         ClientTlsConfig::new().identity(identity(&tls.cert, &tls.key)?).ca_certificate(authority(&tls.ca)?);
     let endpoint = Endpoint::from_shared(b.address.clone())?
         .timeout(ORDERS)
-        .connect_timeout(PATIENCE)
+        .connect_timeout(CONNECT)
         // A machine that lost its power says no goodbye.
         .http2_keep_alive_interval(PATIENCE)
         .keep_alive_timeout(PATIENCE)
         .keep_alive_while_idle(true);
-    Ok(endpoint.tls_config(config)?.connect_lazy())
+    // Without an end to it, a box that stands still would hold up all orders.
+    Ok(endpoint.tls_config(config.timeout(CONNECT))?.connect_lazy())
 }
 
 #[cfg(test)]

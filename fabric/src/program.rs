@@ -1,8 +1,7 @@
 //! Brings the boxes to what the controller wants, one change after the other, and looks whether they stay so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -31,19 +30,25 @@ pub struct Change {
 pub struct Changes {
     pub to: UnboundedSender<Change>,
     pub boxes: Arc<Boxes>,
-    /// Changes that have not been carried out.
-    pub busy: Arc<AtomicUsize>,
+    pub busy: Busy,
+}
+
+/// The jobs of changes that have not been carried out; `None` are all.
+pub type Busy = Arc<Mutex<Vec<Option<String>>>>;
+
+fn lock(busy: &Busy) -> MutexGuard<'_, Vec<Option<String>>> {
+    busy.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl netsum_daemon::state::Boxes for Changes {
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>) {
-        self.busy.fetch_add(1, Ordering::Relaxed);
+        lock(&self.busy).push(job.map(str::to_owned));
         // Nobody is there any more when the manager ends.
         let _ = self.to.send(Change { job: job.map(str::to_owned), waiting });
     }
 
-    fn is_busy(&self) -> bool {
-        self.busy.load(Ordering::Relaxed) > 0
+    fn is_busy(&self, job: &str) -> bool {
+        lock(&self.busy).iter().any(|of| of.as_ref().is_none_or(|of| of == job))
     }
 
     fn show(&self) -> api::Fabric {
@@ -77,6 +82,11 @@ impl Told {
         Self { epoch, orders, before: BTreeSet::new() }
     }
 
+    /// Whether that was this job, and not one of the same name before it.
+    fn is_of(&self, job: &Job) -> bool {
+        self.orders.first().is_some_and(|order| order.job.token == layout::token(job))
+    }
+
     fn boxes(&self) -> impl Iterator<Item = &String> {
         self.orders.iter().map(|order| &order.at).chain(&self.before)
     }
@@ -86,7 +96,7 @@ impl Told {
 pub struct Programmer {
     shared: Shared,
     boxes: Arc<Boxes>,
-    busy: Arc<AtomicUsize>,
+    busy: Busy,
     told: HashMap<String, Told>,
     /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect anew leave first.
     left: HashMap<String, (Instant, Vec<String>)>,
@@ -98,6 +108,8 @@ pub struct Programmer {
 
 /// What a job needs now.
 enum Wanted {
+    /// What it has been told.
+    Same,
     /// Of these ranks.
     Orders(u32, Result<Vec<Order>, String>),
     /// Nothing; and whether its ranks are known to be gone.
@@ -121,8 +133,8 @@ impl Programmer {
         programmer
     }
 
-    /// How many changes wait for it.
-    pub fn busy(&self) -> Arc<AtomicUsize> {
+    /// The changes that wait for it.
+    pub fn busy(&self) -> Busy {
         self.busy.clone()
     }
 
@@ -136,7 +148,7 @@ impl Programmer {
                 change = changes.recv() => match change {
                     Some(change) => {
                         self.carry_out(change).await;
-                        self.busy.fetch_sub(1, Ordering::Relaxed);
+                        lock(&self.busy).remove(0);
                     }
                     None => return "nobody tells the boxes any more".into(),
                 },
@@ -156,8 +168,19 @@ impl Programmer {
     fn wanted(&self, name: &str) -> Wanted {
         let inner = self.shared.lock();
         match inner.controller.job(name) {
-            Ok(job) if job.state == State::Active => Wanted::Orders(epoch(job), self.layout(job)),
-            Ok(job) => Wanted::Nothing { gone: job.state == State::Waiting },
+            Ok(job) => {
+                let told = self.told.get(name).filter(|told| told.is_of(job));
+                match job.state {
+                    // Where its ranks are at work, they stay where they are until they connect anew.
+                    State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => Wanted::Same,
+                    State::Active => Wanted::Orders(epoch(job), self.layout(job)),
+                    // Nothing has begun since, as if somebody had restarted it: its ranks have left.
+                    _ => Wanted::Nothing {
+                        gone: job.state == State::Waiting
+                            && told.is_some_and(|told| told.epoch == job.last_epoch),
+                    },
+                }
+            }
             Err(_) => Wanted::Nothing { gone: false },
         }
     }
@@ -178,14 +201,22 @@ impl Programmer {
     fn layout_by(&self, job: &Job, mut ways: Ways) -> Result<Vec<Order>, String> {
         let place = |port| self.boxes.end(port);
         let orders = layout::orders(job, &ways, place);
-        if orders.is_ok() || ways.closed.is_empty() {
-            return orders;
+        // What no others can sum stays where it is. A box that does not answer may be about to. A parent can be another one, a leaf cannot.
+        let leaves: BTreeSet<_> = job.flows.iter().filter_map(|f| Some(place(f.ifindex)?.of)).collect();
+        for leaves_alone in [true, false] {
+            if orders.is_ok() || ways.closed.is_empty() {
+                break;
+            }
+            let may_do = |at: &String| {
+                (!leaves_alone || leaves.contains(at))
+                    && (self.boxes.is_late(at) || !self.boxes.is_silent(at) && self.is_at(&job.spec.name, at))
+            };
+            ways.closed.retain(|at, _| !may_do(at));
+            if let Ok(orders) = layout::orders(job, &ways, place) {
+                return Ok(orders);
+            }
         }
-        // What no others can sum stays where it is. A box that does not answer may be about to.
-        let may_do =
-            |at: &str| self.boxes.is_late(at) || !self.boxes.is_silent(at) && self.is_at(&job.spec.name, at);
-        ways.closed.retain(|at, _| !may_do(at));
-        layout::orders(job, &ways, place).or(orders)
+        orders
     }
 
     /// Whether a box sums for a job, or did when its ranks left to connect anew.
@@ -201,12 +232,8 @@ impl Programmer {
         let names = job.map_or_else(|| self.names(), |name| BTreeSet::from([name]));
         let mut refusal = None;
         for name in names {
-            let began = Instant::now();
             let (now, done) = match self.wanted(&name) {
-                // Where its ranks are at work, they stay where they are until they connect anew.
-                Wanted::Orders(now, _) if self.told.get(&name).is_some_and(|told| told.epoch == now) => {
-                    continue;
-                }
+                Wanted::Same => continue,
                 Wanted::Orders(now, Ok(orders)) => (now, self.tell_others(&name, now, orders).await),
                 Wanted::Orders(now, Err(why)) => {
                     self.forget(&name, false).await;
@@ -217,14 +244,15 @@ impl Programmer {
                     continue;
                 }
             };
-            // The job, and what its ranks are told, is another manager's now.
+            // The job, and what its ranks are told, may be another manager's now.
+            if done.is_err() && self.boxes.is_ahead() {
+                self.boxes.look().await;
+            }
             if self.boxes.follower().is_some() {
                 return;
             }
-            let mut inner = self.shared.lock();
-            // Its ranks could not say that they are alive.
-            inner.controller.was_deaf(began.elapsed());
             let Err(why) = done else { continue };
+            let mut inner = self.shared.lock();
             log::error!(NETSUM_JOB = name; "job {name}: {why:#}");
             refusal = Some(Refusal::NotNow(format!("job `{name}`: {why:#}")));
             if inner.controller.job(&name).is_ok_and(|job| epoch(job) == now) {
@@ -299,16 +327,16 @@ impl Programmer {
             anyhow!("box {at}: {}", status.message())
         };
         let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
-        if let Err(status) = client.create_job(order.job.clone()).await {
+        if let Err(status) = self.boxes.order(at, client.create_job(order.job.clone())).await {
             let is_there = status.code() == Code::AlreadyExists;
             if !is_there || !self.try_delete(at, name, false).await.unwrap_or(false) {
                 return Err(failed(status));
             }
-            client.create_job(order.job.clone()).await.map_err(failed)?;
+            self.boxes.order(at, client.create_job(order.job.clone())).await.map_err(failed)?;
         }
         self.leftover.remove(&(at.clone(), name.clone()));
         let request = api::AddFlowsRequest { job: name.clone(), flows: order.flows.clone() };
-        client.add_flows(request).await.map_err(failed)?;
+        self.boxes.order(at, client.add_flows(request)).await.map_err(failed)?;
         Ok(())
     }
 
@@ -333,14 +361,16 @@ impl Programmer {
     /// Whether there is none of that name any more.
     async fn try_delete(&self, at: &str, name: &str, gone: bool) -> Result<bool> {
         let mut client = self.boxes.client(at).with_context(|| format!("box {at}: there is none"))?;
-        let there = client.show_job(api::ShowJobRequest { name: name.to_owned(), show_token: true }).await;
+        let question = api::ShowJobRequest { name: name.to_owned(), show_token: true };
+        let there = self.boxes.order(at, client.show_job(question)).await;
         match there.map(tonic::Response::into_inner) {
             Ok(job) if !job.token.starts_with(OURS) => return Ok(false),
             Ok(_) => {}
             Err(status) if status.code() == Code::NotFound => return Ok(true),
             Err(status) => bail!("box {at}: {}", status.message()),
         }
-        match client.delete_job(api::DeleteJobRequest { name: name.to_owned(), gone }).await {
+        let request = api::DeleteJobRequest { name: name.to_owned(), gone };
+        match self.boxes.order(at, client.delete_job(request)).await {
             Err(status) if status.code() != Code::NotFound => bail!("box {at}: {}", status.message()),
             _ => Ok(true),
         }
@@ -370,6 +400,7 @@ impl Programmer {
                 && layout::orders(job, &self.boxes.ways(), place).is_err()
             {
                 stuck.insert(name.clone());
+                continue;
             }
             // Others than the boxes know are about to be told them.
             if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
@@ -389,21 +420,23 @@ impl Programmer {
             log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks connect anew");
             inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
         }
-        self.boxes.are_stuck(stuck);
+        // Those whose try was in vain are told to boxes no more.
+        let is_told = |name: &str| self.told.contains_key(name);
+        self.boxes.are_stuck(stuck, is_told);
     }
 
-    /// Jobs on boxes that answer and are not to be there: those that could not be deleted, and those that another manager may have left.
+    /// Jobs on boxes that answer and are not to be there: those that could not be deleted, those that another manager may have left, and
+    /// those that came into being after all.
     fn over(&mut self, seen: &HashMap<String, Seen>) -> Vec<(String, String)> {
         let mut over: Vec<_> =
             self.leftover.iter().filter(|(at, _)| seen.contains_key(at)).cloned().collect();
         for (at, seen) in seen {
-            if self.unknown.remove(at) {
-                for name in seen.jobs.iter().map(|job| &job.name) {
-                    match self.told.get_mut(name) {
-                        Some(told) if told.orders.iter().any(|order| order.at == *at) => {}
-                        Some(told) => drop(told.before.insert(at.clone())),
-                        None => over.push((at.clone(), name.clone())),
-                    }
+            let is_new = self.unknown.remove(at);
+            for name in seen.jobs.iter().map(|job| &job.name) {
+                match self.told.get_mut(name) {
+                    Some(told) if told.boxes().any(|of| of == at) => {}
+                    Some(told) if is_new => drop(told.before.insert(at.clone())),
+                    _ => over.push((at.clone(), name.clone())),
                 }
             }
         }

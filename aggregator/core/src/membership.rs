@@ -310,9 +310,10 @@ impl Controller {
         Ok(job)
     }
 
-    /// No heartbeat could be heard for so long: that is nobody's silence.
-    pub fn was_deaf(&mut self, took: Duration) {
-        for epoch in self.jobs.values_mut().filter_map(|job| job.epoch.as_mut()) {
+    /// No heartbeat of these jobs' ranks could be heard for so long: that is nobody's silence.
+    pub fn was_deaf(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
+        let jobs = self.jobs.values_mut().filter(|job| of(&job.spec.name));
+        for epoch in jobs.filter_map(|job| job.epoch.as_mut()) {
             epoch.heard.iter_mut().flatten().for_each(|heard| *heard += took);
         }
     }

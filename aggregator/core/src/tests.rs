@@ -225,7 +225,7 @@ fn silence_while_nobody_could_be_heard_is_nobodys() {
     c.join(join("a", 0, 0, 1, now), now).unwrap();
     c.join(join("a", 1, 0, 2, now), now).unwrap();
     // The rings of another job took three seconds.
-    c.was_deaf(Duration::from_secs(3));
+    c.was_deaf(Duration::from_secs(3), |_| true);
     assert_eq!(c.tick(now + Duration::from_millis(3900)), []);
     assert!(matches!(c.tick(now + Duration::from_millis(4100))[0], Action::DeleteRing { .. }));
 }

@@ -89,8 +89,30 @@ impl AdminService {
         Ok(self.job(&inner, inner.controller.job(&name).map_err(refused)?, true))
     }
 
-    /// Takes a flow on.
-    async fn add(&self, election: Option<u64>, job: &str, f: api::Flow) -> Result<(), Status> {
+    /// Takes flows on, all by one change of the data plane. Those before one that is refused stay.
+    async fn add(&self, election: Option<u64>, job: &str, flows: Vec<api::Flow>) -> Result<(), Status> {
+        self.look_at_ports().await?;
+        let mut specs = Vec::new();
+        for flow in flows {
+            specs.push(self.flow(flow).await);
+        }
+        let mut inner = self.order(election)?;
+        if inner.boxes.is_some() {
+            let why = "flows are added at boxes: at a manager ranks join";
+            return Err(Status::failed_precondition(why));
+        }
+        let mut actions = Vec::new();
+        let mut add = |(ring, flow): (JobRing, FlowSpec)| {
+            actions.extend(inner.controller.add_flow(job, ring, flow).map_err(refused)?);
+            Ok(())
+        };
+        let added = specs.into_iter().try_for_each(|spec| spec.and_then(&mut add));
+        inner.carry_out(Some(job), actions)?;
+        added
+    }
+
+    /// A flow as the controller knows it.
+    async fn flow(&self, f: api::Flow) -> Result<(JobRing, FlowSpec), Status> {
         let src = address("--src", &f.src)?;
         let mut src_mac = match f.src_mac.as_str() {
             "" => None,
@@ -104,7 +126,7 @@ impl AdminService {
             Some(netlink) => netlink.way_to(src).await.map_err(internal)?,
             None => None,
         };
-        let mut inner = self.order(election)?;
+        let inner = self.shared.lock();
         let Some(port) = inner.controller.ports().iter().find(|p| p.name == f.port) else {
             let names: Vec<_> = inner.controller.ports().iter().map(|p| p.name.as_str()).collect();
             let message = format!("--port `{}`: netsum has ports {}", f.port, names.join(", "));
@@ -126,8 +148,7 @@ impl AdminService {
             src_mac,
             bears: 0,
         };
-        let actions = inner.controller.add_flow(job, JobRing(f.ring), flow).map_err(refused)?;
-        inner.carry_out(Some(job), actions)
+        Ok((JobRing(f.ring), flow))
     }
 
     /// A job, and its token only for those who ask for it.
@@ -231,18 +252,14 @@ impl Admin for AdminService {
     async fn add_flow(&self, request: Request<api::AddFlowRequest>) -> Answer<api::Job> {
         let (election, r) = (election(&request)?, request.into_inner());
         let f = r.flow.ok_or_else(|| Status::invalid_argument("flow: missing"))?;
-        self.look_at_ports().await?;
-        self.add(election, &r.job, f).await?;
+        self.add(election, &r.job, vec![f]).await?;
         let inner = self.shared.lock();
         Ok(Response::new(self.job(&inner, inner.controller.job(&r.job).map_err(refused)?, false)))
     }
 
     async fn add_flows(&self, request: Request<api::AddFlowsRequest>) -> Answer<api::AddFlowsReply> {
         let (election, api::AddFlowsRequest { job, flows }) = (election(&request)?, request.into_inner());
-        self.look_at_ports().await?;
-        for flow in flows {
-            self.add(election, &job, flow).await?;
-        }
+        self.add(election, &job, flows).await?;
         Ok(Response::new(api::AddFlowsReply {}))
     }
 

@@ -27,8 +27,8 @@ pub type JoinAnswer = Result<u32, Refusal>;
 pub trait Boxes: Send {
     /// Flows of this job have changed, or of any where there is no name; these wait for that.
     fn changed(&mut self, job: Option<&str>, waiting: Vec<Waiting>);
-    /// Whether ranks may wait for it at the moment. They cannot say that they are alive before they are answered.
-    fn is_busy(&self) -> bool;
+    /// Whether ranks of this job may wait for it at the moment. They cannot say that they are alive before they are answered.
+    fn is_busy(&self, job: &str) -> bool;
     /// What is known of them.
     fn show(&self) -> api::Fabric;
     /// Has a box get no new rings, for this reason; without one it gets them again.
@@ -151,8 +151,9 @@ impl Shared {
         loop {
             tick.tick().await;
             let mut inner = self.lock();
-            if inner.boxes.as_ref().is_some_and(|boxes| boxes.is_busy()) {
-                inner.controller.was_deaf(TICK);
+            let Inner { controller, boxes, .. } = &mut *inner;
+            if let Some(boxes) = boxes {
+                controller.was_deaf(TICK, |job| boxes.is_busy(job));
             }
             let actions = inner.controller.tick(Instant::now());
             if actions.is_empty() {
@@ -191,7 +192,7 @@ impl Inner {
         // After the deed: a daemon that comes next finds what has not been told and ends the job.
         self.keep();
         // The rings of a large job take seconds, a disk may too, and heartbeats wait for the lock.
-        self.controller.was_deaf(began.elapsed());
+        self.controller.was_deaf(began.elapsed(), |_| true);
         result
     }
 
