@@ -254,8 +254,10 @@ impl Cable {
         let interface = format!("up{}", self.number);
         let tc = |words: &str| output(self.wire.command("tc").args(words.split(' '))).map(drop);
         if cut {
+            // Nobody listens there.
+            let away = "action mirred egress redirect dev lo";
             tc(&format!("qdisc add dev {interface} ingress"))?;
-            tc(&format!("filter add dev {interface} ingress protocol all u32 match u32 0 0 action drop"))
+            tc(&format!("filter add dev {interface} ingress protocol all u32 match u32 0 0 {away}"))
         } else {
             tc(&format!("qdisc delete dev {interface} ingress"))
         }
