@@ -412,8 +412,9 @@ impl Boxes {
                     known.look_at_version(&name, protocol, &release);
                     let ours = self.election.0.load(Ordering::Relaxed);
                     if ours > 0 && election > ours {
-                        let why =
-                            format!("follows a manager of election {election}, later than election {ours} of this one");
+                        let why = format!(
+                            "follows a manager of election {election}, later than election {ours} of this one"
+                        );
                         if known.ahead.insert(name.clone(), why.clone()).is_none() {
                             log::error!("box {name}: {why}: it gets no rings");
                         }
