@@ -433,9 +433,11 @@ impl Boxes {
                         let end = End { of: name.clone(), port: p.name };
                         let ifindex = known.number(&end);
                         let port = PortInfo { name: end.to_string(), ifindex, mtu: p.mtu, router: None };
-                        let changed = if p.up { known.down.remove(&end) } else { known.down.insert(end) };
+                        // Without its program a port sums nothing: one that was down gets it back a moment after it is up.
+                        let sums = p.up && !p.xdp.is_empty();
+                        let changed = if sums { known.down.remove(&end) } else { known.down.insert(end) };
                         if changed {
-                            log::warn!("port {} is {}", port.name, if p.up { "up again" } else { "down" });
+                            log::warn!("port {} is {}", port.name, if sums { "up again" } else { "down" });
                         }
                         port
                     };

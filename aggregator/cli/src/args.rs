@@ -226,6 +226,9 @@ pub struct TopologyArgs {
     /// Labels of nodes for Kueue's topology-aware scheduling, as commands: netsum.dev/block and netsum.dev/rack.
     #[arg(long, group = "form")]
     pub kueue: bool,
+    /// A topology for `netsum plan --topology`, with the rates that the boxes know.
+    #[arg(long, group = "form")]
+    pub plan: bool,
     /// Names of hosts by their MAC addresses, as ethers(5) has them.
     #[arg(long, default_value = "/etc/ethers", value_name = "FILE")]
     pub ethers: PathBuf,

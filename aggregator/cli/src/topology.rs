@@ -57,12 +57,11 @@ fn ethers(text: &str) -> BTreeMap<String, String> {
 
 impl Topology {
     fn new(fabric: api::Fabric, names: &BTreeMap<String, String>) -> Self {
-        let box_of = |end: &str| end.split_once('/').map_or(end, |(of, _)| of).to_owned();
         let mut above: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for link in &fabric.links {
-            let (below, up) = (above.entry(box_of(&link.below)).or_default(), box_of(&link.above));
-            if !below.contains(&up) {
-                below.push(up);
+            let (below, up) = (above.entry(box_of(&link.below).to_owned()).or_default(), box_of(&link.above));
+            if below.iter().all(|of| of != up) {
+                below.push(up.to_owned());
             }
         }
         let host = |h: api::FabricHost| Host { name: names.get(&h.mac).cloned(), mac: h.mac, port: h.port };
@@ -163,6 +162,39 @@ impl Topology {
     }
 }
 
+/// The text of a topology for `netsum plan`. Links that carry nothing are left out; several between two boxes are one.
+fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<String> {
+    let known = |what: String, rate: u64| match rate {
+        0 => Err(Failure::new(
+            Kind::Failed,
+            format!("{what}: its rate is not known; give links a `rate` in the manager's file"),
+        )),
+        rate => Ok(rate as f64),
+    };
+    let mut plan = netsum_plan::topology::Topology::default();
+    let mut links: BTreeMap<(&str, &str), f64> = BTreeMap::new();
+    for link in fabric.links.iter().filter(|link| link.up) {
+        let rate = known(format!("link {} to {}", link.below, link.above), link.rate)?;
+        *links.entry((box_of(&link.below), box_of(&link.above))).or_default() += rate;
+    }
+    for b in &fabric.boxes {
+        plan.box_(&b.name);
+        for host in &b.hosts {
+            let end = format!("{}/{}", b.name, host.port);
+            let rate = fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
+            let name = names.get(&host.mac).unwrap_or(&host.mac);
+            plan.host(name);
+            plan.link(name, &b.name, known(format!("port {end}"), rate)?);
+        }
+    }
+    links.into_iter().for_each(|((below, above), rate)| plan.link(below, above, rate));
+    Ok(plan.text())
+}
+
+fn box_of(end: &str) -> &str {
+    end.split_once('/').map_or(end, |(of, _)| of)
+}
+
 /// Prints it in the form that is asked for.
 pub fn show(out: &mut impl Write, format: Format, args: &TopologyArgs, fabric: api::Fabric) -> Result<()> {
     let names = match std::fs::read_to_string(&args.ethers) {
@@ -171,6 +203,9 @@ pub fn show(out: &mut impl Write, format: Format, args: &TopologyArgs, fabric: a
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
         Err(e) => return Err(Failure::new(Kind::Failed, format!("--ethers {}: {e}", args.ethers.display()))),
     };
+    if args.plan {
+        return Ok(out.write_all(to_plan(&fabric, &names)?.as_bytes())?);
+    }
     let topology = Topology::new(fabric, &names);
     if format.json(out, &topology)? {
         return Ok(());
@@ -205,7 +240,7 @@ fn table(out: &mut impl Write, topology: &Topology) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn example() -> Topology {
+    fn fabric() -> api::Fabric {
         let host =
             |n: u8, port: &str| api::FabricHost { mac: format!("02:00:00:00:00:{n:02x}"), port: port.into() };
         let node = |name: &str, hosts: Vec<api::FabricHost>| api::FabricBox {
@@ -219,7 +254,7 @@ mod tests {
             up: true,
             ..api::FabricLink::default()
         };
-        let fabric = api::Fabric {
+        api::Fabric {
             boxes: vec![
                 node("leaf0", vec![host(1, "p1"), host(2, "p2")]),
                 node("leaf1", vec![host(3, "p1"), host(9, "p2")]),
@@ -232,13 +267,51 @@ mod tests {
                 link("leaf1/v", "spine1/2"),
             ],
             ports: Vec::new(),
-        };
-        Topology::new(
-            fabric,
-            &ethers(
-                "2:0:0:0:0:1 host0\n02:00:00:00:00:02 host1 # a\n\n02:00:00:00:00:03 host2\n02:00:00:00:00:04 host3",
-            ),
+        }
+    }
+
+    fn names() -> BTreeMap<String, String> {
+        ethers(
+            "2:0:0:0:0:1 host0\n02:00:00:00:00:02 host1 # a\n\n02:00:00:00:00:03 host2\n02:00:00:00:00:04 host3",
         )
+    }
+
+    fn example() -> Topology {
+        Topology::new(fabric(), &names())
+    }
+
+    #[test]
+    fn a_topology_for_a_plan_has_the_rates() {
+        let mut fabric = fabric();
+        let error = to_plan(&fabric, &names()).unwrap_err().message;
+        assert!(error.starts_with("link leaf0/u to spine0/1: its rate is not known"), "{error}");
+        fabric.links.iter_mut().for_each(|link| link.rate = 4_000_000_000);
+        fabric.links.push(api::FabricLink {
+            below: "leaf1/x".into(),
+            above: "spine1/3".into(),
+            ..fabric.links[0].clone()
+        });
+        for (n, (of, port)) in
+            [("leaf0", "p1"), ("leaf0", "p2"), ("leaf1", "p1"), ("leaf1", "p2"), ("spine1", "p7")]
+                .iter()
+                .enumerate()
+        {
+            let rate = 1_000_000_000 * (n as u64 + 1);
+            fabric.ports.push(api::FabricPort {
+                port: format!("{of}/{port}"),
+                rate,
+                ..api::FabricPort::default()
+            });
+        }
+        let text = to_plan(&fabric, &names()).unwrap();
+        let plan = netsum_plan::topology::Topology::parse(&text).unwrap();
+        netsum_plan::topology::Network::new(&plan).unwrap();
+        let rate =
+            |from: &str, to: &str| plan.links.iter().find(|l| l.from == from && l.to == to).map(|l| l.bits);
+        assert_eq!((plan.hosts.len(), plan.boxes.len()), (5, 4));
+        assert_eq!(rate("host2", "leaf1"), Some(3e9));
+        assert_eq!(rate("02:00:00:00:00:09", "leaf1"), Some(4e9));
+        assert_eq!(rate("leaf1", "spine1"), Some(8e9), "two links are one");
     }
 
     #[test]

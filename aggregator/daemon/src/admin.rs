@@ -39,7 +39,7 @@ pub struct AdminService {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl AdminService {
-    /// A service; without netlink, ports are up and have no counters.
+    /// A service; without netlink, ports are up with their programs, and have no counters.
     pub fn new(shared: Shared, netlink: Option<Netlink>, ports: PortFinder) -> Self {
         Self { shared, netlink, ports, started: Instant::now() }
     }
@@ -288,6 +288,7 @@ impl Admin for AdminService {
                 flows,
                 hosts: hosts.iter().filter(|(i, _)| *i == p.ifindex).map(|(_, mac)| mac_text(*mac)).collect(),
                 up: self.netlink.is_none(),
+                xdp: if self.netlink.is_none() { "native".into() } else { String::new() },
                 ..api::Port::default()
             };
             if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
