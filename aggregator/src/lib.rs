@@ -32,8 +32,10 @@ pub async fn execute(cli: Cli, out: &mut impl Write) -> Result<()> {
         if let Command::Plan(args) = &cli.command {
             return plan::run(args, format, out);
         }
-        if let Command::Top = cli.command {
-            return top::run(&cli.socket).await;
+        match cli.command {
+            Command::Top { fabric: false } => return top::run::<top::model::Model>(&cli.socket).await,
+            Command::Top { fabric: true } => return top::run::<top::fabric::Fabric>(&cli.socket).await,
+            _ => {}
         }
         let mut client = Client::connect(&cli.socket).await?;
         match cli.command {

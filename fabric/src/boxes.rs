@@ -173,12 +173,12 @@ impl Boxes {
         !self.known().ahead.is_empty()
     }
 
-    /// A manager that was elected later, in words: most boxes that answer have been called by it. A single one may lie.
+    /// A manager that was elected later, in words: most boxes have been called by it. A single one may lie.
     pub fn follower(&self) -> Option<String> {
         let known = self.known();
-        let (name, why) = known.ahead.first_key_value()?;
-        let answer = self.all.len() - known.silent.len();
-        (2 * known.ahead.len() > answer).then(|| format!("box {name} {why}"))
+        let mut ahead = known.ahead.iter().filter(|(name, _)| !known.silent.contains_key(*name));
+        let count = ahead.clone().count();
+        ahead.next().filter(|_| 2 * count > self.all.len()).map(|(name, why)| format!("box {name} {why}"))
     }
 
     /// Gives ports the numbers that they had for an earlier manager.
@@ -189,6 +189,26 @@ impl Boxes {
             known.numbers.insert(end.clone(), port.ifindex);
             known.ends.insert(port.ifindex, end);
         }
+    }
+
+    /// Takes up the links that an earlier manager has found.
+    pub fn find_again(&self, found: &[[String; 2]]) {
+        let ends = |[below, above]: &[String; 2]| {
+            Some([End::try_from(below.clone()).ok()?, End::try_from(above.clone()).ok()?])
+        };
+        let is_there =
+            |[below, above]: &[End; 2]| [below, above].iter().all(|end| self.client(&end.of).is_some());
+        self.known().cables.restore(found.iter().filter_map(ends).filter(is_there));
+    }
+
+    /// Ends of the links that were found.
+    pub fn found(&self) -> Vec<[String; 2]> {
+        self.known().cables.found()
+    }
+
+    /// Whether others were found since this was asked last.
+    pub fn has_found(&self) -> bool {
+        self.known().cables.has_changed()
     }
 
     /// A port by its number here.

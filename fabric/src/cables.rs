@@ -48,8 +48,13 @@ pub struct Cables {
     answers: BTreeMap<String, Answer>,
     /// By both ends, the lower first.
     memory: BTreeMap<[End; 2], Memory>,
+    /// Bytes per second that ports receive and send, and when their box was looked at last.
+    rates: HashMap<End, [u64; 2]>,
+    looked: HashMap<String, Instant>,
     /// All their ends.
     ends: Arc<BTreeSet<End>>,
+    /// Other cables were found since somebody asked.
+    changed: bool,
 }
 
 impl Cables {
@@ -58,7 +63,26 @@ impl Cables {
         let carries = Memory { carries: true, ..Memory::default() };
         let memory: BTreeMap<_, _> = typed.iter().map(|link| (ends(link), carries.clone())).collect();
         let ends = Arc::new(memory.keys().flatten().cloned().collect());
-        Self { typed, levels, answers: BTreeMap::new(), memory, ends }
+        Self { typed, levels, memory, ends, ..Self::default() }
+    }
+
+    /// Takes up the cables that an earlier manager has found. What they carry will be heard.
+    pub fn restore(&mut self, found: impl Iterator<Item = [End; 2]>) {
+        if self.typed.is_empty() {
+            self.memory.extend(found.map(|ends| (ends, Memory { carries: true, ..Memory::default() })));
+            self.ends = Arc::new(self.memory.keys().flatten().cloned().collect());
+        }
+    }
+
+    /// Those that were found.
+    pub fn found(&self) -> Vec<[String; 2]> {
+        let found = self.memory.keys().filter(|_| self.typed.is_empty());
+        found.map(|ends| ends.clone().map(|end| end.to_string())).collect()
+    }
+
+    /// Whether others were found since this was asked last.
+    pub fn has_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
     }
 
     /// Takes note of what boxes say. Those that say nothing are as they were: also what is heard of them.
@@ -66,9 +90,10 @@ impl Cables {
         let heard = |of: &str| fresh.contains_key(of);
         let listens = |of: &str| fresh.get(of).is_some_and(|answer| answer.listens);
         let hears = hears(&fresh, &self.answers);
+        self.measure(&fresh, now);
         self.answers.extend(fresh.clone());
         if self.typed.is_empty() {
-            self.find(&hears);
+            self.find(&hears, now);
         }
         let typed = !self.typed.is_empty();
         for ([below, above], memory) in &mut self.memory {
@@ -112,12 +137,38 @@ impl Cables {
         }
     }
 
-    /// Takes up cables that are heard; those whose ends are elsewhere by now are none any more.
-    fn find(&mut self, hears: &HashMap<End, Hears>) {
+    /// What ports have carried since the last look.
+    fn measure(&mut self, fresh: &HashMap<String, Answer>, now: Instant) {
+        self.rates.retain(|end, _| fresh.contains_key(&end.of));
+        self.looked.retain(|of, _| fresh.contains_key(of));
+        for (of, answer) in fresh {
+            let since = self.looked.insert(of.clone(), now);
+            let (Some(since), Some(before)) = (since, self.answers.get(of)) else { continue };
+            let seconds = (now - since).as_secs_f64();
+            for p in &answer.ports {
+                let Some(old) = before.ports.iter().find(|old| old.name == p.name) else { continue };
+                let rate = |now: u64, before: u64| (now.saturating_sub(before) as f64 / seconds) as u64;
+                let rates = [rate(p.rx_bytes, old.rx_bytes), rate(p.tx_bytes, old.tx_bytes)];
+                self.rates.insert(End { of: of.clone(), port: p.name.clone() }, rates);
+            }
+        }
+    }
+
+    /// Takes up cables that are heard; those whose ends have been elsewhere for a while are none any more.
+    fn find(&mut self, hears: &HashMap<End, Hears>, now: Instant) {
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
         let elsewhere =
             |end: &End, other: &End| hears.get(end).is_some_and(|h| *h != Hears::Box(other.clone()));
-        self.memory.retain(|[a, b], _| !elsewhere(a, b) && !elsewhere(b, a));
+        self.memory.retain(|[a, b], memory| {
+            let both = |end: &End| match hears.get(end) {
+                Some(Hears::Box(other)) => hears.get(other) == Some(&Hears::Box(end.clone())),
+                _ => false,
+            };
+            let [of_a, of_b] = [elsewhere(a, b), elsewhere(b, a)];
+            let moved = of_a && both(a) || of_b && both(b);
+            // Somebody else may have sent a frame.
+            !moved && (!(of_a || of_b) || now - *memory.missing.get_or_insert(now) < GRACE)
+        });
         for (end, heard) in hears {
             let Hears::Box(other) = heard else { continue };
             if elsewhere(other, end) {
@@ -130,7 +181,9 @@ impl Cables {
                 Memory::default()
             });
         }
-        self.ends = Arc::new(self.memory.keys().flatten().cloned().collect());
+        let ends: BTreeSet<End> = self.memory.keys().flatten().cloned().collect();
+        self.changed |= ends != *self.ends;
+        self.ends = Arc::new(ends);
     }
 
     /// Ports that are ends of cables to other boxes.
@@ -203,7 +256,10 @@ impl Cables {
                     Some(Hears::Box(other)) => self.mtu(other),
                     _ => None,
                 };
+                let [rx_rate, tx_rate] = self.rates.get(&end).copied().unwrap_or_default();
                 ports.push(api::FabricPort {
+                    rx_rate,
+                    tx_rate,
                     port: end.to_string(),
                     up: p.up,
                     rate: p.rate,
@@ -319,6 +375,24 @@ mod tests {
     const DEAF: &str = "a/up does not hear s/1";
 
     #[test]
+    fn ports_carry_what_came_between_two_looks() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        let with = |rx: u64, tx: u64| {
+            let mut answers = answers(&[("a", &[("up", "s/1")])]);
+            let port = &mut answers.get_mut("a").unwrap().ports[0];
+            (port.rx_bytes, port.tx_bytes) = (rx, tx);
+            answers
+        };
+        cables.look(with(1_000_000, 0), now);
+        assert_eq!((cables.ports()[0].rx_rate, cables.ports()[0].tx_rate), (0, 0));
+        cables.look(with(1_500_000, 1000), now + Duration::from_millis(500));
+        assert_eq!((cables.ports()[0].rx_rate, cables.ports()[0].tx_rate), (1_000_000, 2000));
+        // The box has begun anew.
+        cables.look(with(0, 0), now + Duration::from_secs(1));
+        assert_eq!(cables.ports()[0].rx_rate, 0);
+    }
+
+    #[test]
     fn a_link_is_found_when_both_ends_hear_each_other() {
         let (mut cables, now) = (cables(&[]), Instant::now());
         cables.look(answers(&HALF), now);
@@ -372,6 +446,24 @@ mod tests {
         cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now);
         cables.look(answers(&[("a", &[("up", "")]), ("t", &[("7", "")])]), now + GRACE);
         assert_eq!(state(&cables), [is("a/up t/7", false, "neither end hears the other")]);
+    }
+
+    #[test]
+    fn one_frame_of_a_stranger_takes_no_link_away_and_the_next_manager_knows_it() {
+        let (mut first, now) = (cables(&[]), Instant::now());
+        first.look(answers(&BOTH), now);
+        assert!(first.has_changed() && !first.has_changed());
+        first.look(answers(&[("a", &[("up", "00:07")]), ("s", &[("1", "a/up")])]), now);
+        assert_eq!(state(&first), [is("a/up s/1", true, "")]);
+        first.look(answers(&BOTH), now + Duration::from_secs(1));
+        assert_eq!(state(&first), [is("a/up s/1", true, "")]);
+        assert!(!first.has_changed());
+
+        let mut next = cables(&[]);
+        assert!(next.found().is_empty());
+        next.restore(first.found().into_iter().map(|ends| ends.map(|text| end(&text))));
+        next.look(answers(&BOTH[..1]), now);
+        assert_eq!(state(&next), [is("a/up s/1", true, "")], "s is silent");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use netsum_api::tls::{authority, identity};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -23,6 +23,8 @@ use pb::lease_client::LeaseClient;
 
 /// A standby looks this often whether somebody leads; an etcd that does not answer is asked again after as long.
 const LOOK: Duration = Duration::from_millis(500);
+/// A leader asks again after so long: of several endpoints another one may answer.
+const AGAIN: Duration = Duration::from_millis(100);
 /// A request takes no longer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// An etcd that is away is spoken of this often.
@@ -46,14 +48,21 @@ struct Lead {
     ttl: Duration,
     /// The lease lasts for `ttl` from here.
     since: Instant,
+    /// A state has been taken up to be written, and it is not known to be.
+    unwritten: bool,
 }
 
 fn channel(config: &Etcd) -> Result<Channel> {
     let mut endpoints = Vec::new();
     for url in &config.endpoints {
-        let mut endpoint = Endpoint::from_shared(url.clone())?.connect_timeout(PATIENCE);
+        let mut endpoint = Endpoint::from_shared(url.clone())?
+            .connect_timeout(PATIENCE)
+            // A machine that lost its power says no goodbye.
+            .http2_keep_alive_interval(PATIENCE)
+            .keep_alive_timeout(PATIENCE)
+            .keep_alive_while_idle(true);
         if let Some(files) = &config.tls {
-            let tls = ClientTlsConfig::new().ca_certificate(authority(&files.ca)?);
+            let tls = ClientTlsConfig::new().timeout(PATIENCE).ca_certificate(authority(&files.ca)?);
             endpoint = endpoint.tls_config(tls.identity(identity(&files.cert, &files.key)?))?;
         }
         endpoints.push(endpoint);
@@ -126,10 +135,22 @@ async fn campaign(config: &Etcd, me: &str, channel: &Channel) -> Result<Result<L
     }
     let state = get(&mut kv, &key).await?.map(|state| String::from_utf8(state.value)).transpose()?;
     let (made, ttl) = (now.create_revision, Duration::from_secs(config.lease_s.into()));
-    Ok(Ok(Leading { state, lead: Lead { kv, lease, id, leader, made, key, ttl, since } }))
+    Ok(Ok(Leading { state, lead: Lead { kv, lease, id, leader, made, key, ttl, since, unwritten: false } }))
 }
 
 impl Leading {
+    /// Writes the state at once.
+    ///
+    /// # Errors
+    /// If etcd does not take it, or another manager leads by now.
+    pub async fn write(&mut self, state: String) -> Result<()> {
+        let Lead { kv, leader, made, key, .. } = &mut self.lead;
+        let state = pb::PutRequest { key: key.clone(), value: state.into_bytes(), lease: 0 };
+        let written = put(kv, leader, *made, state).await.context("etcd: the state cannot be written")?;
+        ensure!(written, "etcd: another manager leads by now");
+        Ok(())
+    }
+
     /// Goes on leading, and writes what comes; until it leads no more: why.
     pub async fn keep(self, mut states: watch::Receiver<String>) -> String {
         let mut lead = self.lead;
@@ -158,7 +179,7 @@ impl Lead {
         if result.is_err() != *failing {
             *failing = !*failing;
             match &result {
-                Err(e) => log::warn!("etcd: {e:#}; this manager leads until its lease ends"),
+                Err(e) => log::warn!("etcd: {e:#}; it is tried again, and this manager ends with its lease"),
                 Ok(_) => log::info!("etcd: answers again"),
             }
         }
@@ -173,7 +194,7 @@ impl Lead {
             },
             Ok(why) => why,
             Err(_) => {
-                sleep(LOOK).await;
+                sleep(AGAIN).await;
                 None
             }
         }
@@ -189,17 +210,16 @@ impl Lead {
             return Ok(Some("the lease in etcd has ended: another manager may lead".to_owned()));
         }
         self.since = asked;
-        if states.has_changed().unwrap_or_default() {
+        if self.unwritten || states.has_changed().unwrap_or_default() {
+            // Also where this is given up in the middle.
+            self.unwritten = true;
             let value = states.borrow_and_update().clone().into_bytes();
             let state = pb::PutRequest { key: self.key.clone(), value, lease: 0 };
-            match put(&mut self.kv, &self.leader, self.made, state).await {
-                Ok(true) => {}
-                Ok(false) => return Ok(Some("another manager leads by now".to_owned())),
-                Err(e) => {
-                    states.mark_changed();
-                    return Err(e);
-                }
+            let written = put(&mut self.kv, &self.leader, self.made, state).await;
+            if !written.context("the state is not written")? {
+                return Ok(Some("another manager leads by now".to_owned()));
             }
+            self.unwritten = false;
         }
         Ok(None)
     }

@@ -63,6 +63,10 @@ impl netsum_daemon::state::Boxes for Changes {
         self.boxes.drained()
     }
 
+    fn found(&self) -> Vec<[String; 2]> {
+        self.boxes.found()
+    }
+
     fn is_stuck(&self, job: &str) -> bool {
         self.boxes.is_stuck(job)
     }
@@ -98,6 +102,8 @@ pub struct Programmer {
     boxes: Arc<Boxes>,
     busy: Busy,
     told: HashMap<String, Told>,
+    /// Epochs of jobs that an earlier manager has had summed, where it is not known yet by which boxes.
+    taken_over: HashMap<String, u32>,
     /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect anew leave first.
     left: HashMap<String, (Instant, Vec<String>)>,
     /// Boxes that may still have a job that is over, and the job.
@@ -121,13 +127,23 @@ impl Programmer {
     pub fn new(shared: Shared, boxes: Arc<Boxes>) -> Self {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (told, left, leftover) = (HashMap::new(), HashMap::new(), BTreeSet::new());
-        let mut programmer = Self { shared, boxes, busy: Arc::default(), told, left, leftover, unknown };
+        let taken_over = HashMap::new();
+        let mut programmer =
+            Self { shared, boxes, busy: Arc::default(), told, taken_over, left, leftover, unknown };
         // A box that is drained may sum for any of them still.
         let at: Vec<String> = programmer.unknown.iter().cloned().collect();
         for name in programmer.names() {
             programmer.left.insert(name.clone(), (Instant::now(), at.clone()));
-            if let Wanted::Orders(epoch, Ok(orders)) = programmer.wanted(&name) {
-                programmer.told.insert(name, Told::new(epoch, orders));
+            let (epoch, orders) = {
+                let inner = programmer.shared.lock();
+                let job = inner.controller.job(&name).ok().filter(|job| job.state == State::Active);
+                let Some(job) = job else { continue };
+                (epoch(job), programmer.layout_at_work(job))
+            };
+            match orders {
+                Ok(orders) => drop(programmer.told.insert(name, Told::new(epoch, orders))),
+                // As where a box does not answer.
+                Err(_) => drop(programmer.taken_over.insert(name, epoch)),
             }
         }
         programmer
@@ -173,6 +189,7 @@ impl Programmer {
                 match job.state {
                     // Where its ranks are at work, they stay where they are until they connect anew.
                     State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => Wanted::Same,
+                    State::Active if self.taken_over.get(name) == Some(&epoch(job)) => Wanted::Same,
                     State::Active => Wanted::Orders(epoch(job), self.layout(job)),
                     // Nothing has begun since, as if somebody had restarted it: its ranks have left.
                     _ => Wanted::Nothing {
@@ -392,6 +409,20 @@ impl Programmer {
         ports.extend(inner.controller.ports().iter().filter(|p| silent(&p.name)).cloned());
         ports.sort_unstable_by_key(|p| p.ifindex);
         inner.controller.set_ports(ports);
+        if self.boxes.has_found() {
+            inner.carry_out(None, Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
+        }
+        // Boxes that were silent when the manager began.
+        let known = self.taken_over.iter().filter_map(|(name, &before)| {
+            let job = inner.controller.job(name).ok().filter(|job| epoch(job) == before);
+            let orders = job.map(|job| self.layout_at_work(job).ok());
+            (orders != Some(None))
+                .then(|| (name.clone(), orders.flatten().map(|orders| Told::new(before, orders))))
+        });
+        for (name, told) in known.collect::<Vec<_>>() {
+            self.taken_over.remove(&name);
+            told.map(|told| self.told.insert(name, told));
+        }
         let mut stuck = HashSet::new();
         for (name, told) in &self.told {
             let Ok(job) = inner.controller.job(name) else { continue };
@@ -436,6 +467,7 @@ impl Programmer {
                 match self.told.get_mut(name) {
                     Some(told) if told.boxes().any(|of| of == at) => {}
                     Some(told) if is_new => drop(told.before.insert(at.clone())),
+                    None if self.taken_over.contains_key(name) => {}
                     _ => over.push((at.clone(), name.clone())),
                 }
             }

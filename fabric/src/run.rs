@@ -42,10 +42,16 @@ const CPUS: u32 = 64;
 pub async fn run(config: &Config) -> Result<()> {
     let boxes = Arc::new(Boxes::new(config)?);
     let mut controller = Controller::new(MEMORY, CPUS, DEAD);
-    let (saved, store, leading) = state(config).await?;
+    let (saved, store, mut leading) = state(config).await?;
     let election = next_election(saved.election);
+    if let Some((leading, _)) = &mut leading {
+        leading.write(serde_json::to_string(&Saved { election, ..saved.clone() })?).await?;
+    }
     boxes.elect(election);
     boxes.number_again(&saved.ports);
+    boxes.find_again(&saved.found);
+    // Jobs are at work by links that are found by this.
+    boxes.look().await;
     for (name, reason) in &saved.drained {
         boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
     }
@@ -107,11 +113,17 @@ async fn state(config: &Config) -> Result<Kept> {
         let saved = store.read().with_context(|| config.state.display().to_string())?;
         return Ok((saved.unwrap_or_default(), store, None));
     };
-    let leading = lead(etcd, &config.workers.to_string()).await?;
+    let leading = lead(etcd, &me(config)).await?;
     let saved = leading.state.as_deref().map(serde_json::from_str).transpose();
     let saved = saved.with_context(|| format!("etcd: {}/state", etcd.prefix))?.unwrap_or_default();
     let (keeper, states) = watch::channel(String::new());
     Ok((saved, Store::kept_by(keeper), Some((leading, states))))
+}
+
+/// What others are told of this manager.
+fn me(config: &Config) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}, process {}, workers on {}", host.trim(), std::process::id(), config.workers)
 }
 
 /// The number of a manager that begins now: larger than that of the last one, and of those whose state is lost or elsewhere.

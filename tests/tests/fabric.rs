@@ -409,6 +409,37 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn a_manager_that_finds_links_is_killed_and_jobs_go_on_also_while_a_box_is_silent() {
+    let cluster = fabric(2);
+    let spine1 = cluster.lab().spec().spine(1);
+    let manager = cluster.start_manager_that_finds_links().unwrap();
+    let up = || {
+        let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
+        shown["links"].as_array().unwrap().iter().filter(|link| link["up"] == true).count()
+    };
+    wait("all four links are found", || up() == 4);
+    let job = JobSpec { rings: 2, ..JobSpec::new(JOB, 4) };
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+    manager.kill().unwrap();
+    let manager = cluster.start_manager_that_finds_links().unwrap();
+    let seen = work_for("the next manager", &mut group, || manager.log(), 3 * SECOND);
+    assert_eq!((seen.without, manager.log().contains("connect anew")), (0, false), "{}", manager.log());
+    manager.kill().unwrap();
+    cluster.signal_box(spine1, Signal::SIGSTOP).unwrap();
+    let manager = cluster.start_manager_that_finds_links().unwrap();
+    let seen = work_for("a manager, and spine1 is silent", &mut group, || manager.log(), 6 * SECOND);
+    assert_eq!(seen.without, 0, "{}", manager.log());
+    cluster.signal_box(spine1, Signal::SIGCONT).unwrap();
+    wait("spine1 answers again", || manager.log().contains("box spine1: answers again"));
+    work_for("it answers again", &mut group, || manager.log(), 3 * SECOND);
+    work(&mut group, 2);
+    assert!(!manager.log().contains("connect anew"), "{}", manager.log());
+    assert_eq!(jobs(&cluster, spine1), 1, "{}", manager.log());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn a_parent_that_is_slow_makes_all_wait_and_no_sum_wrong() {
     let rate = |text: &str| Some(text.parse::<Rate>().unwrap());
     let cluster = fabric_of(LabSpec { spines: 2, uplink: rate("100mbit"), ..LabSpec::default() }, false);

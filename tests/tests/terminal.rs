@@ -214,3 +214,28 @@ fn a_panic_gives_the_terminal_back_and_can_be_read_there() {
         assert!(screen.contains("panicked at") && screen.contains("on purpose"), "{screen}");
     }
 }
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_fabric_is_seen_with_a_box_that_goes() {
+    let mut cluster =
+        Cluster::without_daemon(LabSpec { hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() }).unwrap();
+    cluster.start_daemon().unwrap();
+    cluster.start_leaves().unwrap();
+    let manager = cluster.start_manager().unwrap();
+    let mut group = cluster.ranks_of(&manager, &JobSpec::new("train", 4), &one_on_each_host(4)).unwrap();
+    let command = format!(
+        "{} --socket {} top --fabric",
+        program("netsum").unwrap().display(),
+        cluster.folder().join("fabric.sock").display()
+    );
+    let terminal = Terminal::with(cluster.folder(), &command, (120, 24));
+    terminal.wait_for("3 of 3 boxes answer, 2 of 2 links are up");
+    group.work(50).unwrap();
+    let is_at_work = |line: &str| line.contains("leaf0") && line.contains("train");
+    println!("{}", terminal.wait("train at leaf0", |screen| screen.lines().any(is_at_work)));
+    cluster.kill_box(Some(1)).unwrap();
+    println!("{}", terminal.wait_for("2 of 3 boxes answer"));
+    terminal.press("q");
+    terminal.is_restored();
+}

@@ -216,7 +216,7 @@ fn the_sandbox_is_closed(site: &Site) {
     let left: Vec<_> = security.lines().filter(|line| line.contains('✗') || line.contains('→')).collect();
     println!("{}", left.join("\n"));
     assert!(
-        security.contains("Overall exposure level for netsum.service: 2.4 OK"),
+        security.contains("Overall exposure level for netsum.service: 2.6 OK"),
         "SECURITY.md has this figure"
     );
     let writable = site.run(

@@ -117,7 +117,11 @@ pub enum Command {
         watch: Duration,
     },
     /// Jobs, ranks, rings and ports at work, live: throughput, how long sums take, who is last. `q` ends it, `?` shows the keys.
-    Top,
+    Top {
+        /// Boxes and links of a fabric, at its manager's socket: which answer, what they sum, what links carry.
+        #[arg(long)]
+        fabric: bool,
+    },
     /// A job watched for a while, as one HTML file: throughput, how long sums take, how late each rank comes and who is last,
     /// drops by reason.
     Report {

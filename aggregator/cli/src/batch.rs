@@ -71,7 +71,7 @@ async fn carry_out(
     match command {
         Command::Run { .. } => refuse("`run` cannot be in a batch"),
         Command::Check { .. } => refuse("`check` cannot be in a batch"),
-        Command::Top => refuse("`top` cannot be in a batch"),
+        Command::Top { .. } => refuse("`top` cannot be in a batch"),
         Command::Batch(_) => refuse("a batch cannot be in a batch"),
         Command::Stats { command: None, ref show }
         | Command::Stats { command: Some(super::args::StatsCommand::Show(ref show)), .. }

@@ -21,7 +21,7 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         | Command::Batch(_)
         | Command::Check { .. }
         | Command::Plan(_)
-        | Command::Top
+        | Command::Top { .. }
         | Command::Trace(_)
         | Command::Simulate(_) => {
             let message =

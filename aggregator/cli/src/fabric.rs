@@ -219,7 +219,19 @@ mod tests {
         let port = |port: &str, neighbour: &str, [foreign, hears, heard]: [bool; 3], neighbour_mtu| {
             let (port, neighbour) = (port.into(), neighbour.into());
             let (up, rate, mtu) = (true, 10_000_000_000, 9000);
-            api::FabricPort { port, up, rate, mtu, neighbour, foreign, hears, heard, neighbour_mtu }
+            api::FabricPort {
+                port,
+                up,
+                rate,
+                mtu,
+                neighbour,
+                foreign,
+                hears,
+                heard,
+                neighbour_mtu,
+                rx_rate: 0,
+                tx_rate: 0,
+            }
         };
         let ports = vec![
             port("leaf0/swp1", "", [false; 3], 0),

@@ -23,6 +23,9 @@ pub struct Saved {
     /// Boxes of a fabric that get no new rings, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drained: BTreeMap<String, String>,
+    /// Links between boxes that a manager has found: their ends.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub found: Vec<[String; 2]>,
     /// Of a manager: its election. Of a box: the highest of a manager that has called.
     #[serde(default)]
     pub election: u64,
@@ -115,7 +118,7 @@ impl Controller {
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
         let jobs = self.jobs.values().map(job).collect();
-        Saved { ports: self.ports.clone(), jobs, drained: BTreeMap::new(), election: 0 }
+        Saved { ports: self.ports.clone(), jobs, drained: BTreeMap::new(), found: Vec::new(), election: 0 }
     }
 
     /// What the jobs were created with: enough to create them again.

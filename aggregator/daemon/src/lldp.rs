@@ -168,7 +168,8 @@ fn frame(mac: [u8; 6], chassis: &str, port: &str) -> Vec<u8> {
 /// Who has sent a frame; `None` where it is none of LLDP.
 fn parse(frame: &[u8]) -> Option<Neighbour> {
     let (header, mut rest) = frame.split_at_checked(HEADER)?;
-    if header[12..] != ETHERTYPE.to_be_bytes() {
+    // Bridges pass on what is for anybody else.
+    if header[..6] != NEAREST || header[12..] != ETHERTYPE.to_be_bytes() {
         return None;
     }
     let (mut chassis, mut port, mut ttl, mut name) = (None, None, None, None);
@@ -224,6 +225,9 @@ mod tests {
             ttl: Duration::from_secs(TTL.into()),
         };
         assert_eq!(parse(&frame), Some(said.clone()));
+        for other in [MAC, [1, 0x80, 0xc2, 0, 0, 0]] {
+            assert_eq!(parse(&[&other[..], &frame[6..]].concat()), None, "a bridge may have passed it on");
+        }
         // Short frames are padded.
         frame.resize(60, 0);
         assert_eq!(parse(&frame), Some(said));

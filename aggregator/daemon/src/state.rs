@@ -38,6 +38,8 @@ pub trait Boxes: Send {
     fn drain(&mut self, name: &str, reason: Option<String>) -> Result<(), Refusal>;
     /// Boxes that get none, and why.
     fn drained(&self) -> BTreeMap<String, String>;
+    /// Ends of the links that were found.
+    fn found(&self) -> Vec<[String; 2]>;
     /// No boxes could sum for this job now: its ranks need not try.
     fn is_stuck(&self, job: &str) -> bool;
 }
@@ -209,9 +211,10 @@ impl Inner {
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
-            let drained = self.boxes.as_ref().map(|boxes| boxes.drained()).unwrap_or_default();
+            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found()));
+            let (drained, found) = boxes.unwrap_or_default();
             store.keep(
-                &Saved { drained, election: self.election, ..self.controller.save() },
+                &Saved { drained, found, election: self.election, ..self.controller.save() },
                 "if the daemon is killed now, its jobs end",
             );
         }

@@ -4,18 +4,20 @@
 //! | --- | --- |
 //! | [`model`] | what is known, and what keys do; pure |
 //! | [`draw`] | the screen; pure |
+//! | [`fabric`] | both of `netsum top --fabric` |
 //!
 //! What is here talks to the daemon and to the terminal.
 
 pub mod draw;
+pub mod fabric;
 pub mod model;
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::{DefaultTerminal, Frame};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -28,6 +30,48 @@ use super::failure::{Failure, Kind, Result};
 const EVERY: Duration = Duration::from_secs(1);
 /// A daemon that is stopped, but there, takes connections and says nothing.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What is shown.
+pub trait View: Default {
+    /// What is asked for each second.
+    type Reading: Send + 'static;
+
+    /// Asks for it.
+    fn ask(client: &mut Client) -> impl Future<Output = Result<Self::Reading>> + Send;
+
+    /// Takes note of it, or why there is none; at this time, in seconds since 1970.
+    fn take(&mut self, reading: std::result::Result<Self::Reading, String>, time: f64);
+
+    /// Whether it goes on after this key.
+    fn key(&mut self, key: Key) -> bool;
+
+    fn draw(&self, frame: &mut Frame<'_>);
+}
+
+impl View for Model {
+    type Reading = Reading;
+
+    async fn ask(client: &mut Client) -> Result<Reading> {
+        Ok(Reading {
+            stats: client.stats(String::new()).await?,
+            jobs: client.list_jobs().await?,
+            rings: client.list_rings(String::new()).await?,
+            ports: client.list_ports().await?,
+        })
+    }
+
+    fn take(&mut self, reading: std::result::Result<Reading, String>, time: f64) {
+        Model::take(self, reading, time);
+    }
+
+    fn key(&mut self, key: Key) -> bool {
+        Model::key(self, key)
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        draw::draw(frame, self);
+    }
+}
 
 /// The terminal, until it is dropped. A panic's hook gives it back too, before the panic is printed.
 #[derive(Debug)]
@@ -51,8 +95,8 @@ impl Screen {
     ///
     /// # Errors
     /// If the terminal has gone.
-    pub fn draw(&mut self, model: &Model) -> Result<()> {
-        self.0.draw(|frame| draw::draw(frame, model))?;
+    pub fn draw(&mut self, view: &impl View) -> Result<()> {
+        self.0.draw(|frame| view.draw(frame))?;
         Ok(())
     }
 }
@@ -67,21 +111,21 @@ impl Drop for Screen {
 ///
 /// # Errors
 /// If there is no terminal, or you may not use the socket. A daemon that is not there is waited for.
-pub async fn run(socket: &Path) -> Result<()> {
+pub async fn run<V: View>(socket: &Path) -> Result<()> {
     let mut signals =
         [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?];
     let mut daemon = Daemon { socket: socket.to_owned(), client: None };
     // Whoever may not look is told so on a terminal that is as it was.
-    if let Err(failure) = daemon.read().await
+    if let Err(failure) = daemon.read::<V>().await
         && failure.kind == Kind::Refused
     {
         return Err(failure);
     }
     let mut screen = Screen::take()?;
-    let (mut events, mut readings) = (events(), readings(daemon));
-    let mut model = Model::default();
+    let (mut events, mut readings) = (events(), readings::<V>(daemon));
+    let mut view = V::default();
     loop {
-        screen.draw(&model)?;
+        screen.draw(&view)?;
         let [terminate, interrupt, hang_up] = &mut signals;
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
@@ -89,7 +133,7 @@ pub async fn run(socket: &Path) -> Result<()> {
             _ = hang_up.recv() => return Ok(()),
             event = events.recv() => match event {
                 Some(Event::Key(pressed)) if pressed.kind != KeyEventKind::Release => {
-                    if key(pressed).is_some_and(|key| !model.key(key)) {
+                    if key(pressed).is_some_and(|key| !view.key(key)) {
                         return Ok(());
                     }
                 }
@@ -102,7 +146,7 @@ pub async fn run(socket: &Path) -> Result<()> {
                     return Err(Failure::new(Kind::Failed, "nobody asks the daemon any more: a defect of netsum"));
                 };
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                model.take(reading.map_err(|failure| failure.message), now.as_secs_f64());
+                view.take(reading.map_err(|failure| failure.message), now.as_secs_f64());
             }
         }
     }
@@ -115,8 +159,8 @@ struct Daemon {
 }
 
 impl Daemon {
-    async fn read(&mut self) -> Result<Reading> {
-        let answer = timeout(PATIENCE, self.ask()).await;
+    async fn read<V: View>(&mut self) -> Result<V::Reading> {
+        let answer = timeout(PATIENCE, self.ask::<V>()).await;
         let answer = answer.unwrap_or_else(|_| {
             let message = format!("the daemon has not answered for {} s", PATIENCE.as_secs());
             Err(Failure::new(Kind::NoDaemon, message))
@@ -127,29 +171,24 @@ impl Daemon {
         answer
     }
 
-    async fn ask(&mut self) -> Result<Reading> {
+    async fn ask<V: View>(&mut self) -> Result<V::Reading> {
         let client = match &mut self.client {
             Some(client) => client,
             none => none.insert(Client::connect(&self.socket).await?),
         };
-        Ok(Reading {
-            stats: client.stats(String::new()).await?,
-            jobs: client.list_jobs().await?,
-            rings: client.list_rings(String::new()).await?,
-            ports: client.list_ports().await?,
-        })
+        V::ask(client).await
     }
 }
 
 /// What the daemon says each second, asked by a task of its own, so that no key waits for it.
-fn readings(mut daemon: Daemon) -> mpsc::Receiver<Result<Reading>> {
+fn readings<V: View>(mut daemon: Daemon) -> mpsc::Receiver<Result<V::Reading>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            if sender.send(daemon.read().await).await.is_err() {
+            if sender.send(daemon.read::<V>().await).await.is_err() {
                 return;
             }
         }
