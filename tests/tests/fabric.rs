@@ -354,12 +354,12 @@ fn a_link_that_carries_one_direction_alone_ends_no_job() {
     }
     // All that the ranks tell each other goes by the first spine.
     let cable = cluster.lab().leaf(1).cable(0).unwrap();
-    let files = group.order_all_reduce("i32", 2_000_000, 1).unwrap();
-    std::thread::sleep(SECOND / 4);
+    let files = group.order_all_reduce("i32", 8_000_000, 1).unwrap();
+    std::thread::sleep(SECOND / 8);
     cable.set(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     std::thread::sleep(2 * SECOND);
     cable.set(Faults::NONE, Faults::NONE, 1).unwrap();
-    let outcomes = group.check_all_reduce("i32", 2_000_000, 1, &files).unwrap();
+    let outcomes = group.check_all_reduce("i32", 8_000_000, 1, &files).unwrap();
     assert!(outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
     let took = outcomes.iter().map(|o| Duration::from_micros(o.micros)).max().unwrap();
     assert!(took > 2 * SECOND, "it was over before: {outcomes:?}");
