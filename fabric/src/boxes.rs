@@ -1,61 +1,29 @@
-//! The boxes: connections to them, which ports they have, and behind which of these a host is.
+//! The boxes: what is known of them, which ports they have, and behind which of these a host is.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use hyper_util::rt::TokioIo;
-use netsum_api::tls::{authority, identity};
 use netsum_api::v1 as api;
-use netsum_api::v1::admin_client::AdminClient;
-use netsum_api::{ELECTION, PROTOCOL, RELEASE};
+use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::{PortInfo, Refusal};
 use netsum_daemon::message::{mac_from_text, mac_text};
 use netsum_daemon::worker::AskBoxes;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tonic::service::Interceptor;
-use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
-use tonic::{Code, Request, Response, Status};
-use tower::service_fn;
+use tonic::{Code, Response, Status};
 
 use crate::cables::{Answer, Cable, Cables};
-use crate::config::{BoxConfig, Config, End, Link, Tls};
+use crate::client::{self, CONNECT, Client, Election, ORDERS, PATIENCE};
+use crate::config::{BoxConfig, Config, End, Link};
 use crate::diagnosis::{self, Said};
 use crate::hosts::{Hosts, TWICE};
 use crate::layout::Ways;
 
-/// A box that has not answered for so long does not.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// A box that is there takes a connection at once. Less than [`PATIENCE`], so that one that is not there is told from one that is late.
-const CONNECT: Duration = Duration::from_secs(1);
 /// So many hosts' places are remembered.
 const MOST_HOSTS: usize = 1 << 16;
-/// Orders take longer: so do a large job's rings.
-const ORDERS: Duration = Duration::from_secs(30);
-
-/// A box's administration.
-pub type Client = AdminClient<InterceptedService<Channel, Election>>;
-
-/// Has all that is said to a box bear the manager's election, once there is one.
-#[derive(Clone, Default)]
-pub struct Election(Arc<AtomicU64>);
-
-impl Interceptor for Election {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        let number = self.0.load(Ordering::Relaxed);
-        if number > 0 {
-            request.metadata_mut().insert(ELECTION, number.into());
-        }
-        Ok(request)
-    }
-}
 
 /// All boxes of the fabric.
 pub struct Boxes {
@@ -143,8 +111,8 @@ impl Boxes {
     pub fn new(config: &Config) -> Result<Self> {
         let election = Election::default();
         let client = |b: &BoxConfig| -> Result<_> {
-            let channel = channel(b, config.tls.as_ref()).with_context(|| format!("box {}", b.name))?;
-            Ok((b.name.clone(), AdminClient::with_interceptor(channel, election.clone())))
+            let client = client::connect(b, config.tls.as_ref(), election.clone());
+            Ok((b.name.clone(), client.with_context(|| format!("box {}", b.name))?))
         };
         let all: Vec<_> = config.boxes.iter().map(client).collect::<Result<_>>()?;
         let addresses = config.boxes.iter().map(|b| b.address.clone()).collect();
@@ -160,7 +128,7 @@ impl Boxes {
 
     /// From now on, boxes are told of this election.
     pub fn elect(&self, election: u64) {
-        self.election.0.store(election, Ordering::Relaxed);
+        self.election.set(election);
     }
 
     /// Takes note that a box takes no orders because of a manager that was elected later.
@@ -430,7 +398,7 @@ impl Boxes {
                     let mut known = self.known();
                     said.insert(name.clone(), Answer { ports: ports.clone(), listens });
                     known.look_at_version(&name, protocol, &release);
-                    let ours = self.election.0.load(Ordering::Relaxed);
+                    let ours = self.election.get();
                     if ours > 0 && election > ours {
                         let why = format!(
                             "follows a manager of election {election}, later than election {ours} of this one"
@@ -550,30 +518,6 @@ impl AskBoxes for Boxes {
         let state = api::JobState::Active.into();
         api::Diagnosis { job, ranks, state, ..diagnosis::merge(&said, &self.known().links(), heard) }
     }
-}
-
-fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
-    if let Some(path) = b.address.strip_prefix("unix:") {
-        let path = PathBuf::from(path);
-        let connect = service_fn(move |_: Uri| {
-            let path = path.clone();
-            async move { Ok::<_, io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
-        });
-        let endpoint = Endpoint::from_static("http://netsum").timeout(ORDERS);
-        return Ok(endpoint.connect_with_connector_lazy(connect));
-    }
-    let tls = tls.context("[tls] is missing")?;
-    let config =
-        ClientTlsConfig::new().identity(identity(&tls.cert, &tls.key)?).ca_certificate(authority(&tls.ca)?);
-    let endpoint = Endpoint::from_shared(b.address.clone())?
-        .timeout(ORDERS)
-        .connect_timeout(CONNECT)
-        // A machine that lost its power says no goodbye.
-        .http2_keep_alive_interval(PATIENCE)
-        .keep_alive_timeout(PATIENCE)
-        .keep_alive_while_idle(true);
-    // Without an end to it, a box that stands still would hold up all orders.
-    Ok(endpoint.tls_config(config.timeout(CONNECT))?.connect_lazy())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::boxes::Client;
+use crate::client::Client;
 use crate::config::End;
 
 /// Questions of so long a time go out together.

@@ -10,7 +10,8 @@
 //! | [`layout`] | which box adds up what: pure |
 //! | [`nowhere`] | the data plane of a machine that has no ports |
 //! | [`diagnosis`] | what boxes say of a job, as one answer: pure |
-//! | [`boxes`] | connections to the boxes, which ports they have |
+//! | [`client`] | connections to the boxes |
+//! | [`boxes`] | what is known of the boxes, which ports they have |
 //! | [`hosts`] | behind which of these a host is |
 //! | [`program`] | brings the boxes to what the controller wants |
 //! | [`etcd`] | which of several managers leads, and its state |
@@ -18,6 +19,7 @@
 
 pub mod boxes;
 pub mod cables;
+pub mod client;
 pub mod config;
 pub mod diagnosis;
 pub mod etcd;

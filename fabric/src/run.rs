@@ -42,11 +42,16 @@ const CPUS: u32 = 64;
 pub async fn run(config: &Config) -> Result<()> {
     let boxes = Arc::new(Boxes::new(config)?);
     let mut controller = Controller::new(MEMORY, CPUS, DEAD);
-    let (saved, store, mut leading) = state(config).await?;
+    let (saved, store, leading) = state(config).await?;
     let election = next_election(saved.election);
-    if let Some((leading, _)) = &mut leading {
-        leading.write(serde_json::to_string(&Saved { election, ..saved.clone() })?).await?;
-    }
+    // Boxes may be silent for longer than the lease lasts: it is renewed from here on.
+    let leading = match leading {
+        Some((mut leading, states)) => {
+            leading.write(serde_json::to_string(&Saved { election, ..saved.clone() })?).await?;
+            Some(tokio::spawn(leading.keep(states)))
+        }
+        None => None,
+    };
     boxes.elect(election);
     boxes.number_again(&saved.ports);
     boxes.find_again(&saved.found);
@@ -89,7 +94,7 @@ pub async fn run(config: &Config) -> Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let leading = async {
         match leading {
-            Some((leading, states)) => leading.keep(states).await,
+            Some(leading) => leading.await,
             None => pending().await,
         }
     };
@@ -97,7 +102,7 @@ pub async fn run(config: &Config) -> Result<()> {
         result = serve(shared, None, PortFinder::Boxes(boxes), admin, Some(workers)) => result,
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        why = leading => Err(anyhow!(why)),
+        why = leading => Err(anyhow!(why?)),
         why = programming => Err(anyhow!(why?)),
     };
     log::info!("ending; jobs go on, for the next manager");

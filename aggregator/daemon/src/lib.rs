@@ -40,6 +40,7 @@ pub mod manager;
 pub mod memory;
 pub mod message;
 pub mod metrics;
+pub mod neighbours;
 pub mod netlink;
 pub mod persist;
 pub mod privileges;

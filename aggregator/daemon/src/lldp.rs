@@ -1,10 +1,8 @@
 //! LLDP (IEEE 802.1AB): every port says which one it is, and hears which one is at the other end of its cable. Bridges do not forward these
 //! frames.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -13,6 +11,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::unix::AsyncFd;
 
 use super::message::{mac_from_text, mac_text};
+use super::neighbours::{Heard, Neighbour};
 use super::netlink::{Interface, Netlink};
 use super::state::Shared;
 
@@ -35,36 +34,6 @@ const CHASSIS_MAC: u8 = 4;
 const CHASSIS_LOCAL: u8 = 7;
 const PORT_MAC: u8 = 3;
 const PORT_INTERFACE: u8 = 5;
-
-/// Who is at the other end of a port's cable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Neighbour {
-    /// The port's.
-    pub mac: [u8; 6],
-    /// Names of the machine and of the port, as it calls itself.
-    pub chassis: String,
-    pub port: String,
-    /// This holds for so long.
-    pub ttl: Duration,
-}
-
-/// What ports have heard, by their interface numbers.
-#[derive(Clone, Debug, Default)]
-pub struct Heard(Arc<Mutex<HashMap<u32, (Neighbour, Instant)>>>);
-
-impl Heard {
-    fn set(&self, ifindex: u32, neighbour: Neighbour, now: Instant) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex, (neighbour, now));
-    }
-
-    /// A port's neighbour, and how long ago it was heard; `None` where nobody has said anything that holds still.
-    pub fn get(&self, ifindex: u32, now: Instant) -> Option<(Neighbour, Duration)> {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (neighbour, since) = heard.get(&ifindex)?;
-        let age = now.saturating_duration_since(*since);
-        (age < neighbour.ttl).then(|| (neighbour.clone(), age))
-    }
-}
 
 /// A socket for the frames of all interfaces. To open it takes CAP_NET_RAW.
 pub fn open() -> Result<Socket> {
@@ -244,16 +213,6 @@ mod tests {
         assert_eq!(of(&plain[..22]), Some(("02:00:00:00:00:09".into(), "02:00:00:00:00:08".into())));
         assert_eq!(of(&plain[..18]), None, "without a time to live");
         assert_eq!(of(&[2, 3, 7, 27, b'[', 4, 2, 5, b'p', 6, 2, 0, 1]), Some(("?[".into(), "p".into())));
-    }
-
-    #[test]
-    fn what_was_heard_holds_for_its_time() {
-        let (heard, now) = (Heard::default(), Instant::now());
-        heard.set(3, parse(&frame(MAC, "leaf0", "swp9")).unwrap(), now);
-        let after = |seconds| heard.get(3, now + Duration::from_secs(seconds)).map(|(n, age)| (n.port, age));
-        assert_eq!(after(2), Some(("swp9".into(), Duration::from_secs(2))));
-        assert_eq!(after(TTL.into()), None);
-        assert!(heard.get(4, now).is_none());
     }
 
     proptest! {

@@ -19,7 +19,7 @@ use rtnetlink::packet_route::neighbour::{
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 use tokio::sync::Mutex;
 
-use super::lldp::Heard;
+use super::neighbours::Heard;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]

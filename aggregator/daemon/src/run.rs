@@ -26,7 +26,7 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{device, diagnose, hops, in_band, lldp, manager, memory, metrics, privileges, tls};
+use super::{device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls};
 use crate::config::Config;
 
 /// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
@@ -111,7 +111,7 @@ impl Ready {
             }
         }
         if let Some(socket) = lldp {
-            let heard = lldp::Heard::default();
+            let heard = neighbours::Heard::default();
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }

@@ -7,12 +7,8 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use hyper_util::rt::TokioIo;
-use netsum_api::v1 as api;
-use netsum_api::v1::admin_client::AdminClient;
+use netsum_lab::netns::output;
 use nix::unistd::{SysconfVar, sysconf};
-use tonic::transport::{Endpoint, Uri};
-use tower::service_fn;
 
 use super::Size;
 use super::ranks::{TOKEN, job_name};
@@ -85,30 +81,15 @@ impl Manager {
         Ok(())
     }
 
-    pub async fn create_jobs(&self, size: &Size) -> Result<()> {
-        let path = self.folder.join("fabric.sock");
-        let connect = service_fn(move |_: Uri| {
-            let path = path.clone();
-            async move { Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
-        });
-        let channel = Endpoint::from_static("http://netsum").connect_with_connector(connect).await?;
-        let mut client = AdminClient::new(channel);
+    /// Creates the jobs as an administrator does.
+    pub fn create_jobs(&self, size: &Size) -> Result<()> {
+        let (ranks, rings) = (size.ranks.to_string(), size.rings.to_string());
         for job in 0..size.jobs {
-            let request = api::CreateJobRequest {
-                name: job_name(job),
-                ranks: size.ranks as u32,
-                rings: size.rings as u32,
-                dtype: "i32".into(),
-                mtu: 1024,
-                message_size: 4096,
-                window: 2,
-                icrc: "verify".into(),
-                order: "auto".into(),
-                tenant: "default".into(),
-                token: TOKEN.into(),
-                ..api::CreateJobRequest::default()
-            };
-            client.create_job(request).await?;
+            let mut command = Command::new(&self.netsum);
+            command.arg("--socket").arg(self.folder.join("fabric.sock"));
+            command.args(["job", "create", &job_name(job), "--ranks", &ranks, "--rings", &rings]);
+            command.args(["--mtu", "1024", "--message-size", "4096", "--window", "2", "--token", TOKEN]);
+            output(&mut command)?;
         }
         Ok(())
     }

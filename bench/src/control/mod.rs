@@ -79,7 +79,7 @@ pub fn measure(netsum: &Path, size: &Size) -> Result<Figures> {
     let runtime = Runtime::new()?;
     // Channels want to know it.
     let _inside = runtime.enter();
-    runtime.block_on(manager.create_jobs(size))?;
+    manager.create_jobs(size)?;
     let ranks = Ranks::new(manager.workers, size);
     let cpu = manager.cpu()?;
     let admit = timed(|| runtime.block_on(ranks.join_all(0)))?;

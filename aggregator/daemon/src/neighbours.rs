@@ -1,0 +1,53 @@
+//! What ports have heard of those at the other ends of their cables.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Who is at the other end of a port's cable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The port's.
+    pub mac: [u8; 6],
+    /// Names of the machine and of the port, as it calls itself.
+    pub chassis: String,
+    pub port: String,
+    /// This holds for so long.
+    pub ttl: Duration,
+}
+
+/// What ports have heard, by their interface numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Heard(Arc<Mutex<HashMap<u32, (Neighbour, Instant)>>>);
+
+impl Heard {
+    /// Takes note of what a port has heard.
+    pub fn set(&self, ifindex: u32, neighbour: Neighbour, now: Instant) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex, (neighbour, now));
+    }
+
+    /// A port's neighbour, and how long ago it was heard; `None` where nobody has said anything that holds still.
+    pub fn get(&self, ifindex: u32, now: Instant) -> Option<(Neighbour, Duration)> {
+        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (neighbour, since) = heard.get(&ifindex)?;
+        let age = now.saturating_duration_since(*since);
+        (age < neighbour.ttl).then(|| (neighbour.clone(), age))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_heard_holds_for_its_time() {
+        let (heard, now) = (Heard::default(), Instant::now());
+        let ttl = Duration::from_secs(3);
+        let said = Neighbour { mac: [2; 6], chassis: "leaf0".into(), port: "swp9".into(), ttl };
+        heard.set(3, said, now);
+        let after = |time| heard.get(3, now + time).map(|(n, age)| (n.port, age));
+        assert_eq!(after(ttl - Duration::from_secs(1)), Some(("swp9".into(), Duration::from_secs(2))));
+        assert_eq!(after(ttl), None);
+        assert!(heard.get(4, now).is_none());
+    }
+}

@@ -1,0 +1,87 @@
+//! Connections to boxes.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use hyper_util::rt::TokioIo;
+use netsum_api::ELECTION;
+use netsum_api::tls::{authority, identity};
+use netsum_api::v1::admin_client::AdminClient;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Uri};
+use tonic::{Request, Status};
+use tower::service_fn;
+
+use crate::config::{BoxConfig, Tls};
+
+/// A box that has not answered for so long does not.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// A box that is there takes a connection at once. Less than [`PATIENCE`], so that one that is not there is told from one that is late.
+pub const CONNECT: Duration = Duration::from_secs(1);
+/// Orders take longer: so do a large job's rings.
+pub const ORDERS: Duration = Duration::from_secs(30);
+
+/// A box's administration.
+pub type Client = AdminClient<InterceptedService<Channel, Election>>;
+
+/// Has all that is said to a box bear the manager's election, once there is one.
+#[derive(Clone, Default)]
+pub struct Election(Arc<AtomicU64>);
+
+impl Election {
+    pub fn set(&self, number: u64) {
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    /// Its number; 0 for none.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Interceptor for Election {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let number = self.get();
+        if number > 0 {
+            request.metadata_mut().insert(ELECTION, number.into());
+        }
+        Ok(request)
+    }
+}
+
+/// Connects when it is needed.
+///
+/// # Errors
+/// If a certificate, key or address cannot be used.
+pub fn connect(b: &BoxConfig, tls: Option<&Tls>, election: Election) -> Result<Client> {
+    Ok(AdminClient::with_interceptor(channel(b, tls)?, election))
+}
+
+fn channel(b: &BoxConfig, tls: Option<&Tls>) -> Result<Channel> {
+    if let Some(path) = b.address.strip_prefix("unix:") {
+        let path = PathBuf::from(path);
+        let connect = service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { Ok::<_, io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
+        });
+        let endpoint = Endpoint::from_static("http://netsum").timeout(ORDERS);
+        return Ok(endpoint.connect_with_connector_lazy(connect));
+    }
+    let tls = tls.context("[tls] is missing")?;
+    let config =
+        ClientTlsConfig::new().identity(identity(&tls.cert, &tls.key)?).ca_certificate(authority(&tls.ca)?);
+    let endpoint = Endpoint::from_shared(b.address.clone())?
+        .timeout(ORDERS)
+        .connect_timeout(CONNECT)
+        // A machine that lost its power says no goodbye.
+        .http2_keep_alive_interval(PATIENCE)
+        .keep_alive_timeout(PATIENCE)
+        .keep_alive_while_idle(true);
+    // Without an end to it, a box that stands still would hold up all orders.
+    Ok(endpoint.tls_config(config.timeout(CONNECT))?.connect_lazy())
+}
