@@ -55,6 +55,7 @@ struct Manager {
     shared: Shared,
     boxes: Arc<Boxes>,
     task: tokio::task::JoinHandle<String>,
+    rings: u32,
     /// The numbers of the ranks' ports.
     ports: [u32; 2],
     _folder: tempfile::TempDir,
@@ -65,11 +66,11 @@ impl Manager {
     async fn of(daemon: &Daemon) -> Self {
         let socket = daemon.folder.path().join("netsum.sock");
         let text = format!("[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n", socket.display());
-        Self::with(&text, ["a/p0", "a/p1"]).await
+        Self::with(&text, ["a/p0", "a/p1"], 1).await
     }
 
     /// By this file; the job's ranks are at these ports.
-    async fn with(text: &str, ports: [&str; 2]) -> Self {
+    async fn with(text: &str, ports: [&str; 2], rings: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("fabric.toml");
         std::fs::write(&file, text).unwrap();
@@ -78,7 +79,7 @@ impl Manager {
         let seen: Vec<_> = boxes.look().await.into_values().flat_map(|seen| seen.ports).collect();
         let ports = ports.map(|name| seen.iter().find(|port| port.name == name).unwrap().ifindex);
         controller.set_ports(seen);
-        controller.create_job(job_spec(job("train")).unwrap()).unwrap();
+        controller.create_job(job_spec(api::CreateJobRequest { rings, ..job("train") }).unwrap()).unwrap();
         let patience = Patience { hold: LATE, stall: LATE };
         let shared = Shared::new(controller, Box::new(Nowhere), LATE, patience);
         let programmer = Programmer::new(shared.clone(), boxes.clone());
@@ -86,7 +87,7 @@ impl Manager {
         let changed = Changes { to, boxes: boxes.clone(), busy: programmer.busy() };
         shared.lock().boxes = Some(Box::new(changed));
         let task = tokio::spawn(programmer.run(changes));
-        Self { shared, boxes, task, ports, _folder: folder }
+        Self { shared, boxes, task, rings, ports, _folder: folder }
     }
 
     /// Both ranks join; what they are told.
@@ -108,7 +109,12 @@ impl Manager {
         };
         let mac = [2, 0, 0, 0, 0, rank as u8 + 1];
         let now = Instant::now();
-        let (ip, rings) = (a.ip.parse().unwrap(), a.rings.into_iter().map(connection).collect());
+        let ring = |n: u32| Connection {
+            receive_qpn: 0x1000 * (n + 1) + 2 * rank,
+            send_qpn: 0x1000 * (n + 1) + 2 * rank + 1,
+            first_psn: 7,
+        };
+        let (ip, rings) = (a.ip.parse().unwrap(), (0..self.rings).map(ring).collect());
         let plain = connection(a.plain.unwrap());
         let address =
             RankAddress { rank: Rank(rank), ip, mac, rings, plain, any_ip_id: false, selective: true };
@@ -244,13 +250,16 @@ async fn a_box_that_is_not_there_is_left_out_until_it_is() {
     let boxes = [("a", path(&a)), ("b", path(&b)), ("s", socket.clone()), ("t", path(&t))];
     let boxes = boxes
         .map(|(name, path)| format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display()));
-    let links = [("a/p1", "s/p0"), ("a/p2", "t/p0"), ("b/p1", "s/p1"), ("b/p2", "t/p1")];
-    let links = links.map(|(below, above)| format!("[[link]]\nbelow = \"{below}\"\nabove = \"{above}\"\n"));
-    let manager = Manager::with(&(boxes.concat() + &links.concat()), ["a/p0", "b/p0"]).await;
+    let links = [("a/p2", "t/p0"), ("a/p1", "s/p0"), ("b/p2", "t/p1"), ("b/p1", "s/p1")];
+    let links = links.map(|(below, above)| {
+        let rate = if above.starts_with('s') { "2gbit" } else { "1gbit" };
+        format!("[[link]]\nbelow = \"{below}\"\nabove = \"{above}\"\nrate = \"{rate}\"\n")
+    });
+    let manager = Manager::with(&(boxes.concat() + &links.concat()), ["a/p0", "b/p0"], 2).await;
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
     let has_job = async |daemon: &Daemon| daemon.netsum("job show train").await.is_ok();
     assert!(has_job(&t).await && !has_job(&s).await);
-    // Then it is above all as well, and the first one in the file.
+    // Then it is above all as well, and its links carry more.
     std::os::unix::fs::symlink(path(&s), &socket).unwrap();
     let renew = || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew;
     until("the ranks are to connect anew", async || renew()).await;
@@ -265,7 +274,7 @@ async fn one_box_of_three_that_lies_does_not_end_the_manager() {
         format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display())
     };
     let text = [("a", &a), ("b", &b), ("c", &c)].map(of).concat();
-    let manager = Manager::with(&text, ["a/p0", "a/p1"]).await;
+    let manager = Manager::with(&text, ["a/p0", "a/p1"], 1).await;
     elected(&manager, 7).await;
     b.shared.lock().election = u64::MAX;
     tokio::time::sleep(Duration::from_millis(1200)).await;

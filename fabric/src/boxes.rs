@@ -187,7 +187,12 @@ impl Boxes {
     /// What rings can use, as far as is known.
     pub fn ways(&self) -> Ways {
         let known = self.known();
-        let cables = known.cables.all().into_iter().filter(|cable| known.carries(cable));
+        let cables = known.cables.all();
+        let mut first = HashMap::new();
+        for Cable { link, .. } in &cables {
+            first.entry(link.below.of.clone()).or_insert_with(|| link.clone());
+        }
+        let cables = cables.into_iter().filter(|cable| known.carries(cable));
         let links: Vec<Link> = cables.map(|cable| cable.link).collect();
         let ends = links.iter().flat_map(|link| [&link.below, &link.above]);
         let mtus = ends.filter_map(|end| Some((end.clone(), known.cables.mtu(end)?))).collect();
@@ -196,7 +201,7 @@ impl Boxes {
         let strange = known.strange.iter().map(|(name, why)| (name.clone(), why.clone()));
         let ahead = known.ahead.iter().map(|(name, why)| (name.clone(), why.clone()));
         let silent = known.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
-        Ways { links, mtus, closed: silent.chain(ahead).chain(drained).chain(strange).collect() }
+        Ways { links, first, mtus, closed: silent.chain(ahead).chain(drained).chain(strange).collect() }
     }
 
     /// Whether a box has not answered when it was asked last.

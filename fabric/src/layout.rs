@@ -25,6 +25,9 @@ pub struct Order {
 #[derive(Clone, Debug)]
 pub struct Ways {
     pub links: Vec<Link>,
+    /// By box below its first link, also one that carries nothing: by that its bridge sends what is not summed. A box takes packets of ranks in
+    /// other racks from the port alone by which their rings come, so some must come by that one.
+    pub first: HashMap<String, Link>,
     /// Of their ends, as far as is known.
     pub mtus: HashMap<End, u32>,
     /// Boxes that they cannot, and why, in words that follow the name.
@@ -171,7 +174,22 @@ fn parents<'a>(
             Some(of) => missing.push(format!("{of} has no link to {name}")),
         }
     }
-    let rates: Vec<u64> = parents.iter().map(Parent::rate).collect();
+    let firsts = groups.iter().filter_map(|(of, _)| ways.first.get(of));
+    let firsts: Vec<&Link> =
+        firsts.filter(|link| groups.iter().all(|(of, _)| *of != link.above.of)).collect();
+    if let Some(link) = firsts.iter().find(|link| parents.iter().all(|parent| parent.name != link.above.of))
+        && !parents.is_empty()
+    {
+        return Err(format!(
+            "what is not summed comes to {} by {}, so rings must go by {}, too: {}",
+            link.below.of,
+            link.below,
+            link.above.of,
+            if missing.is_empty() { "the link is down".to_owned() } else { missing.join("; ") }
+        ));
+    }
+    let is_needed = |parent: &Parent<'_>| firsts.iter().any(|link| link.above.of == parent.name);
+    let rates: Vec<(bool, u64)> = parents.iter().map(|parent| (is_needed(parent), parent.rate())).collect();
     let mut next = 0;
     for (parent, share) in parents.iter_mut().zip(shares(&rates, rings)) {
         parent.rings = next..next + share;
@@ -206,13 +224,13 @@ fn too_small(link: &Link, ways: &Ways, mtu: u32) -> Option<String> {
     })
 }
 
-/// Shares rings out by rates. An unknown one counts as the smallest that is known, and where there are fewer rings than rates the greatest have
-/// one.
-fn shares(rates: &[u64], rings: u32) -> Vec<u32> {
-    let least = rates.iter().copied().filter(|rate| *rate > 0).min().unwrap_or(1);
-    let weight = |n: usize| u128::from(rates[n].max(least));
+/// Shares rings out by rates. An unknown one counts as the smallest that is known. Where there are fewer rings than rates those that are needed
+/// have one, and then the greatest.
+fn shares(rates: &[(bool, u64)], rings: u32) -> Vec<u32> {
+    let least = rates.iter().map(|(_, rate)| *rate).filter(|rate| *rate > 0).min().unwrap_or(1);
+    let weight = |n: usize| u128::from(rates[n].1.max(least));
     let mut of: Vec<usize> = (0..rates.len()).collect();
-    of.sort_by_key(|n| Reverse(weight(*n)));
+    of.sort_by_key(|n| Reverse((rates[*n].0, weight(*n))));
     of.truncate(rings as usize);
     let sum: u128 = of.iter().map(|n| weight(*n)).sum();
     let mut shares = vec![0; rates.len()];
@@ -223,6 +241,13 @@ fn shares(rates: &[u64], rings: u32) -> Vec<u32> {
     let left = rings - shares.iter().sum::<u32>();
     of.sort_by_key(|n| Reverse((weight(*n) * u128::from(rings) % sum, *n)));
     of.iter().take(left as usize).for_each(|n| shares[*n] += 1);
+    for n in of.into_iter().filter(|n| rates[*n].0) {
+        let most = (0..rates.len()).max_by_key(|n| (shares[*n], Reverse(*n)));
+        if let Some(most) = most.filter(|_| shares[n] == 0) {
+            shares[most] -= 1;
+            shares[n] += 1;
+        }
+    }
     shares
 }
 
@@ -360,6 +385,7 @@ mod tests {
             .collect();
         let ways = Ways {
             links,
+            first: HashMap::new(),
             mtus: HashMap::new(),
             closed: drained.iter().map(|&name| (name.to_owned(), "is drained: new fan".to_owned())).collect(),
         };
@@ -525,8 +551,12 @@ mod tests {
             (&[u64::MAX, u64::MAX], 2, &[1, 1]),
             (&[], 2, &[]),
         ] {
-            assert_eq!(shares(rates, rings), expected, "{rings} over {rates:?}");
+            let rates: Vec<_> = rates.iter().map(|rate| (false, *rate)).collect();
+            assert_eq!(shares(&rates, rings), expected, "{rings} over {rates:?}");
         }
+        assert_eq!(shares(&[(true, 1), (false, 100)], 4), [1, 3]);
+        assert_eq!(shares(&[(true, 1), (false, 100)], 1), [1, 0]);
+        assert_eq!(shares(&[(false, 100), (true, 1), (true, 1)], 2), [0, 1, 1]);
     }
 
     fn ways_of(links: &[(&str, &str, u64)], mtus: &[(&str, u32)]) -> Ways {
@@ -535,6 +565,7 @@ mod tests {
             |&(below, above, rate): &_| Link { below: end(below), above: end(above), rate: Some(Rate(rate)) };
         Ways {
             links: links.iter().map(link).collect(),
+            first: HashMap::new(),
             mtus: mtus.iter().map(|(text, mtu)| (end(text), *mtu)).collect(),
             closed: BTreeMap::new(),
         }
@@ -552,6 +583,21 @@ mod tests {
         let links = [("a/up", "s/1", 40), ("b/up", "s/2", 10), ("a/up2", "t/1", 30), ("b/up2", "t/2", 30)];
         let above = above(&ways_of(&links, &[]), 4).unwrap();
         assert_eq!(above, [("s".to_owned(), 1), ("t".to_owned(), 3)]);
+    }
+
+    #[test]
+    fn some_rings_go_by_the_link_that_a_bridge_uses() {
+        let links = [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 9), ("b/up2", "t/2", 9)];
+        let mut ways = ways_of(&links, &[]);
+        let bridged: [Link; 2] = [ways.links[0].clone(), ways.links[1].clone()];
+        ways.first = bridged.into_iter().map(|link| (link.below.of.clone(), link)).collect();
+        assert_eq!(above(&ways, 1).unwrap(), [("s".to_owned(), 1)]);
+        assert_eq!(above(&ways, 3).unwrap(), [("s".to_owned(), 1), ("t".to_owned(), 2)]);
+        ways.closed.insert("s".into(), "does not answer".into());
+        let why = "what is not summed comes to a by a/up, so rings must go by s, too: s does not answer";
+        assert_eq!(above(&ways, 3).unwrap_err(), why);
+        ways.links.drain(..2);
+        assert!(above(&ways, 3).unwrap_err().ends_with("s, too: the link is down"));
     }
 
     #[test]

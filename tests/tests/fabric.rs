@@ -287,6 +287,14 @@ fn a_spine_that_is_killed_with_its_programs_is_left_out_until_it_is_there() {
     }
     println!("spread again after {:.1} s", start.elapsed().as_secs_f64());
     work(&mut group, 3);
+
+    // By the first one comes what is not summed, so jobs cannot do without it.
+    cluster.kill_box(None).unwrap();
+    let seen = work_for("spine0 killed", &mut group, || manager.log(), 10 * SECOND);
+    assert!(seen.without > 0 && seen.pause < 5 * SECOND, "{seen:?}\n{}", manager.log());
+    cluster.start_box(None).unwrap();
+    until_boxes("spine0 is there", &mut group, || manager.log());
+    work(&mut group, 4);
 }
 
 const SECOND: Duration = Duration::from_secs(1);
