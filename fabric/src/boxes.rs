@@ -47,6 +47,8 @@ struct Known {
     silent: HashMap<String, bool>,
     /// Jobs that no boxes could sum now.
     stuck: HashSet<String>,
+    /// What boxes have been told.
+    trees: Vec<api::FabricJob>,
     /// What each sums.
     jobs: HashMap<String, Vec<String>>,
     /// Those that get no new rings.
@@ -256,6 +258,11 @@ impl Boxes {
         known.stuck = jobs;
     }
 
+    /// Takes note of the trees of all jobs.
+    pub fn have_trees(&self, trees: Vec<api::FabricJob>) {
+        self.known().trees = trees;
+    }
+
     pub fn is_stuck(&self, job: &str) -> bool {
         self.known().stuck.contains(job)
     }
@@ -320,7 +327,12 @@ impl Boxes {
         };
         let boxes = self.all.iter().map(|(name, _)| name).zip(&self.addresses).map(of);
         let links = known.cables.all().into_iter().map(link);
-        api::Fabric { boxes: boxes.collect(), links: links.collect(), ports: known.cables.ports() }
+        api::Fabric {
+            boxes: boxes.collect(),
+            links: links.collect(),
+            ports: known.cables.ports(),
+            jobs: known.trees.clone(),
+        }
     }
 
     pub fn client(&self, name: &str) -> Option<Client> {

@@ -107,6 +107,12 @@ pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Res
     Ok(orders)
 }
 
+/// The boxes at the top of a job's trees, and how many of its rings each has.
+pub fn trees(orders: &[Order]) -> impl Iterator<Item = api::FabricTree> {
+    let tops = orders.iter().filter(move |o| orders.len() == 1 || !o.job.groups.is_empty());
+    tops.map(|o| api::FabricTree { root: o.at.clone(), rings: o.job.rings })
+}
+
 /// Ports towards parents, each with its number of rings where there are several.
 fn uplinks(ups: &[(&str, usize)]) -> String {
     match ups {
@@ -526,11 +532,7 @@ mod tests {
     fn where_a_link_is_down_the_other_parents_have_all_rings() {
         let above = |links: &[_]| {
             let orders = orders_of(&["a/1", "b/1"], 2, links).unwrap();
-            orders
-                .into_iter()
-                .filter(|o| !o.job.groups.is_empty())
-                .map(|o| (o.at, o.job.rings))
-                .collect::<Vec<_>>()
+            trees(&orders).map(|tree| (tree.root, tree.rings)).collect::<Vec<_>>()
         };
         let of = |name: &str, rings| (name.to_owned(), rings);
         assert_eq!(above(&FOUR), [of("s", 1), of("t", 1)]);
@@ -575,7 +577,7 @@ mod tests {
         let ends = ["a/1", "b/1"];
         let place = |port: u32| ends.get(port as usize - 1).map(|e| End::try_from((*e).to_owned()).unwrap());
         let orders = orders(joined(&ends, rings).job("train").unwrap(), ways, place)?;
-        Ok(orders.into_iter().filter(|o| !o.job.groups.is_empty()).map(|o| (o.at, o.job.rings)).collect())
+        Ok(trees(&orders).map(|tree| (tree.root, tree.rings)).collect())
     }
 
     #[test]

@@ -454,6 +454,11 @@ impl Programmer {
         // Those whose try was in vain are told to boxes no more.
         let is_told = |name: &str| self.told.contains_key(name);
         self.boxes.are_stuck(stuck, is_told);
+        let job = |(name, told): (&String, &Told)| api::FabricJob {
+            name: name.clone(),
+            trees: layout::trees(&told.orders).collect(),
+        };
+        self.boxes.have_trees(self.told.iter().map(job).collect());
     }
 
     /// Jobs on boxes that answer and are not to be there: those that could not be deleted, those that another manager may have left, and

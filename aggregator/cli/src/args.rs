@@ -202,6 +202,11 @@ pub enum FabricCommand {
     },
     /// Show which boxes are below which, and the hosts below them, as the boxes see them; also for schedulers.
     Topology(TopologyArgs),
+    /// A job's trees.
+    Job {
+        #[command(subcommand)]
+        command: FabricJobCommand,
+    },
     /// Why does a job stand still? Asks each of its boxes, and names the rank, the box or the link.
     Diagnose {
         /// The job.
@@ -215,6 +220,17 @@ pub enum FabricCommand {
         /// The box.
         #[arg(value_name = "BOX")]
         name: String,
+    },
+}
+
+/// What a fabric's manager says of a job.
+#[derive(Subcommand, Debug)]
+pub enum FabricJobCommand {
+    /// Show which boxes sum it, and how many of its rings each; what its share of all links would be by the plan for all jobs that are
+    /// there; and what its links carry.
+    Show {
+        /// The job.
+        job: String,
     },
 }
 

@@ -4,14 +4,14 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::args::{
-    Command, FabricCommand, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand, ShowStats,
-    SlotCommand, StatsCommand, TenantCommand,
+    Command, FabricCommand, FabricJobCommand, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand,
+    ShowStats, SlotCommand, StatsCommand, TenantCommand,
 };
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
-use crate::{diagnosis, fabric, peers, print, rates, report, tenants, topology};
+use crate::{diagnosis, fabric, peers, print, rates, report, tenants, topology, trees};
 
 /// Carries out one command.
 pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
@@ -78,6 +78,10 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         Command::Fabric(FabricCommand::Probe) => fabric::probe(out, format, client.show_fabric(true).await?),
         Command::Fabric(FabricCommand::Topology(args)) => {
             topology::show(out, format, &args, client.show_fabric(true).await?)
+        }
+        Command::Fabric(FabricCommand::Job { command: FabricJobCommand::Show { job } }) => {
+            let fabric = client.show_fabric(false).await?;
+            trees::show(out, format, &fabric, client.list_jobs().await?, &job)
         }
         Command::Fabric(FabricCommand::Drain { name, reason }) => client.drain_box(name, Some(reason)).await,
         Command::Fabric(FabricCommand::Undrain { name }) => client.drain_box(name, None).await,

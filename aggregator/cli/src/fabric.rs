@@ -207,7 +207,7 @@ mod tests {
                 link("leaf0/swp9", true, None),
                 link("leaf1/swp9", false, Some("spine0/swp1 does not hear leaf1/swp9")),
             ],
-            ports: Vec::new(),
+            ..api::Fabric::default()
         };
         let mut out = anstream::StripStream::new(Vec::new());
         show(&mut out, Format::Text, fabric).unwrap();

@@ -43,6 +43,7 @@ pub mod timing;
 pub mod top;
 pub mod topology;
 pub mod trace;
+pub mod trees;
 pub mod view;
 
 pub use args::{Cli, Command};

@@ -133,7 +133,8 @@ fn view(network: &Network, tree: &Planned, bytes: f64) -> Tree {
     }
 }
 
-fn speed(rate: f64) -> String {
+/// Bytes in a second, for people.
+pub fn speed(rate: f64) -> String {
     format!("{:.2} GB/s", rate / 1e9)
 }
 

@@ -43,6 +43,7 @@ pub fn all() -> Vec<Schema> {
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
         of::<Fabric>("fabric.json", "netsum -j fabric show"),
+        of::<super::trees::Job>("fabric-job.json", "netsum -j fabric job show"),
         of::<Vec<Probe>>("probe.json", "netsum -j fabric probe"),
         of::<Topology>("topology.json", "netsum -j fabric topology"),
         of::<Programs>("progs.json", "netsum -j prog show"),

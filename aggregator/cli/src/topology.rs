@@ -162,21 +162,31 @@ impl Topology {
     }
 }
 
-/// The text of a topology for `netsum plan`. Links that carry nothing are left out; several between two boxes are one.
-fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<String> {
-    let known = |what: String, rate: u64| match rate {
+/// A rate that a plan needs.
+fn known(what: &str, rate: u64) -> Result<f64> {
+    match rate {
         0 => Err(Failure::new(
             Kind::Failed,
             format!("{what}: its rate is not known; give links a `rate` in the manager's file"),
         )),
         rate => Ok(rate as f64),
-    };
-    let mut plan = netsum_plan::topology::Topology::default();
+    }
+}
+
+/// Bits in a second between boxes. Links that carry nothing are left out; several between two boxes are one.
+pub fn rated_links(fabric: &api::Fabric) -> Result<BTreeMap<(&str, &str), f64>> {
     let mut links: BTreeMap<(&str, &str), f64> = BTreeMap::new();
     for link in fabric.links.iter().filter(|link| link.up) {
-        let rate = known(format!("link {} to {}", link.below, link.above), link.rate)?;
+        let rate = known(&format!("link {} to {}", link.below, link.above), link.rate)?;
         *links.entry((box_of(&link.below), box_of(&link.above))).or_default() += rate;
     }
+    Ok(links)
+}
+
+/// The text of a topology for `netsum plan`.
+fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<String> {
+    let mut plan = netsum_plan::topology::Topology::default();
+    let links = rated_links(fabric)?;
     for b in &fabric.boxes {
         plan.box_(&b.name);
         for host in &b.hosts {
@@ -184,14 +194,15 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Str
             let rate = fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
             let name = names.get(&host.mac).unwrap_or(&host.mac);
             plan.host(name);
-            plan.link(name, &b.name, known(format!("port {end}"), rate)?);
+            plan.link(name, &b.name, known(&format!("port {end}"), rate)?);
         }
     }
     links.into_iter().for_each(|((below, above), rate)| plan.link(below, above, rate));
     Ok(plan.text())
 }
 
-fn box_of(end: &str) -> &str {
+/// The box of BOX/PORT.
+pub fn box_of(end: &str) -> &str {
     end.split_once('/').map_or(end, |(of, _)| of)
 }
 
@@ -266,7 +277,7 @@ mod tests {
                 link("leaf0/v", "spine1/1"),
                 link("leaf1/v", "spine1/2"),
             ],
-            ports: Vec::new(),
+            ..api::Fabric::default()
         }
     }
 

@@ -186,6 +186,7 @@ mod tests {
             boxes: vec![node("leaf0"), node("leaf1"), node("spine0")],
             links: vec![link("leaf0/up", "spine0/1"), link("leaf1/up", "spine0/2")],
             ports: vec![port("leaf0/1", 5_000_000, 7_000_000), port("leaf0/up", 62_500_000, 125_000_000)],
+            jobs: Vec::new(),
         }
     }
 

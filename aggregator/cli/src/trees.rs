@@ -1,0 +1,302 @@
+//! `netsum fabric job show`: a job's trees as they are planned, beside what their links carry.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+use netsum_api::v1 as api;
+use netsum_core::rate::Rate;
+use netsum_plan::plan::{self, plan};
+use netsum_plan::topology::{Network, Topology};
+use netsum_plan::tree::Collective;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::failure::{Failure, Kind, Result};
+use super::format::Format;
+use super::layout::{self, Entry, FAIR, attribute, plain, styled};
+use super::plan::speed;
+use super::print::name;
+use super::topology::{box_of, rated_links};
+
+/// A job of a fabric, its trees, and the plan for all jobs that are there.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Job {
+    pub name: String,
+    pub ranks: u32,
+    /// null where there can be none.
+    pub plan: Option<Plan>,
+    /// Why there can be none.
+    pub no_plan: Option<String>,
+    /// As boxes have been told.
+    pub trees: Vec<Tree>,
+}
+
+/// What the job could reach beside the others.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Plan {
+    /// Its fair share: bytes in a second.
+    pub share: f64,
+    /// What the links alone would allow, were no other job there.
+    pub bound: f64,
+    /// What is full then, of what its trees take.
+    pub full: Vec<String>,
+}
+
+/// A tree.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Tree {
+    /// The box that sums all.
+    pub root: String,
+    /// Of the job's rings those that go by it.
+    pub rings: u32,
+    /// The part of the job's bytes that they have.
+    pub part: f64,
+    /// The part that the plan gives it; null without a plan.
+    pub planned: Option<f64>,
+    /// From the boxes of its ranks to the root.
+    pub links: Vec<Link>,
+}
+
+/// A link of a tree, with what all jobs send there.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Link {
+    pub below: String,
+    pub above: String,
+    /// Bits per second; 0 where it is not known.
+    pub rate: u64,
+    /// Bytes per second, between the manager's last two looks.
+    pub up: u64,
+    pub down: u64,
+}
+
+/// The port of each rank.
+fn ports(job: &api::Job) -> BTreeMap<u32, &str> {
+    job.flows.iter().map(|flow| (flow.rank, &*flow.port)).collect()
+}
+
+/// The network of all jobs' ranks, and the jobs.
+fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<(Network, Vec<plan::Job>)> {
+    let mut topology = Topology::default();
+    fabric.boxes.iter().for_each(|b| topology.box_(&b.name));
+    rated_links(fabric)?.into_iter().for_each(|((below, above), rate)| topology.link(below, above, rate));
+    // Ranks of several jobs are one host, so that they share its link.
+    let at: BTreeSet<&str> = jobs.iter().flat_map(|job| ports(job).into_values()).collect();
+    for &end in &at {
+        let rate = fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
+        if rate == 0 {
+            return Err(Failure::new(Kind::Failed, format!("port {end}: its rate is not known")));
+        }
+        topology.host(end);
+        topology.link(end, box_of(end), rate as f64);
+    }
+    let network = Network::new(&topology).map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
+    let job = |job: &api::Job| {
+        let at: BTreeSet<&str> = ports(job).into_values().collect();
+        plan::Job {
+            name: job.name.clone(),
+            members: at.into_iter().filter_map(|end| network.node(end)).collect(),
+            priority: 0,
+            collective: Collective::AllReduce,
+        }
+    };
+    let jobs = jobs.iter().map(job).collect();
+    Ok((network, jobs))
+}
+
+impl Job {
+    fn new(fabric: &api::Fabric, jobs: Vec<api::Job>, wanted: &str) -> Result<Self> {
+        let missing = || Failure::new(Kind::NotFound, format!("JOB `{wanted}`: there is none"));
+        let (job_ranks, mine) = jobs
+            .iter()
+            .find(|job| job.name == wanted)
+            .map(|job| (job.ranks, ports(job)))
+            .ok_or_else(missing)?;
+        let told = fabric.jobs.iter().find(|job| job.name == wanted);
+        let told = told.map_or(&[][..], |job| &job.trees);
+        let at_work = |job: &api::Job| fabric.jobs.iter().any(|told| told.name == job.name);
+        let at_work: Vec<api::Job> = jobs.iter().filter(|job| at_work(job)).cloned().collect();
+        let planned = if told.is_empty() {
+            Err(Failure::new(Kind::Failed, "its ranks have not joined"))
+        } else {
+            network(fabric, &at_work).and_then(|(network, jobs)| {
+                let plans = plan(&network, &jobs).map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
+                let mine = jobs.iter().zip(plans).find(|(job, _)| job.name == wanted);
+                Ok((network, mine.map(|(_, plan)| plan).ok_or_else(missing)?))
+            })
+        };
+        let rings: u32 = told.iter().map(|tree| tree.rings).sum();
+        let boxes: BTreeSet<&str> = mine.values().map(|port| box_of(port)).collect();
+        let tree = |tree: &api::FabricTree| Tree {
+            root: tree.root.clone(),
+            rings: tree.rings,
+            part: f64::from(tree.rings) / f64::from(rings.max(1)),
+            planned: planned.as_ref().ok().map(|(network, plan)| {
+                let here = plan.trees.iter().filter(|of| network.name(of.root) == tree.root);
+                here.fold(0.0, |sum, tree| sum + tree.rate) / plan.rate().max(f64::MIN_POSITIVE)
+            }),
+            links: boxes.iter().filter_map(|of| link(fabric, of, &tree.root)).collect(),
+        };
+        let trees = told.iter().map(tree).collect();
+        let (plan, no_plan) = match planned {
+            Ok((network, plan)) => {
+                let full = plan.full.iter().map(|resource| network.describe(*resource)).collect();
+                (Some(Plan { share: plan.share, bound: plan.bound, full }), None)
+            }
+            Err(why) => (None, Some(why.message)),
+        };
+        Ok(Self { name: wanted.to_owned(), ranks: job_ranks, plan, no_plan, trees })
+    }
+}
+
+/// The link by which a box's rings go to another.
+fn link(fabric: &api::Fabric, below: &str, above: &str) -> Option<Link> {
+    let is_it =
+        |link: &&api::FabricLink| link.up && box_of(&link.below) == below && box_of(&link.above) == above;
+    let link = fabric.links.iter().find(is_it)?;
+    let port = fabric.ports.iter().find(|port| port.port == link.below);
+    let [up, down] = port.map_or([0; 2], |port| [port.tx_rate, port.rx_rate]);
+    Some(Link { below: link.below.clone(), above: link.above.clone(), rate: link.rate, up, down })
+}
+
+fn carried(bytes: u64, rate: u64) -> String {
+    let part =
+        if rate == 0 { String::new() } else { format!(" ({:.0} %)", 800.0 * bytes as f64 / rate as f64) };
+    speed(bytes as f64) + &part
+}
+
+/// Prints a job.
+pub fn show(
+    out: &mut impl Write,
+    format: Format,
+    fabric: &api::Fabric,
+    jobs: Vec<api::Job>,
+    wanted: &str,
+) -> Result<()> {
+    let job = Job::new(fabric, jobs, wanted)?;
+    if format.json(out, &job)? {
+        return Ok(());
+    }
+    let mut head = vec![name(&job.name), attribute("ranks", job.ranks)];
+    let mut full = None;
+    match (&job.plan, &job.no_plan) {
+        (Some(plan), _) => {
+            head.push(attribute("share", speed(plan.share)));
+            head.push(plain(format!("links allow {}", speed(plan.bound))));
+            full = (!plan.full.is_empty()).then(|| attribute("full", plan.full.join(", ")));
+        }
+        (None, Some(why)) => head.push(styled(format!("no plan: {why}"), FAIR)),
+        (None, None) => {}
+    }
+    let mut entry = Entry::new(head);
+    entry.attributes(0, full.into_iter().collect());
+    for tree in &job.trees {
+        let mut cells = vec![
+            attribute("tree at", &tree.root),
+            attribute("rings", tree.rings),
+            plain(format!("{:.0} % of the bytes", 100.0 * tree.part)),
+        ];
+        cells.extend(tree.planned.map(|part| plain(format!("planned {:.0} %", 100.0 * part))));
+        entry.attributes(1, cells);
+        for link in &tree.links {
+            let rate = if link.rate == 0 { "?".to_owned() } else { Rate(link.rate).to_string() };
+            entry.attributes(
+                2,
+                vec![
+                    plain(format!("{} to {}", link.below, link.above)),
+                    attribute("rate", rate),
+                    attribute("up", carried(link.up, link.rate)),
+                    attribute("down", carried(link.down, link.rate)),
+                ],
+            );
+        }
+    }
+    Ok(layout::print(out, &[entry])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two leaves with two ranks each, two spines, the second one with links that are three times as fast.
+    fn fabric() -> api::Fabric {
+        let port = |port: &str, rate: u64, carries: u64| api::FabricPort {
+            port: port.into(),
+            up: true,
+            rate,
+            tx_rate: carries,
+            rx_rate: carries / 2,
+            ..api::FabricPort::default()
+        };
+        let link = |below: &str, above: &str, rate| api::FabricLink {
+            below: below.into(),
+            above: above.into(),
+            up: true,
+            trouble: None,
+            rate,
+        };
+        let tree = |root: &str, rings| api::FabricTree { root: root.into(), rings };
+        let box_ = |name: &str| api::FabricBox { name: name.into(), ..api::FabricBox::default() };
+        let host = |n| port(&format!("leaf{}/p{}", n / 2, n % 2), 10_000_000_000, 0);
+        api::Fabric {
+            boxes: ["leaf0", "leaf1", "spine0", "spine1"].map(box_).into(),
+            links: vec![
+                link("leaf0/u", "spine0/0", 1_000_000_000),
+                link("leaf0/v", "spine1/0", 3_000_000_000),
+                link("leaf1/u", "spine0/1", 1_000_000_000),
+                link("leaf1/v", "spine1/1", 3_000_000_000),
+            ],
+            ports: (0..4)
+                .map(host)
+                .chain([port("leaf0/u", 0, 120_000_000), port("leaf0/v", 0, 370_000_000)])
+                .collect(),
+            jobs: vec![api::FabricJob {
+                name: "train".into(),
+                trees: vec![tree("spine0", 1), tree("spine1", 3)],
+            }],
+        }
+    }
+
+    fn job(name: &str) -> api::Job {
+        let flow = |rank: u32| api::Flow {
+            rank,
+            port: format!("leaf{}/p{}", rank / 2, rank % 2),
+            ..api::Flow::default()
+        };
+        api::Job { name: name.into(), ranks: 4, flows: (0..4).map(flow).collect(), ..api::Job::default() }
+    }
+
+    fn text(fabric: &api::Fabric, jobs: Vec<api::Job>) -> String {
+        let mut out = anstream::StripStream::new(Vec::new());
+        show(&mut out, Format::Text, fabric, jobs, "train").unwrap();
+        String::from_utf8(out.into_inner()).unwrap()
+    }
+
+    #[test]
+    fn a_job_with_its_trees_as_text() {
+        insta::assert_snapshot!(text(&fabric(), vec![job("train"), job("waits")]));
+    }
+
+    #[test]
+    fn another_job_takes_its_share() {
+        let mut fabric = fabric();
+        let alone = Job::new(&fabric, vec![job("train")], "train").unwrap().plan.unwrap();
+        assert!((alone.share - 5e8).abs() < 1e3, "{alone:?}");
+        fabric.jobs.push(api::FabricJob { name: "other".into(), ..fabric.jobs[0].clone() });
+        let beside = Job::new(&fabric, vec![job("train"), job("other")], "train").unwrap().plan.unwrap();
+        assert!((beside.share - 2.5e8).abs() < 1e3, "{beside:?}");
+    }
+
+    #[test]
+    fn without_rates_or_ranks_it_says_why_there_is_no_plan() {
+        let mut fabric = fabric();
+        fabric.links[0].rate = 0;
+        let shown = text(&fabric, vec![job("train")]);
+        assert!(shown.contains("no plan: link leaf0/u to spine0/0: its rate is not known"), "{shown}");
+        assert!(shown.contains("spine1"), "trees are there all the same: {shown}");
+        fabric.jobs.clear();
+        let shown = text(&fabric, vec![job("train")]);
+        assert!(shown.contains("no plan: its ranks have not joined"), "{shown}");
+        let error = Job::new(&fabric, vec![], "train").unwrap_err();
+        assert_eq!(error.message, "JOB `train`: there is none");
+    }
+}
