@@ -1,7 +1,6 @@
 //! The same all-reduce packet by packet and in a network of fluids (`netsum-plan`): both take as long.
 //!
-//! Fluids know no acknowledgements. By a ring of 4 hosts these are 7 % of the bytes. By one of 8 they are 2 %, another 2 % are shares of
-//! a message that need one more packet for their header, and for 5 % of the time links wait for the ring's next step.
+//! Fluids know no acknowledgements, and none of a ring's steps waits for another.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,14 +13,18 @@ use netsum_plan::topology::Network;
 use super::job::{Call, NEVER, Sim, Spec};
 use super::network::{FRAMING, Speed};
 use super::vector::Vector;
+use crate::frame::DATA_HEADER;
 use crate::numeric::element::Dtype;
 use crate::numeric::layout::Layout;
 use crate::report::Mode;
 
 const LAYOUT: Layout = Layout { message_size: 64 << 10, window: 8, rings: 1 };
 const MTU: u32 = 1024;
-/// BTH and ICRC.
-const HEADERS: usize = 16;
+/// Of a packet on the wire: BTH and ICRC, and what is around.
+const HEADERS: usize = 16 + FRAMING;
+/// Packets that come until a rank of a ring is awake and answers all of them at once. With 2 to 12 times are within 0.5 % of each other. One that answers
+/// each would send 8 % more: an acknowledgement is 86 bytes on the wire, a packet 1106. By a box it makes no difference.
+const WAKES: u32 = 4;
 
 struct Case {
     hosts: usize,
@@ -50,6 +53,8 @@ impl Case {
         }
         if self.mode == Mode::Ring {
             spec.present = NEVER;
+            spec.wakes =
+                Duration::from_nanos(u64::from(self.per_byte * WAKES) * (MTU as usize + HEADERS) as u64);
         }
         let mut sim = Sim::new(&spec, |rank| {
             let calls = (0..2)
@@ -78,10 +83,14 @@ impl Case {
         let network = Network::new(&topology).unwrap();
         let scene = Scene { network: &network, failed: BTreeSet::new(), balance: Balance::Spray, step: 0.0 };
         let collective = if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
-        let messages = (self.bytes / 4) as f64 / LAYOUT.elements(Dtype::I32).unwrap() as f64;
-        let datagram = MTU as usize + HEADERS + FRAMING;
-        let wire = messages * f64::from(LAYOUT.message_size.div_ceil(MTU)) * datagram as f64;
-        scene.seconds(collective, wire).unwrap()
+        let elements = LAYOUT.elements(Dtype::I32).unwrap() as usize;
+        // A share of a message has a header of its own, which may need one more packet.
+        let (parts, each) = match self.mode {
+            Mode::Ring => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),
+            _ => (1, LAYOUT.message_size as usize),
+        };
+        let wire = parts * (each + each.div_ceil(MTU as usize) * HEADERS);
+        scene.seconds(collective, (self.bytes / 4) as f64 / elements as f64 * wire as f64).unwrap()
     }
 }
 
@@ -120,8 +129,7 @@ fn packets_and_fluids_take_as_long() {
             (packets / fluid - 1.0) * 100.0
         );
         println!("{text}");
-        let most = if case.mode == Mode::Ring { 0.10 } else { 0.05 };
-        if (packets / fluid - 1.0).abs() > most {
+        if (packets / fluid - 1.0).abs() > 0.05 {
             wrong.push(text);
         }
     }
