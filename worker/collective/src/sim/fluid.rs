@@ -81,7 +81,13 @@ impl Case {
         }
         topology.links.iter_mut().for_each(|link| link.latency_us = self.latency.as_secs_f64() * 1e6);
         let network = Network::new(&topology).unwrap();
-        let scene = Scene { network: &network, failed: BTreeSet::new(), balance: Balance::Spray, step: 0.0 };
+        let scene = Scene {
+            network: &network,
+            failed: BTreeSet::new(),
+            balance: Balance::Spray,
+            background: Vec::new(),
+            step: 0.0,
+        };
         let collective = if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
         let elements = LAYOUT.elements(Dtype::I32).unwrap() as usize;
         // A share of a message has a header of its own, which may need one more packet.
