@@ -283,24 +283,36 @@ mod tests {
     }
 
     #[test]
-    fn other_jobs_elsewhere_cost_nothing() {
-        let network = Network::new(&generate::leaf_spine(2, 2, 1, 8e9, 1.0)).unwrap();
-        let scene = |background| Scene {
-            network: &network,
-            failed: BTreeSet::new(),
-            balance: Balance::Spray,
-            background,
-            step: 0.0,
+    fn ends_of_hashed_flows_that_are_taken_together_leave_the_last_one_where_it_is() {
+        let network = Network::new(&generate::leaf_spine(4, 8, 8, 8e9, 1.0)).unwrap();
+        let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
+        let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        for (seed, failed) in (0..8).zip([BTreeSet::new(), failed].iter().cycle()) {
+            let seconds = |step| {
+                let (failed, balance) = (failed.clone(), Balance::Ecmp { seed });
+                let scene = Scene { network: &network, failed, balance, background: Vec::new(), step };
+                scene.seconds(Collective::AllToAll, 1e9).unwrap()
+            };
+            let (exact, near) = (seconds(0.0), seconds(0.01));
+            assert!((near / exact - 1.0).abs() < 0.001, "seed {seed}: {near}, not {exact}");
+        }
+    }
+
+    #[test]
+    fn one_other_flow_holds_all_back() {
+        let mut topology = generate::leaf_spine(2, 2, 1, 8e9, 1.0);
+        topology.links.iter_mut().for_each(|link| link.latency_us = 0.0);
+        let network = Network::new(&topology).unwrap();
+        let seconds = |collective, bytes| {
+            let (failed, balance) = (BTreeSet::new(), Balance::Spray);
+            let background = vec![Demand { from: 0, to: 3, bytes }];
+            let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
+            scene.seconds(collective, 1e9).unwrap()
         };
-        let ring = |background| scene(background).seconds(Collective::Ring, 1e9).unwrap();
-        // A ring's uplinks are half empty: what fills the rest is in nobody's way, and the link of the host that sends it is.
-        let alone = ring(Vec::new());
-        let slow = ring(vec![Demand { from: 1, to: 2, bytes: 0.1e9 }]);
-        near(
-            (slow - scene(Vec::new()).latency(Collective::Ring))
-                / (alone - scene(Vec::new()).latency(Collective::Ring)),
-            1.0 / 0.9,
-        );
+        // The uplink has room for it; the links of hosts 0 and 3 have not.
+        for collective in [Collective::Ring, Collective::Netsum] {
+            near(seconds(collective, 0.1e9), seconds(collective, 0.0) / 0.9);
+        }
     }
 
     #[test]
