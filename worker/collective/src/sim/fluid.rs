@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use netsum_plan::collectives::{Collective, Scene};
 use netsum_plan::generate;
-use netsum_plan::routes::Balance;
+use netsum_plan::routes::{Balance, Demand};
 use netsum_plan::topology::Network;
 
 use super::job::{Call, NEVER, Sim, Spec};
@@ -33,13 +33,15 @@ struct Case {
     per_byte: u32,
     uplink: u32,
     latency: Duration,
+    /// Of 1000 bytes of each host's link, those of other jobs.
+    others: u32,
     bytes: usize,
     mode: Mode,
 }
 
 impl Case {
     fn speed(&self, per_byte: u32) -> Speed {
-        Speed { per_byte, latency: self.latency, bucket: 0 }
+        Speed { per_byte, latency: self.latency, bucket: 0, others: self.others }
     }
 
     /// Seconds of the second all-reduce, packet by packet.
@@ -49,7 +51,7 @@ impl Case {
         (spec.timeout, spec.limit) = (Duration::from_secs(100), Duration::from_secs(1000));
         if self.racks > 1 {
             spec.branches = vec![self.racks];
-            spec.uplink = Some(self.speed(self.uplink));
+            spec.uplink = Some(Speed { others: 0, ..self.speed(self.uplink) });
         }
         if self.mode == Mode::Ring {
             spec.present = NEVER;
@@ -81,13 +83,12 @@ impl Case {
         }
         topology.links.iter_mut().for_each(|link| link.latency_us = self.latency.as_secs_f64() * 1e6);
         let network = Network::new(&topology).unwrap();
-        let scene = Scene {
-            network: &network,
-            failed: BTreeSet::new(),
-            balance: Balance::Spray,
-            background: Vec::new(),
-            step: 0.0,
-        };
+        // From each host to the next, so that all links of hosts have as much, both ways.
+        let rate = 1e9 / f64::from(self.per_byte) * f64::from(self.others) / 1000.0;
+        let other = |from| Demand { from, to: (from + 1) % self.hosts, bytes: rate };
+        let background = if self.others > 0 { (0..self.hosts).map(other).collect() } else { Vec::new() };
+        let (failed, balance) = (BTreeSet::new(), Balance::Spray);
+        let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
         let collective = if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
         let elements = LAYOUT.elements(Dtype::I32).unwrap() as usize;
         // A share of a message has a header of its own, which may need one more packet.
@@ -107,6 +108,7 @@ fn case(mode: Mode, hosts: usize, per_byte: u32) -> Case {
         per_byte,
         uplink: per_byte,
         latency: Duration::from_micros(10),
+        others: 0,
         bytes: 8 << 20,
         mode,
     }
@@ -120,16 +122,20 @@ fn packets_and_fluids_take_as_long() {
     // A rack's link as fast as its hosts' together, as one of them, and half as fast.
     let racks = [(4, 2, 40), (8, 2, 20), (8, 2, 80), (8, 2, 160), (8, 4, 40), (8, 4, 80), (8, 4, 160)];
     let racks = racks.map(|(hosts, racks, uplink)| Case { racks, uplink, ..case(Mode::Box, hosts, 80) });
+    let beside = [(Mode::Box, 250), (Mode::Box, 500), (Mode::Ring, 250), (Mode::Ring, 500)];
+    let beside = beside.map(|(mode, others)| Case { others, ..case(mode, 4, 80) });
     let mut wrong = Vec::new();
-    for case in flat(Mode::Box).into_iter().chain(racks).chain(flat(Mode::Ring)) {
+    let all = flat(Mode::Box).into_iter().chain(racks).chain(flat(Mode::Ring)).chain(beside);
+    for case in all {
         let (packets, fluid) = (case.packets(), case.fluid());
         let text = format!(
-            "{:?}, {} hosts, {} racks, {} and {} ns/B: {:.2} ms by packets, {:.2} ms by fluids, {:+.1} %",
+            "{:?}, {} hosts, {} racks, {} and {} ns/B, others {} %: {:.2} ms by packets, {:.2} ms by fluids, {:+.1} %",
             case.mode,
             case.hosts,
             case.racks,
             case.per_byte,
             case.uplink,
+            case.others / 10,
             packets * 1e3,
             fluid * 1e3,
             (packets / fluid - 1.0) * 100.0

@@ -85,7 +85,7 @@ impl Spec {
             selective: false,
             faults: Faults::default(),
             // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
-            speed: Speed { per_byte: 1, latency: Duration::from_micros(10), bucket: 0 },
+            speed: Speed { per_byte: 1, latency: Duration::from_micros(10), bucket: 0, others: 0 },
             wakes: Duration::ZERO,
             timeout: Duration::from_secs(10),
             run: 1,
