@@ -90,7 +90,7 @@ impl Case {
         let (failed, balance) = (BTreeSet::new(), Balance::Spray);
         let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
         let collective = if self.mode == Mode::Ring { Collective::Ring } else { Collective::Netsum };
-        let elements = LAYOUT.elements(Dtype::I32).unwrap() as usize;
+        let elements = LAYOUT.elements(Dtype::I32).unwrap();
         // A share of a message has a header of its own, which may need one more packet.
         let (parts, each) = match self.mode {
             Mode::Ring => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),
