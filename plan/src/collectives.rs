@@ -5,11 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::fluid::run;
+use crate::fluid::{Flow, run};
 use crate::plan::{Job, plan};
 use crate::routes::{Balance, Demand, flows};
 use crate::topology::{Error, Network, Node, Resource, Topology, Way};
-use crate::tree::{Collective as Kind, split};
+use crate::tree::{Collective as Kind, Tree, split};
 
 /// What all hosts do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct Scene<'a> {
     pub network: &'a Network,
     pub failed: BTreeSet<Way>,
     pub balance: Balance,
+    /// Flows of other jobs, which are there all the time. Their bytes are what each sends in a second at most; with others it shares links fairly.
+    pub background: Vec<Demand>,
     /// See `fluid::run`.
     pub step: f64,
 }
@@ -39,10 +41,34 @@ pub struct Scene<'a> {
 impl Scene<'_> {
     /// Seconds until all flows have ended.
     fn time(&self, demands: &[Demand]) -> f64 {
-        let capacities: Vec<f64> =
-            (0..self.network.ways()).map(|way| self.network.capacity(Resource::Way(way))).collect();
-        let flows = flows(self.network, &self.failed, demands, self.balance);
-        run(&capacities, &flows, self.step).into_iter().fold(0.0, f64::max)
+        let flows = |demands: &[Demand]| flows(self.network, &self.failed, demands, self.balance);
+        let alone = self.last_end(flows(demands), &[], Vec::new());
+        if self.background.is_empty() {
+            return alone;
+        }
+        // A rule that looks at what links carry is told what they send meanwhile.
+        let others = self.background.iter().map(|other| Demand { bytes: other.bytes * alone, ..*other });
+        let mut all = flows(&demands.iter().copied().chain(others).collect::<Vec<_>>());
+        let others = all.split_off(demands.len());
+        self.last_end(all, &[], others)
+    }
+
+    /// When the last of some flows ends, of which the first ones have at most so many bytes in a second, beside those of other jobs.
+    fn last_end(&self, mut flows: Vec<Flow>, most: &[f64], others: Vec<Flow>) -> f64 {
+        let count = flows.len();
+        let ways = (0..self.network.ways()).map(|way| self.network.capacity(Resource::Way(way)));
+        let mut capacities: Vec<f64> = ways.collect();
+        let mut limit = |flow: &mut Flow, most| {
+            flow.links.push((capacities.len(), 1.0));
+            capacities.push(most);
+        };
+        flows.iter_mut().zip(most).for_each(|(flow, most)| limit(flow, *most));
+        for (mut other, demand) in others.into_iter().zip(&self.background) {
+            other.bytes = f64::INFINITY;
+            limit(&mut other, demand.bytes);
+            flows.push(other);
+        }
+        run(&capacities, &flows, self.step)[..count].iter().copied().fold(0.0, f64::max)
     }
 
     /// Seconds of a collective of all hosts, each with so many bytes.
@@ -102,7 +128,7 @@ impl Scene<'_> {
         paths.first().map_or(0.0, |path| path.iter().map(|&way| self.network.latency(way)).sum())
     }
 
-    /// Trees around what has failed.
+    /// Trees around what has failed, planned as if no other job were there. A tree is a flow that is on all its links at once.
     fn netsum(&self, hosts: &[Node], bytes: f64) -> Result<f64, Error> {
         let job =
             Job { name: "all".into(), members: hosts.to_vec(), priority: 0, collective: Kind::AllReduce };
@@ -110,7 +136,17 @@ impl Scene<'_> {
         let trees = plan(network, &[job])?.remove(0).trees;
         let rates: Vec<f64> = trees.iter().map(|tree| tree.rate).collect();
         let late: Vec<f64> = trees.iter().map(|tree| tree.round_trip(network)).collect();
-        Ok(split(&rates, &late, bytes).0)
+        let parts = split(&rates, &late, bytes).1;
+        let flow = |((tree, start), bytes): ((&Tree, &f64), f64)| {
+            let uses = tree.uses(network, Kind::AllReduce).into_iter();
+            let way = |(resource, part)| match resource {
+                Resource::Way(way) => Some((way, part)),
+                _ => None,
+            };
+            Flow { bytes, start: *start, links: uses.filter_map(way).collect() }
+        };
+        let others = flows(self.network, &self.failed, &self.background, self.balance);
+        Ok(self.last_end(trees.iter().zip(&late).zip(parts).map(flow).collect(), &rates, others))
     }
 }
 
@@ -204,7 +240,13 @@ mod tests {
         let mut topology = generate::leaf_spine(4, 4, 4, 8e9, 1.0);
         topology.links.iter_mut().for_each(|link| link.latency_us = 0.0);
         let network = Network::new(&topology).unwrap();
-        let scene = Scene { network: &network, failed: BTreeSet::new(), balance: Balance::Spray, step: 0.0 };
+        let scene = Scene {
+            network: &network,
+            failed: BTreeSet::new(),
+            balance: Balance::Spray,
+            background: Vec::new(),
+            step: 0.0,
+        };
         let of = |collective| scene.seconds(collective, 1e9).unwrap();
         near(of(Collective::Ring), 2.0 * 15.0 / 16.0);
         near(of(Collective::HalvingDoubling), 2.0 * 15.0 / 16.0);
@@ -212,6 +254,65 @@ mod tests {
         // An inner host of one tree takes two halves and gives two there, and a leaf of the other one each.
         near(of(Collective::DoubleBinaryTree), 2.0);
         near(of(Collective::Netsum), 1.0);
+    }
+
+    #[test]
+    fn other_jobs_leave_what_they_do_not_ask_for_or_half() {
+        let mut topology = generate::leaf_spine(4, 4, 4, 8e9, 1.0);
+        topology.links.iter_mut().for_each(|link| link.latency_us = 0.0);
+        let network = Network::new(&topology).unwrap();
+        let seconds = |collective, rate, balance| {
+            // Each host to the one below the next leaf, so that all links of hosts and all uplinks carry as much.
+            let other = |host| Demand { from: host, to: (host + 4) % 16, bytes: rate };
+            let background = if rate > 0.0 { (0..16).map(other).collect() } else { Vec::new() };
+            let scene = Scene { network: &network, failed: BTreeSet::new(), balance, background, step: 0.0 };
+            scene.seconds(collective, 1e9).unwrap()
+        };
+        for balance in [Balance::Spray, Balance::Reps, Balance::Ethereal] {
+            for collective in [Collective::Ring, Collective::Netsum, Collective::HalvingDoubling] {
+                // Of 1 GB/s a quarter is the others'; or all that they get when both want more than half.
+                for (rate, share) in [(0.0, 1.0), (0.25e9, 0.75), (0.5e9, 0.5), (0.9e9, 0.5)] {
+                    let alone = seconds(collective, 0.0, balance);
+                    near(seconds(collective, rate, balance), alone / share);
+                }
+            }
+        }
+        // A host's 15 flows are in all 15 sixteenths of the link when one other wants all of it.
+        let alone = seconds(Collective::AllToAll, 0.0, Balance::Spray);
+        near(seconds(Collective::AllToAll, 1e9, Balance::Spray), alone * 16.0 / 15.0);
+    }
+
+    #[test]
+    fn ends_of_hashed_flows_that_are_taken_together_leave_the_last_one_where_it_is() {
+        let network = Network::new(&generate::leaf_spine(4, 8, 8, 8e9, 1.0)).unwrap();
+        let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
+        let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
+        for (seed, failed) in (0..8).zip([BTreeSet::new(), failed].iter().cycle()) {
+            let seconds = |step| {
+                let (failed, balance) = (failed.clone(), Balance::Ecmp { seed });
+                let scene = Scene { network: &network, failed, balance, background: Vec::new(), step };
+                scene.seconds(Collective::AllToAll, 1e9).unwrap()
+            };
+            let (exact, near) = (seconds(0.0), seconds(0.01));
+            assert!((near / exact - 1.0).abs() < 0.001, "seed {seed}: {near}, not {exact}");
+        }
+    }
+
+    #[test]
+    fn one_other_flow_holds_all_back() {
+        let mut topology = generate::leaf_spine(2, 2, 1, 8e9, 1.0);
+        topology.links.iter_mut().for_each(|link| link.latency_us = 0.0);
+        let network = Network::new(&topology).unwrap();
+        let seconds = |collective, bytes| {
+            let (failed, balance) = (BTreeSet::new(), Balance::Spray);
+            let background = vec![Demand { from: 0, to: 3, bytes }];
+            let scene = Scene { network: &network, failed, balance, background, step: 0.0 };
+            scene.seconds(collective, 1e9).unwrap()
+        };
+        // The uplink has room for it; the links of hosts 0 and 3 have not.
+        for collective in [Collective::Ring, Collective::Netsum] {
+            near(seconds(collective, 0.1e9), seconds(collective, 0.0) / 0.9);
+        }
     }
 
     #[test]
@@ -235,7 +336,13 @@ mod tests {
         let network = Network::new(&generate::leaf_spine(4, 4, 4, 8e9, 1.0)).unwrap();
         let [leaf, spine] = ["leaf0", "spine1"].map(|name| network.node(name).unwrap());
         let failed = BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
-        let scene = |failed| Scene { network: &network, failed, balance: Balance::Spray, step: 0.0 };
+        let scene = |failed| Scene {
+            network: &network,
+            failed,
+            balance: Balance::Spray,
+            background: Vec::new(),
+            step: 0.0,
+        };
         let [whole, hurt] =
             [BTreeSet::new(), failed].map(|failed| scene(failed).seconds(Collective::Netsum, 1e9).unwrap());
         near(whole, hurt);
@@ -250,7 +357,13 @@ mod tests {
             let spine = network.node("spine1").unwrap();
             let failed =
                 BTreeSet::from([network.way(leaf, spine).unwrap(), network.way(spine, leaf).unwrap()]);
-            let scene = Scene { network: &network, failed, balance: Balance::Spray, step: 0.0 };
+            let scene = Scene {
+                network: &network,
+                failed,
+                balance: Balance::Spray,
+                background: Vec::new(),
+                step: 0.0,
+            };
             scene.seconds(Collective::AllToAll, bytes).unwrap()
         };
         // Of a host's 16 parts three stay below its leaf, and are in nobody's way.

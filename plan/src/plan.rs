@@ -231,9 +231,12 @@ fn fewest(
     for size in enough.map_or(trees.len(), |last| last + 1)..trees.len() {
         let mut set: Vec<usize> = (0..size).collect();
         loop {
-            let (reached, solution) = program.most(&set)?;
-            if reached >= rate {
-                return Ok(with(solution));
+            // Most sets cannot do it, even if their trees did not share anything.
+            if set.iter().map(|&tree| alone[tree]).sum::<f64>() >= rate {
+                let (reached, solution) = program.most(&set)?;
+                if reached >= rate {
+                    return Ok(with(solution));
+                }
             }
             tried += 1;
             if tried > SETS || !next(&mut set, trees.len()) {

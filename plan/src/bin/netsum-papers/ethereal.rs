@@ -47,8 +47,9 @@ fn seconds(place: &Place, broken: usize, collective: Collective, balance: Balanc
     let (mut flowing, mut latency) = (0.0, 0.0);
     for seed in 0..seeds {
         let balance = if ecmp { Balance::Ecmp { seed } } else { balance };
+        let step = if ecmp && collective == Collective::AllToAll { STEP } else { 0.0 };
         let scene =
-            Scene { network: &network, failed: failed.clone(), balance, step: if ecmp { STEP } else { 0.0 } };
+            Scene { network: &network, failed: failed.clone(), balance, background: Vec::new(), step };
         latency = scene.latency(collective);
         let bytes = if small { place.below as f64 } else { 1.0 } * 64e6;
         flowing += (scene.seconds(collective, bytes)? - latency) / seeds as f64;

@@ -1,5 +1,6 @@
-//! `cargo xtask papers`: what NetReduce, Blink and Ethereal promise, computed anew by the planner and the fluid network.
+//! `cargo xtask papers`: what NetReduce, Blink and Ethereal promise, computed anew by the planner and the fluid network; and what other jobs cost.
 
+mod background;
 mod blink;
 mod chart;
 mod ethereal;
@@ -25,6 +26,7 @@ fn main() -> Result<()> {
         ("netreduce", netreduce::run as fn() -> Result<(String, String)>),
         ("blink", blink::run),
         ("ethereal", ethereal::run),
+        ("background", background::run),
     ] {
         let start = std::time::Instant::now();
         let (text, svg) = make()?;

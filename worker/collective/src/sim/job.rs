@@ -42,6 +42,8 @@ pub(super) struct Spec {
     pub selective: bool,
     pub faults: Faults,
     pub speed: Speed,
+    /// So long after a packet has come a rank takes it, with all that came since: cards moderate interrupts, and processes are woken.
+    pub wakes: Duration,
     pub timeout: Duration,
     /// What ranks draw their random numbers from.
     pub run: u64,
@@ -83,7 +85,8 @@ impl Spec {
             selective: false,
             faults: Faults::default(),
             // 0.8 ns in truth; the nanosecond keeps the clock in whole numbers.
-            speed: Speed { per_byte: 1, latency: Duration::from_micros(10), bucket: 0 },
+            speed: Speed { per_byte: 1, latency: Duration::from_micros(10), bucket: 0, others: 0 },
+            wakes: Duration::ZERO,
             timeout: Duration::from_secs(10),
             run: 1,
             connect_timeout: Duration::from_secs(10),
@@ -428,8 +431,16 @@ impl Sim {
     fn arrive(&mut self, flying: Flying) {
         let Flying { from, to, at_box, datagram, .. } = flying;
         if !at_box {
-            self.hosts[to].inbox.push((from, datagram));
-            return self.work(to);
+            let host = &mut self.hosts[to];
+            let is_first = host.inbox.is_empty();
+            host.inbox.push((from, datagram));
+            if self.spec.wakes.is_zero() {
+                self.work(to);
+            } else if is_first {
+                let at = self.now + self.spec.wakes;
+                host.due = Some(host.due.map_or(at, |due| due.min(at)));
+            }
+            return;
         }
         let elapsed = self.elapsed();
         if self.spec.present.contains(&elapsed) && !self.spec.absent.contains(&elapsed) {

@@ -124,11 +124,15 @@ pub(super) struct Speed {
     pub latency: Duration,
     /// Bytes that an idle link takes at once, as a token bucket does (tc-tbf(8)).
     pub bucket: u32,
+    /// Of each 1000 bytes that it carries, those of other jobs, which come evenly in packets of 1000.
+    pub others: u32,
 }
 
 #[derive(Clone, Debug)]
 struct Link {
     free: Instant,
+    /// When the next packet of another job comes.
+    other: Instant,
     /// Until when at the most.
     bad: Option<Instant>,
     /// Packets so far, by class.
@@ -161,7 +165,7 @@ pub(super) const FRAMING: usize = 38 + 20 + 8;
 
 impl Network {
     pub fn new(start: Instant, hosts: usize, speed: Speed, faults: Faults, seed: u64) -> Self {
-        let links = vec![Link { free: start, bad: None, count: [0; 4] }; hosts];
+        let links = vec![Link { free: start, other: start, bad: None, count: [0; 4] }; hosts];
         let rng = Rng(seed ^ 0x6e65_7477_6f72_6b00);
         Self { start, speed, faults, up: links.clone(), down: links, rng, damage: Damage::default() }
     }
@@ -187,7 +191,15 @@ impl Network {
             damage.late += 1;
             link.free = link.free.max(now) + Duration::from_micros(rng.below(5000));
         }
-        let time = Duration::from_nanos(u64::from(self.speed.per_byte) * (datagram.len() + FRAMING) as u64);
+        let time = |bytes: u64| Duration::from_nanos(u64::from(self.speed.per_byte) * bytes);
+        if self.speed.others > 0 {
+            let between = time(1_000_000 / u64::from(self.speed.others));
+            while link.other <= now {
+                link.free = link.free.max(link.other) + time(1000);
+                link.other += between;
+            }
+        }
+        let time = time((datagram.len() + FRAMING) as u64);
         link.free = link.free.max(now) + time;
         // With a bucket, `free` is when it is full again.
         let bucket = Duration::from_nanos(u64::from(self.speed.per_byte) * u64::from(self.speed.bucket));

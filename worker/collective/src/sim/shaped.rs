@@ -14,7 +14,7 @@ const RATES: [u32; 4] = [800, 80, 8, 1];
 /// A few small all-reduces, a long one, and again; the packets sent again.
 fn sent_again(ranks: u32, layout: Layout, per_byte: u32, bucket: u32, mode: Mode) -> u64 {
     let mut spec = Spec { mtu: 1024, ..Spec::new(ranks, layout, 1) };
-    spec.speed = Speed { per_byte, latency: Duration::from_micros(10), bucket };
+    spec.speed = Speed { per_byte, latency: Duration::from_micros(10), bucket, others: 0 };
     (spec.timeout, spec.limit) = (Duration::from_secs(100), Duration::from_secs(1000));
     if mode == Mode::Ring {
         spec.present = NEVER;

@@ -1,0 +1,61 @@
+//! Collectives beside flows of other jobs on the same links.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use netsum_plan::collectives::{Collective, Scene};
+use netsum_plan::generate;
+use netsum_plan::routes::{Balance, Demand};
+use netsum_plan::topology::Network;
+
+use crate::chart::chart;
+use crate::table;
+
+const BITS: f64 = 1e11;
+const BELOW: usize = 16;
+const BYTES: f64 = 64e6;
+/// What other jobs send over each host's link, as a share of what it carries.
+const LOADS: [f64; 5] = [0.0, 0.125, 0.25, 0.5, 1.0];
+const COLLECTIVES: [(&str, Collective); 5] = [
+    ("netsum", Collective::Netsum),
+    ("ring", Collective::Ring),
+    ("double binary tree", Collective::DoubleBinaryTree),
+    ("halving and doubling", Collective::HalvingDoubling),
+    ("all-to-all", Collective::AllToAll),
+];
+
+pub fn run() -> Result<(String, String)> {
+    let network = Network::new(&generate::leaf_spine(16, BELOW, 16, BITS, 1.0))?;
+    let (mut rows, mut curves) = (Vec::new(), Vec::new());
+    for (rule, balance) in [("spraying", Balance::Spray), ("ECMP", Balance::Ecmp { seed: 0 })] {
+        for (name, collective) in COLLECTIVES {
+            let seconds = |load: f64| {
+                let hosts = network.hosts().len();
+                // Each host to the one below the next leaf.
+                let other =
+                    |host| Demand { from: host, to: (host + BELOW) % hosts, bytes: load * BITS / 8.0 };
+                let background = if load > 0.0 { network.hosts().map(other).collect() } else { Vec::new() };
+                let scene =
+                    Scene { network: &network, failed: BTreeSet::new(), balance, background, step: 0.0 };
+                scene.seconds(collective, BYTES)
+            };
+            let times = LOADS.into_iter().map(seconds).collect::<Result<Vec<_>, _>>()?;
+            let mut row = vec![rule.to_owned(), name.to_owned()];
+            row.extend(times.iter().map(|time| format!("{:.2}", time * 1e3)));
+            rows.push(row);
+            if balance == Balance::Spray {
+                let points = LOADS.iter().zip(&times).skip(1).map(|(load, time)| (load * 100.0, time * 1e3));
+                curves.push((name.to_owned(), points.collect()));
+            }
+            eprintln!("{rule}, {name}: done");
+        }
+    }
+    let loads = LOADS.map(|load| format!("{} %, ms", load * 100.0));
+    let head: Vec<&str> =
+        ["flows go by", "collective"].into_iter().chain(loads.iter().map(String::as_str)).collect();
+    let text = format!(
+        "256 hosts below 16 leaves, 16 spines, links of 100 Gb/s, no oversubscription, 64 MB a host. Each host sends to one below the next leaf, as much as its link carries by the part that is given; who wants no more than a fair share of a link has it.\n\n{}",
+        table(&head, &rows)
+    );
+    Ok((text, chart("64 MB a host beside other jobs, spraying", "other jobs' load, %", "ms", &curves)?))
+}
