@@ -4,6 +4,7 @@
 //! <dir>/abi-<VERSION>/maps/<name>      the maps; inner maps and programs live with them
 //! <dir>/abi-<VERSION>/links/<ifindex>  the attachment of `ingress` to a port
 //! <dir>/abi-<VERSION>/guards/<ifindex> that of `guard`
+//! <dir>/abi-<VERSION>/spread/<ifindex> that of `spread`, where flows are spread over uplinks
 //! ```
 //! The ABI's version is in the path: a daemon of another version finds nothing that it could misread, and sees that there
 //! is something.
@@ -134,6 +135,11 @@ impl Pins {
         self.guards_dir().join(ifindex.to_string())
     }
 
+    /// The folder of the attachments of `spread`.
+    pub fn spread_dir(&self) -> PathBuf {
+        self.versioned().join("spread")
+    }
+
     fn versioned(&self) -> PathBuf {
         self.dir.join(format!("abi-{VERSION}"))
     }
@@ -152,7 +158,7 @@ impl Pins {
 }
 
 /// The names in a folder that are numbers.
-fn numbers(folder: &Path) -> Vec<u32> {
+pub(super) fn numbers(folder: &Path) -> Vec<u32> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
