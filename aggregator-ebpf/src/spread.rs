@@ -83,13 +83,16 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
     // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
     let here = unsafe { (*ctx.skb.skb).ifindex };
     let kernels = packet.route(ctx, here, NEXT_HOP)?;
+    if !goes_up(kernels.ifindex) {
+        return None;
+    }
     let flow = SPREAD.get_ptr_mut(&packet.key);
     let route = match flow {
         // SAFETY: a map value, which lives as long as the program runs.
-        Some(flow) => match packet.by(ctx, &kernels, unsafe { (*flow).uplink }) {
+        Some(flow) => match packet.by(ctx, unsafe { (*flow).uplink }) {
             Some(route) => route,
             None => {
-                let (uplink, route) = packet.least(ctx, &kernels)?;
+                let (uplink, route) = packet.least(ctx)?;
                 // SAFETY: as above. All CPUs choose alike, more or less.
                 unsafe {
                     (*flow).uplink = uplink;
@@ -99,7 +102,7 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
             }
         },
         None => {
-            let (uplink, route) = packet.least(ctx, &kernels)?;
+            let (uplink, route) = packet.least(ctx)?;
             let advance = if ctx.len() < SHORT { 0 } else { usual() };
             let flow = SpreadFlow { uplink, given: 0, bytes: ctx.len() as u64, advance };
             // Where there is no room it is the kernel's.
@@ -193,9 +196,9 @@ impl Packet {
 
     /// By an uplink: its carrier and a route are there.
     #[inline(always)]
-    fn by(&self, ctx: &TcContext, kernels: &Route, uplink: u32) -> Option<Route> {
+    fn by(&self, ctx: &TcContext, uplink: u32) -> Option<Route> {
         let uplink = SPREAD_UPLINKS.get(uplink)?;
-        if uplink.up == 0 || !goes_up(kernels.ifindex) {
+        if uplink.up == 0 {
             return None;
         }
         // Over IPv6 the answer may be by another interface.
@@ -204,12 +207,12 @@ impl Packet {
 
     /// By the uplink with the least bytes, of those that it can go by.
     #[inline(always)]
-    fn least(&self, ctx: &TcContext, kernels: &Route) -> Option<(u32, Route)> {
+    fn least(&self, ctx: &TcContext) -> Option<(u32, Route)> {
         let (mut best, mut least) = (None, u64::MAX);
         for number in 0..MAX_UPLINKS {
             let load = SPREAD_UPLINKS.get(number)?.load;
             if load < least
-                && let Some(route) = self.by(ctx, kernels, number)
+                && let Some(route) = self.by(ctx, number)
             {
                 (best, least) = (Some((number, route)), load);
             }
