@@ -239,8 +239,8 @@ fn goes_up(ifindex: u32) -> bool {
     for number in 0..MAX_UPLINKS {
         match SPREAD_UPLINKS.get(number) {
             Some(uplink) if uplink.ifindex == ifindex => return true,
-            Some(uplink) if uplink.ifindex != 0 => {}
-            _ => return false,
+            Some(_) => {}
+            None => return false,
         }
     }
     false

@@ -1,30 +1,38 @@
 //! Flows that are not summed, spread over the uplinks of boxes that route.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use netsum_common::wire::ROCE_PORT;
-use netsum_dataplane::spread::{Ends, Spread, Uplink};
+use netsum_dataplane::spread::Ends;
+use netsum_lab::cluster::{Cluster, PATIENCE};
 use netsum_lab::lab::BoxNode;
-use netsum_lab::netns::{Netns, output};
+use netsum_lab::netns::output;
 use netsum_lab::{Host, Lab, LabSpec};
 use netsum_plan::flows::{Piece, spread};
+use serde_json::Value;
 
 const SPINES: usize = 3;
 /// Packets of a flow, and bytes in each.
 const PACKETS: usize = 3000;
 const LEN: usize = 1000;
 
-/// Two leaves with two hosts each, and a link from either to each of three spines. All route.
-fn lab() -> Lab {
+/// Two leaves with two hosts each, and a link from either to each of three spines. All route. ECMP takes ports into account.
+fn cluster() -> Cluster {
     let spec = LabSpec { racks: 2, routes: true, spines: SPINES, ipv6: true, ..LabSpec::hosts(4) };
-    let lab = Lab::new(spec).unwrap();
+    let cluster = Cluster::without_daemon(spec).unwrap();
     for rack in [0, 1] {
-        let files = ["ipv4/fib_multipath_hash_policy", "ipv6/fib_multipath_hash_policy"];
-        lab.leaf(rack).enter(|| files.map(|f| std::fs::write(format!("/proc/sys/net/{f}"), "1").unwrap()));
+        let settings = [
+            "ipv4/fib_multipath_hash_policy",
+            "ipv6/fib_multipath_hash_policy",
+            "ipv4/conf/all/ignore_routes_with_linkdown",
+            "ipv6/conf/all/ignore_routes_with_linkdown",
+        ];
+        let set = |name: &str| std::fs::write(format!("/proc/sys/net/{name}"), "1").unwrap();
+        cluster.lab().leaf(rack).enter(|| settings.iter().for_each(|name| set(name)));
     }
-    lab
+    cluster
 }
 
 /// What a leaf has sent by each uplink.
@@ -93,39 +101,117 @@ fn even(bytes: [u64; SPINES]) -> bool {
     most - least <= most / 100
 }
 
-fn uplinks(leaf: &Netns) -> Vec<Uplink> {
-    (0..SPINES).map(|s| Uplink { ifindex: leaf.ifindex(&BoxNode::uplink(s)).unwrap(), up: true }).collect()
+/// The flows as they are cut, each piece with a port of its own from a first one on.
+fn senders(lab: &Lab, first: u16, pieces: &[Piece], v6: bool) -> Vec<(Sender, Ends)> {
+    let all = (first..).zip(pieces);
+    all.map(|(port, piece)| sender(lab, piece.flow, port, PACKETS / piece.of, v6)).collect()
+}
+
+fn pin(cluster: &Cluster, flow: &Ends, uplink: usize) {
+    let (src, port, dst) = (flow.src.to_string(), flow.src_port.to_string(), flow.dst.to_string());
+    let command = ["spread", "pin", &src, &port, &dst, &BoxNode::uplink(uplink)];
+    cluster.netsum_on(Some(0), &command).unwrap();
+}
+
+fn shown(cluster: &Cluster) -> Value {
+    serde_json::from_str(&cluster.netsum_on(Some(0), &["-j", "spread", "show"]).unwrap()).unwrap()
+}
+
+/// The uplink of each flow, by port.
+fn by_port(cluster: &Cluster) -> BTreeMap<u64, String> {
+    let shown = shown(cluster);
+    let flow = |f: &Value| (f["src_port"].as_u64().unwrap(), f["uplink"].as_str().unwrap().to_owned());
+    shown["flows"].as_array().unwrap().iter().map(flow).collect()
+}
+
+/// Starts the first leaf's daemon, and waits until it spreads flows.
+fn start(cluster: &mut Cluster) {
+    cluster.start_box(Some(0)).unwrap();
+    let start = Instant::now();
+    while shown(cluster)["uplinks"].as_array().unwrap().iter().any(|uplink| uplink["up"] != true) {
+        assert!(start.elapsed() < PATIENCE, "{}", shown(cluster));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(100));
 }
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn thin() {
-    let lab = lab();
-    for v6 in [true, false] {
-        let pieces = spread(4, SPINES, 0);
-        let senders = |lab: &Lab, base: u16| -> Vec<(Sender, Ends, Piece)> {
-            pieces.iter().enumerate().map(|(x, piece)| {
-                let (s, e) = sender(lab, piece.flow, base | x as u16, PACKETS / piece.of, v6);
-                (s, e, *piece)
-            }).collect()
-        };
-        for try_ in 0..3u16 {
-            let hashed = send(&lab, senders(&lab, 0xd000 + try_ * 64).into_iter().map(|s| s.0).collect());
-            println!("v6 {v6}: ECMP {hashed:?} {:.1} %", 100.0 * excess(hashed));
+fn four_flows_over_three_uplinks_that_carry_the_same() {
+    let mut cluster = cluster();
+    let pieces = spread(4, SPINES, 0);
+    let hashed = |cluster: &Cluster, first| {
+        [false, true].map(|v6| {
+            let senders = senders(cluster.lab(), first, &pieces, v6);
+            excess(send(cluster.lab(), senders.into_iter().map(|s| s.0).collect()))
+        })
+    };
+    let mut by_hash: Vec<f64> = (0..5).flat_map(|n| hashed(&cluster, 0xd000 + 64 * n)).collect();
+    by_hash.sort_by(f64::total_cmp);
+    println!("ECMP: the fullest uplink has {:.0} to {:.0} % more than the mean", 100.0 * by_hash[0], 100.0 * by_hash[9]);
+    start(&mut cluster);
+    for v6 in [false, true] {
+        let senders = senders(cluster.lab(), 0xc000, &pieces, v6);
+        senders.iter().zip(&pieces).for_each(|((_, ends), piece)| pin(&cluster, ends, piece.uplink));
+        let bytes = send(cluster.lab(), senders.into_iter().map(|s| s.0).collect());
+        println!("pinned, IPv6 {v6}: {bytes:?}, {:.3} %", 100.0 * excess(bytes));
+        assert!(even(bytes), "{bytes:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn flows_that_nobody_has_pinned_go_by_the_uplink_with_the_least_bytes() {
+    let mut cluster = cluster();
+    start(&mut cluster);
+    for v6 in [false, true] {
+        let whole = spread(6, SPINES, 0);
+        let all = senders(cluster.lab(), 0xc100, &whole, v6);
+        let bytes = send(cluster.lab(), all.into_iter().map(|s| s.0).collect());
+        println!("6 flows at once, IPv6 {v6}: {bytes:?}");
+        assert!(even(bytes), "{bytes:?}");
+    }
+    // One flow more, and when it has sent, two that are half as long: each goes by another uplink.
+    let one = |port, packets| vec![sender(cluster.lab(), 0, port, packets, false).0];
+    let first = send(cluster.lab(), one(0xc200, 2 * PACKETS));
+    std::thread::sleep(Duration::from_millis(1200));
+    let mut pair = one(0xc201, 2 * PACKETS);
+    pair.extend(one(0xc202, 2 * PACKETS));
+    let more = send(cluster.lab(), pair);
+    let bytes: [u64; SPINES] = std::array::from_fn(|i| first[i] + more[i]);
+    assert!(even(bytes), "{first:?}, {more:?}");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
+    let mut cluster = cluster();
+    start(&mut cluster);
+    for (v6, lost) in [(false, 1), (true, 2)] {
+        let flows = spread(6, SPINES, 0);
+        let first = 0xc300 + 64 * u16::from(v6);
+        let all = || senders(cluster.lab(), first, &flows, v6).into_iter().map(|s| s.0).collect();
+        assert!(even(send(cluster.lab(), all())));
+        let before = by_port(&cluster);
+        let (name, spine) = (BoxNode::uplink(lost), cluster.lab().spine(lost));
+        [0, 1].iter().for_each(|&rack| spine.set_link(&spine.rack_port(rack), false).unwrap());
+        // The other leaf's kernel and this one's daemon look for carriers.
+        std::thread::sleep(Duration::from_millis(300));
+        let bytes = send(cluster.lab(), all());
+        let after = by_port(&cluster);
+        let stays = |port: &u64| before[port] != name;
+        let mine = || before.keys().filter(|&&port| (u64::from(first)..u64::from(first) + 6).contains(&port));
+        assert_eq!(mine().filter(|port| !stays(port)).count(), 2, "{before:?}");
+        for port in mine() {
+            let moved = before[port] != after[port];
+            assert_eq!(moved, !stays(port), "{port}: {before:?}, {after:?}");
+            assert_ne!(after[port], name);
         }
-        let leaf = lab.leaf(0);
-        let mut plane = leaf.enter(|| Spread::load(None)).unwrap();
-        plane.set_uplinks(&uplinks(leaf), Instant::now()).unwrap();
-        let door = leaf.ifindex("br0").unwrap();
-        leaf.enter(|| plane.set_doors(&HashSet::from([door]))).unwrap();
-        let mut all = Vec::new();
-        for (s, e, p) in senders(&lab, 0xc000) {
-            plane.give(e, p.uplink as u32).unwrap();
-            all.push(s);
-        }
-        let bytes = send(&lab, all);
-        println!("v6 {v6}: given {bytes:?} {:.3} %", 100.0 * excess(bytes));
-        println!("{:?}\n{:?}", plane.flows().unwrap(), plane.uplinks().unwrap()[..4].to_vec());
-        assert!(even(bytes));
+        // Two more by each of the others: 6 over 2.
+        println!("IPv6 {v6}, without {name}: {bytes:?}");
+        let left: Vec<u64> = (0..SPINES).filter(|&n| n != lost).map(|n| bytes[n]).collect();
+        assert!(bytes[lost] < 2000 && left[0].abs_diff(left[1]) <= left[0] / 100, "{bytes:?}");
+        [0, 1].iter().for_each(|&rack| spine.set_link(&spine.rack_port(rack), true).unwrap());
+        std::thread::sleep(Duration::from_millis(300));
     }
 }

@@ -140,6 +140,19 @@ impl Pins {
         self.versioned().join("spread")
     }
 
+    /// Removes what there is of spread flows.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove_spread(&self) -> Result<()> {
+        let files = [maps::SPREAD, maps::SPREAD_UPLINKS].map(|name| self.map(name));
+        let links = numbers(&self.spread_dir()).into_iter().map(|n| self.spread_dir().join(n.to_string()));
+        for path in files.into_iter().chain(links).filter(|path| path.exists()) {
+            fs::remove_file(&path).with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+
     fn versioned(&self) -> PathBuf {
         self.dir.join(format!("abi-{VERSION}"))
     }

@@ -48,6 +48,7 @@ impl Spread {
     /// # Errors
     /// If the kernel does not take it.
     pub fn load(pins: Option<&Pins>) -> Result<Self> {
+        pins.map_or(Ok(()), Pins::make)?;
         let mut loader = EbpfLoader::new();
         for name in [maps::SPREAD, maps::SPREAD_UPLINKS] {
             if let Some(pins) = pins {
