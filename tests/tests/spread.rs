@@ -1,12 +1,15 @@
 //! Flows that are not summed, spread over the uplinks of boxes that route.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use aya::programs::{TestRun, TestRunOptions};
+use netsum_common::abi::MAX_SPREAD;
 use netsum_common::wire::ROCE_PORT;
-use netsum_dataplane::spread::Ends;
+use netsum_dataplane::spread::{Ends, Spread, Uplink};
 use netsum_lab::cluster::{Cluster, PATIENCE};
+use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes};
 use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::output;
 use netsum_lab::{Host, Lab, LabSpec};
@@ -17,6 +20,9 @@ const SPINES: usize = 3;
 /// Packets of a flow, and bytes in each.
 const PACKETS: usize = 3000;
 const LEN: usize = 1000;
+/// Verdicts: to whatever comes behind, and by an uplink (include/uapi/linux/bpf.h).
+const NEXT: i32 = -1;
+const REDIRECT: i32 = 7;
 
 /// Two leaves with two hosts each, and a link from either to each of three spines. All route. ECMP takes ports into account.
 fn cluster() -> Cluster {
@@ -185,9 +191,9 @@ fn flows_that_nobody_has_pinned_go_by_the_uplink_with_the_least_bytes() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
-    let mut cluster = cluster();
-    start(&mut cluster);
     for (v6, lost) in [(false, 1), (true, 2)] {
+        let mut cluster = cluster();
+        start(&mut cluster);
         let flows = spread(6, SPINES, 0);
         let first = 0xc300 + 64 * u16::from(v6);
         let all = || senders(cluster.lab(), first, &flows, v6).into_iter().map(|s| s.0).collect();
@@ -211,7 +217,126 @@ fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
         println!("IPv6 {v6}, without {name}: {bytes:?}");
         let left: Vec<u64> = (0..SPINES).filter(|&n| n != lost).map(|n| bytes[n]).collect();
         assert!(bytes[lost] < 2000 && left[0].abs_diff(left[1]) <= left[0] / 100, "{bytes:?}");
-        [0, 1].iter().for_each(|&rack| spine.set_link(&spine.rack_port(rack), true).unwrap());
-        std::thread::sleep(Duration::from_millis(300));
     }
+}
+
+/// The program in the first leaf, one packet at a time, with all uplinks.
+struct Bench<'a> {
+    lab: &'a Lab,
+    spread: Spread,
+}
+
+impl Bench<'_> {
+    /// Verdict, the packet afterwards, and the time of one run.
+    fn run(&mut self, packet: &[u8], times: u32) -> (i32, Vec<u8>, Duration) {
+        let mut out = vec![0; 4096];
+        let options =
+            TestRunOptions { data_in: Some(packet), data_out: Some(&mut out), repeat: times, ..TestRunOptions::new() };
+        let program = self.spread.program().unwrap();
+        let result = self.lab.leaf(0).enter(|| program.test_run(options)).unwrap();
+        out.truncate(result.data_size_out as usize);
+        (result.return_value as i32, out, result.duration)
+    }
+}
+
+fn bench(lab: &Lab) -> Bench<'_> {
+    let leaf = lab.leaf(0);
+    let mut spread = leaf.enter(|| Spread::load(None)).unwrap();
+    let uplinks: Vec<Uplink> = (0..SPINES)
+        .map(|n| Uplink { ifindex: leaf.ifindex(&BoxNode::uplink(n)).unwrap(), up: true })
+        .collect();
+    spread.set_uplinks(&uplinks, Instant::now()).unwrap();
+    Bench { lab, spread }
+}
+
+/// From host 0 to host 2, to the MAC address of the loopback interface, by which packets of a test run come.
+fn packet(v6: bool) -> FrameSpec {
+    let spec = FrameSpec::send(1, 3, 0x77, 0, lanes(0, 256));
+    let spec = FrameSpec { macs: ([0; 6], [2, 0, 0, 0, 0, 1]), ..spec };
+    if v6 { spec.v6() } else { spec }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
+    let cluster = cluster();
+    let mut bench = bench(cluster.lab());
+    for v6 in [false, true] {
+        let good = packet(v6).build();
+        let (verdict, out, _) = bench.run(&good, 1);
+        assert_eq!(verdict, REDIRECT);
+        let ttl = if v6 { 21 } else { 22 };
+        assert_eq!((good[ttl], out[ttl]), (64, 63));
+        if !v6 {
+            let mut header = out[14..34].to_vec();
+            header[10..12].fill(0);
+            assert_eq!(out[24..26], ipv4_checksum(&header).to_be_bytes(), "the checksum");
+        }
+        let known = bench.spread.flows().unwrap().len();
+        let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut frame = good.clone();
+            frame[if v6 { 54 } else { 34 }] = 0xee;
+            change(&mut frame);
+            frame
+        };
+        let udp = if v6 { 54 } else { 34 };
+        let mut others = vec![
+            ("another port", changed(&|f| f[udp + 3] ^= 1)),
+            ("TCP", changed(&|f| f[if v6 { 20 } else { 23 }] = 6)),
+            ("an old TTL", changed(&|f| f[ttl] = 1)),
+            ("not to us", changed(&|f| f[5] = 9)),
+            ("a group", changed(&|f| f[0] = 1)),
+            ("ARP", changed(&|f| f[12..14].copy_from_slice(&[8, 6]))),
+            ("to a host at the same leaf", FrameSpec { dst: packet(v6).src, ..packet(v6) }.build()),
+        ];
+        if v6 {
+            others.push(("a fragment", changed(&|f| f[20] = 44)));
+            others.push(("nobody's address", changed(&|f| f[38] = 0x20)));
+        } else {
+            others.push(("options", changed(&|f| f[14] = 0x46)));
+            others.push(("the first fragment", changed(&|f| f[20] |= 0x20)));
+            others.push(("a later fragment", changed(&|f| f[21] = 1)));
+            others.push(("nobody's address", changed(&|f| f[30] = 77)));
+        }
+        others.extend((14..62).map(|len| ("a short one", good[..len].to_vec())));
+        for (what, frame) in &others {
+            let (verdict, out, _) = bench.run(frame, 1);
+            assert_eq!((verdict, &out == frame), (NEXT, true), "{what}, {}", frame.len());
+        }
+        assert_eq!(bench.spread.flows().unwrap().len(), known, "none of them is a flow");
+        let (mut seed, mut redirected) = (1u32, 0);
+        for _ in 0..20_000 {
+            let mut frame = good.clone();
+            for _ in 0..2 {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                frame[seed as usize >> 8 & 63] ^= (seed >> 16) as u8;
+            }
+            let (verdict, out, _) = bench.run(&frame, 1);
+            assert!(verdict == NEXT && out == frame || verdict == REDIRECT, "{verdict}: {frame:02x?}");
+            redirected += u32::from(verdict == REDIRECT);
+        }
+        println!("IPv6 {v6}: of 20000 spoilt packets {redirected} went up");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_full_table_leaves_new_flows_to_the_kernel() {
+    let cluster = cluster();
+    let mut bench = bench(cluster.lab());
+    let ends = |n: u32| Ends { src: Ipv4Addr::from(n).into(), dst: Ipv4Addr::BROADCAST.into(), src_port: 1 };
+    let known = packet(false).build();
+    assert_eq!(bench.run(&known, 1).0, REDIRECT);
+    let time = |bench: &mut Bench<'_>| bench.run(&known, 100_000).2;
+    let empty = time(&mut bench);
+    (1..MAX_SPREAD).for_each(|n| bench.spread.give(ends(n), 0).unwrap());
+    assert!(bench.spread.give(ends(0), 0).is_err());
+    assert_eq!(bench.run(&packet(true).build(), 1).0, NEXT, "no room");
+    assert_eq!(bench.run(&known, 1).0, REDIRECT, "a flow that is known goes its way");
+    let full = time(&mut bench);
+    bench.spread.take_back(ends(1)).unwrap();
+    assert_eq!(bench.run(&packet(true).build(), 1).0, REDIRECT, "room again");
+    let others = bench.run(&FrameSpec { macs: ([9; 6], [2; 6]), ..packet(false) }.build(), 100_000).2;
+    let v6 = bench.run(&packet(true).build(), 100_000).2;
+    println!("a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for this machine {others:?}");
 }
