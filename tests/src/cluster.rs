@@ -353,7 +353,9 @@ impl Cluster {
         let ports = if spec.routes { format!("ports = {ports:?}") } else { "bridge = \"br0\"".to_owned() };
         let uplinks: Vec<String> = (0..spec.spines).map(BoxNode::uplink).collect();
         let spread = match rack {
-            Some(rack) if rack < spec.racks && spec.routes && spec.spines > 1 => format!("spread = {uplinks:?}\n"),
+            Some(rack) if rack < spec.racks && spec.routes && spec.spines > 1 => {
+                format!("spread = {uplinks:?}\n")
+            }
             _ => String::new(),
         };
         format!(

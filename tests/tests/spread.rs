@@ -87,10 +87,12 @@ fn send(lab: &Lab, mut senders: Vec<Sender>) -> [u64; SPINES] {
         if total % 16 == 0 {
             std::thread::sleep(Duration::from_micros(200));
         }
-        received += receivers.iter().map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count()).sum::<usize>();
+        received +=
+            receivers.iter().map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count()).sum::<usize>();
     }
     std::thread::sleep(Duration::from_millis(50));
-    received += receivers.iter().map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count()).sum::<usize>();
+    received +=
+        receivers.iter().map(|r| std::iter::from_fn(|| r.recv(&mut buffer).ok()).count()).sum::<usize>();
     let after = sent(lab.leaf(0));
     assert_eq!(received, total, "packets were lost: {before:?}, {after:?}");
     std::array::from_fn(|spine| after[spine] - before[spine])
@@ -154,7 +156,11 @@ fn four_flows_over_three_uplinks_that_carry_the_same() {
     };
     let mut by_hash: Vec<f64> = (0..5).flat_map(|n| hashed(&cluster, 0xd000 + 64 * n)).collect();
     by_hash.sort_by(f64::total_cmp);
-    println!("ECMP: the fullest uplink has {:.0} to {:.0} % more than the mean", 100.0 * by_hash[0], 100.0 * by_hash[9]);
+    println!(
+        "ECMP: the fullest uplink has {:.0} to {:.0} % more than the mean",
+        100.0 * by_hash[0],
+        100.0 * by_hash[9]
+    );
     start(&mut cluster);
     for v6 in [false, true] {
         let senders = senders(cluster.lab(), 0xc000, &pieces, v6);
@@ -230,8 +236,12 @@ impl Bench<'_> {
     /// Verdict, the packet afterwards, and the time of one run.
     fn run(&mut self, packet: &[u8], times: u32) -> (i32, Vec<u8>, Duration) {
         let mut out = vec![0; 4096];
-        let options =
-            TestRunOptions { data_in: Some(packet), data_out: Some(&mut out), repeat: times, ..TestRunOptions::new() };
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            repeat: times,
+            ..TestRunOptions::new()
+        };
         let program = self.spread.program().unwrap();
         let result = self.lab.leaf(0).enter(|| program.test_run(options)).unwrap();
         out.truncate(result.data_size_out as usize);
@@ -298,7 +308,8 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
             others.push(("a later fragment", changed(&|f| f[21] = 1)));
             others.push(("nobody's address", changed(&|f| f[30] = 77)));
         }
-        others.extend((14..62).map(|len| ("a short one", good[..len].to_vec())));
+        // A test run takes no frame without a whole IP header.
+        others.extend((udp..62).map(|len| ("a short one", good[..len].to_vec())));
         for (what, frame) in &others {
             let (verdict, out, _) = bench.run(frame, 1);
             assert_eq!((verdict, &out == frame), (NEXT, true), "{what}, {}", frame.len());
@@ -327,7 +338,18 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     let ends = |n: u32| Ends { src: Ipv4Addr::from(n).into(), dst: Ipv4Addr::BROADCAST.into(), src_port: 1 };
     let known = packet(false).build();
     assert_eq!(bench.run(&known, 1).0, REDIRECT);
-    let time = |bench: &mut Bench<'_>| bench.run(&known, 100_000).2;
+    // Each run of a repetition takes one from the TTL.
+    let old = |v6| {
+        let mut frame = packet(v6).build();
+        frame[if v6 { 21 } else { 22 }] = 255;
+        frame
+    };
+    let time_of = |bench: &mut Bench<'_>, v6| {
+        let runs = (0..500).map(|_| bench.run(&old(v6), 250));
+        let times: Vec<Duration> = runs.inspect(|run| assert_eq!(run.0, REDIRECT)).map(|run| run.2).collect();
+        times.iter().sum::<Duration>() / times.len() as u32
+    };
+    let time = |bench: &mut Bench<'_>| time_of(bench, false);
     let empty = time(&mut bench);
     (1..MAX_SPREAD).for_each(|n| bench.spread.give(ends(n), 0).unwrap());
     assert!(bench.spread.give(ends(0), 0).is_err());
@@ -337,6 +359,8 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     bench.spread.take_back(ends(1)).unwrap();
     assert_eq!(bench.run(&packet(true).build(), 1).0, REDIRECT, "room again");
     let others = bench.run(&FrameSpec { macs: ([9; 6], [2; 6]), ..packet(false) }.build(), 100_000).2;
-    let v6 = bench.run(&packet(true).build(), 100_000).2;
-    println!("a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for this machine {others:?}");
+    let v6 = time_of(&mut bench, true);
+    println!(
+        "a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for this machine {others:?}"
+    );
 }

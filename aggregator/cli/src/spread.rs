@@ -104,8 +104,7 @@ mod tests {
             pinned,
             bytes,
         };
-        let uplink =
-            |name: &str, up, flows, bytes| api::SpreadUplink { name: name.into(), up, flows, bytes };
+        let uplink = |name: &str, up, flows, bytes| api::SpreadUplink { name: name.into(), up, flows, bytes };
         let spread = api::Spread {
             uplinks: vec![uplink("swp9", true, 2, 5000), uplink("swp10", false, 0, 0)],
             flows: vec![flow(49152, true, 3000), flow(49153, false, 2000)],

@@ -123,7 +123,9 @@ pub async fn keep_spread(shared: Shared, netlink: Netlink) {
         let mut inner = shared.lock();
         let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
         let Some(spreader) = &mut inner.spread else { return };
-        let trouble = spreader.look(&interfaces, &ports, Instant::now()).map_or_else(|e| format!("{e:#}"), |()| String::new());
+        let trouble = spreader
+            .look(&interfaces, &ports, Instant::now())
+            .map_or_else(|e| format!("{e:#}"), |()| String::new());
         if !trouble.is_empty() && trouble != spreader.trouble {
             log::error!("flows are not spread: {trouble}");
         }

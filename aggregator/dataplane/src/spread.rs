@@ -93,7 +93,8 @@ impl Spread {
         for door in gone {
             self.detach(door)?;
         }
-        let missing: Vec<u32> = wanted.iter().filter(|door| !self.doors.contains_key(door)).copied().collect();
+        let missing: Vec<u32> =
+            wanted.iter().filter(|door| !self.doors.contains_key(door)).copied().collect();
         missing.into_iter().try_for_each(|door| self.attach(door))
     }
 
