@@ -111,6 +111,6 @@ mod tests {
         };
         let mut out = anstream::StripStream::new(Vec::new());
         show(&mut out, Format::Text, spread).unwrap();
-        insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap(), @"");
+        insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
     }
 }
