@@ -14,6 +14,7 @@ use netsum_lab::lab::BoxNode;
 use netsum_lab::netns::output;
 use netsum_lab::{Host, Lab, LabSpec};
 use netsum_plan::flows::{Piece, spread};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const SPINES: usize = 3;
@@ -224,6 +225,44 @@ fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
         let left: Vec<u64> = (0..SPINES).filter(|&n| n != lost).map(|n| bytes[n]).collect();
         assert!(bytes[lost] < 2000 && left[0].abs_diff(left[1]) <= left[0] / 100, "{bytes:?}");
     }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn flows_keep_their_uplinks_when_the_daemon_is_killed_and_nothing_is_left_when_it_ends() {
+    let mut cluster = cluster();
+    cluster.pin();
+    start(&mut cluster);
+    let pieces = spread(3, SPINES, 0);
+    let all =
+        |cluster: &Cluster| senders(cluster.lab(), 0xc400, &pieces, false).into_iter().map(|s| s.0).collect();
+    // Not as the box would choose.
+    let flows = senders(cluster.lab(), 0xc400, &pieces, false);
+    flows.iter().for_each(|(_, ends)| pin(&cluster, ends, 2));
+    drop(flows);
+    let by_one = |bytes: [u64; SPINES]| bytes[0] < 2000 && bytes[1] < 2000 && bytes[2] > 9_000_000;
+    let before = by_port(&cluster);
+    cluster.kill_box(Some(0)).unwrap();
+    let bytes = send(cluster.lab(), all(&cluster));
+    assert!(by_one(bytes), "without a daemon: {bytes:?}");
+    start(&mut cluster);
+    assert_eq!(by_port(&cluster), before);
+    let bytes = send(cluster.lab(), all(&cluster));
+    assert!(by_one(bytes), "by the next one: {bytes:?}");
+    let (pins, start) = (cluster.pins().join("leaf0"), Instant::now());
+    assert!(pins.exists());
+    cluster.signal_box(Some(0), Signal::SIGTERM).unwrap();
+    while pins.exists() {
+        assert!(start.elapsed() < PATIENCE, "pins are left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // The kernel's hash for these: not one uplink for all.
+    std::thread::sleep(Duration::from_millis(200));
+    let bytes = send(
+        cluster.lab(),
+        senders(cluster.lab(), 0xc400, &spread(12, SPINES, 0), false).into_iter().map(|s| s.0).collect(),
+    );
+    assert!(bytes[0] > 2000 || bytes[1] > 2000, "{bytes:?}");
 }
 
 /// The program in the first leaf, one packet at a time, with all uplinks.

@@ -119,7 +119,10 @@ impl Spread {
     fn detach(&mut self, ifindex: u32) -> Result<()> {
         match self.doors.remove(&ifindex) {
             Some(Attachment::Owned(id)) => Ok(program(&mut self.ebpf)?.detach(id)?),
-            Some(Attachment::Pinned(link)) => Ok(drop(link.unpin()?)),
+            Some(Attachment::Pinned(link)) => {
+                link.unpin()?;
+                Ok(())
+            }
             None => Ok(()),
         }
     }
