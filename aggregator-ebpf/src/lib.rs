@@ -8,7 +8,7 @@
 //! | `egress` | device maps | gives each clone of a result its receiver's headers |
 //! | `guard` | ports, behind XDP | drops data that has come past `ingress` |
 //!
-//! `main.rs` is the object that the daemon loads; `bench/ebpf/src/main.rs` measures the parts.
+//! `spread.rs` is an object of its own, without the maps of these; `main.rs` is the object that the daemon loads; `bench/ebpf/src/main.rs` measures the parts.
 #![no_std]
 #![feature(asm_experimental_arch)]
 

@@ -17,3 +17,4 @@ pub mod dataplane;
 pub mod keep;
 pub mod plot;
 pub mod scaling;
+pub mod trees;

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -72,6 +72,11 @@ pub mod maps {
         EGRESS, HOPS, WATCH, STRANGERS, TOKENS, CLAIMS, WAITING, CPUS, COUNTERS, TIMINGS, TRACED, EVENTS,
         LOST, SCRATCH, LAGGED, PROGRAMS,
     ];
+
+    /// Of an object of its own: hash, [`super::SpreadKey`] to [`super::SpreadFlow`].
+    pub const SPREAD: &str = "SPREAD";
+    /// In the same object: array of [`super::SpreadUplink`]. Those that are there come first.
+    pub const SPREAD_UPLINKS: &str = "SPREAD_UPLINKS";
 }
 
 /// Names of the programs in the BPF object.
@@ -86,6 +91,8 @@ pub mod programs {
     pub const EGRESS: &str = "egress";
     /// Attached to the ports behind XDP.
     pub const GUARD: &str = "guard";
+    /// In an object of its own, attached where the hosts' packets come to be routed.
+    pub const SPREAD: &str = "spread";
 }
 
 /// What identifies a flow: where its packets go.
@@ -481,7 +488,50 @@ impl ReleaseTag {
     pub const TOTAL: u16 = 1 << 8;
 }
 
+/// What tells flows apart that are spread over uplinks: the sender chooses the UDP source port.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct SpreadKey {
+    /// Source address; IPv4 in mapped form.
+    pub src_ip: [u8; 16],
+    /// Destination address; IPv4 in mapped form.
+    pub dst_ip: [u8; 16],
+    /// UDP source port.
+    pub src_port: u32,
+}
+
+/// A flow that goes by one uplink.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct SpreadFlow {
+    /// Place of its uplink in [`maps::SPREAD_UPLINKS`].
+    pub uplink: u32,
+    /// 1 where somebody has said which, 0 where it was chosen at its first packet.
+    pub given: u32,
+    /// Bytes of its frames.
+    pub bytes: u64,
+    /// It counts as so many bytes until it has sent more.
+    pub advance: u64,
+}
+
+/// An uplink.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct SpreadUplink {
+    /// Its interface; 0 where there is none.
+    pub ifindex: u32,
+    /// 1 while it has a carrier.
+    pub up: u32,
+    /// Bytes of its flows. Whoever adds a flow adds its advance; user space adds up what flows have sent, again and again.
+    pub load: u64,
+    /// Its flows that count.
+    pub flows: u64,
+}
+
 const _: () = {
+    assert!(size_of::<SpreadKey>() == 36);
+    assert!(size_of::<SpreadFlow>() == 24);
+    assert!(size_of::<SpreadUplink>() == 24);
     assert!(size_of::<FlowKey>() == 20);
     assert!(size_of::<Flow>() == 72);
     assert!(size_of::<StrangerKey>() == 40);
@@ -526,6 +576,12 @@ mod pod {
     // SAFETY: all of them are `repr(C)`, Copy, 'static, made of integers and byte arrays without implicit padding, as
     // asserted above; every bit pattern is a value.
     unsafe impl aya::Pod for super::FlowKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SpreadKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SpreadFlow {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SpreadUplink {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Flow {}
     // SAFETY: as above.

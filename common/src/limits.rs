@@ -32,3 +32,7 @@ pub const CELL_LEN: usize = 256;
 pub const MAX_MTU: usize = 2048;
 /// Path MTUs that a job may have.
 pub const MTUS: [u32; 4] = [256, 512, 1024, 2048];
+/// Most uplinks that a box spreads flows over.
+pub const MAX_UPLINKS: u32 = 16;
+/// Most flows that it spreads at a time.
+pub const MAX_SPREAD: u32 = 16384;

@@ -5,7 +5,8 @@ use std::mem::{offset_of, size_of};
 
 use netsum_common::abi::{
     Address, Claim, ClaimKey, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, Owner,
-    ReleaseTag, RingConfig, SavedHeader, StrangerKey, Token, TraceEvent, TraceFilter, TraceRecord, VERSION,
+    ReleaseTag, RingConfig, SavedHeader, SpreadFlow, SpreadKey, SpreadUplink, StrangerKey, Token, TraceEvent,
+    TraceFilter, TraceRecord, VERSION,
 };
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
@@ -47,6 +48,9 @@ fn layout() -> String {
         EgressPort { count cursor ranks }
         HopKey { ring member }
         Hop { own dst src }
+        SpreadKey { src_ip dst_ip src_port }
+        SpreadFlow { uplink given bytes advance }
+        SpreadUplink { ifindex up load flows }
         ReleaseTag { ring index rank payload }
         Slot { index flags contributors len checksum crc }
         RingState { low stopped expected up }

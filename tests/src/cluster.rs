@@ -346,13 +346,20 @@ impl Cluster {
         let ports: Vec<String> = match rack {
             Some(rack) => {
                 let hosts = (0..spec.hosts).filter(|&host| spec.rack(host) == Some(rack));
-                hosts.map(|host| format!("port{host}")).chain([BoxNode::UPLINK.to_owned()]).collect()
+                hosts.map(|host| format!("port{host}")).chain((0..spec.spines).map(BoxNode::uplink)).collect()
             }
             None => spec.below().map(|rack| self.lab.box_().rack_port(rack)).collect(),
         };
         let ports = if spec.routes { format!("ports = {ports:?}") } else { "bridge = \"br0\"".to_owned() };
+        let uplinks: Vec<String> = (0..spec.spines).map(BoxNode::uplink).collect();
+        let spread = match rack {
+            Some(rack) if rack < spec.racks && spec.routes && spec.spines > 1 => {
+                format!("spread = {uplinks:?}\n")
+            }
+            _ => String::new(),
+        };
         format!(
-            "{ports}\n{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
+            "{ports}\n{spread}{restart}[watch]\nstall-ms = 1000\n[listen]\nadmin = \"{}\"\nworkers = \"{}\"\n",
             self.file(rack, "netsum.sock").display(),
             rack.map_or(self.workers(), |_| SocketAddr::new(self.box_of(rack).ip(), WORKER_PORT))
         )

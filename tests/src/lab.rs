@@ -52,7 +52,7 @@ pub struct LabSpec {
     pub racks: usize,
     /// With racks: boxes between leaves and spine, over which the racks are spread, one after the other.
     pub pods: usize,
-    /// With racks, one spine and no boxes between: boxes route between racks. Ports towards other boxes are in no bridge.
+    /// With racks and no boxes between: boxes route between racks. Ports towards other boxes are in no bridge.
     pub routes: bool,
     /// With racks: spines, each with a link to every leaf. The box is the first. Leaves send nothing to the others by themselves.
     pub spines: usize,

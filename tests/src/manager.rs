@@ -11,6 +11,7 @@ use crate::cluster::{Cluster, Group, JobSpec, PATIENCE, RankHost, program};
 use crate::lab::BoxNode;
 use crate::netns;
 use crate::process::Running;
+use crate::topology::Rate;
 
 /// Beside the workers' API of the spine's own daemon.
 const PORT: u16 = 4795;
@@ -28,7 +29,7 @@ impl Cluster {
     /// # Errors
     /// What it says when it ends.
     pub fn start_manager(&self) -> Result<Manager> {
-        self.manager_with(true)
+        self.manager_with(true, &[])
     }
 
     /// The same without links in its file.
@@ -36,10 +37,18 @@ impl Cluster {
     /// # Errors
     /// As there.
     pub fn start_manager_that_finds_links(&self) -> Result<Manager> {
-        self.manager_with(false)
+        self.manager_with(false, &[])
     }
 
-    fn manager_with(&self, typed: bool) -> Result<Manager> {
+    /// The same with a rate for the links of each spine.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_manager_with_rates(&self, rates: &[Rate]) -> Result<Manager> {
+        self.manager_with(true, rates)
+    }
+
+    fn manager_with(&self, typed: bool, rates: &[Rate]) -> Result<Manager> {
         let spec = self.lab().spec();
         let socket = self.file(None, "fabric.sock").display().to_string();
         let mut text = format!(
@@ -60,6 +69,9 @@ impl Cluster {
             let below = format!("{}/{}", spec.box_name(Some(rack)), BoxNode::uplink(spine));
             let above = format!("{}/rack{rack}", spec.box_name(spec.spine(spine)));
             text += &format!("[[link]]\nbelow = {below:?}\nabove = {above:?}\n");
+            if let Some(rate) = rates.get(spine) {
+                text += &format!("rate = \"{rate}\"\n");
+            }
         }
         let config = self.file(None, "fabric.toml");
         std::fs::write(&config, text)?;

@@ -256,56 +256,85 @@ fn lay_cable(number: usize, spec: &LabSpec, prefix: &str, parent: &str, port: &s
     ends.iter().try_for_each(|end| polls(&wire, end))
 }
 
-/// Has boxes route between racks. All addresses stay in one network: hosts reach those of other racks by routes to single addresses.
+/// Has boxes route between racks, by any spine. All addresses stay in one network: hosts reach those of other racks by routes to single
+/// addresses.
 pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
     let node = |name: &str| format!("{prefix}-{name}");
-    let racks = 0..spec.racks;
-    let below = |rack: usize| format!("10.253.{rack}.1");
+    let (racks, spines) = (0..spec.racks, 0..spec.spines);
     let hosts_of = |rack: usize| (0..spec.hosts).filter(move |&host| spec.rack(host) == Some(rack));
-    let mut spine = String::new();
+    for spine in spines.clone() {
+        let mut lines = String::new();
+        for rack in racks.clone() {
+            let port = format!("rack{rack}");
+            let [below, above] = link_ips(spine, rack);
+            lines += &format!("link set {port} nomaster\naddress add {above}/24 dev {port}\n");
+            let mut down = vec![box_ip(Some(rack))];
+            down.extend(hosts_of(rack).map(|host| host_ip(false, host, 0)));
+            down.iter().for_each(|ip| lines += &format!("route add {ip}/32 via {below}\n"));
+            if spec.ipv6 {
+                let [below, above] = link_ips_v6(spine, rack);
+                lines += &format!("address add {above}/112 dev {port} nodad\n");
+                lines += &asks_as_router(&port, "fe");
+                for host in hosts_of(rack) {
+                    lines += &format!("route add {}/128 via {below}\n", host_ipv6(false, host, 0));
+                }
+            }
+        }
+        let spine = node(&spec.node(spec.spine(spine)));
+        forward(&spine)?;
+        ip_batch(Some(&spine), &lines)?;
+    }
     for rack in racks.clone() {
-        let (uplink, port) = (BoxNode::UPLINK, format!("rack{rack}"));
-        let above = format!("10.253.{rack}.254");
-        spine += &format!("link set {port} nomaster\naddress add {above}/24 dev {port}\n");
-        let mut down = vec![box_ip(Some(rack))];
-        down.extend(hosts_of(rack).map(|host| host_ip(false, host, 0)));
-        down.iter().for_each(|ip| spine += &format!("route add {ip}/32 via {}\n", below(rack)));
-        let mut leaf_lines =
-            format!("link set {uplink} nomaster\naddress add {}/24 dev {uplink}\n", below(rack));
-        let mut host_lines = String::new();
+        let [mut leaf, mut host_lines, mut by, mut by_v6] = <[String; 4]>::default();
+        for spine in spines.clone() {
+            let uplink = BoxNode::uplink(spine);
+            let [below, above] = link_ips(spine, rack);
+            leaf += &format!("link set {uplink} nomaster\naddress add {below}/24 dev {uplink}\n");
+            by += &format!(" nexthop via {above}");
+            if spec.ipv6 {
+                let [below, above] = link_ips_v6(spine, rack);
+                leaf += &format!("address add {below}/112 dev {uplink} nodad\n");
+                leaf += &asks_as_router(&uplink, "1");
+                by_v6 += &format!(" nexthop via {above}");
+            }
+        }
         let others = racks.clone().filter(|&other| other != rack);
-        let elsewhere: Vec<_> = others
-            .flat_map(|other| {
-                hosts_of(other).map(|host| host_ip(false, host, 0)).chain([box_ip(Some(other))])
-            })
-            .chain([box_ip(None)])
-            .collect();
-        for ip in elsewhere {
-            leaf_lines += &format!("route add {ip}/32 via {above}\n");
+        let elsewhere = others.flat_map(|other| {
+            hosts_of(other).map(|host| host_ip(false, host, 0)).chain([box_ip(Some(other))])
+        });
+        for ip in elsewhere.chain([box_ip(None)]) {
+            leaf += &format!("route add {ip}/32{by}\n");
             host_lines += &format!("route add {ip}/32 via {}\n", box_ip(Some(rack)));
         }
         if spec.ipv6 {
-            let (leaf6, below6, above6) =
-                (format!("fd00::fd:{}", rack + 1), format!("fd01::{rack}:1"), format!("fd01::{rack}:fe"));
-            spine += &format!("address add {above6}/112 dev {port} nodad\n");
-            leaf_lines += &format!(
-                "address add {leaf6}/64 dev br0 nodad\naddress add {below6}/112 dev {uplink} nodad\n"
-            );
-            for host in hosts_of(rack) {
-                spine += &format!("route add {}/128 via {below6}\n", host_ipv6(false, host, 0));
-            }
+            let own = format!("fd00::fd:{}", rack + 1);
+            leaf += &format!("address add {own}/64 dev br0 nodad\n");
+            leaf += &asks_as_router("br0", "fe");
             for host in (0..spec.hosts).filter(|&host| spec.rack(host) != Some(rack)) {
                 let ip = host_ipv6(false, host, 0);
-                leaf_lines += &format!("route add {ip}/128 via {above6}\n");
-                host_lines += &format!("route add {ip}/128 via {leaf6}\n");
+                leaf += &format!("route add {ip}/128{by_v6}\n");
+                host_lines += &format!("route add {ip}/128 via {own}\n");
             }
         }
         forward(&node(&spec.box_name(Some(rack))))?;
-        ip_batch(Some(&node(&spec.box_name(Some(rack)))), &leaf_lines)?;
+        ip_batch(Some(&node(&spec.box_name(Some(rack)))), &leaf)?;
         hosts_of(rack).try_for_each(|host| ip_batch(Some(&node(&format!("h{host}"))), &host_lines))?;
     }
-    forward(&node("box"))?;
-    ip_batch(Some(&node("box")), &spine)
+    Ok(())
+}
+
+/// A router asks for neighbours from its link-local address.
+fn asks_as_router(interface: &str, end: &str) -> String {
+    format!("address add fe80::{end}/64 dev {interface} nodad\n")
+}
+
+/// The ends of a link between leaf and spine that both route: below and above.
+fn link_ips(spine: usize, rack: usize) -> [String; 2] {
+    ["1", "254"].map(|end| format!("10.{}.{rack}.{end}", 253 - spine))
+}
+
+fn link_ips_v6(spine: usize, rack: usize) -> [String; 2] {
+    ["1", "fe"].map(|end| format!("fd01::{spine}:{rack}:{end}"))
 }
 
 /// Makes a namespace a router.

@@ -36,6 +36,7 @@ mod security;
 mod shaped;
 mod simulate;
 mod soak;
+mod spread;
 mod tenants;
 mod terminal;
 mod timing;

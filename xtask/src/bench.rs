@@ -61,6 +61,9 @@ enum What {
     /// The same with 8 hosts in 2 and 4 racks, whose boxes a spine connects, over uplinks that carry all, half or a quarter of what a
     /// rack's hosts send. About 13 minutes.
     Racks {
+        /// Instead: spines with links of 400, 200 and 100 Mb/s; a job by one tree, by equal shares, and by shares as planned. A minute.
+        #[arg(long)]
+        plan: bool,
         /// Also writes figures and a picture, with machine and kernel, to benchmarks/racks.{txt,json,svg}.
         #[arg(long)]
         save: bool,
@@ -131,7 +134,11 @@ pub fn run(args: BenchArgs) -> Result<()> {
             }
             recorded("control", arguments, save)
         }
-        What::Racks { save, mut arguments } => {
+        What::Racks { plan: true, save, arguments } => {
+            setup::require_bpf()?;
+            recorded("plan", arguments, save)
+        }
+        What::Racks { plan: false, save, mut arguments } => {
             setup::require_bpf()?;
             setup::install_rivals();
             arguments.splice(0..0, RACKS.map(str::to_owned));
@@ -142,11 +149,12 @@ pub fn run(args: BenchArgs) -> Result<()> {
 
 /// Runs the benchmark `bench-NAME`; what it prints, its figures and its picture can be kept.
 fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
-    let said = [format!("$ cargo xtask bench {name} --save")].into_iter();
+    let command = if name == "plan" { "racks --plan" } else { name };
+    let said = [format!("$ cargo xtask bench {command} --save")].into_iter();
     let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
     let said = said.collect::<Vec<_>>().join(" ");
     if save {
-        let kinds: &[&str] = if name == "control" { &["json"] } else { &["json", "svg"] };
+        let kinds: &[&str] = if matches!(name, "control" | "plan") { &["json"] } else { &["json", "svg"] };
         for kind in kinds {
             let path = paths::root()?.join(RECORDS).join(format!("{name}.{kind}"));
             arguments.extend([format!("--{kind}"), path.display().to_string()]);

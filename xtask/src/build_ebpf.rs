@@ -9,8 +9,8 @@ use crate::paths;
 use crate::paths::output;
 use crate::toolchain::{Toolchain, nightly};
 
-/// The objects, which are committed in [`FOLDER`]: of the box, the benchmark, the lab's cables and VLAN, and a host.
-pub const OBJECTS: [&str; 5] = ["netsum", "bench", "faults", "vlan", "host"];
+/// The objects, which are committed in [`FOLDER`]: of the box, twice, the benchmark, the lab's cables and VLAN, and a host.
+pub const OBJECTS: [&str; 6] = ["netsum", "spread", "bench", "faults", "vlan", "host"];
 /// Where they are.
 const FOLDER: &str = "objects";
 

@@ -102,6 +102,12 @@ pub enum Command {
         #[command(subcommand)]
         command: Option<ProgCommand>,
     },
+    /// Flows that are not summed, as a box that routes spreads them over its uplinks.
+    Spread {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: Option<SpreadCommand>,
+    },
     /// Tenants: whose jobs may have how much.
     Tenant {
         /// What to do with them.
@@ -392,6 +398,38 @@ pub enum JobCommand {
         #[arg(long)]
         gone: bool,
     },
+}
+
+/// Commands for flows that are spread over uplinks.
+#[derive(Subcommand, Debug)]
+pub enum SpreadCommand {
+    /// Show the uplinks, their flows, and what these have sent.
+    #[command(visible_alias = "list")]
+    Show,
+    /// Have a flow go by an uplink from now on; by another one only when that has no carrier or no route.
+    Pin {
+        #[command(flatten)]
+        flow: Ends,
+        /// The uplink.
+        #[arg(value_name = "IFNAME")]
+        uplink: String,
+    },
+    /// Leave a flow to the box again.
+    Unpin {
+        #[command(flatten)]
+        flow: Ends,
+    },
+}
+
+/// What tells flows to UDP port 4791 apart.
+#[derive(Args, Debug)]
+pub struct Ends {
+    /// The sender's address.
+    pub src: String,
+    /// Its UDP source port.
+    pub src_port: u16,
+    /// The receiver's address.
+    pub dst: String,
 }
 
 /// Commands for tenants.

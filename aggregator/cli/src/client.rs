@@ -11,6 +11,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Response, Status, Streaming};
 use tower::service_fn;
 
+use super::args::Ends;
 use super::failure::{Failure, Kind, Result};
 
 /// A connection to the daemon's administration socket.
@@ -141,6 +142,19 @@ impl Client {
     pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
         log::debug!("DrainBox {name} {reason:?}");
         said(self.admin.drain_box(api::DrainBoxRequest { name, reason }).await).map(drop)
+    }
+
+    pub async fn show_spread(&mut self) -> Result<api::Spread> {
+        log::debug!("ShowSpread");
+        said(self.admin.show_spread(api::ShowSpreadRequest {}).await)
+    }
+
+    /// Has a flow go by an uplink or, without one, by that which the box chooses.
+    pub async fn pin_flow(&mut self, flow: Ends, uplink: Option<String>) -> Result<()> {
+        log::debug!("PinFlow {flow:?} {uplink:?}");
+        let Ends { src, src_port, dst } = flow;
+        let request = api::PinFlowRequest { src, src_port: src_port.into(), dst, uplink };
+        said(self.admin.pin_flow(request).await).map(drop)
     }
 
     /// Slots of a job that are in use.

@@ -5,13 +5,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::args::{
     Command, FabricCommand, FabricJobCommand, FlowCommand, JobCommand, PortCommand, ProgCommand, RingCommand,
-    ShowStats, SlotCommand, StatsCommand, TenantCommand,
+    ShowStats, SlotCommand, SpreadCommand, StatsCommand, TenantCommand,
 };
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
-use crate::{diagnosis, fabric, peers, print, rates, report, tenants, topology, trees};
+use crate::{diagnosis, fabric, peers, print, rates, report, spread, tenants, topology, trees};
 
 /// Carries out one command.
 pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
@@ -85,6 +85,13 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
         }
         Command::Fabric(FabricCommand::Drain { name, reason }) => client.drain_box(name, Some(reason)).await,
         Command::Fabric(FabricCommand::Undrain { name }) => client.drain_box(name, None).await,
+        Command::Spread { command: None | Some(SpreadCommand::Show) } => {
+            spread::show(out, format, client.show_spread().await?)
+        }
+        Command::Spread { command: Some(SpreadCommand::Pin { flow, uplink }) } => {
+            client.pin_flow(flow, Some(uplink)).await
+        }
+        Command::Spread { command: Some(SpreadCommand::Unpin { flow }) } => client.pin_flow(flow, None).await,
         Command::Tenant { command } => {
             let wanted = command.and_then(|TenantCommand::Show { tenant }| tenant);
             let all = client.list_tenants().await?;

@@ -38,6 +38,7 @@ pub mod rates;
 pub mod report;
 pub mod schema;
 pub mod simulation;
+pub mod spread;
 pub mod tenants;
 pub mod timing;
 pub mod top;

@@ -26,7 +26,7 @@ pub(super) fn name(text: impl std::fmt::Display) -> Cell {
     styled(format!("{text}:"), NAME)
 }
 
-fn up(up: bool) -> Cell {
+pub fn up(up: bool) -> Cell {
     if up { styled("up", GOOD) } else { styled("down", BAD) }
 }
 

@@ -10,6 +10,7 @@ use super::diagnosis::Diagnosis;
 use super::fabric::{Fabric, Probe};
 use super::plan::Plans;
 use super::simulation::Simulation;
+use super::spread::Spread;
 use super::tenants::Tenant;
 use super::topology::Topology;
 use super::trace::Packet;
@@ -42,6 +43,7 @@ pub fn all() -> Vec<Schema> {
         of::<Stats>("stats.json", "netsum -j stats: counters by name"),
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
+        of::<Spread>("spread.json", "netsum -j spread show"),
         of::<Fabric>("fabric.json", "netsum -j fabric show"),
         of::<super::trees::Job>("fabric-job.json", "netsum -j fabric job show"),
         of::<Vec<Probe>>("probe.json", "netsum -j fabric probe"),

@@ -16,6 +16,7 @@ use netsum_common::timing::{self, RankTiming};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::tenant::{Limits, TenantView};
 use netsum_core::{Action, Job, JobRing, Rank, State};
+use netsum_dataplane::spread::Ends;
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
 
@@ -180,6 +181,10 @@ fn election<T>(request: &Request<T>) -> Result<Option<u64>, Status> {
     number.map(Some).ok_or_else(|| Status::invalid_argument(format!("{ELECTION}: {value:?} is no number")))
 }
 
+fn not_spread() -> Status {
+    Status::failed_precondition("this box spreads no flows: its configuration has no `spread`")
+}
+
 fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
     text.parse().map_err(|_| {
         Status::invalid_argument(format!("{option} `{text}`: an IPv4 or IPv6 address is needed"))
@@ -331,6 +336,22 @@ impl Admin for AdminService {
         inner.boxes.as_mut().ok_or_else(no_manager)?.drain(&name, reason).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
         Ok(Response::new(api::DrainBoxReply {}))
+    }
+
+    async fn show_spread(&self, _: Request<api::ShowSpreadRequest>) -> Answer<api::Spread> {
+        let mut inner = self.shared.lock();
+        let shown = inner.spread.as_mut().ok_or_else(not_spread)?.show();
+        shown.map(Response::new).map_err(|e| Status::internal(format!("{e:#}")))
+    }
+
+    async fn pin_flow(&self, request: Request<api::PinFlowRequest>) -> Answer<api::PinFlowReply> {
+        let mut inner = self.order(election(&request)?)?;
+        let api::PinFlowRequest { src, src_port, dst, uplink } = request.into_inner();
+        let src_port = u16::try_from(src_port)
+            .map_err(|_| Status::invalid_argument(format!("port {src_port}: UDP has 16 bits for it")))?;
+        let flow = Ends { src: address("src", &src)?, dst: address("dst", &dst)?, src_port };
+        inner.spread.as_mut().ok_or_else(not_spread)?.pin(flow, uplink.as_deref())?;
+        Ok(Response::new(api::PinFlowReply {}))
     }
 
     async fn find_port(&self, request: Request<api::FindPortRequest>) -> Answer<api::FindPortReply> {

@@ -1,10 +1,11 @@
 //! The configuration file of `netsum run`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use netsum_common::abi::MAX_UPLINKS;
 use netsum_core::job::is_name;
 use netsum_core::size::Size;
 use netsum_core::tenant::Limits;
@@ -53,6 +54,8 @@ pub struct Config {
     pub patience: Patience,
     /// Where Prometheus calls, on a loopback address; nowhere when `None`.
     pub metrics: Option<SocketAddr>,
+    /// Uplinks that flows which are not summed are spread over; none are when empty.
+    pub spread: Vec<String>,
     /// Who may have how much of the pool, by name.
     pub tenants: BTreeMap<String, Limits>,
 }
@@ -126,6 +129,8 @@ struct File {
     inline: bool,
     #[serde(default = "default_xdp")]
     xdp: String,
+    #[serde(default)]
+    spread: Vec<String>,
     #[serde(default)]
     listen: Listen,
     #[serde(default)]
@@ -276,6 +281,11 @@ impl Config {
             (None, None) => return refuse("bridge", &"", "give a bridge, or ports as a list of interfaces"),
             (Some(bridge), Some(_)) => return refuse("bridge", &bridge, "give a bridge or ports, not both"),
         };
+        let names: BTreeSet<&String> = file.spread.iter().collect();
+        if file.spread.len() > MAX_UPLINKS as usize || names.len() < file.spread.len() {
+            let expected = format!("the box's uplinks, each once, and at most {MAX_UPLINKS}");
+            return refuse("spread", &file.spread, &expected);
+        }
         let memory = match file.pool.memory.parse::<Size>() {
             Ok(size) if size.0 > 0 => size.0,
             _ => return refuse("pool.memory", &file.pool.memory, "a size like \"256MiB\" is expected"),
@@ -372,6 +382,7 @@ impl Config {
                 stall: Duration::from_millis(stall_ms),
             },
             metrics,
+            spread: file.spread,
             tenants,
         })
     }
@@ -411,6 +422,7 @@ impl Config {
             ("heartbeat.interval-ms", self.heartbeat == other.heartbeat),
             ("restart", (&self.pin, &self.state, &self.jobs) == (&other.pin, &other.state, &other.jobs)),
             ("metrics.listen", self.metrics == other.metrics),
+            ("spread", self.spread == other.spread),
         ];
         fields.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
     }

@@ -8,6 +8,7 @@
 //! | [`device`] | what a driver says of a port: ethtool and netdev netlink |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`hops`] | next hops of members that this box routes to |
+//! | [`spread`] | flows that are not summed, over uplinks |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
 //! | [`memory`] | what the machine has left of it |
@@ -47,6 +48,7 @@ pub mod privileges;
 pub mod reload;
 pub mod run;
 pub mod socket;
+pub mod spread;
 pub mod state;
 pub mod tls;
 pub mod trace;

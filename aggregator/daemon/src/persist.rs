@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::netlink::Interface;
+use super::spread::Spreader;
 use crate::config::Config;
 
 /// A file. It holds the jobs' tokens and is readable by its owner alone.
@@ -175,6 +176,7 @@ impl Wanted {
 /// A data plane with programs on all ports, and a controller that knows what is in it.
 pub struct Begun {
     pub plane: BpfDataPlane,
+    pub spread: Option<Spreader>,
     pub controller: Controller,
     /// What is still to be done before anybody asks.
     pub actions: Vec<Action>,
@@ -204,7 +206,8 @@ pub fn begin(
         refuse_strangers(interfaces, &[])?;
         let mut plane = BpfDataPlane::load(&options)?;
         attach(&mut plane, config, interfaces, &[], &[])?;
-        return Ok(Begun { plane, controller, actions: Vec::new(), store: None, election: 0 });
+        let spread = Spreader::begin(&config.spread, None)?;
+        return Ok(Begun { plane, spread, controller, actions: Vec::new(), store: None, election: 0 });
     };
     let store = Store::new(config.state.clone());
     let mut old = Vec::new();
@@ -223,16 +226,18 @@ pub fn begin(
         old.extend(pins.clear()?);
         store.remove()?;
         refuse_strangers(interfaces, &old)?;
+        let spread = Spreader::begin(&config.spread, Some(&pins))?;
         let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
         if let Err(e) = attach(&mut plane, config, interfaces, &[], &old) {
             interfaces.iter().for_each(|l| drop(plane.detach(l.ifindex)));
             plane.unpin()?;
             return Err(e);
         }
-        return Ok(Begun { plane, controller, actions: Vec::new(), store: Some(store), election: 0 });
+        return Ok(Begun { plane, spread, controller, actions: Vec::new(), store: Some(store), election: 0 });
     };
 
     refuse_strangers(interfaces, &pins.links())?;
+    let spread = Spreader::begin(&config.spread, Some(&pins))?;
     let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
     let taken = plane.take_over_links()?;
     attach(&mut plane, config, interfaces, &taken, &[])?;
@@ -262,7 +267,7 @@ pub fn begin(
         "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job has ended",
         taken.len()
     );
-    Ok(Begun { plane, controller, actions, store: Some(store), election })
+    Ok(Begun { plane, spread, controller, actions, store: Some(store), election })
 }
 
 /// That no port has an XDP program of somebody else.

@@ -24,6 +24,7 @@ use super::netlink::{Interface, Netlink};
 use super::persist::{Begun, Wanted, begin};
 use super::reload::Reloader;
 use super::socket::{self, SocketFile};
+use super::spread::{self, Spreader};
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
 use super::{device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls};
@@ -95,7 +96,7 @@ impl Ready {
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
         let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp } = self;
-        let Begun { mut plane, controller, actions, store, election } = begun;
+        let Begun { mut plane, spread, controller, actions, store, election } = begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
             tokio::spawn(forward_log(logger));
@@ -104,7 +105,7 @@ impl Ready {
         {
             let mut inner = shared.lock();
             memory::tell(&mut inner.controller);
-            (inner.store, inner.election) = (store, election);
+            (inner.store, inner.election, inner.spread) = (store, election, spread);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
             if let Some((wanted, jobs)) = wanted {
                 inner.create_again(wanted, jobs);
@@ -145,6 +146,9 @@ impl Ready {
         let mut hand_over = signal(SignalKind::user_defined1())?;
         tokio::spawn(manager::keep_alive(shared.clone()));
         tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
+        if !config.spread.is_empty() {
+            tokio::spawn(spread::keep_spread(shared.clone(), netlink.clone()));
+        }
         manager::ready();
         let ended = tokio::select! {
             result = serve(shared.clone(), Some(netlink.clone()), PortFinder::Bridge(netlink), admin, workers) => result,
@@ -171,6 +175,9 @@ impl Ready {
         manager::stopping();
         reloader.abort();
         let mut inner = shared.lock();
+        if let Some(Err(e)) = inner.spread.take().map(Spreader::end) {
+            log::error!("spread flows: {e:#}");
+        }
         inner.end_all().unwrap_or_else(|e| log::error!("jobs: {e:#}"));
         let senders = inner.plane.ended_flows()?.len();
         if let Some(pin) = config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)

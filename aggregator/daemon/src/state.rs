@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
 use super::persist::{Store, Wanted};
+use super::spread::Spreader;
 use super::tracers::Tracers;
 
 /// How often the clock is looked at.
@@ -62,6 +63,8 @@ pub struct Shared {
 pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
+    /// Flows that are not summed, where they are spread over uplinks.
+    pub spread: Option<Spreader>,
     /// The other boxes, of a manager.
     pub boxes: Option<Box<dyn Boxes>>,
     /// Tells the programs on the ports from those that were there before, of this daemon or another: when they were attached.
@@ -126,6 +129,7 @@ impl Shared {
         let inner = Inner {
             controller,
             plane,
+            spread: None,
             boxes: None,
             programs: programs_of_now(),
             watch,

@@ -4,6 +4,7 @@
 //! <dir>/abi-<VERSION>/maps/<name>      the maps; inner maps and programs live with them
 //! <dir>/abi-<VERSION>/links/<ifindex>  the attachment of `ingress` to a port
 //! <dir>/abi-<VERSION>/guards/<ifindex> that of `guard`
+//! <dir>/abi-<VERSION>/spread/<ifindex> that of `spread`, where flows are spread over uplinks
 //! ```
 //! The ABI's version is in the path: a daemon of another version finds nothing that it could misread, and sees that there
 //! is something.
@@ -134,6 +135,24 @@ impl Pins {
         self.guards_dir().join(ifindex.to_string())
     }
 
+    /// The folder of the attachments of `spread`.
+    pub fn spread_dir(&self) -> PathBuf {
+        self.versioned().join("spread")
+    }
+
+    /// Removes what there is of spread flows.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove_spread(&self) -> Result<()> {
+        let files = [maps::SPREAD, maps::SPREAD_UPLINKS].map(|name| self.map(name));
+        let links = numbers(&self.spread_dir()).into_iter().map(|n| self.spread_dir().join(n.to_string()));
+        for path in files.into_iter().chain(links).filter(|path| path.exists()) {
+            fs::remove_file(&path).with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+
     fn versioned(&self) -> PathBuf {
         self.dir.join(format!("abi-{VERSION}"))
     }
@@ -152,7 +171,7 @@ impl Pins {
 }
 
 /// The names in a folder that are numbers.
-fn numbers(folder: &Path) -> Vec<u32> {
+pub(super) fn numbers(folder: &Path) -> Vec<u32> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
 }

@@ -1,0 +1,300 @@
+//! RoCEv2 that this machine routes and does not sum: each flow goes by one uplink, as a table says.
+//!
+//! The kernel decides whether a packet goes up. Where its route has next hops by several uplinks it would take one by a hash;
+//! here it is the one that the flow's entry names. A flow without an entry gets one with its first packet: the uplink with the least
+//! bytes. So does a flow whose uplink has no carrier any more, or no route. All else, and what needs an answer (an old TTL, a packet
+//! that is too long), goes on to the kernel as it is.
+
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+use core::mem::size_of;
+
+use aya_ebpf::bindings::{TC_ACT_UNSPEC, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1};
+use aya_ebpf::btf_maps::{Array, HashMap};
+use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
+use aya_ebpf::macros::{btf_map, classifier};
+use aya_ebpf::programs::TcContext;
+use netsum_common::abi::{MAX_SPREAD, MAX_UPLINKS, SpreadFlow, SpreadKey, SpreadUplink};
+use netsum_common::wire::{ROCE_PORT, ipv4_mapped};
+
+/// `BPF_F_NO_PREALLOC`: entries take memory only while they are there.
+const SPARSE: usize = 1;
+
+#[btf_map]
+static SPREAD: HashMap<SpreadKey, SpreadFlow, { MAX_SPREAD as usize }, SPARSE> = HashMap::new();
+#[btf_map]
+static SPREAD_UPLINKS: Array<SpreadUplink, { MAX_UPLINKS as usize }> = Array::new();
+
+/// `PACKET_HOST`: to this machine's MAC address.
+const TO_US: u32 = 0;
+/// `BPF_FIB_LOOKUP_OUTPUT`: by this interface. `BPF_FIB_LOOKUP_SKIP_NEIGH`: without the neighbour's MAC address (Linux 6.3).
+const BY: u32 = 1 << 1;
+const NEXT_HOP: u32 = 1 << 2;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const UDP: u8 = 17;
+const ETHERNET: usize = 14;
+/// The headers that are looked at, over IPv6.
+const HEADERS: u32 = 14 + 40 + 8;
+/// A shorter first packet has no payload to speak of: acknowledgements and requests to read are such, and no flow of bytes.
+const SHORT: u32 = 128;
+/// What the first flow of all counts as.
+const FIRST: u64 = 1 << 16;
+
+/// `struct bpf_fib_lookup`, as far as unions are of use here.
+#[repr(C)]
+struct Route {
+    family: u8,
+    protocol: u8,
+    src_port: [u8; 2],
+    dst_port: [u8; 2],
+    /// 0: the kernel takes the packet's own length.
+    len: u16,
+    ifindex: u32,
+    class: u32,
+    src: [u32; 4],
+    /// Afterwards the next hop, of `family`.
+    dst: [u32; 4],
+    rest: [u32; 4],
+}
+
+/// What is read of a packet.
+struct Packet {
+    v6: bool,
+    key: SpreadKey,
+    ttl: u8,
+    /// IPv4's.
+    checksum: u16,
+}
+
+/// On every packet that comes to be routed.
+#[classifier]
+pub fn spread(ctx: TcContext) -> i32 {
+    by_its_uplink(&ctx).unwrap_or(TC_ACT_UNSPEC)
+}
+
+/// `None` where it is the kernel's.
+#[inline(always)]
+fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
+    let packet = parse(ctx)?;
+    // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
+    let here = unsafe { (*ctx.skb.skb).ifindex };
+    let kernels = packet.route(ctx, here, NEXT_HOP)?;
+    if !goes_up(kernels.ifindex) {
+        return None;
+    }
+    let flow = SPREAD.get_ptr_mut(&packet.key);
+    let route = match flow {
+        // SAFETY: a map value, which lives as long as the program runs.
+        Some(flow) => match packet.by(ctx, unsafe { (*flow).uplink }) {
+            Some(route) => route,
+            None => {
+                let (uplink, route) = packet.least(ctx)?;
+                // SAFETY: as above. All CPUs choose alike, more or less.
+                unsafe {
+                    (*flow).uplink = uplink;
+                    charge(uplink, (*flow).bytes.max((*flow).advance));
+                }
+                route
+            }
+        },
+        None => {
+            let (uplink, route) = packet.least(ctx)?;
+            let advance = if ctx.len() < SHORT { 0 } else { usual() };
+            let flow = SpreadFlow { uplink, given: 0, bytes: ctx.len() as u64, advance };
+            // Where there is no room it is the kernel's.
+            SPREAD.insert(&packet.key, flow, 0).ok()?;
+            charge(uplink, advance);
+            route
+        }
+    };
+    if let Some(flow) = flow {
+        // SAFETY: a map value; a word that is added to by all.
+        unsafe { add(&raw mut (*flow).bytes, ctx.len() as u64) };
+    }
+    packet.age(ctx)?;
+    let next = bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: route.dst };
+    let mut hop = bpf_redir_neigh { nh_family: route.family as u32, __bindgen_anon_1: next };
+    // SAFETY: the kernel copies the next hop.
+    Some(unsafe { bpf_redirect_neigh(route.ifindex, &mut hop, size_of::<bpf_redir_neigh>() as i32, 0) } as i32)
+}
+
+#[inline(always)]
+fn parse(ctx: &TcContext) -> Option<Packet> {
+    // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
+    let (kind, tagged) = unsafe { ((*ctx.skb.skb).pkt_type, (*ctx.skb.skb).vlan_present) };
+    if kind != TO_US || tagged != 0 || ctx.len() < HEADERS {
+        return None;
+    }
+    if ((ctx.data_end() - ctx.data()) as u32) < HEADERS {
+        ctx.pull_data(HEADERS).ok()?;
+    }
+    let data = ctx.data();
+    if data + HEADERS as usize > ctx.data_end() {
+        return None;
+    }
+    // SAFETY: so many bytes are inside the packet, as just checked.
+    let b = unsafe { &*(data as *const [u8; HEADERS as usize]) };
+    let v6 = match [b[12], b[13]] {
+        // Neither options nor fragments.
+        [0x08, 0x00] if b[14] == 0x45 && b[20] & 0x3f == 0 && b[21] == 0 && b[23] == UDP => false,
+        [0x86, 0xdd] if b[14] >> 4 == 6 && b[20] == UDP => true,
+        _ => return None,
+    };
+    let udp = if v6 { ETHERNET + 40 } else { ETHERNET + 20 };
+    let ttl = if v6 { b[21] } else { b[22] };
+    if u16::from_be_bytes([b[udp + 2], b[udp + 3]]) != ROCE_PORT || ttl <= 1 {
+        return None;
+    }
+    let mut key = SpreadKey {
+        src_ip: [0; 16],
+        dst_ip: [0; 16],
+        src_port: u16::from_be_bytes([b[udp], b[udp + 1]]) as u32,
+    };
+    if v6 {
+        key.src_ip.copy_from_slice(&b[22..38]);
+        key.dst_ip.copy_from_slice(&b[38..54]);
+    } else {
+        key.src_ip = ipv4_mapped([b[26], b[27], b[28], b[29]]);
+        key.dst_ip = ipv4_mapped([b[30], b[31], b[32], b[33]]);
+    }
+    Some(Packet { v6, key, ttl, checksum: u16::from_be_bytes([b[24], b[25]]) })
+}
+
+impl Packet {
+    /// Where the kernel would send it.
+    #[inline(always)]
+    fn route(&self, ctx: &TcContext, ifindex: u32, flags: u32) -> Option<Route> {
+        let (src, dst) = (words(&self.key.src_ip), words(&self.key.dst_ip));
+        let v4 = |a: [u32; 4]| if self.v6 { a } else { [a[3], 0, 0, 0] };
+        let mut route = Route {
+            family: if self.v6 { AF_INET6 } else { AF_INET },
+            protocol: UDP,
+            src_port: (self.key.src_port as u16).to_be_bytes(),
+            dst_port: ROCE_PORT.to_be_bytes(),
+            len: 0,
+            ifindex,
+            class: 0,
+            src: v4(src),
+            dst: v4(dst),
+            rest: [0; 4],
+        };
+        // SAFETY: the structure is laid out as the kernel's, of the size that it asks for.
+        let said = unsafe {
+            bpf_fib_lookup(
+                ctx.skb.skb.cast(),
+                (&raw mut route).cast(),
+                size_of::<Route>() as i32,
+                flags,
+            )
+        };
+        (said == 0).then_some(route)
+    }
+
+    /// By an uplink: its carrier and a route are there.
+    #[inline(always)]
+    fn by(&self, ctx: &TcContext, uplink: u32) -> Option<Route> {
+        let uplink = SPREAD_UPLINKS.get(uplink)?;
+        if uplink.up == 0 {
+            return None;
+        }
+        // Over IPv6 the answer may be by another interface.
+        self.route(ctx, uplink.ifindex, NEXT_HOP | BY).filter(|route| route.ifindex == uplink.ifindex)
+    }
+
+    /// By the uplink with the least bytes, of those that it can go by.
+    #[inline(always)]
+    fn least(&self, ctx: &TcContext) -> Option<(u32, Route)> {
+        let (mut best, mut least) = (None, u64::MAX);
+        for number in 0..MAX_UPLINKS {
+            let load = SPREAD_UPLINKS.get(number)?.load;
+            if load < least
+                && let Some(route) = self.by(ctx, number)
+            {
+                (best, least) = (Some((number, route)), load);
+            }
+        }
+        best
+    }
+
+    /// One hop less to go.
+    #[inline(always)]
+    fn age(&self, ctx: &TcContext) -> Option<()> {
+        if self.v6 {
+            return ctx.store(21, &(self.ttl - 1), 0).ok();
+        }
+        // RFC 1624: the TTL is the first byte of its word.
+        let (sum, carry) = self.checksum.overflowing_add(0x0100);
+        let [high, low] = (sum + u16::from(carry)).to_be_bytes();
+        ctx.store(22, &[self.ttl - 1, UDP, high, low], 0).ok()
+    }
+}
+
+/// Whether an interface is an uplink.
+#[inline(always)]
+fn goes_up(ifindex: u32) -> bool {
+    for number in 0..MAX_UPLINKS {
+        match SPREAD_UPLINKS.get(number) {
+            Some(uplink) if uplink.ifindex == ifindex => return true,
+            Some(_) => {}
+            None => return false,
+        }
+    }
+    false
+}
+
+/// What a flow carries in the mean, as far as it is known: a new one counts as that, because otherwise all that begin at about the
+/// same time would go by the uplink that has the least bytes then.
+#[inline(always)]
+fn usual() -> u64 {
+    let (mut bytes, mut flows) = (0, 0);
+    for number in 0..MAX_UPLINKS {
+        let Some(uplink) = SPREAD_UPLINKS.get(number) else { break };
+        bytes += uplink.load;
+        flows += uplink.flows;
+    }
+    let mean = if flows == 0 { 0 } else { bytes / flows };
+    if mean == 0 { FIRST } else { mean }
+}
+
+/// Adds a flow to an uplink.
+#[inline(always)]
+fn charge(uplink: u32, bytes: u64) {
+    if let Some(uplink) = SPREAD_UPLINKS.get_ptr_mut(uplink)
+        && bytes > 0
+    {
+        // SAFETY: a map value; words that are added to by all.
+        unsafe {
+            add(&raw mut (*uplink).load, bytes);
+            add(&raw mut (*uplink).flows, 1);
+        }
+    }
+}
+
+/// # Safety
+/// It must be a word of a map value.
+#[inline(always)]
+unsafe fn add(word: *mut u64, value: u64) {
+    // `core` has no atomic addition for this target.
+    // SAFETY: the caller's promise.
+    unsafe { core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) value, options(nostack)) };
+}
+
+/// As the kernel wants addresses: in the order of their bytes.
+#[inline(always)]
+fn words(a: &[u8; 16]) -> [u32; 4] {
+    let word = |i: usize| u32::from_ne_bytes([a[i], a[i + 1], a[i + 2], a[i + 3]]);
+    [word(0), word(4), word(8), word(12)]
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,134 @@
+//! Flows that are not summed, over the uplinks that the configuration names: keeps the program where hosts' packets come to be routed,
+//! tells it which uplinks have a carrier, and answers who asks.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use netsum_api::v1 as api;
+use netsum_dataplane::pins::Pins;
+use netsum_dataplane::spread::{Ends, Spread, Uplink};
+use tonic::Status;
+
+use super::netlink::{Interface, Netlink};
+use super::state::Shared;
+
+/// How often carriers are looked at, and how often it is added up what flows have sent.
+const INTERVAL: Duration = Duration::from_millis(100);
+const COUNTS: Duration = Duration::from_secs(1);
+
+/// The uplinks of a box, and its flows by them.
+pub struct Spreader {
+    spread: Spread,
+    names: Vec<String>,
+    /// As the program was told, and when.
+    told: (Vec<Uplink>, Option<Instant>),
+    /// What went wrong last, which has been said.
+    trouble: String,
+}
+
+impl Spreader {
+    /// Loads the program, where there are uplinks to spread flows over; removes what an earlier daemon has left, where there are none.
+    ///
+    /// # Errors
+    /// If the kernel does not take it.
+    pub fn begin(names: &[String], pins: Option<&Pins>) -> Result<Option<Self>> {
+        if names.is_empty() {
+            pins.map_or(Ok(()), Pins::remove_spread)?;
+            return Ok(None);
+        }
+        let (spread, names) = (Spread::load(pins)?, names.to_vec());
+        Ok(Some(Self { spread, names, told: Default::default(), trouble: String::new() }))
+    }
+
+    /// One look at the interfaces, of which these are the box's ports.
+    fn look(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) -> Result<()> {
+        let named = |name: &String| interfaces.iter().find(|l| l.name == *name);
+        // One that is missing keeps its place.
+        let uplink = |name| match named(name) {
+            Some(Interface { ifindex, up, .. }) => Uplink { ifindex: *ifindex, up: *up },
+            None => Uplink { ifindex: 0, up: false },
+        };
+        let uplinks: Vec<Uplink> = self.names.iter().map(uplink).collect();
+        let counted = self.told.1.is_some_and(|at| now.duration_since(at) < COUNTS);
+        if !counted || self.told.0 != uplinks {
+            self.spread.set_uplinks(&uplinks, now)?;
+            self.told = (uplinks, Some(now));
+        }
+        let hosts = interfaces.iter().filter(|l| ports.contains(&l.ifindex) && !self.names.contains(&l.name));
+        let doors: HashSet<u32> = hosts.map(|l| l.bridge.unwrap_or(l.ifindex)).collect();
+        self.spread.set_doors(&doors)
+    }
+
+    /// Detaches the program.
+    ///
+    /// # Errors
+    /// If the kernel refuses that.
+    pub fn end(mut self) -> Result<()> {
+        self.spread.set_doors(&HashSet::new())
+    }
+
+    /// All that is known.
+    ///
+    /// # Errors
+    /// If the maps cannot be read.
+    pub fn show(&mut self) -> Result<api::Spread> {
+        let name = |place: u32| self.names.get(place as usize).cloned().unwrap_or_default();
+        let flow = |(key, flow): (_, netsum_common::abi::SpreadFlow)| {
+            let Ends { src, dst, src_port } = Ends::from(key);
+            let (src, dst, src_port) = (src.to_string(), dst.to_string(), src_port.into());
+            let (uplink, pinned) = (name(flow.uplink), flow.given != 0);
+            api::SpreadFlow { src, src_port, dst, uplink, pinned, bytes: flow.bytes }
+        };
+        let mut flows: Vec<api::SpreadFlow> = self.spread.flows()?.into_iter().map(flow).collect();
+        flows.sort_by(|a, b| (&a.src, a.src_port, &a.dst).cmp(&(&b.src, b.src_port, &b.dst)));
+        let uplink = |(uplink, name): (netsum_common::abi::SpreadUplink, &String)| {
+            let own = || flows.iter().filter(|flow| flow.uplink == *name);
+            let (flows, bytes) = (own().count() as u32, own().map(|flow| flow.bytes).sum());
+            api::SpreadUplink { name: name.clone(), up: uplink.up != 0, flows, bytes }
+        };
+        let uplinks = self.spread.uplinks()?.into_iter().zip(&self.names).map(uplink).collect();
+        Ok(api::Spread { uplinks, flows })
+    }
+
+    /// Has a flow go by an uplink, or leaves it to the box.
+    pub fn pin(&mut self, flow: Ends, uplink: Option<&str>) -> Result<(), Status> {
+        let done = match uplink {
+            Some(name) => {
+                let place = self.names.iter().position(|n| n == name).ok_or_else(|| {
+                    let names = self.names.join(", ");
+                    Status::not_found(format!("uplink `{name}`: flows are spread over {names}"))
+                })?;
+                self.spread.give(flow, place as u32)
+            }
+            None => self.spread.take_back(flow),
+        };
+        done.map_err(|e| Status::resource_exhausted(format!("{e:#}")))
+    }
+}
+
+/// Keeps what the program is told as the machine is.
+pub async fn keep_spread(shared: Shared, netlink: Netlink) {
+    let mut tick = tokio::time::interval(INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let interfaces = match netlink.interfaces().await {
+            Ok(interfaces) => interfaces,
+            Err(e) => {
+                log::error!("uplinks: {e:#}");
+                continue;
+            }
+        };
+        let mut inner = shared.lock();
+        let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
+        let Some(spreader) = &mut inner.spread else { return };
+        let trouble = spreader
+            .look(&interfaces, &ports, Instant::now())
+            .map_or_else(|e| format!("{e:#}"), |()| String::new());
+        if !trouble.is_empty() && trouble != spreader.trouble {
+            log::error!("flows are not spread: {trouble}");
+        }
+        spreader.trouble = trouble;
+    }
+}

@@ -1,0 +1,106 @@
+//! A job over spines whose links are not equally fast: by one tree, by trees that get equal shares, and by those that the rates ask for.
+
+use std::fmt;
+
+use anyhow::{Context, Result, ensure};
+use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
+use netsum_lab::{LabSpec, Rate};
+use serde::Serialize;
+
+const RANKS: usize = 4;
+
+/// What one way of spreading rings has reached.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    /// `one tree`, `equal shares` or `planned`.
+    pub how: &'static str,
+    /// Of each spine, the fastest first.
+    pub rings: Vec<u32>,
+    /// Bytes of the vector summed in a second; the best of the repetitions.
+    pub rate: f64,
+    /// The same with the headers that links carry, over what the planner's bound allows.
+    pub of_bound: f64,
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rings: Vec<String> = self.rings.iter().map(u32::to_string).collect();
+        write!(
+            f,
+            "{:<14} {:<8} {:>8.1} MB/s {:>6.1} %",
+            self.how,
+            rings.join(":"),
+            self.rate / 1e6,
+            100.0 * self.of_bound
+        )
+    }
+}
+
+/// Heads the lines of [`Figures`].
+pub const HEAD: &str = "how            rings        summed   of the bound, with headers";
+
+/// Two racks of two hosts, a spine for each rate, the fastest first. Their links' rates are multiples of the slowest one's.
+///
+/// # Errors
+/// If the lab, the manager or a rank fails, or a sum is wrong.
+pub fn measure(rates: &[Rate], bytes: usize, repeat: u64) -> Result<(Vec<Figures>, String)> {
+    let slowest = rates.iter().map(|rate| rate.0).min().context("a rate is needed")?;
+    let parts = rates.iter().map(|rate| (rate.0 / slowest) as u32).sum();
+    let ways =
+        [("planned", parts, true), ("equal shares", rates.len() as u32, false), ("one tree", 1, false)];
+    let (mut all, mut shown, mut bound) = (Vec::new(), String::new(), 0.0);
+    for (how, rings, known) in ways {
+        let spec = LabSpec {
+            hosts: RANKS,
+            racks: 2,
+            mtu: 2300,
+            spines: rates.len(),
+            uplink: rates.first().copied(),
+            ..LabSpec::default()
+        };
+        let mut cluster = Cluster::without_daemon(spec)?;
+        for (spine, rate) in rates.iter().enumerate() {
+            cluster.lab().set_uplink_rate(spine, *rate)?;
+        }
+        cluster.start_daemon()?;
+        cluster.start_leaves()?;
+        let manager = cluster.start_manager_with_rates(if known { rates } else { &[] })?;
+        let job = JobSpec {
+            mtu: 2048,
+            message_size: 65536,
+            window: 8,
+            rings,
+            ..JobSpec::new("train", RANKS as u32)
+        };
+        let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(RANKS))?;
+        let mut least = u64::MAX;
+        for seed in 0..repeat {
+            let outcomes = group.all_reduce("i32", bytes / 4, seed)?;
+            ensure!(
+                outcomes.iter().all(|o| o.wrong == 0 && o.mode == "box"),
+                "{how}: {outcomes:?}\n{}",
+                manager.log()
+            );
+            least = outcomes.iter().map(|o| o.micros).max().unwrap_or(u64::MAX).min(least);
+        }
+        // The manager shows trees after its next look.
+        let job = loop {
+            let job = manager.json(&cluster, &["fabric", "job", "show", "train"])?;
+            if job["trees"].as_array().is_some_and(|trees| !trees.is_empty()) {
+                break job;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        };
+        if known {
+            bound = job["plan"]["bound"].as_f64().with_context(|| format!("no bound in {job}"))?;
+            shown = manager.netsum(&cluster, &["fabric", "job", "show", "train"])?;
+        }
+        let trees = job["trees"].as_array().context("trees")?;
+        let rings = trees.iter().map(|tree| tree["rings"].as_u64().unwrap_or_default() as u32).collect();
+        let rate = bytes as f64 / (least as f64 / 1e6);
+        // Ethernet, IPv4, UDP, BTH and ICRC, once a packet.
+        let headers = (2048.0 + 14.0 + 20.0 + 8.0 + 12.0 + 4.0) / 2048.0;
+        all.push(Figures { how, rings, rate, of_bound: rate * headers / bound });
+    }
+    Ok((all, shown))
+}
