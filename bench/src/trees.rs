@@ -72,7 +72,7 @@ pub fn measure(rates: &[Rate], bytes: usize, repeat: u64) -> Result<(Vec<Figures
             rings,
             ..JobSpec::new("train", RANKS as u32)
         };
-        let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(RANKS))?;
+        let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(RANKS as u32))?;
         let mut least = u64::MAX;
         for seed in 0..repeat {
             let outcomes = group.all_reduce("i32", bytes / 4, seed)?;

@@ -85,6 +85,21 @@ fn scaling_is_measured_with_several_ranks_and_jobs() {
 }
 
 #[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn rings_over_unequal_spines_are_as_planned() {
+    let (text, figures) =
+        run("bench-plan", &["--rates", "40mbit,20mbit", "--bytes", "1048576", "--repeat", "1"]);
+    let rings: Vec<_> = figures.as_array().unwrap().iter().map(|row| row["rings"].to_string()).collect();
+    assert_eq!(rings, ["[2,1]", "[1,1]", "[1]"], "{text}");
+    assert!(text.contains("planned 67 %"), "{text}");
+    for row in figures.as_array().unwrap() {
+        positive(row, &["rate", "of_bound"]);
+        // Headers are in it: more than the bound cannot be.
+        assert!(row["of_bound"].as_f64().unwrap() < 1.02, "{text}");
+    }
+}
+
+#[test]
 #[ignore = "needs the program `netsum`: cargo xtask test"]
 fn a_fabrics_control_is_measured_and_jobs_go_round_a_dead_spine() {
     let folder = tempfile::tempdir().unwrap();

@@ -61,7 +61,7 @@ enum What {
     /// The same with 8 hosts in 2 and 4 racks, whose boxes a spine connects, over uplinks that carry all, half or a quarter of what a
     /// rack's hosts send. About 13 minutes.
     Racks {
-        /// Instead: spines with links of 400, 200 and 100 Mb/s; a job by one tree, by equal shares, and by shares as planned. A minute.
+        /// Instead: spines with links of 200, 100 and 50 Mb/s; a job by one tree, by equal shares, and by shares as planned. A minute.
         #[arg(long)]
         plan: bool,
         /// Also writes figures and a picture, with machine and kernel, to benchmarks/racks.{txt,json,svg}.

@@ -135,11 +135,11 @@ fn view(network: &Network, tree: &Planned, bytes: f64) -> Tree {
 
 /// Bytes in a second, for people.
 pub fn speed(rate: f64) -> String {
-    format!("{:.2} GB/s", rate / 1e9)
+    if rate < 1e8 { format!("{:.1} MB/s", rate / 1e6) } else { format!("{:.2} GB/s", rate / 1e9) }
 }
 
 /// The first few, and how many more there are.
-fn few(names: &[String]) -> String {
+pub fn few(names: &[String]) -> String {
     const FEW: usize = 8;
     let more = names.len().saturating_sub(FEW);
     let first = names[..names.len() - more].join(", ");

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
-use super::plan::speed;
+use super::plan::{few, speed};
 use super::print::name;
 use super::topology::{box_of, rated_links};
 
@@ -182,7 +182,7 @@ pub fn show(
         (Some(plan), _) => {
             head.push(attribute("share", speed(plan.share)));
             head.push(plain(format!("links allow {}", speed(plan.bound))));
-            full = (!plan.full.is_empty()).then(|| attribute("full", plan.full.join(", ")));
+            full = (!plan.full.is_empty()).then(|| attribute("full", few(&plan.full)));
         }
         (None, Some(why)) => head.push(styled(format!("no plan: {why}"), FAIR)),
         (None, None) => {}

@@ -8,10 +8,10 @@ use netsum_lab::Rate;
 #[derive(Parser)]
 struct Args {
     /// Of each spine's links, the fastest first, separated by commas; multiples of the last.
-    #[arg(long, value_delimiter = ',', default_value = "400mbit,200mbit,100mbit")]
+    #[arg(long, value_delimiter = ',', default_value = "200mbit,100mbit,50mbit")]
     rates: Vec<Rate>,
     /// Bytes of the vector.
-    #[arg(long, default_value_t = 64 << 20)]
+    #[arg(long, default_value_t = 32 << 20)]
     bytes: usize,
     #[arg(long, default_value_t = 3)]
     repeat: u64,
