@@ -14,6 +14,7 @@
 //! | [`communicator`] | all of it, for the application |
 
 mod bootstrap;
+mod collectives;
 pub mod communicator;
 pub mod config;
 mod core;
@@ -28,11 +29,17 @@ pub(crate) mod turns;
 #[cfg(feature = "verbs")]
 mod verbs;
 
+/// Whether this is still the process that connected: threads and locks are not there in one that was forked from it.
+fn forked(process: u32) -> Result<(), netsum_collective::error::Error> {
+    if process == std::process::id() { Ok(()) } else { Err(netsum_collective::error::Error::Forked) }
+}
+
 /// The locks under [`turns`].
 mod sync {
     pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 
+pub use collectives::Op;
 pub use communicator::Communicator;
 pub use config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 pub use pending::Pending;
