@@ -10,7 +10,9 @@
 //! | [`turns`] | who drives, the caller or the keeper thread |
 //! | [`core`] | engine, connections and the daemon's word, for whoever drives |
 //! | [`session`] | a [`core`] after the other, as the ranks connect anew; the keeper thread |
-//! | [`pending`] | an all-reduce in flight; [`promise`], its outcome |
+//! | `collectives` | operations other than the all-reduce |
+//! | `settings` | a configuration of names and texts, as in the environment |
+//! | [`pending`] | an operation in flight; [`promise`], its outcome |
 //! | [`communicator`] | all of it, for the application |
 
 mod bootstrap;
@@ -23,6 +25,7 @@ mod numbers;
 pub mod pending;
 mod promise;
 mod session;
+mod settings;
 mod sockets;
 mod transport;
 pub(crate) mod turns;
@@ -43,3 +46,4 @@ pub use collectives::Op;
 pub use communicator::Communicator;
 pub use config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 pub use pending::Pending;
+pub use settings::Settings;

@@ -64,12 +64,30 @@ impl<B> Pending<B> {
     /// See [`Error`]; after [`Error::NonFinite`] the communicator can still be used. [`Error::Closed`] if the communicator was dropped
     /// before the other ranks had come so far. The buffer is dropped with an error.
     pub fn wait(self) -> Result<(B, Report), Error> {
-        while !self.wait_for(Duration::from_secs(1)) {}
-        forked(self.process)?;
-        let outcome = self.settlement.lock().take().unwrap_or(Err(Error::Closed));
-        let (data, report) = outcome?;
-        let other = || Error::Protocol("a sum of another type".to_owned());
-        Ok(((self.back)(data).ok_or_else(other)?, report))
+        loop {
+            if let Some(outcome) = self.take() {
+                return outcome;
+            }
+            self.wait_for(Duration::from_secs(1));
+        }
+    }
+
+    /// What [`wait`](Self::wait) would give, if it is there. Once: later it is never there.
+    pub fn take(&self) -> Option<Result<(B, Report), Error>> {
+        if let Err(error) = forked(self.process) {
+            return Some(Err(error));
+        }
+        let outcome = self.settlement.lock().take()?;
+        Some(outcome.and_then(|(data, report)| {
+            let other = || Error::Protocol("a sum of another type".to_owned());
+            Ok(((self.back)(data).ok_or_else(other)?, report))
+        }))
+    }
+
+    /// The same operation for somebody who has another hold of the buffer.
+    pub fn without_buffer(self) -> Pending<()> {
+        let Self { settlement, turns, process, .. } = self;
+        Pending { settlement, turns, back: |_| Some(()), process }
     }
 
     /// The same for so long at the most; whether it [is done](Self::is_done).

@@ -1,0 +1,279 @@
+//! The communicator.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use netsum_worker::{Element, Error, Op, Pending, Settings};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::errors::{argument, raised};
+use crate::memory::{Kind, Memory};
+use crate::work::{Report, SIGNALS, Work};
+
+/// A member of a job. All ranks call for the same operations in the same order. Threads may share it; the order of their calls is theirs
+/// to keep the same at all ranks.
+#[pyclass(frozen, module = "netsum", subclass)]
+pub struct Communicator {
+    /// `None` when it is closed.
+    inner: Mutex<Option<netsum_worker::Communicator>>,
+    #[pyo3(get)]
+    /// This rank, from 0.
+    rank: u32,
+    #[pyo3(get)]
+    /// Ranks of the job.
+    ranks: u32,
+}
+
+/// Joins the job that the environment and `settings` tell of, and returns when all ranks are there.
+#[pyfunction]
+pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Communicator> {
+    let mut all = Settings::from_environment();
+    let set = settings.iter().try_for_each(|(name, value)| all.set(name, value));
+    let config = set.and_then(|()| py.detach(|| all.config())).map_err(|e| raised(py, &e))?;
+    let (told, mut answer) = mpsc::channel();
+    // In a thread of its own: Ctrl-C ends the wait.
+    std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(move || {
+        let _ = told.send(netsum_worker::Communicator::connect(config));
+    })?;
+    loop {
+        let answer = &mut answer;
+        match py.detach(move || answer.recv_timeout(SIGNALS)) {
+            Ok(Ok(comm)) => {
+                let (rank, ranks) = (comm.rank(), comm.ranks());
+                return Ok(Communicator { inner: Mutex::new(Some(comm)), rank, ranks });
+            }
+            Ok(Err(error)) => return Err(raised(py, &error)),
+            Err(RecvTimeoutError::Disconnected) => return Err(raised(py, &Error::Closed)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+        }
+    }
+}
+
+fn op(py: Python<'_>, name: &str) -> PyResult<Op> {
+    match name {
+        "sum" => Ok(Op::Sum),
+        "avg" => Ok(Op::Average),
+        _ => Err(argument(py, &format!("op {name:?}: netsum has \"sum\" and \"avg\""))),
+    }
+}
+
+type Inner = netsum_worker::Communicator;
+
+impl Communicator {
+    /// Calls the communicator without Python's lock.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Inner) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let called = py.detach(|| match &mut *self.lock() {
+            Some(comm) => call(comm),
+            None => Err(Error::Closed),
+        });
+        called.map_err(|error| raised(py, &error))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Inner>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work<B: Send>(
+        &self,
+        py: Python<'_>,
+        start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
+    ) -> PyResult<Work> {
+        self.with(py, |comm| start(comm).map(|pending| Work::new(pending.without_buffer())))
+    }
+
+    fn reduce_in_place<T: Element>(
+        &self,
+        py: Python<'_>,
+        memory: Memory,
+        op: Op,
+        root: Option<u32>,
+    ) -> PyResult<Work> {
+        let elements = memory.elements::<T>(py)?;
+        self.work(py, move |comm| comm.reduce_async(elements, op, root))
+    }
+
+    fn scatter<T: Element>(&self, py: Python<'_>, input: Memory, output: Memory, op: Op) -> PyResult<Work> {
+        let (input, output) = (input.elements::<T>(py)?, output.elements::<T>(py)?);
+        self.work(py, move |comm| comm.reduce_scatter_async(input, output, op))
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    /// Replaces each element by the sum of all ranks' elements at its place, or their average ("avg"), in place. The same bits at every rank.
+    #[pyo3(signature = (array, op="sum"))]
+    fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Work> {
+        self.reduce_async(array, None, op)
+    }
+
+    /// As `all_reduce_async`, but only rank `root` gets the result. None is all ranks.
+    #[pyo3(signature = (array, root, op="sum"))]
+    fn reduce_async(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Work> {
+        let py = array.py();
+        let (op, memory) = (self::op(py, op)?, Memory::of(array, true)?);
+        match memory.kind {
+            Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root),
+            Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root),
+            Kind::Other => Err(memory.no_sum(py)),
+        }
+    }
+
+    /// Sums `input`, and puts the rank-th part of the sum into `output`.
+    #[pyo3(signature = (output, input, op="sum"))]
+    fn reduce_scatter_async(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        op: &str,
+    ) -> PyResult<Work> {
+        let py = output.py();
+        let op = self::op(py, op)?;
+        let (input, output) = (Memory::of(input, false)?, Memory::of(output, true)?);
+        if input.dtype != output.dtype {
+            let text = format!(
+                "input of dtype {} and output of {}: they must be of the same",
+                input.dtype, output.dtype
+            );
+            return Err(argument(py, &text));
+        }
+        match input.kind {
+            Kind::I32 => self.scatter::<i32>(py, input, output, op),
+            Kind::F32 => self.scatter::<f32>(py, input, output, op),
+            Kind::Other => Err(input.no_sum(py)),
+        }
+    }
+
+    /// Gives all ranks the array of rank `root`, of any dtype, in place.
+    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Work> {
+        let memory = Memory::of(array, true)?.into_bytes();
+        self.work(array.py(), move |comm| comm.broadcast_async(memory, root))
+    }
+
+    /// Puts the inputs of all ranks, of any dtype, into `output`, one behind the other.
+    fn all_gather_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+        let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
+        self.work(output.py(), move |comm| comm.all_gather_async(from, to))
+    }
+
+    /// Puts the rank-th part of each rank's input into `output`, one behind the other.
+    fn all_to_all_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+        let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
+        self.work(output.py(), move |comm| comm.all_to_all_async(from, to))
+    }
+
+    /// Is done once all ranks have called it, and all that was in flight before is done.
+    fn barrier_async(&self, py: Python<'_>) -> PyResult<Work> {
+        self.work(py, Inner::barrier_async)
+    }
+
+    /// The same, and waits.
+    #[pyo3(signature = (array, op="sum"))]
+    fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Report> {
+        self.all_reduce_async(array, op)?.wait(array.py(), None)
+    }
+
+    /// `reduce_async`, and waits.
+    #[pyo3(signature = (array, root, op="sum"))]
+    fn reduce(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Report> {
+        self.reduce_async(array, root, op)?.wait(array.py(), None)
+    }
+
+    /// `reduce_scatter_async`, and waits.
+    #[pyo3(signature = (output, input, op="sum"))]
+    fn reduce_scatter(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        op: &str,
+    ) -> PyResult<Report> {
+        self.reduce_scatter_async(output, input, op)?.wait(output.py(), None)
+    }
+
+    /// `broadcast_async`, and waits.
+    fn broadcast(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Report> {
+        self.broadcast_async(array, root)?.wait(array.py(), None)
+    }
+
+    /// `all_gather_async`, and waits.
+    fn all_gather(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
+        self.all_gather_async(output, input)?.wait(output.py(), None)
+    }
+
+    /// `all_to_all_async`, and waits.
+    fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
+        self.all_to_all_async(output, input)?.wait(output.py(), None)
+    }
+
+    /// Returns once all ranks have called it, and all that was in flight before is done.
+    fn barrier(&self, py: Python<'_>) -> PyResult<Report> {
+        self.barrier_async(py)?.wait(py, None)
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_what))]
+    fn __exit__(&self, py: Python<'_>, _what: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<netsum.Communicator: rank {} of {}>", self.rank, self.ranks)
+    }
+
+    /// Who sums: "box", or "ring", the ranks themselves.
+    #[getter]
+    fn mode(&self, py: Python<'_>) -> PyResult<&'static str> {
+        self.with(py, |comm| Ok(comm.mode().name()))
+    }
+
+    /// What carries this rank's packets.
+    #[getter]
+    fn transport(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |comm| Ok(comm.transport().to_owned()))
+    }
+
+    /// What this rank has done since it was connected, by name.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let s = self.with(py, |comm| Ok(comm.statistics()))?;
+        let all = PyDict::new(py);
+        for (name, value) in [
+            ("all_reduces", s.all_reduces),
+            ("verified", s.verified),
+            ("unsummed", s.unsummed),
+            ("wrong", s.wrong),
+            ("fall_backs", s.fall_backs),
+            ("box_bytes", s.box_bytes),
+            ("ring_bytes", s.ring_bytes),
+            ("renewals", s.renewals),
+        ] {
+            all.set_item(name, value)?;
+        }
+        Ok(all)
+    }
+
+    /// Leaves the job. Operations in flight are completed where the other ranks get there within two seconds; others raise ClosedError.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            let comm = self.lock().take();
+            drop(comm);
+        });
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let comm = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if comm.is_some() {
+            // It waits for other ranks.
+            Python::attach(|py| py.detach(|| drop(comm)));
+        }
+    }
+}
