@@ -20,26 +20,20 @@ pub struct netsum_comm {
 }
 
 /// Element types.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(non_camel_case_types, reason = "C's name")]
-pub enum netsum_dtype {
-    /// 32-bit integers, with a sign or without, summed modulo 2^32.
-    NETSUM_INT32 = 1,
-    /// Single precision floats.
-    NETSUM_FLOAT32 = 2,
-}
+pub type netsum_dtype = u32;
+/// 32-bit integers, with a sign or without, summed modulo 2^32.
+pub const NETSUM_INT32: netsum_dtype = 1;
+/// Single precision floats.
+pub const NETSUM_FLOAT32: netsum_dtype = 2;
 
 /// What is made of all ranks' elements.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(non_camel_case_types, reason = "C's name")]
-pub enum netsum_op {
-    /// Their sum.
-    NETSUM_SUM = 0,
-    /// Their sum divided by the number of ranks; of floats only.
-    NETSUM_AVERAGE = 1,
-}
+pub type netsum_op = u32;
+/// Their sum.
+pub const NETSUM_SUM: netsum_op = 0;
+/// Their sum divided by the number of ranks; of floats only.
+pub const NETSUM_AVERAGE: netsum_op = 1;
 
 /// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells then. To be ended with
 /// netsum_finalize().
@@ -51,6 +45,7 @@ pub unsafe extern "C" fn netsum_init(
     config: *const netsum_config,
     comm: *mut *mut netsum_comm,
 ) -> netsum_status {
+    versioned!("netsum_init");
     status(|| {
         if comm.is_null() {
             return Err(null("comm"));
@@ -72,6 +67,7 @@ pub unsafe extern "C" fn netsum_init(
 /// `comm` comes from netsum_init(), and no thread uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_finalize(comm: *mut netsum_comm) {
+    versioned!("netsum_finalize");
     if !comm.is_null() {
         // SAFETY: the caller's promise.
         let comm = unsafe { Box::from_raw(comm) };
@@ -89,6 +85,7 @@ pub unsafe extern "C" fn netsum_finalize(comm: *mut netsum_comm) {
 /// `comm` comes from netsum_init().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_rank(comm: *const netsum_comm) -> u32 {
+    versioned!("netsum_rank");
     // SAFETY: the caller's promise.
     unsafe { comm.as_ref() }.map_or(0, |comm| comm.rank)
 }
@@ -99,6 +96,7 @@ pub unsafe extern "C" fn netsum_rank(comm: *const netsum_comm) -> u32 {
 /// `comm` comes from netsum_init().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
+    versioned!("netsum_ranks");
     // SAFETY: the caller's promise.
     unsafe { comm.as_ref() }.map_or(0, |comm| comm.ranks)
 }
@@ -109,6 +107,7 @@ pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
 /// `comm` comes from netsum_init().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mode {
+    versioned!("netsum_get_mode");
     // SAFETY: the caller's promise.
     let comm = unsafe { comm.as_ref() };
     comm.map_or(netsum_mode::NETSUM_RING, |c| {
@@ -141,11 +140,16 @@ unsafe fn run<B>(
     })
 }
 
-fn op(op: netsum_op) -> Op {
+fn op(op: netsum_op) -> Result<Op, Error> {
     match op {
-        netsum_op::NETSUM_SUM => Op::Sum,
-        netsum_op::NETSUM_AVERAGE => Op::Average,
+        NETSUM_SUM => Ok(Op::Sum),
+        NETSUM_AVERAGE => Ok(Op::Average),
+        _ => Err(Error::Argument(format!("op {op}: NETSUM_SUM or NETSUM_AVERAGE"))),
     }
+}
+
+fn no_dtype(dtype: netsum_dtype) -> netsum_status {
+    status(|| Err(Error::Argument(format!("dtype {dtype}: NETSUM_INT32 or NETSUM_FLOAT32"))))
 }
 
 /// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
@@ -162,6 +166,7 @@ pub unsafe extern "C" fn netsum_all_reduce(
     op: netsum_op,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
+    versioned!("netsum_all_reduce");
     // SAFETY: the caller's promise.
     unsafe { reduce(comm, data, count, dtype, op, None, work) }
 }
@@ -180,6 +185,7 @@ pub unsafe extern "C" fn netsum_reduce(
     root: u32,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
+    versioned!("netsum_reduce");
     // SAFETY: the caller's promise.
     unsafe { reduce(comm, data, count, dtype, op, Some(root), work) }
 }
@@ -201,17 +207,18 @@ unsafe fn reduce(
         op: netsum_op,
         root: Option<u32>,
     ) -> Result<Pending<Memory<T>>, Error> {
-        comm.reduce_async(data?, self::op(op), root)
+        comm.reduce_async(data?, self::op(op)?, root)
     }
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            netsum_dtype::NETSUM_INT32 => {
+            NETSUM_INT32 => {
                 run(comm, work, |comm| start::<i32>(comm, Memory::new("data", data.cast(), count), op, root))
             }
-            netsum_dtype::NETSUM_FLOAT32 => {
+            NETSUM_FLOAT32 => {
                 run(comm, work, |comm| start::<f32>(comm, Memory::new("data", data.cast(), count), op, root))
             }
+            _ => no_dtype(dtype),
         }
     }
 }
@@ -231,7 +238,9 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
     op: netsum_op,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
-    // SAFETY: the caller's promise.
+    versioned!("netsum_reduce_scatter");
+    /// # Safety
+    /// As the function around it.
     unsafe fn start<T: Element>(
         comm: &mut Communicator,
         output: *mut c_void,
@@ -247,17 +256,14 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
                 Memory::new("output", output.cast(), count)?,
             )
         };
-        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op))
+        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op)?)
     }
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            netsum_dtype::NETSUM_INT32 => {
-                run(comm, work, |comm| start::<i32>(comm, output, input, count, op))
-            }
-            netsum_dtype::NETSUM_FLOAT32 => {
-                run(comm, work, |comm| start::<f32>(comm, output, input, count, op))
-            }
+            NETSUM_INT32 => run(comm, work, |comm| start::<i32>(comm, output, input, count, op)),
+            NETSUM_FLOAT32 => run(comm, work, |comm| start::<f32>(comm, output, input, count, op)),
+            _ => no_dtype(dtype),
         }
     }
 }
@@ -274,6 +280,7 @@ pub unsafe extern "C" fn netsum_broadcast(
     root: u32,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
+    versioned!("netsum_broadcast");
     // SAFETY: the caller's promise.
     unsafe {
         run(comm, work, |comm| comm.broadcast_async(Memory::<u8>::new("data", data.cast(), bytes)?, root))
@@ -293,6 +300,7 @@ pub unsafe extern "C" fn netsum_all_gather(
     bytes: usize,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
+    versioned!("netsum_all_gather");
     // SAFETY: the caller's promise.
     unsafe {
         run(comm, work, |comm| {
@@ -316,6 +324,7 @@ pub unsafe extern "C" fn netsum_all_to_all(
     bytes: usize,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
+    versioned!("netsum_all_to_all");
     // SAFETY: the caller's promise.
     unsafe {
         run(comm, work, |comm| {
@@ -335,6 +344,7 @@ pub unsafe extern "C" fn netsum_barrier(
     comm: *mut netsum_comm,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
+    versioned!("netsum_barrier");
     // SAFETY: the caller's promise.
     unsafe { run(comm, work, Communicator::barrier_async) }
 }

@@ -17,6 +17,7 @@ pub struct netsum_config(pub(crate) Settings);
 /// `config` points to room for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_config_new(config: *mut *mut netsum_config) -> netsum_status {
+    versioned!("netsum_config_new");
     status(|| {
         if config.is_null() {
             return Err(null("config"));
@@ -38,6 +39,7 @@ pub unsafe extern "C" fn netsum_config_set(
     name: *const c_char,
     value: *const c_char,
 ) -> netsum_status {
+    versioned!("netsum_config_set");
     status(|| {
         // SAFETY: the caller's promise.
         let (config, name, value) = unsafe { (config.as_mut(), text("name", name)?, text("value", value)?) };
@@ -51,6 +53,7 @@ pub unsafe extern "C" fn netsum_config_set(
 /// `config` comes from netsum_config_new(), and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_config_free(config: *mut netsum_config) {
+    versioned!("netsum_config_free");
     if !config.is_null() {
         // SAFETY: the caller's promise.
         drop(unsafe { Box::from_raw(config) });

@@ -49,12 +49,14 @@ thread_local! {
 /// The text of this thread's last error: what is wrong, and what to do. It is there until the thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn netsum_error_text() -> *const c_char {
+    versioned!("netsum_error_text");
     LAST.with_borrow(|(text, _)| text.as_ptr())
 }
 
 /// The rank that this thread's last error is about, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn netsum_error_rank() -> i32 {
+    versioned!("netsum_error_rank");
     LAST.with_borrow(|(_, rank)| *rank)
 }
 

@@ -34,7 +34,6 @@ impl From<Mode> for netsum_mode {
 /// What an operation came to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_report {
     /// Who did the sum; NETSUM_RING if the ranks did any part of it.
     mode: netsum_mode,
@@ -57,6 +56,7 @@ impl From<Report> for netsum_report {
 /// `work` comes from an operation, and `done` points to room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_test(work: *const netsum_work, done: *mut bool) -> netsum_status {
+    versioned!("netsum_test");
     // SAFETY: the caller's promise.
     unsafe { netsum_wait_for(work, 0.0, done) }
 }
@@ -71,6 +71,7 @@ pub unsafe extern "C" fn netsum_wait_for(
     seconds: f64,
     done: *mut bool,
 ) -> netsum_status {
+    versioned!("netsum_wait_for");
     status(|| {
         // SAFETY: the caller's promise.
         let work = unsafe { work.as_ref() }.ok_or_else(|| null("work"))?;
@@ -92,6 +93,7 @@ pub unsafe extern "C" fn netsum_wait_for(
 /// `work` comes from an operation, and is not used any more; `report` is NULL or points to room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_wait(work: *mut netsum_work, report: *mut netsum_report) -> netsum_status {
+    versioned!("netsum_wait");
     status(|| {
         if work.is_null() {
             return Err(null("work"));

@@ -175,7 +175,7 @@ impl Settings {
         let Some(text) = self.get(name) else {
             let launcher = SETTINGS.iter().find(|s| s.0 == name).and_then(|s| s.1).unwrap_or_default();
             return Err(Error::Config(format!(
-                "the {name} is unknown: set NETSUM_{}, or start with torchrun, which sets {launcher}",
+                "{name} is not known: set NETSUM_{}, or start with torchrun, which sets {launcher}",
                 name.to_uppercase()
             )));
         };
