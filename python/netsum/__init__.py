@@ -15,6 +15,7 @@ from .errors import (
     Error,
     ForkedError,
     MismatchError,
+    NoBoxWarning,
     NonFiniteError,
     RankDiedError,
     RankLeftError,

@@ -47,5 +47,9 @@ class ClosedError(Error):
     """The communicator was closed."""
 
 
+class NoBoxWarning(UserWarning):
+    """A box should sum, and the ranks do it by themselves."""
+
+
 class ForkedError(Error):
     """This process was forked from the one that connected."""

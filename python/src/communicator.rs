@@ -1,12 +1,13 @@
 //! The communicator.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use netsum_worker::{Element, Error, Op, Pending, Settings};
+use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Settings};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::errors::{argument, raised};
 use crate::memory::{Kind, Memory};
@@ -24,14 +25,41 @@ pub struct Communicator {
     #[pyo3(get)]
     /// Ranks of the job.
     ranks: u32,
+    /// Whether a box should sum, and none has; `None` where there is none to.
+    fallen_back: Option<Arc<AtomicBool>>,
+}
+
+/// What the environment and `settings` come to: rank, ranks, ip, controller, job, peers.
+#[pyfunction]
+pub fn resolve<'py>(py: Python<'py>, settings: BTreeMap<String, String>) -> PyResult<Bound<'py, PyDict>> {
+    let config = configuration(py, &settings)?;
+    let found = PyDict::new(py);
+    found.set_item("rank", config.rank)?;
+    found.set_item("ranks", config.ranks)?;
+    found.set_item("ip", config.ip.to_string())?;
+    match &config.bootstrap {
+        Bootstrap::Controller { address, job, .. } => {
+            found.set_item("controller", address)?;
+            found.set_item("job", job)?;
+        }
+        Bootstrap::Static { peers, .. } => {
+            found.set_item("peers", peers.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+        }
+    }
+    Ok(found)
+}
+
+fn configuration(py: Python<'_>, settings: &BTreeMap<String, String>) -> PyResult<CommConfig> {
+    let mut all = Settings::from_environment();
+    let set = settings.iter().try_for_each(|(name, value)| all.set(name, value));
+    set.and_then(|()| py.detach(|| all.config())).map_err(|e| raised(py, &e))
 }
 
 /// Joins the job that the environment and `settings` tell of, and returns when all ranks are there.
 #[pyfunction]
 pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Communicator> {
-    let mut all = Settings::from_environment();
-    let set = settings.iter().try_for_each(|(name, value)| all.set(name, value));
-    let config = set.and_then(|()| py.detach(|| all.config())).map_err(|e| raised(py, &e))?;
+    let config = configuration(py, &settings)?;
+    let has_box = matches!(config.bootstrap, Bootstrap::Controller { .. });
     let (told, mut answer) = mpsc::channel();
     // In a thread of its own: Ctrl-C ends the wait.
     std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(move || {
@@ -42,7 +70,8 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
         match py.detach(move || answer.recv_timeout(SIGNALS)) {
             Ok(Ok(comm)) => {
                 let (rank, ranks) = (comm.rank(), comm.ranks());
-                return Ok(Communicator { inner: Mutex::new(Some(comm)), rank, ranks });
+                let fallen_back = (has_box && ranks > 1).then(Arc::default);
+                return Ok(Communicator { inner: Mutex::new(Some(comm)), rank, ranks, fallen_back });
             }
             Ok(Err(error)) => return Err(raised(py, &error)),
             Err(RecvTimeoutError::Disconnected) => return Err(raised(py, &Error::Closed)),
@@ -84,7 +113,9 @@ impl Communicator {
         py: Python<'_>,
         start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
     ) -> PyResult<Work> {
-        self.with(py, |comm| start(comm).map(|pending| Work::new(pending.without_buffer())))
+        self.with(py, |comm| {
+            start(comm).map(|pending| Work::new(pending.without_buffer(), self.fallen_back.clone()))
+        })
     }
 
     fn reduce_in_place<T: Element>(
@@ -98,6 +129,17 @@ impl Communicator {
         self.work(py, move |comm| comm.reduce_async(elements, op, root))
     }
 
+    fn reduce_many<T: Element>(&self, py: Python<'_>, memories: Vec<Memory>) -> PyResult<Work> {
+        if let Some(other) = memories.iter().find(|other| other.kind != memories[0].kind) {
+            let text =
+                format!("arrays of dtype {} and {}: one operation sums one", memories[0].dtype, other.dtype);
+            return Err(argument(py, &text));
+        }
+        let elements =
+            memories.into_iter().map(|memory| memory.elements::<T>(py)).collect::<Result<Vec<_>, _>>()?;
+        self.work(py, move |comm| comm.all_reduce_many_async(elements))
+    }
+
     fn scatter<T: Element>(&self, py: Python<'_>, input: Memory, output: Memory, op: Op) -> PyResult<Work> {
         let (input, output) = (input.elements::<T>(py)?, output.elements::<T>(py)?);
         self.work(py, move |comm| comm.reduce_scatter_async(input, output, op))
@@ -107,9 +149,24 @@ impl Communicator {
 #[pymethods]
 impl Communicator {
     /// Replaces each element by the sum of all ranks' elements at its place, or their average ("avg"), in place. The same bits at every rank.
+    /// A list of arrays of one dtype is summed as if they were one behind the other, in one operation: the way for many small ones.
     #[pyo3(signature = (array, op="sum"))]
     fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Work> {
-        self.reduce_async(array, None, op)
+        let py = array.py();
+        if !array.is_instance_of::<PyList>() && !array.is_instance_of::<PyTuple>() {
+            return self.reduce_async(array, None, op);
+        }
+        let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
+        if self::op(py, op)? != Op::Sum {
+            return Err(argument(py, "a list of arrays is summed (\"sum\"): divide the sums"));
+        }
+        let memories: Vec<_> =
+            arrays.iter().map(|array| Memory::of(array, true)).collect::<Result<_, _>>()?;
+        match memories.first().map_or(Kind::F32, |memory| memory.kind) {
+            Kind::I32 => self.reduce_many::<i32>(py, memories),
+            Kind::F32 => self.reduce_many::<f32>(py, memories),
+            Kind::Other => Err(memories[0].no_sum(py)),
+        }
     }
 
     /// As `all_reduce_async`, but only rank `root` gets the result. None is all ranks.

@@ -90,7 +90,7 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
     let bytes = bytes.ok_or_else(|| argument(py, "the tensor's shape is no shape"))?;
     let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
     let export = capsule.into_any().unbind();
-    Ok((Memory { start, bytes, kind, dtype: name, export }, read_only))
+    Ok((Memory { start, bytes, kind, dtype: name, _export: export }, read_only))
 }
 
 fn numbers<'a>(start: *const i64, count: usize) -> &'a [i64] {

@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _netsum {
     #[pymodule_export]
-    use super::communicator::{Communicator, connect};
+    use super::communicator::{Communicator, connect, resolve};
     #[pymodule_export]
     use super::work::{Report, Work};
     #[pymodule_export]

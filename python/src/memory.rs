@@ -28,7 +28,7 @@ pub struct Memory {
     /// For messages.
     pub dtype: String,
     /// Holds the export. Dropped by a thread that does not have Python, it is given back by the next one that has.
-    pub export: Py<PyAny>,
+    pub _export: Py<PyAny>,
 }
 
 // SAFETY: the export keeps the memory where it is, and `Py` may be dropped anywhere.
@@ -75,7 +75,7 @@ impl Memory {
         let dtype = dtype(&format, buffer.item_size());
         let (start, bytes, readonly) = (buffer.buf_ptr().cast(), buffer.len_bytes(), buffer.readonly());
         let export = view.clone().into_any().unbind();
-        Ok((Self { start, bytes, kind, dtype, export }, readonly))
+        Ok((Self { start, bytes, kind, dtype, _export: export }, readonly))
     }
 
     /// As elements that can be summed.

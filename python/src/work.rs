@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use netsum_worker::{Error, Pending};
+use netsum_worker::{Error, Mode, Pending};
 use pyo3::prelude::*;
 
 use crate::errors::raised;
@@ -14,13 +15,16 @@ use crate::errors::raised;
 /// How often one who waits looks whether Ctrl-C was pressed.
 pub const SIGNALS: Duration = Duration::from_millis(100);
 
-/// What an operation came to: `mode` is "box" or "ring", who did the sum; `elapsed` seconds since the call; `verified` sums of messages
-/// that were checked; `retransmissions` packets that were sent again, None over an RDMA adapter.
+/// What an operation came to.
 #[pyclass(frozen, get_all, module = "netsum")]
 pub struct Report {
+    /// Who did the sum: "box", or "ring" if the ranks did any part of it.
     mode: &'static str,
+    /// Seconds from the call to the last sum.
     elapsed: f64,
+    /// Sums of messages that were checked.
     verified: u64,
+    /// Packets that were sent again meanwhile; None over an RDMA adapter.
     retransmissions: Option<u64>,
 }
 
@@ -50,11 +54,12 @@ pub struct Work {
     state: Mutex<State>,
     /// The end that is readable when it is done, once somebody has asked for it.
     done: Mutex<Option<UnixStream>>,
+    fallen_back: Option<Arc<AtomicBool>>,
 }
 
 impl Work {
-    pub fn new(pending: Pending<()>) -> Self {
-        Self { state: Mutex::new(State::Flying(Arc::new(pending))), done: Mutex::new(None) }
+    pub fn new(pending: Pending<()>, fallen_back: Option<Arc<AtomicBool>>) -> Self {
+        Self { state: Mutex::new(State::Flying(Arc::new(pending))), done: Mutex::new(None), fallen_back }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -72,6 +77,19 @@ impl Work {
             State::Done(outcome) => Some(outcome.clone()),
             State::Flying(_) => None,
         }
+    }
+
+    /// Warns where the ranks have begun to sum by themselves.
+    fn tell(&self, py: Python<'_>, mode: Mode) -> PyResult<()> {
+        let Some(fallen_back) = &self.fallen_back else { return Ok(()) };
+        let by_ring = mode == Mode::Ring;
+        if fallen_back.swap(by_ring, Ordering::Relaxed) || !by_ring {
+            return Ok(());
+        }
+        let category = py.import("netsum.errors")?.getattr("NoBoxWarning")?;
+        let text = c"no box has summed: the ranks sum by themselves, by an ordinary ring, and go back to the box when it sums again. \
+            `netsum diagnose JOB` on the box says why";
+        PyErr::warn(py, &category, text, 1)
     }
 
     /// Waits without Python's lock, and looks for signals; `None` after `most`.
@@ -113,7 +131,10 @@ impl Work {
     pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Report> {
         let most = timeout.map(|s| Duration::try_from_secs_f64(s.max(0.0)).unwrap_or(Duration::MAX / 4));
         match self.wait_for(py, most.map(|most| most.min(Duration::from_secs(1 << 30))))? {
-            Some(Ok(report)) => Ok(report.into()),
+            Some(Ok(report)) => {
+                self.tell(py, report.mode)?;
+                Ok(report.into())
+            }
             Some(Err(error)) => Err(raised(py, &error)),
             None => Err(pyo3::exceptions::PyTimeoutError::new_err("the operation is still in flight")),
         }

@@ -101,7 +101,7 @@ int main(void) {
         ASSERT(netsum_wait_for(work, 0.05, &done) == NETSUM_OK && !done);
         netsum_finalize(comm);
         netsum_report report;
-        FAILS(netsum_wait(work, &report), NETSUM_ERROR_CLOSED, "dropped");
+        FAILS(netsum_wait(work, &report), NETSUM_ERROR_CLOSED, "closed");
     } else {
         sleep(3);
         FAILS(netsum_barrier(comm, NULL), NETSUM_ERROR_RANK_LEFT, "rank 0");

@@ -107,7 +107,7 @@ pub enum Error {
         last: Position,
     },
     /// The communicator was dropped before the operation was complete.
-    #[error("the communicator was dropped before this operation was complete")]
+    #[error("the communicator was closed before this operation was complete")]
     Closed,
     /// What was called for makes no sense here; the communicator can still be used.
     #[error("{0}")]

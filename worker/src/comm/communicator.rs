@@ -185,6 +185,18 @@ impl Communicator {
         self.start(Slice(data), |owned| take_back(owned).map(|Slice(data)| data))
     }
 
+    /// One [`all_reduce_async`](Self::all_reduce_async) of several tensors, as [`all_reduce_many`](Self::all_reduce_many).
+    /// [`Error::NonFinite`] counts their elements as those of one slice.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async).
+    pub fn all_reduce_many_async<T: Element, B>(&mut self, tensors: Vec<B>) -> Result<Pending<Vec<B>>, Error>
+    where
+        B: DerefMut<Target = [T]> + Send + 'static,
+    {
+        self.start(Slices::new(tensors), |owned| take_back(owned).map(|Slices { tensors, .. }| tensors))
+    }
+
     /// Starts an operation whose data the engine owns meanwhile.
     pub(super) fn start<B>(
         &mut self,

@@ -1,7 +1,7 @@
 //! The element types of an all-reduce.
 
 use std::any::Any;
-use std::ops::{DerefMut, Range};
+use std::ops::{Deref, DerefMut, Range};
 
 use super::quant::{self, Scale};
 
@@ -153,22 +153,24 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
     }
 }
 
-/// Several borrowed slices as [`Data`]: their concatenation, without a copy of it.
-pub struct Slices<'a, 'b, T> {
-    tensors: &'a mut [&'b mut [T]],
+/// Several slices as [`Data`]: their concatenation, without a copy of it.
+pub struct Slices<S> {
+    pub tensors: S,
     /// Where each ends in the concatenation.
     ends: Vec<usize>,
 }
 
-impl<'a, 'b, T> Slices<'a, 'b, T> {
-    pub fn new(tensors: &'a mut [&'b mut [T]]) -> Self {
+impl<T, B: Deref<Target = [T]>, S: Deref<Target = [B]>> Slices<S> {
+    pub fn new(tensors: S) -> Self {
         let ends = tensors.iter().scan(0, |end, tensor| {
             *end += tensor.len();
             Some(*end)
         });
         Self { ends: ends.collect(), tensors }
     }
+}
 
+impl<S> Slices<S> {
     /// The tensor that an element of the concatenation belongs to, and its place there.
     pub fn locate(&self, element: usize) -> (usize, usize) {
         let tensor = self.ends.partition_point(|end| *end <= element);
@@ -194,7 +196,7 @@ fn parts(ends: &[usize], range: Range<usize>) -> impl Iterator<Item = (usize, Ra
     })
 }
 
-impl<T: Element> Data for Slices<'_, '_, T> {
+impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for Slices<S> {
     fn dtype(&self) -> Dtype {
         T::DTYPE
     }
@@ -270,7 +272,7 @@ mod tests {
             let range = from.min(to).min(len)..from.max(to).min(len);
             let scale = Scale::new(bucket, 3);
             let mut tensors = cut(&mut copy, &cuts);
-            let (mut one, mut many) = (Slice(&mut whole[..]), Slices::new(&mut tensors));
+            let (mut one, mut many) = (Slice(&mut whole[..]), Slices::new(&mut tensors[..]));
             prop_assert_eq!(one.len(), many.len());
             prop_assert_eq!(one.bucket(range.clone()), many.bucket(range.clone()));
             let (mut a, mut b) = (vec![7; range.len() * 4], vec![9; range.len() * 4]);
