@@ -25,6 +25,8 @@ pub struct Communicator {
     #[pyo3(get)]
     /// Ranks of the job.
     ranks: u32,
+    /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
+    process: u32,
     /// Whether a box should sum, and none has; `None` where there is none to.
     fallen_back: Option<Arc<AtomicBool>>,
 }
@@ -71,7 +73,13 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
             Ok(Ok(comm)) => {
                 let (rank, ranks) = (comm.rank(), comm.ranks());
                 let fallen_back = (has_box && ranks > 1).then(Arc::default);
-                return Ok(Communicator { inner: Mutex::new(Some(comm)), rank, ranks, fallen_back });
+                return Ok(Communicator {
+                    inner: Mutex::new(Some(comm)),
+                    rank,
+                    ranks,
+                    process: std::process::id(),
+                    fallen_back,
+                });
             }
             Ok(Err(error)) => return Err(raised(py, &error)),
             Err(RecvTimeoutError::Disconnected) => return Err(raised(py, &Error::Closed)),
@@ -97,11 +105,18 @@ impl Communicator {
         py: Python<'_>,
         call: impl FnOnce(&mut Inner) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
+        if !self.is_here() {
+            return Err(raised(py, &Error::Forked));
+        }
         let called = py.detach(|| match &mut *self.lock() {
             Some(comm) => call(comm),
             None => Err(Error::Closed),
         });
         called.map_err(|error| raised(py, &error))
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Inner>> {
@@ -318,10 +333,12 @@ impl Communicator {
 
     /// Leaves the job. Operations in flight are completed where the other ranks get there within two seconds; others raise ClosedError.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| {
-            let comm = self.lock().take();
-            drop(comm);
-        });
+        if self.is_here() {
+            py.detach(|| {
+                let comm = self.lock().take();
+                drop(comm);
+            });
+        }
     }
 }
 

@@ -157,8 +157,10 @@ impl<T> DerefMut for Elements<T> {
 
 /// For objects whose DLPack says no.
 pub fn refused(py: Python<'_>, error: &PyErr) -> PyErr {
-    if error.is_instance_of::<PyBufferError>(py) || error.to_string().contains("grad") {
-        return argument(py, &format!("{error}: give x.detach()"));
+    let text = error.value(py).to_string();
+    match (text.contains("grad"), error.is_instance_of::<PyBufferError>(py)) {
+        (true, _) => argument(py, &format!("{text}: give x.detach()")),
+        (false, true) => argument(py, &text),
+        (false, false) => error.clone_ref(py),
     }
-    error.clone_ref(py)
 }

@@ -107,8 +107,10 @@ impl Work {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
-            let State::Flying(pending) = &*self.lock() else { continue };
-            let pending = Arc::clone(pending);
+            let pending = match &*self.lock() {
+                State::Flying(pending) => Arc::clone(pending),
+                State::Done(_) => continue,
+            };
             py.detach(|| pending.wait_for(left.map_or(SIGNALS, |left| left.min(SIGNALS))));
             py.check_signals()?;
         }

@@ -1,7 +1,7 @@
 //! The communicator and its operations.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netsum_worker::{Communicator, Element, Error, Op, Pending};
 
@@ -15,8 +15,20 @@ use crate::work::{netsum_mode, netsum_work};
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
     inner: Mutex<Communicator>,
+    /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
+    process: u32,
     rank: u32,
     ranks: u32,
+}
+
+impl netsum_comm {
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Communicator> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Element types.
@@ -53,7 +65,12 @@ pub unsafe extern "C" fn netsum_init(
         // SAFETY: the caller's promise.
         let made = Communicator::connect(unsafe { settings(config) }?.config()?)?;
         let (rank, ranks) = (made.rank(), made.ranks());
-        let made = Box::into_raw(Box::new(netsum_comm { inner: Mutex::new(made), rank, ranks }));
+        let made = Box::into_raw(Box::new(netsum_comm {
+            inner: Mutex::new(made),
+            process: std::process::id(),
+            rank,
+            ranks,
+        }));
         // SAFETY: the caller's promise.
         unsafe { comm.write(made) };
         Ok(())
@@ -109,10 +126,8 @@ pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
 pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mode {
     versioned!("netsum_get_mode");
     // SAFETY: the caller's promise.
-    let comm = unsafe { comm.as_ref() };
-    comm.map_or(netsum_mode::NETSUM_RING, |c| {
-        c.inner.lock().unwrap_or_else(PoisonError::into_inner).mode().into()
-    })
+    let comm = unsafe { comm.as_ref() }.filter(|comm| comm.is_here());
+    comm.map_or(netsum_mode::NETSUM_RING, |comm| comm.lock().mode().into())
 }
 
 /// Starts an operation; where there is no room for its handle, waits for it.
@@ -127,10 +142,10 @@ unsafe fn run<B>(
     status(|| {
         // SAFETY: the caller's promise.
         let comm = unsafe { comm.as_ref() }.ok_or_else(|| null("comm"))?;
-        let pending = {
-            let mut inner = comm.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            start(&mut inner)?.without_buffer()
-        };
+        if !comm.is_here() {
+            return Err(Error::Forked);
+        }
+        let pending = start(&mut comm.lock())?.without_buffer();
         if work.is_null() {
             return pending.wait().map(|_| ());
         }
