@@ -262,7 +262,7 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
         input: *const c_void,
         count: usize,
         op: netsum_op,
-    ) -> Result<Pending<(Memory<T>, Memory<T>)>, Error> {
+    ) -> Result<Pending<()>, Error> {
         let all = count.saturating_mul(comm.ranks() as usize);
         // SAFETY: the caller's promise.
         let (input, output) = unsafe {
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
                 Memory::new("output", output.cast(), count)?,
             )
         };
-        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op)?)
+        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op)?).map(Pending::without_buffer)
     }
     // SAFETY: the caller's promise.
     unsafe {
