@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Settings};
 use pyo3::prelude::*;
@@ -96,6 +97,9 @@ fn op(py: Python<'_>, name: &str) -> PyResult<Op> {
     }
 }
 
+/// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
+const SOON: Duration = Duration::from_millis(1);
+
 type Inner = netsum_worker::Communicator;
 
 impl Communicator {
@@ -126,9 +130,11 @@ impl Communicator {
     fn work<B: Send>(
         &self,
         py: Python<'_>,
+        first: Duration,
         start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
     ) -> PyResult<Work> {
         self.with(py, |comm| {
+            comm.wait_first(first);
             start(comm).map(|pending| Work::new(pending.without_buffer(), self.fallen_back.clone()))
         })
     }
@@ -139,12 +145,18 @@ impl Communicator {
         memory: Memory,
         op: Op,
         root: Option<u32>,
+        first: Duration,
     ) -> PyResult<Work> {
         let elements = memory.elements::<T>(py)?;
-        self.work(py, move |comm| comm.reduce_async(elements, op, root))
+        self.work(py, first, move |comm| comm.reduce_async(elements, op, root))
     }
 
-    fn reduce_many<T: Element>(&self, py: Python<'_>, memories: Vec<Memory>) -> PyResult<Work> {
+    fn reduce_many<T: Element>(
+        &self,
+        py: Python<'_>,
+        memories: Vec<Memory>,
+        first: Duration,
+    ) -> PyResult<Work> {
         if let Some(other) = memories.iter().find(|other| other.kind != memories[0].kind) {
             let text =
                 format!("arrays of dtype {} and {}: one operation sums one", memories[0].dtype, other.dtype);
@@ -152,24 +164,28 @@ impl Communicator {
         }
         let elements =
             memories.into_iter().map(|memory| memory.elements::<T>(py)).collect::<Result<Vec<_>, _>>()?;
-        self.work(py, move |comm| comm.all_reduce_many_async(elements))
+        self.work(py, first, move |comm| comm.all_reduce_many_async(elements))
     }
 
-    fn scatter<T: Element>(&self, py: Python<'_>, input: Memory, output: Memory, op: Op) -> PyResult<Work> {
+    fn scatter<T: Element>(
+        &self,
+        py: Python<'_>,
+        input: Memory,
+        output: Memory,
+        op: Op,
+        first: Duration,
+    ) -> PyResult<Work> {
         let (input, output) = (input.elements::<T>(py)?, output.elements::<T>(py)?);
-        self.work(py, move |comm| comm.reduce_scatter_async(input, output, op))
+        self.work(py, first, move |comm| comm.reduce_scatter_async(input, output, op))
     }
 }
 
-#[pymethods]
+/// Operations, started: in flight after `first` at the latest.
 impl Communicator {
-    /// Replaces each element by the sum of all ranks' elements at its place, or their average ("avg"), in place. The same bits at every rank.
-    /// A list of arrays of one dtype is summed as if they were one behind the other, in one operation: the way for many small ones.
-    #[pyo3(signature = (array, op="sum"))]
-    fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Work> {
+    fn start_all_reduce(&self, array: &Bound<'_, PyAny>, op: &str, first: Duration) -> PyResult<Work> {
         let py = array.py();
         if !array.is_instance_of::<PyList>() && !array.is_instance_of::<PyTuple>() {
-            return self.reduce_async(array, None, op);
+            return self.start_reduce(array, None, op, first);
         }
         let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
         if self::op(py, op)? != Op::Sum {
@@ -178,31 +194,34 @@ impl Communicator {
         let memories: Vec<_> =
             arrays.iter().map(|array| Memory::of(array, true)).collect::<Result<_, _>>()?;
         match memories.first().map_or(Kind::F32, |memory| memory.kind) {
-            Kind::I32 => self.reduce_many::<i32>(py, memories),
-            Kind::F32 => self.reduce_many::<f32>(py, memories),
+            Kind::I32 => self.reduce_many::<i32>(py, memories, first),
+            Kind::F32 => self.reduce_many::<f32>(py, memories, first),
             Kind::Other => Err(memories[0].no_sum(py)),
         }
     }
 
-    /// As `all_reduce_async`, but only rank `root` gets the result. None is all ranks.
-    #[pyo3(signature = (array, root, op="sum"))]
-    fn reduce_async(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Work> {
+    fn start_reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        root: Option<u32>,
+        op: &str,
+        first: Duration,
+    ) -> PyResult<Work> {
         let py = array.py();
         let (op, memory) = (self::op(py, op)?, Memory::of(array, true)?);
         match memory.kind {
-            Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root),
-            Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root),
+            Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, first),
+            Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, first),
             Kind::Other => Err(memory.no_sum(py)),
         }
     }
 
-    /// Sums `input`, and puts the rank-th part of the sum into `output`.
-    #[pyo3(signature = (output, input, op="sum"))]
-    fn reduce_scatter_async(
+    fn start_reduce_scatter(
         &self,
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
         op: &str,
+        first: Duration,
     ) -> PyResult<Work> {
         let py = output.py();
         let op = self::op(py, op)?;
@@ -215,48 +234,66 @@ impl Communicator {
             return Err(argument(py, &text));
         }
         match input.kind {
-            Kind::I32 => self.scatter::<i32>(py, input, output, op),
-            Kind::F32 => self.scatter::<f32>(py, input, output, op),
+            Kind::I32 => self.scatter::<i32>(py, input, output, op, first),
+            Kind::F32 => self.scatter::<f32>(py, input, output, op, first),
             Kind::Other => Err(input.no_sum(py)),
         }
     }
 
-    /// Gives all ranks the array of rank `root`, of any dtype, in place.
-    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Work> {
+    fn start_broadcast(&self, array: &Bound<'_, PyAny>, root: u32, first: Duration) -> PyResult<Work> {
         let memory = Memory::of(array, true)?.into_bytes();
-        self.work(array.py(), move |comm| comm.broadcast_async(memory, root))
+        self.work(array.py(), first, move |comm| comm.broadcast_async(memory, root))
     }
 
-    /// Puts the inputs of all ranks, of any dtype, into `output`, one behind the other.
-    fn all_gather_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+    fn start_all_gather(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        first: Duration,
+    ) -> PyResult<Work> {
         let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
-        self.work(output.py(), move |comm| comm.all_gather_async(from, to))
+        self.work(output.py(), first, move |comm| comm.all_gather_async(from, to))
     }
 
-    /// Puts the rank-th part of each rank's input into `output`, one behind the other.
-    fn all_to_all_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+    fn start_all_to_all(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        first: Duration,
+    ) -> PyResult<Work> {
         let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
-        self.work(output.py(), move |comm| comm.all_to_all_async(from, to))
+        self.work(output.py(), first, move |comm| comm.all_to_all_async(from, to))
     }
+}
 
-    /// Is done once all ranks have called it, and all that was in flight before is done.
-    fn barrier_async(&self, py: Python<'_>) -> PyResult<Work> {
-        self.work(py, Inner::barrier_async)
-    }
-
-    /// The same, and waits.
+#[pymethods]
+impl Communicator {
+    /// Replaces each element by the sum of all ranks' elements at its place, or their average ("avg"), in place. The same bits at every rank.
+    /// A list of arrays of one dtype is summed as if they were one behind the other, in one operation: the way for many small ones.
     #[pyo3(signature = (array, op="sum"))]
     fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Report> {
-        self.all_reduce_async(array, op)?.wait(array.py(), None)
+        self.start_all_reduce(array, op, SOON)?.wait(array.py(), None)
     }
 
-    /// `reduce_async`, and waits.
+    /// As all_reduce, in flight.
+    #[pyo3(signature = (array, op="sum"))]
+    fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Work> {
+        self.start_all_reduce(array, op, Duration::ZERO)
+    }
+
+    /// As all_reduce, but only rank `root` gets the result. None is all ranks.
     #[pyo3(signature = (array, root, op="sum"))]
     fn reduce(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Report> {
-        self.reduce_async(array, root, op)?.wait(array.py(), None)
+        self.start_reduce(array, root, op, SOON)?.wait(array.py(), None)
     }
 
-    /// `reduce_scatter_async`, and waits.
+    /// As reduce, in flight.
+    #[pyo3(signature = (array, root, op="sum"))]
+    fn reduce_async(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Work> {
+        self.start_reduce(array, root, op, Duration::ZERO)
+    }
+
+    /// Sums `input`, and puts the rank-th part of the sum into `output`.
     #[pyo3(signature = (output, input, op="sum"))]
     fn reduce_scatter(
         &self,
@@ -264,27 +301,58 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         op: &str,
     ) -> PyResult<Report> {
-        self.reduce_scatter_async(output, input, op)?.wait(output.py(), None)
+        self.start_reduce_scatter(output, input, op, SOON)?.wait(output.py(), None)
     }
 
-    /// `broadcast_async`, and waits.
+    /// As reduce_scatter, in flight.
+    #[pyo3(signature = (output, input, op="sum"))]
+    fn reduce_scatter_async(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        op: &str,
+    ) -> PyResult<Work> {
+        self.start_reduce_scatter(output, input, op, Duration::ZERO)
+    }
+
+    /// Gives all ranks the array of rank `root`, of any dtype, in place.
     fn broadcast(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Report> {
-        self.broadcast_async(array, root)?.wait(array.py(), None)
+        self.start_broadcast(array, root, SOON)?.wait(array.py(), None)
     }
 
-    /// `all_gather_async`, and waits.
+    /// As broadcast, in flight.
+    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Work> {
+        self.start_broadcast(array, root, Duration::ZERO)
+    }
+
+    /// Puts the inputs of all ranks, of any dtype, into `output`, one behind the other.
     fn all_gather(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
-        self.all_gather_async(output, input)?.wait(output.py(), None)
+        self.start_all_gather(output, input, SOON)?.wait(output.py(), None)
     }
 
-    /// `all_to_all_async`, and waits.
+    /// As all_gather, in flight.
+    fn all_gather_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+        self.start_all_gather(output, input, Duration::ZERO)
+    }
+
+    /// Puts the rank-th part of each rank's input, of any dtype, into `output`, one behind the other.
     fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
-        self.all_to_all_async(output, input)?.wait(output.py(), None)
+        self.start_all_to_all(output, input, SOON)?.wait(output.py(), None)
+    }
+
+    /// As all_to_all, in flight.
+    fn all_to_all_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+        self.start_all_to_all(output, input, Duration::ZERO)
     }
 
     /// Returns once all ranks have called it, and all that was in flight before is done.
     fn barrier(&self, py: Python<'_>) -> PyResult<Report> {
-        self.barrier_async(py)?.wait(py, None)
+        self.work(py, SOON, Inner::barrier_async)?.wait(py, None)
+    }
+
+    /// As barrier, in flight.
+    fn barrier_async(&self, py: Python<'_>) -> PyResult<Work> {
+        self.work(py, Duration::ZERO, Inner::barrier_async)
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use netsum_worker::{Communicator, Element, Error, Op, Pending};
 
@@ -9,6 +10,9 @@ use crate::config::{netsum_config, settings};
 use crate::memory::Memory;
 use crate::status::{netsum_status, null, status};
 use crate::work::{netsum_mode, netsum_work};
+
+/// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
+const SOON: Duration = Duration::from_millis(1);
 
 /// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
 /// order, with the same counts, types, roots and operators.
@@ -145,7 +149,11 @@ unsafe fn run<B>(
         if !comm.is_here() {
             return Err(Error::Forked);
         }
-        let pending = start(&mut comm.lock())?.without_buffer();
+        let pending = {
+            let mut inner = comm.lock();
+            inner.wait_first(if work.is_null() { SOON } else { Duration::ZERO });
+            start(&mut inner)?.without_buffer()
+        };
         if work.is_null() {
             return pending.wait().map(|_| ());
         }

@@ -42,6 +42,8 @@ pub struct Communicator {
     kept: Option<KeptSession>,
     /// What a single rank has done.
     alone: Statistics,
+    /// See [`wait_first`](Self::wait_first).
+    patience: Duration,
     /// Which connected.
     process: u32,
 }
@@ -99,7 +101,15 @@ impl Communicator {
             .spawn(move || keep(&theirs, ring))
             .map_err(no_thread)?;
         let kept = Some(KeptSession { shared, keeper, alarm });
-        Ok(Self { config, shape, title, kept, alone: Statistics::default(), process: std::process::id() })
+        Ok(Self {
+            config,
+            shape,
+            title,
+            kept,
+            alone: Statistics::default(),
+            patience: Duration::ZERO,
+            process: std::process::id(),
+        })
     }
 
     fn alone(config: CommConfig) -> Result<Self, Error> {
@@ -112,7 +122,15 @@ impl Communicator {
         let shape = JobShape { ranks: 1, mtu: 1024, layout, relaxed: false };
         shape.check().map_err(Error::Config)?;
         let (title, alone) = ("nothing".into(), Statistics::default());
-        Ok(Self { config, shape, title, kept: None, alone, process: std::process::id() })
+        Ok(Self {
+            config,
+            shape,
+            title,
+            kept: None,
+            alone,
+            patience: Duration::ZERO,
+            process: std::process::id(),
+        })
     }
 
     /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32, `f32` as
@@ -197,6 +215,12 @@ impl Communicator {
         self.start(Slices::new(tensors), |owned| take_back(owned).map(|Slices { tensors, .. }| tensors))
     }
 
+    /// Has operations that are started from now on wait for so long before they go on in flight, as if [`Pending::wait_for`] were called: for
+    /// callers who wait for each at once. What is over by then never wakes another thread. Zero at first.
+    pub fn wait_first(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// Starts an operation whose data the engine owns meanwhile.
     pub(super) fn start<B>(
         &mut self,
@@ -213,11 +237,16 @@ impl Communicator {
             let core = session.ready()?;
             let (pending, promise) = Pending::new(Arc::clone(&kept.shared), core.retransmissions(), back);
             core.start(Box::new(data), promise)?;
+            if !self.patience.is_zero() {
+                session.rest(Instant::now() + self.patience, self.patience, || pending.is_done());
+            }
             (self.shape, self.title) = (session.shape, session.title.clone());
             pending
         };
-        // It may be waiting for longer than it should now.
-        kept.wake();
+        if !pending.is_done() {
+            // The keeper may be waiting for longer than it should now.
+            kept.wake();
+        }
         Ok(pending)
     }
 

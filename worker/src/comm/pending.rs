@@ -100,11 +100,7 @@ impl<B> Pending<B> {
             }
             match self.turns.as_ref().and_then(|turns| turns.try_take().map(|turn| (turns, turn))) {
                 Some((turns, mut session)) => {
-                    while !self.is_done()
-                        && Instant::now() < until
-                        && !turns.is_wanted()
-                        && session.rest(SLICE.min(left))
-                    {}
+                    session.rest(until, SLICE, || self.is_done() || turns.is_wanted());
                 }
                 // Another thread drives, and tells.
                 None => self.settlement.wait(SLICE.min(left)),
