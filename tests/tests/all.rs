@@ -27,6 +27,7 @@ mod operate;
 mod parents;
 mod perf;
 mod programs;
+mod python;
 mod racks;
 mod renewal;
 mod restart;

@@ -41,7 +41,7 @@ mod verbs;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
-pub use comm::{AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Tls, Transport};
+pub use comm::{AdapterRetry, Bootstrap, CommConfig, Communicator, Op, Pending, Settings, Tls, Transport};
 pub use netsum_collective::error::{Error, Position};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
 pub use numeric::element::{Dtype, Element};

@@ -118,6 +118,16 @@ impl TestProgram {
         self.needs_lab() && self.name.starts_with("monitor")
     }
 
+    /// Whether its tests compile C.
+    pub fn needs_compiler(&self) -> bool {
+        self.integration && self.package == "c" && self.name == "programs"
+    }
+
+    /// Whether its tests start the Python package, too.
+    pub fn needs_python(&self) -> bool {
+        self.needs_lab() && self.name.starts_with("python")
+    }
+
     /// Its modules as programs of their own: each is one file.
     fn modules(&self) -> Result<Vec<Self>> {
         let mut modules: Vec<Self> = Vec::new();

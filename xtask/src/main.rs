@@ -14,6 +14,7 @@ mod paths;
 mod programs;
 #[cfg(test)]
 mod purity;
+mod python;
 mod sanitize;
 mod setup;
 mod simulate;
@@ -62,6 +63,8 @@ enum Command {
     Papers,
     /// Runs the pure crates' tests under Miri and AddressSanitizer, where nightly has them.
     Sanitize,
+    /// Builds the Python package's wheel, with maturin in target/python.
+    Wheel(python::WheelArgs),
     /// Builds the book into target/book, and checks its links.
     Book,
     /// Makes man pages and shell completions of the command line; with `--deb` a Debian package of everything, with `--schema` the
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Simulate(args) => simulate::run(&args),
         Command::Papers => papers::run(),
         Command::Sanitize => sanitize::run(),
+        Command::Wheel(args) => python::run(&args),
         Command::Book => book(),
         Command::Dist(args) => dist::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),

@@ -34,14 +34,19 @@ pub fn find_program(program: &str) -> Option<PathBuf> {
 /// all be built again that is built upon theirs.
 pub fn cargo() -> Result<Command> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    as_from_a_shell(&mut cargo);
+    cargo.current_dir(root()?);
+    Ok(cargo)
+}
+
+/// Takes away what `cargo run` has set.
+pub fn as_from_a_shell(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         if ["CARGO_PKG_", "CARGO_MANIFEST_", "OUT_DIR"].iter().any(|prefix| name.starts_with(prefix)) {
-            cargo.env_remove(name);
+            command.env_remove(name);
         }
     }
-    cargo.current_dir(root()?);
-    Ok(cargo)
 }
 
 /// Runs a command to its end and returns what it printed; an error holds the command and the last lines of what it said.

@@ -10,6 +10,7 @@ use crate::paths::{self, find_program};
 use crate::vm::{self, Kernel};
 
 /// A program, the Debian package that has it, and what it is for.
+#[derive(Clone, Copy)]
 struct Tool {
     program: &'static str,
     package: &'static str,
@@ -21,13 +22,15 @@ const TOOLS: [Tool; 2] = [
     Tool { program: "ethtool", package: "ethtool", purpose: "makes veth devices take redirected frames" },
 ];
 
+const COMPILER: Tool = Tool { program: "cc", package: "gcc", purpose: "compiles programs of tests" };
+
 const VM_TOOLS: [Tool; 4] = [
     Tool {
         program: "qemu-system-x86_64",
         package: "qemu-system-x86",
         purpose: "runs the lab's virtual machines",
     },
-    Tool { program: "cc", package: "gcc", purpose: "compiles programs that run in them" },
+    COMPILER,
     Tool { program: "debootstrap", package: "debootstrap", purpose: "installs a Debian for them" },
     Tool { program: "mke2fs", package: "e2fsprogs", purpose: "makes that Debian's disk" },
 ];
@@ -48,17 +51,25 @@ const RIVALS: [Tool; 5] = [
         package: "python3-mpi4py",
         purpose: "calls Open MPI",
     },
-    Tool {
-        program: "/usr/lib/python3.11/ensurepip/__init__.py",
-        package: "python3-venv",
-        purpose: "makes virtual environments for peers of PyPI",
-    },
+    VENV,
     Tool {
         program: "/usr/lib/x86_64-linux-gnu/libfabric.so.1",
         package: "libfabric1",
         purpose: "carries oneCCL's packets",
     },
 ];
+
+const VENV: Tool = Tool {
+    program: "/usr/lib/python3.11/ensurepip/__init__.py",
+    package: "python3-venv",
+    purpose: "makes virtual environments for packages of PyPI",
+};
+
+const NUMPY: [Tool; 1] = [Tool {
+    program: "/usr/lib/python3/dist-packages/numpy/__init__.py",
+    package: "python3-numpy",
+    purpose: "has arrays for the Python package to sum",
+}];
 
 /// Where the daemon pins its maps.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -107,6 +118,30 @@ pub fn require_vms(kernels: &[Kernel]) -> Result<()> {
 /// What is missing and cannot be had.
 pub fn require_terminal() -> Result<()> {
     install(&TERMINAL_TOOLS)
+}
+
+/// Makes the machine ready for tests that compile C.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_compiler() -> Result<()> {
+    install(&[COMPILER])
+}
+
+/// Makes Debian's Python ready to make virtual environments.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_venv() -> Result<()> {
+    install(&[VENV])
+}
+
+/// Makes the machine ready for tests of the Python package with Debian's numpy.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_debian_numpy() -> Result<()> {
+    install(&NUMPY)
 }
 
 /// Makes the machine ready for tests that start Prometheus.

@@ -17,7 +17,7 @@ use crate::harness::{TestProgram, test_programs};
 use crate::tally::{Counts, NOT_ASKED_FOR, Tally};
 use crate::toolchain::Toolchain;
 use crate::vm::Kernel;
-use crate::{paths, setup};
+use crate::{paths, python, setup};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args, Debug)]
@@ -79,11 +79,26 @@ pub fn run(args: &TestArgs) -> Result<()> {
         println!("the test of two fabric managers will be skipped: {reason:#}");
     }
     for program in pure {
-        tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT));
+        match program.needs_compiler().then(setup::require_compiler) {
+            Some(Err(reason)) => match program.list(filter) {
+                Ok(tests) => tally.skip("C", tests, &format!("{reason:#}")),
+                Err(error) => tally.count("C", &program.title(), Err(error)),
+            },
+            Some(Ok(())) => tally.count("C", &program.title(), program.run(filter, false, TIMEOUT)),
+            None => tally.count("unit tests", &program.title(), program.run(filter, false, TIMEOUT)),
+        }
     }
     if filter.is_none() {
         doc_tests(&mut tally);
     }
+    let needs_python = |program: &&TestProgram| {
+        program.needs_python() && (filter.is_none() || program.list(filter).is_ok_and(|n| n > 0))
+    };
+    let python_ready = match lab.iter().any(needs_python) {
+        true if args.fast => Err(anyhow::anyhow!("not asked for (--fast)")),
+        true => python::test(&mut tally).and_then(|()| setup::require_bpf()),
+        false => Ok(()),
+    };
     // Timings in the lab must not suffer from compilers.
     objects(rebuild, &mut tally);
     let is_left_out = |program: &TestProgram| args.fast && !FAST.contains(&program.name.as_str());
@@ -108,6 +123,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         let (set, ready) = match program.name.as_str() {
             "programs" | "ingress" | "xdp" => ("XDP programs", &ready),
             _ if program.needs_vms() => ("virtual machines", &vms_ready),
+            _ if program.needs_python() => ("lab", &python_ready),
             _ if program.needs_terminal() => ("terminal", &terminal_ready),
             _ if program.needs_prometheus() => ("Prometheus", &prometheus_ready),
             _ => ("lab", &ready),

@@ -280,7 +280,11 @@ impl Controller {
     /// A job, for somebody who must know its token.
     pub fn job_for(&self, name: &str, token: &str) -> Result<&Job, Refusal> {
         // The same answer for a wrong name and a wrong token: who has neither learns nothing.
-        let denied = || Refusal::Denied(format!("job `{name}`: no such job, or the token is wrong"));
+        let denied = || {
+            Refusal::Denied(format!(
+                "job `{name}`: no such job, or the token is wrong; `netsum job show {name} --show-token` on the box prints it"
+            ))
+        };
         let job = self.jobs.get(name).ok_or_else(denied)?;
         if job.spec.token.is(token) { Ok(job) } else { Err(denied()) }
     }

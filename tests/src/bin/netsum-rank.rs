@@ -88,8 +88,8 @@ fn outcome(communicator: &Communicator, report: &Report, result: Option<String>)
 
 /// One in flight.
 enum Handle {
-    Ints(Pending<i32>),
-    Floats(Pending<f32>),
+    Ints(Pending<Vec<i32>>),
+    Floats(Pending<Vec<f32>>),
 }
 
 impl Handle {

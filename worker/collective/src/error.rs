@@ -28,7 +28,7 @@ fn stretch(first: &Position, last: &Position) -> String {
     )
 }
 
-/// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`] and [`Error::Length`] the communicator is of
+/// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`] and [`Error::Length`] the communicator is of
 /// no more use: all further calls give the same error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -107,8 +107,17 @@ pub enum Error {
         last: Position,
     },
     /// The communicator was dropped before the operation was complete.
-    #[error("the communicator was dropped before this operation was complete")]
+    #[error("the communicator was closed before this operation was complete")]
     Closed,
+    /// What was called for makes no sense here; the communicator can still be used.
+    #[error("{0}")]
+    Argument(String),
+    /// This process was forked from the one that connected.
+    #[error(
+        "this process was forked from the one that connected, and has neither its threads nor its place in the job: connect after the fork, \
+         or start processes anew (in Python by multiprocessing's \"spawn\" or \"forkserver\")"
+    )]
+    Forked,
     /// The message size of the job has no room for this type.
     #[error("{dtype}: {reason}")]
     Length {

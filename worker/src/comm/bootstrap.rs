@@ -115,7 +115,10 @@ fn join(
 ) -> Result<Membership, Error> {
     let described = control.describe(config.connect_timeout)?;
     if described.ranks != config.ranks {
-        return wrong(format!("ranks {}: job {job} has {}", config.ranks, described.ranks));
+        let (own, its) = (config.ranks, described.ranks);
+        return wrong(format!(
+            "ranks {own}: job {job} has {its}; start {its} ranks (WORLD_SIZE, NETSUM_RANKS), or make a job for {own}"
+        ));
     }
     let layout =
         Layout { message_size: described.message_size, window: described.window, rings: described.rings };

@@ -4,18 +4,20 @@
 //! that others miss are sent again, keep-alives go out, and other ranks can fall back to the ring while this one computes.
 
 use std::io::Write;
+use std::ops::DerefMut;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::config::{Bootstrap, CommConfig};
-use super::pending::Pending;
+use super::forked;
+use super::pending::{Back, Pending};
 use super::session::{Session, keep};
 use super::turns::Turns;
 use netsum_collective::engine::{Finished, MAX_OPEN};
 use netsum_collective::error::{Error, Position};
-use netsum_collective::numeric::element::{Data, Dtype, Element, Slice, Slices};
+use netsum_collective::numeric::element::{Data, Dtype, Element, Owned, Slice, Slices, take_back};
 use netsum_collective::numeric::layout::{Layout, Plan};
 use netsum_collective::numeric::quant::{NON_FINITE, Scale};
 use netsum_collective::report::{Mode, Report, Statistics};
@@ -40,6 +42,10 @@ pub struct Communicator {
     kept: Option<KeptSession>,
     /// What a single rank has done.
     alone: Statistics,
+    /// See [`wait_first`](Self::wait_first).
+    patience: Duration,
+    /// Which connected.
+    process: u32,
 }
 
 /// The session, and the thread that keeps it between calls.
@@ -95,7 +101,15 @@ impl Communicator {
             .spawn(move || keep(&theirs, ring))
             .map_err(no_thread)?;
         let kept = Some(KeptSession { shared, keeper, alarm });
-        Ok(Self { config, shape, title, kept, alone: Statistics::default() })
+        Ok(Self {
+            config,
+            shape,
+            title,
+            kept,
+            alone: Statistics::default(),
+            patience: Duration::ZERO,
+            process: std::process::id(),
+        })
     }
 
     fn alone(config: CommConfig) -> Result<Self, Error> {
@@ -108,7 +122,15 @@ impl Communicator {
         let shape = JobShape { ranks: 1, mtu: 1024, layout, relaxed: false };
         shape.check().map_err(Error::Config)?;
         let (title, alone) = ("nothing".into(), Statistics::default());
-        Ok(Self { config, shape, title, kept: None, alone })
+        Ok(Self {
+            config,
+            shape,
+            title,
+            kept: None,
+            alone,
+            patience: Duration::ZERO,
+            process: std::process::id(),
+        })
     }
 
     /// Replaces each element by the sum over all ranks' elements at its place: `i32` modulo 2^32, `f32` as
@@ -150,7 +172,7 @@ impl Communicator {
     }
 
     /// Starts an [`all_reduce`](Self::all_reduce) that goes on while the application does something else, and gives a handle that waits
-    /// for its sum. All-reduces are done in the order in which they are called for, by this call or others; the messages of the next one
+    /// for its sum. The buffer goes along, a vector or whatever else holds a slice, and comes back with it. All-reduces are done in the order in which they are called for, by this call or others; the messages of the next one
     /// go out as soon as the window has room that the one before has no more use for. So a gradient's buckets can be summed while
     /// the next ones are computed.
     ///
@@ -174,26 +196,62 @@ impl Communicator {
     /// # Errors
     /// See [`Error`]: what ends the communicator, or an element type that messages have no room for. Other errors come from
     /// [`Pending::wait`].
-    pub fn all_reduce_async<T: Element>(&mut self, data: Vec<T>) -> Result<Pending<T>, Error> {
+    pub fn all_reduce_async<T: Element, B>(&mut self, data: B) -> Result<Pending<B>, Error>
+    where
+        B: DerefMut<Target = [T]> + Send + 'static,
+    {
+        self.start(Slice(data), |owned| take_back(owned).map(|Slice(data)| data))
+    }
+
+    /// One [`all_reduce_async`](Self::all_reduce_async) of several tensors, as [`all_reduce_many`](Self::all_reduce_many).
+    /// [`Error::NonFinite`] counts their elements as those of one slice.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async).
+    pub fn all_reduce_many_async<T: Element, B>(&mut self, tensors: Vec<B>) -> Result<Pending<Vec<B>>, Error>
+    where
+        B: DerefMut<Target = [T]> + Send + 'static,
+    {
+        self.start(Slices::new(tensors), |owned| take_back(owned).map(|Slices { tensors, .. }| tensors))
+    }
+
+    /// Has operations that are started from now on wait for so long before they go on in flight, as if [`Pending::wait_for`] were called: for
+    /// callers who wait for each at once. What is over by then never wakes another thread. Zero at first.
+    pub fn wait_first(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// Starts an operation whose data the engine owns meanwhile.
+    pub(super) fn start<B>(
+        &mut self,
+        mut data: impl Data + Send + 'static,
+        back: Back<B>,
+    ) -> Result<Pending<B>, Error> {
+        forked(self.process)?;
         let Some(kept) = &self.kept else {
-            let mut data = data;
-            let outcome = self.all_reduce_alone(&mut Slice(&mut data), Instant::now());
-            return Ok(Pending::done(outcome.map(|report| (data, report))));
+            let outcome = self.all_reduce_alone(&mut data, Instant::now());
+            return Ok(Pending::done(outcome.map(|report| (Box::new(data) as Owned, report)), back));
         };
         let pending = {
             let mut session = kept.shared.take();
             let core = session.ready()?;
-            let (pending, promise) = Pending::new(Arc::clone(&kept.shared), core.retransmissions());
-            core.start(T::own(data), promise)?;
+            let (pending, promise) = Pending::new(Arc::clone(&kept.shared), core.retransmissions(), back);
+            core.start(Box::new(data), promise)?;
+            if !self.patience.is_zero() {
+                session.rest(Instant::now() + self.patience, self.patience, || pending.is_done());
+            }
             (self.shape, self.title) = (session.shape, session.title.clone());
             pending
         };
-        // It may be waiting for longer than it should now.
-        kept.wake();
+        if !pending.is_done() {
+            // The keeper may be waiting for longer than it should now.
+            kept.wake();
+        }
         Ok(pending)
     }
 
     fn reduce(&mut self, data: &mut dyn Data) -> Result<Report, Error> {
+        forked(self.process)?;
         let called = Instant::now();
         let Some(kept) = &self.kept else { return self.all_reduce_alone(data, called) };
         let mut session = kept.shared.take();
@@ -254,12 +312,17 @@ impl Communicator {
 
     /// Who sums: the box, until the ranks find that none does.
     pub fn mode(&self) -> Mode {
-        self.kept.as_ref().map_or(Mode::Ring, |kept| kept.shared.core().mode())
+        self.here().map_or(Mode::Ring, |kept| kept.shared.core().mode())
     }
 
     /// What this rank has done since it was connected.
     pub fn statistics(&self) -> Statistics {
-        self.kept.as_ref().map_or(self.alone, |kept| kept.shared.core().statistics())
+        self.here().map_or(self.alone, |kept| kept.shared.core().statistics())
+    }
+
+    /// In a process that was forked another thread's lock stays locked.
+    fn here(&self) -> Option<&KeptSession> {
+        self.kept.as_ref().filter(|_| forked(self.process).is_ok())
     }
 }
 
@@ -274,7 +337,11 @@ impl std::fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if let Some(kept) = self.kept.take() {
+        let Some(kept) = self.kept.take() else { return };
+        if forked(self.process).is_err() {
+            // It is the other process's to leave.
+            std::mem::forget(kept);
+        } else {
             let mut session = kept.shared.end();
             kept.wake();
             session.close();

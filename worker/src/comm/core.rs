@@ -116,7 +116,7 @@ impl Core {
 
     /// Drives what the engine owns the data of, for a while at the most.
     pub fn rest_for(&mut self, time: Duration) -> Result<(), Error> {
-        self.drive(Instant::now() + time, &mut Slice(&mut idle()))
+        self.drive(Instant::now() + time, &mut Slice(&mut idle()[..]))
     }
 
     /// An operation from its start to its end, behind those that are open.
@@ -139,7 +139,7 @@ impl Core {
     pub fn start(&mut self, data: Owned, promise: Promise) -> Result<(), Error> {
         let number = self.engine.start(Instant::now(), &mut *self.connections, Work::Owned(data))?;
         self.promises.push_back((number, promise));
-        self.engine.step(Instant::now(), &mut *self.connections, &mut Slice(&mut idle()));
+        self.engine.step(Instant::now(), &mut *self.connections, &mut Slice(&mut idle()[..]));
         self.deliver();
         self.send_now();
         Ok(())
@@ -179,7 +179,7 @@ impl Core {
                 way_back.in_vain(Instant::now());
                 return Ok(false);
             }
-            self.drive(Instant::now() + Duration::from_millis(1), &mut Slice(&mut idle()))?;
+            self.drive(Instant::now() + Duration::from_millis(1), &mut Slice(&mut idle()[..]))?;
         }
         Ok(is_due(self, way_back))
     }
@@ -235,7 +235,7 @@ impl Core {
         self.engine.abandon(&Error::Closed);
         self.deliver();
         while Instant::now() < until && !self.engine.may_leave(Instant::now() < patient) {
-            if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle())).is_err() {
+            if self.drive(Instant::now() + Duration::from_millis(10), &mut Slice(&mut idle()[..])).is_err() {
                 break;
             }
         }

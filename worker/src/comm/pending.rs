@@ -1,74 +1,116 @@
-//! An all-reduce that runs while the application does something else.
+//! An operation that runs while the application does something else.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::forked;
 use super::promise::{Promise, Settlement};
 use super::session::Session;
 use super::turns::Turns;
 use netsum_collective::error::Error;
-use netsum_collective::numeric::element::Element;
+use netsum_collective::numeric::element::Owned;
 use netsum_collective::report::Report;
 
 /// How long one who waits drives without looking whether another thread wants to.
 const SLICE: Duration = Duration::from_millis(10);
 
-/// An all-reduce in flight: what [`all_reduce_async`](super::Communicator::all_reduce_async) gives.
+/// Gives the caller back what the engine had.
+pub(super) type Back<B> = fn(Owned) -> Option<B>;
+
+/// An operation in flight: what [`all_reduce_async`](super::Communicator::all_reduce_async) gives, and the others.
 ///
-/// Dropped without [`wait`](Self::wait), the all-reduce goes on, because the other ranks need this one's part; its sum is thrown away.
+/// Dropped without [`wait`](Self::wait), the operation goes on, because the other ranks need this one's part; its result is thrown away.
 #[must_use = "the sum comes from `wait`"]
-pub struct Pending<T> {
+pub struct Pending<B> {
     settlement: Arc<Settlement>,
     /// `None` for what was done at once.
     turns: Option<Arc<Turns<Session>>>,
-    element: PhantomData<fn() -> T>,
+    back: Back<B>,
+    process: u32,
 }
 
-impl<T: Element> Pending<T> {
-    /// An all-reduce and who keeps the promise.
-    pub(super) fn new(turns: Arc<Turns<Session>>, retransmissions: Option<u64>) -> (Self, Promise) {
+impl<B> Pending<B> {
+    /// An operation and who keeps the promise.
+    pub(super) fn new(
+        turns: Arc<Turns<Session>>,
+        retransmissions: Option<u64>,
+        back: Back<B>,
+    ) -> (Self, Promise) {
         let (settlement, promise) = Promise::new(retransmissions);
-        (Self { settlement, turns: Some(turns), element: PhantomData }, promise)
+        (Self { settlement, turns: Some(turns), back, process: std::process::id() }, promise)
     }
 
     /// What is done already.
-    pub(super) fn done(outcome: Result<(Vec<T>, Report), Error>) -> Self {
+    pub(super) fn done(outcome: Result<(Owned, Report), Error>, back: Back<B>) -> Self {
         let settlement = Settlement::new(None);
-        settlement.settle(outcome.map(|(data, report)| (T::own(data), report)));
-        Self { settlement, turns: None, element: PhantomData }
+        settlement.settle(outcome);
+        Self { settlement, turns: None, back, process: std::process::id() }
     }
 
     /// Whether [`wait`](Self::wait) would return at once. Never blocks.
     pub fn is_done(&self) -> bool {
-        self.settlement.lock().is_some()
+        forked(self.process).is_err() || self.settlement.lock().is_some()
+    }
+
+    /// Has a function called once when [`wait`](Self::wait) would return at once; in the place of one that was given before. It may be
+    /// called at once, or by the thread that receives: it must be short, and must not call the communicator.
+    pub fn when_done(&self, call: impl FnOnce() + Send + 'static) {
+        self.settlement.call(Box::new(call));
     }
 
     /// Waits for the sum, and drives all that is in flight meanwhile.
     ///
     /// # Errors
     /// See [`Error`]; after [`Error::NonFinite`] the communicator can still be used. [`Error::Closed`] if the communicator was dropped
-    /// before the other ranks had come so far. The vector is gone with an error.
-    pub fn wait(self) -> Result<(Vec<T>, Report), Error> {
+    /// before the other ranks had come so far. The buffer is dropped with an error.
+    pub fn wait(self) -> Result<(B, Report), Error> {
         loop {
-            if let Some(outcome) = self.settlement.lock().take() {
-                let (data, report) = outcome?;
-                let other = || Error::Protocol("a sum of another type".to_owned());
-                return Ok((T::disown(data).ok_or_else(other)?, report));
+            if let Some(outcome) = self.take() {
+                return outcome;
+            }
+            self.wait_for(Duration::from_secs(1));
+        }
+    }
+
+    /// What [`wait`](Self::wait) would give, if it is there. Once: later it is never there.
+    pub fn take(&self) -> Option<Result<(B, Report), Error>> {
+        if let Err(error) = forked(self.process) {
+            return Some(Err(error));
+        }
+        let outcome = self.settlement.lock().take()?;
+        Some(outcome.and_then(|(data, report)| {
+            let other = || Error::Protocol("a sum of another type".to_owned());
+            Ok(((self.back)(data).ok_or_else(other)?, report))
+        }))
+    }
+
+    /// The same operation for somebody who has another hold of the buffer.
+    pub fn without_buffer(self) -> Pending<()> {
+        let Self { settlement, turns, process, .. } = self;
+        Pending { settlement, turns, back: |_| Some(()), process }
+    }
+
+    /// The same for so long at the most; whether it [is done](Self::is_done).
+    pub fn wait_for(&self, most: Duration) -> bool {
+        let until = Instant::now() + most;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if self.is_done() || left.is_zero() {
+                return self.is_done();
             }
             match self.turns.as_ref().and_then(|turns| turns.try_take().map(|turn| (turns, turn))) {
                 Some((turns, mut session)) => {
-                    while !self.is_done() && !turns.is_wanted() && session.rest(SLICE) {}
+                    session.rest(until, SLICE, || self.is_done() || turns.is_wanted());
                 }
                 // Another thread drives, and tells.
-                None => self.settlement.wait(SLICE),
+                None => self.settlement.wait(SLICE.min(left)),
             }
         }
     }
 }
 
-impl<T> std::fmt::Debug for Pending<T> {
+impl<B> std::fmt::Debug for Pending<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pending").field("done", &self.settlement.lock().is_some()).finish_non_exhaustive()
+        f.debug_struct("Pending").field("done", &self.is_done()).finish_non_exhaustive()
     }
 }

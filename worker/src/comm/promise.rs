@@ -12,9 +12,13 @@ use netsum_collective::report::Report;
 /// What is put into a settlement.
 type Settled = Result<(Owned, Report), Error>;
 
+/// What is called when it is there.
+type Call = Box<dyn FnOnce() + Send>;
+
 /// Where the outcome is put.
 pub(super) struct Settlement {
     settled: Mutex<Option<Settled>>,
+    call: Mutex<Option<Call>>,
     changed: Condvar,
     called: Instant,
     /// How many there were before.
@@ -24,7 +28,7 @@ pub(super) struct Settlement {
 impl Settlement {
     pub fn new(retransmissions: Option<u64>) -> Arc<Self> {
         let (settled, changed, called) = (Mutex::new(None), Condvar::new(), Instant::now());
-        Arc::new(Self { settled, changed, called, retransmissions })
+        Arc::new(Self { settled, call: Mutex::new(None), changed, called, retransmissions })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Option<Settled>> {
@@ -32,8 +36,24 @@ impl Settlement {
     }
 
     pub fn settle(&self, outcome: Settled) {
-        *self.lock() = Some(outcome);
+        let call = {
+            let mut settled = self.lock();
+            *settled = Some(outcome);
+            self.call.lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
         self.changed.notify_all();
+        call.into_iter().for_each(|call| call());
+    }
+
+    /// Calls when it is settled, at once if it is.
+    pub fn call(&self, call: Call) {
+        let settled = self.lock();
+        if settled.is_none() {
+            *self.call.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
+        } else {
+            drop(settled);
+            call();
+        }
     }
 
     pub fn wait(&self, most: Duration) {

@@ -87,9 +87,16 @@ impl Session {
         outcome?.report(elapsed, again)
     }
 
-    /// Drives for a while at the most. Whether it makes sense to go on.
-    pub fn rest(&mut self, time: Duration) -> bool {
-        self.core.as_mut().is_some_and(|core| core.rest_for(time).is_ok())
+    /// Drives until `is_over`, or for a while at the most, in steps after which one looks.
+    pub fn rest(&mut self, until: Instant, step: Duration, is_over: impl Fn() -> bool) {
+        let Some(core) = &mut self.core else { return };
+        while !is_over() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || core.rest_for(step.min(left)).is_err() {
+                break;
+            }
+        }
+        core.send_now();
     }
 
     /// Joins again and connects anew, as all ranks do at this moment. Where they cannot join they go on over the present connections. The

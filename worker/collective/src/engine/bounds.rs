@@ -57,7 +57,7 @@ impl Rank {
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.hear(&Frame::Hello { shape: SHAPE, rank: 0 }, &[]);
         rank.hear(&Frame::Run(5), &[]);
-        rank.engine.start(now, &mut rank.told, Work::Lent(&Slice(&mut rank.data))).unwrap();
+        rank.engine.start(now, &mut rank.told, Work::Lent(&Slice(&mut rank.data[..]))).unwrap();
         rank
     }
 
@@ -76,13 +76,13 @@ impl Rank {
         frame.encode_to(&mut data);
         data.extend_from_slice(lanes);
         self.told.arrived.push(ChannelEvent::Received { channel: Channel::PlainIn, data });
-        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data));
+        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data[..]));
     }
 
     /// What ended it, at once or when nobody has explained a contradiction.
     fn failure(mut self) -> String {
         self.now += Duration::from_secs(4);
-        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data));
+        self.engine.step(self.now, &mut self.told, &mut Slice(&mut self.data[..]));
         match self.engine.failure() {
             Some(Error::Protocol(text) | Error::Mismatch(text)) => text.clone(),
             other => panic!("{other:?}"),

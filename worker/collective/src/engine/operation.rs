@@ -158,7 +158,7 @@ impl Engine {
 
     fn build(&self, op: &Operation, lent: &dyn Data, id: MessageId, message: &Message, out: &mut Buffer) {
         let ring = id.ring;
-        let data: &dyn Data = op.data.as_ref().map_or(lent, |data| data);
+        let data: &dyn Data = op.data.as_ref().map_or(lent, |data| &**data);
         let last = self.rings[ring as usize].lasts.of(message);
         out.resize(message.len(last));
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
@@ -281,7 +281,7 @@ impl Engine {
                     op.non_finite = Some(range);
                 }
             } else {
-                let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| data);
+                let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| &mut **data);
                 data.store(range, scale, values);
             }
         }

@@ -27,7 +27,7 @@ impl Work<'_> {
     fn data(&self) -> &dyn Data {
         match self {
             Self::Lent(data) => *data,
-            Self::Owned(data) => data,
+            Self::Owned(data) => &**data,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The element types of an all-reduce.
 
-use std::ops::Range;
+use std::any::Any;
+use std::ops::{Deref, DerefMut, Range};
 
 use super::quant::{self, Scale};
 
@@ -57,14 +58,6 @@ pub trait Element:
     /// The data type.
     const DTYPE: Dtype;
 
-    /// Gives a vector to the engine.
-    #[doc(hidden)]
-    fn own(x: Vec<Self>) -> Owned;
-
-    /// Takes it back; `None` if it is of another type.
-    #[doc(hidden)]
-    fn disown(x: Owned) -> Option<Vec<Self>>;
-
     /// For floats the largest exponent (see [`quant::bucket`]).
     #[doc(hidden)]
     fn bucket(x: &[Self]) -> u8;
@@ -76,21 +69,14 @@ pub trait Element:
     /// Reads elements from summed lanes. Floats need a scale; without one they are left as they are.
     #[doc(hidden)]
     fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]);
+
+    /// Divides floats; integers have no average.
+    #[doc(hidden)]
+    fn divide(x: &mut [Self], by: f32);
 }
 
 impl Element for i32 {
     const DTYPE: Dtype = Dtype::I32;
-
-    fn own(x: Vec<Self>) -> Owned {
-        Owned::I32(x)
-    }
-
-    fn disown(x: Owned) -> Option<Vec<Self>> {
-        match x {
-            Owned::I32(x) => Some(x),
-            _ => None,
-        }
-    }
 
     fn bucket(_: &[Self]) -> u8 {
         0
@@ -107,21 +93,12 @@ impl Element for i32 {
             *out = i32::from_le_bytes(*sum);
         }
     }
+
+    fn divide(_: &mut [Self], _: f32) {}
 }
 
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
-
-    fn own(x: Vec<Self>) -> Owned {
-        Owned::F32(x)
-    }
-
-    fn disown(x: Owned) -> Option<Vec<Self>> {
-        match x {
-            Owned::F32(x) => Some(x),
-            _ => None,
-        }
-    }
 
     fn bucket(x: &[Self]) -> u8 {
         quant::bucket(x)
@@ -139,6 +116,10 @@ impl Element for f32 {
             scale.restore(sums, out);
         }
     }
+
+    fn divide(x: &mut [Self], by: f32) {
+        x.iter_mut().for_each(|x| *x /= by);
+    }
 }
 
 /// A slice under reduction, whatever its type: what the engine reads contributions from and writes results to.
@@ -151,10 +132,10 @@ pub trait Data {
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]);
 }
 
-/// A borrowed slice as [`Data`].
-pub struct Slice<'a, T>(pub &'a mut [T]);
+/// A slice as [`Data`], borrowed or by what holds it.
+pub struct Slice<B>(pub B);
 
-impl<T: Element> Data for Slice<'_, T> {
+impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
     fn dtype(&self) -> Dtype {
         T::DTYPE
     }
@@ -172,22 +153,24 @@ impl<T: Element> Data for Slice<'_, T> {
     }
 }
 
-/// Several borrowed slices as [`Data`]: their concatenation, without a copy of it.
-pub struct Slices<'a, 'b, T> {
-    tensors: &'a mut [&'b mut [T]],
+/// Several slices as [`Data`]: their concatenation, without a copy of it.
+pub struct Slices<S> {
+    pub tensors: S,
     /// Where each ends in the concatenation.
     ends: Vec<usize>,
 }
 
-impl<'a, 'b, T> Slices<'a, 'b, T> {
-    pub fn new(tensors: &'a mut [&'b mut [T]]) -> Self {
+impl<T, B: Deref<Target = [T]>, S: Deref<Target = [B]>> Slices<S> {
+    pub fn new(tensors: S) -> Self {
         let ends = tensors.iter().scan(0, |end, tensor| {
             *end += tensor.len();
             Some(*end)
         });
         Self { ends: ends.collect(), tensors }
     }
+}
 
+impl<S> Slices<S> {
     /// The tensor that an element of the concatenation belongs to, and its place there.
     pub fn locate(&self, element: usize) -> (usize, usize) {
         let tensor = self.ends.partition_point(|end| *end <= element);
@@ -213,7 +196,7 @@ fn parts(ends: &[usize], range: Range<usize>) -> impl Iterator<Item = (usize, Ra
     })
 }
 
-impl<T: Element> Data for Slices<'_, '_, T> {
+impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for Slices<S> {
     fn dtype(&self) -> Dtype {
         T::DTYPE
     }
@@ -236,44 +219,24 @@ impl<T: Element> Data for Slices<'_, '_, T> {
     }
 }
 
-/// A vector that the engine owns while it is reduced.
+/// What the engine owns while it is reduced; whoever gave it knows its type.
 #[doc(hidden)]
-#[derive(Clone, Debug)]
-pub enum Owned {
-    I32(Vec<i32>),
-    F32(Vec<f32>),
+pub trait OwnedData: Data + Any + Send {}
+
+impl<D: Data + Any + Send> OwnedData for D {}
+
+/// See [`OwnedData`].
+#[doc(hidden)]
+pub type Owned = Box<dyn OwnedData>;
+
+/// What was given to the engine, by its type; `None` if it is of another.
+pub fn take_back<D: Data + Any>(owned: Owned) -> Option<D> {
+    (owned as Box<dyn Any>).downcast().ok().map(|data| *data)
 }
 
-impl Data for Owned {
-    fn dtype(&self) -> Dtype {
-        match self {
-            Self::I32(_) => Dtype::I32,
-            Self::F32(_) => Dtype::F32,
-        }
-    }
-    fn len(&self) -> usize {
-        match self {
-            Self::I32(x) => x.len(),
-            Self::F32(x) => x.len(),
-        }
-    }
-    fn bucket(&self, range: Range<usize>) -> u8 {
-        match self {
-            Self::I32(x) => i32::bucket(&x[range]),
-            Self::F32(x) => f32::bucket(&x[range]),
-        }
-    }
-    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
-        match self {
-            Self::I32(x) => i32::to_lanes(&x[range], scale, out),
-            Self::F32(x) => f32::to_lanes(&x[range], scale, out),
-        }
-    }
-    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
-        match self {
-            Self::I32(x) => i32::from_lanes(sums, scale, &mut x[range]),
-            Self::F32(x) => f32::from_lanes(sums, scale, &mut x[range]),
-        }
+impl std::fmt::Debug for dyn OwnedData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.len(), self.dtype())
     }
 }
 
@@ -309,7 +272,7 @@ mod tests {
             let range = from.min(to).min(len)..from.max(to).min(len);
             let scale = Scale::new(bucket, 3);
             let mut tensors = cut(&mut copy, &cuts);
-            let (mut one, mut many) = (Slice(&mut whole), Slices::new(&mut tensors));
+            let (mut one, mut many) = (Slice(&mut whole[..]), Slices::new(&mut tensors[..]));
             prop_assert_eq!(one.len(), many.len());
             prop_assert_eq!(one.bucket(range.clone()), many.bucket(range.clone()));
             let (mut a, mut b) = (vec![7; range.len() * 4], vec![9; range.len() * 4]);

@@ -9,6 +9,7 @@
 //!
 //! Pure: no I/O, no clock.
 
+pub mod collectives;
 pub mod element;
 pub mod layout;
 pub mod quant;

@@ -12,7 +12,7 @@ use super::rng::Rng;
 use super::vector::Vector;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::error::Error;
-use crate::numeric::element::Slice;
+use crate::numeric::element::{Slice, take_back};
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
 use crate::shape::JobShape;
@@ -356,10 +356,10 @@ impl Sim {
         loop {
             match &mut host.current {
                 Some(data) => host.engine.step(now, &mut host.stack, data),
-                None => host.engine.step(now, &mut host.stack, &mut Slice::<i32>(&mut [])),
+                None => host.engine.step(now, &mut host.stack, &mut Slice::<&mut [i32]>(&mut [])),
             }
             while let Some(Outcome { result, data, .. }) = host.engine.outcome() {
-                if let Some(data) = data.map(Vector::from).or_else(|| host.current.take()) {
+                if let Some(data) = data.and_then(take_back).or_else(|| host.current.take()) {
                     host.results.push((result, data, elapsed));
                 }
             }
@@ -401,7 +401,7 @@ impl Sim {
             host.begun += 1;
             let Spec { depth, blocking, .. } = self.spec;
             let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
-            let work = if blocking { Work::Lent(&data) } else { Work::Owned(data.clone().into()) };
+            let work = if blocking { Work::Lent(&data) } else { Work::Owned(Box::new(data.clone())) };
             match host.engine.start(now, &mut host.stack, work) {
                 Ok(_) if blocking => host.current = Some(data),
                 Ok(_) => {}

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::rng::Rng;
-use crate::numeric::element::{Data, Dtype, Owned};
+use crate::numeric::element::{Data, Dtype};
 use crate::numeric::layout::Layout;
 use crate::numeric::quant::Scale;
 use crate::numeric::reference::reference_sum;
@@ -51,24 +51,6 @@ impl Vector {
             Self::I(reference_sum(&i, layout)).bits()
         } else {
             Self::F(reference_sum(&f, layout)).bits()
-        }
-    }
-}
-
-impl From<Vector> for Owned {
-    fn from(x: Vector) -> Self {
-        match x {
-            Vector::I(x) => Self::I32(x),
-            Vector::F(x) => Self::F32(x),
-        }
-    }
-}
-
-impl From<Owned> for Vector {
-    fn from(x: Owned) -> Self {
-        match x {
-            Owned::I32(x) => Self::I(x),
-            Owned::F32(x) => Self::F(x),
         }
     }
 }

@@ -1,0 +1,421 @@
+//! The communicator.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Settings};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use crate::errors::{argument, raised};
+use crate::memory::{Kind, Memory};
+use crate::work::{Report, SIGNALS, Work};
+
+/// A member of a job. All ranks call for the same operations in the same order. Threads may share it; the order of their calls is theirs
+/// to keep the same at all ranks.
+#[pyclass(frozen, module = "netsum", subclass)]
+pub struct Communicator {
+    /// `None` when it is closed.
+    inner: Mutex<Option<netsum_worker::Communicator>>,
+    #[pyo3(get)]
+    /// This rank, from 0.
+    rank: u32,
+    #[pyo3(get)]
+    /// Ranks of the job.
+    ranks: u32,
+    /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
+    process: u32,
+    /// Whether a box should sum, and none has; `None` where there is none to.
+    fallen_back: Option<Arc<AtomicBool>>,
+}
+
+/// What the environment and `settings` come to: rank, ranks, ip, controller, job, peers.
+#[pyfunction]
+pub fn resolve<'py>(py: Python<'py>, settings: BTreeMap<String, String>) -> PyResult<Bound<'py, PyDict>> {
+    let config = configuration(py, &settings)?;
+    let found = PyDict::new(py);
+    found.set_item("rank", config.rank)?;
+    found.set_item("ranks", config.ranks)?;
+    found.set_item("ip", config.ip.to_string())?;
+    match &config.bootstrap {
+        Bootstrap::Controller { address, job, .. } => {
+            found.set_item("controller", address)?;
+            found.set_item("job", job)?;
+        }
+        Bootstrap::Static { peers, .. } => {
+            found.set_item("peers", peers.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+        }
+    }
+    Ok(found)
+}
+
+fn configuration(py: Python<'_>, settings: &BTreeMap<String, String>) -> PyResult<CommConfig> {
+    let mut all = Settings::from_environment();
+    let set = settings.iter().try_for_each(|(name, value)| all.set(name, value));
+    set.and_then(|()| py.detach(|| all.config())).map_err(|e| raised(py, &e))
+}
+
+/// Joins the job that the environment and `settings` tell of, and returns when all ranks are there.
+#[pyfunction]
+pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<Communicator> {
+    let config = configuration(py, &settings)?;
+    let has_box = matches!(config.bootstrap, Bootstrap::Controller { .. });
+    let (told, mut answer) = mpsc::channel();
+    // In a thread of its own: Ctrl-C ends the wait.
+    std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(move || {
+        let _ = told.send(netsum_worker::Communicator::connect(config));
+    })?;
+    loop {
+        let answer = &mut answer;
+        match py.detach(move || answer.recv_timeout(SIGNALS)) {
+            Ok(Ok(comm)) => {
+                let (rank, ranks) = (comm.rank(), comm.ranks());
+                let fallen_back = (has_box && ranks > 1).then(Arc::default);
+                return Ok(Communicator {
+                    inner: Mutex::new(Some(comm)),
+                    rank,
+                    ranks,
+                    process: std::process::id(),
+                    fallen_back,
+                });
+            }
+            Ok(Err(error)) => return Err(raised(py, &error)),
+            Err(RecvTimeoutError::Disconnected) => return Err(raised(py, &Error::Closed)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+        }
+    }
+}
+
+fn op(py: Python<'_>, name: &str) -> PyResult<Op> {
+    match name {
+        "sum" => Ok(Op::Sum),
+        "avg" => Ok(Op::Average),
+        _ => Err(argument(py, &format!("op {name:?}: netsum has \"sum\" and \"avg\""))),
+    }
+}
+
+/// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
+const SOON: Duration = Duration::from_millis(1);
+
+type Inner = netsum_worker::Communicator;
+
+impl Communicator {
+    /// Calls the communicator without Python's lock.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Inner) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        if !self.is_here() {
+            return Err(raised(py, &Error::Forked));
+        }
+        let called = py.detach(|| match &mut *self.lock() {
+            Some(comm) => call(comm),
+            None => Err(Error::Closed),
+        });
+        called.map_err(|error| raised(py, &error))
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Inner>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work<B: Send>(
+        &self,
+        py: Python<'_>,
+        first: Duration,
+        start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
+    ) -> PyResult<Work> {
+        self.with(py, |comm| {
+            comm.wait_first(first);
+            start(comm).map(|pending| Work::new(pending.without_buffer(), self.fallen_back.clone()))
+        })
+    }
+
+    fn reduce_in_place<T: Element>(
+        &self,
+        py: Python<'_>,
+        memory: Memory,
+        op: Op,
+        root: Option<u32>,
+        first: Duration,
+    ) -> PyResult<Work> {
+        let elements = memory.elements::<T>(py)?;
+        self.work(py, first, move |comm| comm.reduce_async(elements, op, root))
+    }
+
+    fn reduce_many<T: Element>(
+        &self,
+        py: Python<'_>,
+        memories: Vec<Memory>,
+        first: Duration,
+    ) -> PyResult<Work> {
+        if let Some(other) = memories.iter().find(|other| other.kind != memories[0].kind) {
+            let text =
+                format!("arrays of dtype {} and {}: one operation sums one", memories[0].dtype, other.dtype);
+            return Err(argument(py, &text));
+        }
+        let elements =
+            memories.into_iter().map(|memory| memory.elements::<T>(py)).collect::<Result<Vec<_>, _>>()?;
+        self.work(py, first, move |comm| comm.all_reduce_many_async(elements))
+    }
+
+    fn scatter<T: Element>(
+        &self,
+        py: Python<'_>,
+        input: Memory,
+        output: Memory,
+        op: Op,
+        first: Duration,
+    ) -> PyResult<Work> {
+        let (input, output) = (input.elements::<T>(py)?, output.elements::<T>(py)?);
+        self.work(py, first, move |comm| comm.reduce_scatter_async(input, output, op))
+    }
+}
+
+/// Operations, started: in flight after `first` at the latest.
+impl Communicator {
+    fn start_all_reduce(&self, array: &Bound<'_, PyAny>, op: &str, first: Duration) -> PyResult<Work> {
+        let py = array.py();
+        if !array.is_instance_of::<PyList>() && !array.is_instance_of::<PyTuple>() {
+            return self.start_reduce(array, None, op, first);
+        }
+        let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
+        if self::op(py, op)? != Op::Sum {
+            return Err(argument(py, "a list of arrays is summed (\"sum\"): divide the sums"));
+        }
+        let memories: Vec<_> =
+            arrays.iter().map(|array| Memory::of(array, true)).collect::<Result<_, _>>()?;
+        match memories.first().map_or(Kind::F32, |memory| memory.kind) {
+            Kind::I32 => self.reduce_many::<i32>(py, memories, first),
+            Kind::F32 => self.reduce_many::<f32>(py, memories, first),
+            Kind::Other => Err(memories[0].no_sum(py)),
+        }
+    }
+
+    fn start_reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        root: Option<u32>,
+        op: &str,
+        first: Duration,
+    ) -> PyResult<Work> {
+        let py = array.py();
+        let (op, memory) = (self::op(py, op)?, Memory::of(array, true)?);
+        match memory.kind {
+            Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, first),
+            Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, first),
+            Kind::Other => Err(memory.no_sum(py)),
+        }
+    }
+
+    fn start_reduce_scatter(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        op: &str,
+        first: Duration,
+    ) -> PyResult<Work> {
+        let py = output.py();
+        let op = self::op(py, op)?;
+        let (input, output) = (Memory::of(input, false)?, Memory::of(output, true)?);
+        if input.dtype != output.dtype {
+            let text = format!(
+                "input of dtype {} and output of {}: they must be of the same",
+                input.dtype, output.dtype
+            );
+            return Err(argument(py, &text));
+        }
+        match input.kind {
+            Kind::I32 => self.scatter::<i32>(py, input, output, op, first),
+            Kind::F32 => self.scatter::<f32>(py, input, output, op, first),
+            Kind::Other => Err(input.no_sum(py)),
+        }
+    }
+
+    fn start_broadcast(&self, array: &Bound<'_, PyAny>, root: u32, first: Duration) -> PyResult<Work> {
+        let memory = Memory::of(array, true)?.into_bytes();
+        self.work(array.py(), first, move |comm| comm.broadcast_async(memory, root))
+    }
+
+    fn start_all_gather(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        first: Duration,
+    ) -> PyResult<Work> {
+        let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
+        self.work(output.py(), first, move |comm| comm.all_gather_async(from, to))
+    }
+
+    fn start_all_to_all(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        first: Duration,
+    ) -> PyResult<Work> {
+        let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
+        self.work(output.py(), first, move |comm| comm.all_to_all_async(from, to))
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    /// Replaces each element by the sum of all ranks' elements at its place, or their average ("avg"), in place. The same bits at every rank.
+    /// A list of arrays of one dtype is summed as if they were one behind the other, in one operation: the way for many small ones.
+    #[pyo3(signature = (array, op="sum"))]
+    fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Report> {
+        self.start_all_reduce(array, op, SOON)?.wait(array.py(), None)
+    }
+
+    /// As all_reduce, in flight.
+    #[pyo3(signature = (array, op="sum"))]
+    fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Work> {
+        self.start_all_reduce(array, op, Duration::ZERO)
+    }
+
+    /// As all_reduce, but only rank `root` gets the result. None is all ranks.
+    #[pyo3(signature = (array, root, op="sum"))]
+    fn reduce(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Report> {
+        self.start_reduce(array, root, op, SOON)?.wait(array.py(), None)
+    }
+
+    /// As reduce, in flight.
+    #[pyo3(signature = (array, root, op="sum"))]
+    fn reduce_async(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Work> {
+        self.start_reduce(array, root, op, Duration::ZERO)
+    }
+
+    /// Sums `input`, and puts the rank-th part of the sum into `output`.
+    #[pyo3(signature = (output, input, op="sum"))]
+    fn reduce_scatter(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        op: &str,
+    ) -> PyResult<Report> {
+        self.start_reduce_scatter(output, input, op, SOON)?.wait(output.py(), None)
+    }
+
+    /// As reduce_scatter, in flight.
+    #[pyo3(signature = (output, input, op="sum"))]
+    fn reduce_scatter_async(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        op: &str,
+    ) -> PyResult<Work> {
+        self.start_reduce_scatter(output, input, op, Duration::ZERO)
+    }
+
+    /// Gives all ranks the array of rank `root`, of any dtype, in place.
+    fn broadcast(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Report> {
+        self.start_broadcast(array, root, SOON)?.wait(array.py(), None)
+    }
+
+    /// As broadcast, in flight.
+    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Work> {
+        self.start_broadcast(array, root, Duration::ZERO)
+    }
+
+    /// Puts the inputs of all ranks, of any dtype, into `output`, one behind the other.
+    fn all_gather(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
+        self.start_all_gather(output, input, SOON)?.wait(output.py(), None)
+    }
+
+    /// As all_gather, in flight.
+    fn all_gather_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+        self.start_all_gather(output, input, Duration::ZERO)
+    }
+
+    /// Puts the rank-th part of each rank's input, of any dtype, into `output`, one behind the other.
+    fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
+        self.start_all_to_all(output, input, SOON)?.wait(output.py(), None)
+    }
+
+    /// As all_to_all, in flight.
+    fn all_to_all_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
+        self.start_all_to_all(output, input, Duration::ZERO)
+    }
+
+    /// Returns once all ranks have called it, and all that was in flight before is done.
+    fn barrier(&self, py: Python<'_>) -> PyResult<Report> {
+        self.work(py, SOON, Inner::barrier_async)?.wait(py, None)
+    }
+
+    /// As barrier, in flight.
+    fn barrier_async(&self, py: Python<'_>) -> PyResult<Work> {
+        self.work(py, Duration::ZERO, Inner::barrier_async)
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_what))]
+    fn __exit__(&self, py: Python<'_>, _what: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<netsum.Communicator: rank {} of {}>", self.rank, self.ranks)
+    }
+
+    /// Who sums: "box", or "ring", the ranks themselves.
+    #[getter]
+    fn mode(&self, py: Python<'_>) -> PyResult<&'static str> {
+        self.with(py, |comm| Ok(comm.mode().name()))
+    }
+
+    /// What carries this rank's packets.
+    #[getter]
+    fn transport(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |comm| Ok(comm.transport().to_owned()))
+    }
+
+    /// What this rank has done since it was connected, by name.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let s = self.with(py, |comm| Ok(comm.statistics()))?;
+        let all = PyDict::new(py);
+        for (name, value) in [
+            ("all_reduces", s.all_reduces),
+            ("verified", s.verified),
+            ("unsummed", s.unsummed),
+            ("wrong", s.wrong),
+            ("fall_backs", s.fall_backs),
+            ("box_bytes", s.box_bytes),
+            ("ring_bytes", s.ring_bytes),
+            ("renewals", s.renewals),
+        ] {
+            all.set_item(name, value)?;
+        }
+        Ok(all)
+    }
+
+    /// Leaves the job. Operations in flight are completed where the other ranks get there within two seconds; others raise ClosedError.
+    fn close(&self, py: Python<'_>) {
+        if self.is_here() {
+            py.detach(|| {
+                let comm = self.lock().take();
+                drop(comm);
+            });
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let comm = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if comm.is_some() {
+            // It waits for other ranks.
+            Python::attach(|py| py.detach(|| drop(comm)));
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The Python module `netsum._netsum`, which the package `netsum` is a face of.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`communicator`] | `Communicator` |
+//! | [`work`] | `Work`: an operation in flight |
+//! | [`memory`] | memory of Python's objects, by the buffer protocol or [`dlpack`] |
+//! | [`errors`] | Python's exceptions |
+
+mod communicator;
+mod dlpack;
+mod errors;
+mod memory;
+mod work;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _netsum {
+    #[pymodule_export]
+    use super::communicator::{Communicator, connect, resolve};
+    #[pymodule_export]
+    use super::work::{Report, Work};
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,62 @@
+"""What ranks of a job on a box do: python box.py NAME. They stop at words on standard input."""
+
+import sys
+import warnings
+
+import numpy
+
+import netsum
+
+
+def told(word):
+    print(word, flush=True)
+    sys.stdin.readline()
+
+
+def sums():
+    """All collectives through the box, and the fall-back when it is gone."""
+    warnings.simplefilter("always")
+    comm = netsum.init(timeout=5)
+    ranks, others = comm.ranks, comm.ranks * (comm.ranks - 1) // 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in (numpy.float32, numpy.int32):
+            x = numpy.arange(300_000, dtype=dtype) + comm.rank
+            report = comm.all_reduce(x)
+            assert report.mode == "box" and report.verified > 0, report
+            assert (x == numpy.arange(300_000, dtype=dtype) * ranks + others).all(), x
+        arrays = [numpy.full(20_000, comm.rank + i, dtype=numpy.float32) for i in range(30)]
+        works = [comm.all_reduce_async(x, "avg") for x in arrays]
+        assert all(work.wait().mode == "box" for work in works)
+        assert all((x == i + others / ranks).all() for i, x in enumerate(arrays))
+        out = numpy.zeros(ranks * 5000, dtype=numpy.int64)
+        assert comm.all_gather(out, numpy.arange(5000) + comm.rank * 5000).mode == "box"
+        assert (out == numpy.arange(ranks * 5000)).all()
+        assert comm.broadcast(out, 2).mode == "box"
+        part = numpy.zeros(9000, dtype=numpy.float32)
+        assert comm.reduce_scatter(part, numpy.arange(ranks * 9000, dtype=numpy.float32)).mode == "box"
+        assert (part == (numpy.arange(9000) + 9000 * comm.rank) * ranks).all()
+    statistics = comm.statistics()
+    assert comm.mode == "box" and statistics["fall_backs"] == statistics["ring_bytes"] == 0, statistics
+    told("summed")
+    with warnings.catch_warnings(record=True) as caught:
+        x = numpy.full(100_000, comm.rank, dtype=numpy.float32)
+        report = comm.all_reduce(x)
+        comm.all_reduce(numpy.ones(3, dtype=numpy.float32))
+    assert report.mode == "ring" and (x == others).all(), report
+    assert [w.category for w in caught] == [netsum.NoBoxWarning], caught
+    assert "netsum diagnose" in str(caught[0].message) and caught[0].filename == __file__, caught[0]
+    print("fell back", flush=True)
+
+
+def refused():
+    """A job that says no: the text that a user sees."""
+    try:
+        netsum.init()
+        print("joined", flush=True)
+    except netsum.Error as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

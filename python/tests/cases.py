@@ -1,0 +1,372 @@
+"""What ranks do: python cases.py NAME."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy
+
+import netsum
+
+
+def raises(kind, word, call, *arguments, **more):
+    try:
+        call(*arguments, **more)
+    except kind as error:
+        assert word in str(error), error
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def sums():
+    with netsum.init() as comm:
+        others = comm.ranks * (comm.ranks - 1) // 2
+        for length in (0, 1, 7, 100_003):
+            for dtype in (numpy.float32, numpy.int32, numpy.uint32):
+                x = numpy.full(length, comm.rank + 1, dtype=dtype)
+                where = x.ctypes.data
+                report = comm.all_reduce(x)
+                assert x.ctypes.data == where and (x == others + comm.ranks).all(), x
+                assert report.mode == "ring" and report.elapsed > 0, report
+        x = numpy.full((3, 5), comm.rank, dtype=numpy.float32)
+        comm.all_reduce(x, "avg")
+        assert (x == numpy.float32(others) / numpy.float32(comm.ranks)).all(), x
+        x = numpy.arange(24, dtype=numpy.int32).reshape(4, 6)
+        comm.all_reduce(x[1:3])  # contiguous
+        assert (x[1:3].ravel() == numpy.arange(6, 18) * comm.ranks).all() and x[0, 1] == 1 and x[3, 5] == 23
+        many = [numpy.full(n, comm.rank + n, dtype=numpy.float32) for n in (1, 40_000, 0, 3)]
+        comm.all_reduce(many)
+        assert all((x == others + comm.ranks * len(x)).all() for x in many)
+        array = memoryview(bytearray(8)).cast("i")
+        array[1] = 2
+        comm.all_reduce(array)
+        assert array.tolist() == [0, 2 * comm.ranks]
+        assert comm.statistics()["all_reduces"] == 16, comm.statistics()
+        assert comm.transport == "UDP" and repr(comm) == f"<netsum.Communicator: rank {comm.rank} of {comm.ranks}>"
+    raises(netsum.ClosedError, "closed", comm.all_reduce, x)
+    comm.close()
+
+
+def moves():
+    with netsum.init() as comm:
+        for root in range(comm.ranks):
+            x = numpy.arange(5, dtype=numpy.float64) + comm.rank * 10
+            comm.broadcast(x, root)
+            assert (x == numpy.arange(5) + root * 10).all(), x
+            x = numpy.full(3, comm.rank + 1, dtype=numpy.int32)
+            comm.reduce(x, root)
+            assert (x == (comm.ranks * (comm.ranks + 1) // 2 if comm.rank == root else comm.rank + 1)).all()
+        # 3 bytes: no whole lane
+        out = numpy.zeros(3 * comm.ranks, dtype=numpy.uint8)
+        comm.all_gather(out, bytes([comm.rank, 200, 7]))
+        assert out.tolist() == [b for rank in range(comm.ranks) for b in (rank, 200, 7)], out
+        out = numpy.zeros(comm.ranks, dtype=numpy.float16)
+        comm.all_to_all(out, numpy.arange(comm.ranks, dtype=numpy.float16) + 100 * comm.rank)
+        assert out.tolist() == [100 * rank + comm.rank for rank in range(comm.ranks)], out
+        part = numpy.zeros(1000, dtype=numpy.float32)
+        whole = numpy.arange(1000 * comm.ranks, dtype=numpy.float32)
+        comm.reduce_scatter(part, whole, "avg")
+        assert (part == numpy.arange(1000) + 1000 * comm.rank).all(), part
+        assert (whole == numpy.arange(1000 * comm.ranks)).all()
+
+
+def arguments():
+    with netsum.init() as comm:
+        f = numpy.float32
+        bad = netsum.ArgumentError
+        raises(bad, "float64", comm.all_reduce, numpy.zeros(3))
+        raises(bad, "astype", comm.all_reduce, numpy.zeros(3, dtype=numpy.float16))
+        raises(bad, "int64", comm.all_reduce, numpy.zeros(3, dtype=numpy.int64))
+        raises(bad, "not contiguous", comm.all_reduce, numpy.zeros(6, dtype=f)[::2])
+        raises(bad, "not contiguous", comm.all_reduce, numpy.zeros((3, 2), dtype=f).T)
+        raises(bad, "float32", comm.all_reduce, numpy.zeros(6, dtype=">f4"))
+        raises(bad, "read-only", comm.all_reduce, memoryview(bytes(8)).cast("f"))
+        raises(bad, "aligned", comm.all_reduce, numpy.frombuffer(bytearray(9), dtype=f, offset=1, count=2))
+        raises(bad, "neither the buffer protocol nor DLPack", comm.all_reduce, 3.0)
+        raises(bad, "a str has neither", comm.all_reduce, ["x", "y"])
+        raises(bad, "op \"max\"", comm.all_reduce, numpy.zeros(3, dtype=f), "max")
+        raises(bad, "average", comm.all_reduce, numpy.zeros(3, dtype=numpy.int32), "avg")
+        raises(bad, "root 9: 0 to 1", comm.broadcast, numpy.zeros(3), 9)
+        raises(bad, "times as long", comm.all_gather, numpy.zeros(3), numpy.zeros(3))
+        raises(bad, "times as long", comm.reduce_scatter, numpy.zeros(3, dtype=f), numpy.zeros(3, dtype=f))
+        raises(bad, "of the same", comm.reduce_scatter, numpy.zeros(3, dtype=f), numpy.zeros(6, dtype=numpy.int32))
+        raises(bad, "one operation sums one", comm.all_reduce, [numpy.zeros(3, dtype=f), numpy.zeros(3, dtype="i4")])
+        raises(netsum.NonFiniteError, "infinity", comm.all_reduce, numpy.full(3, numpy.inf, dtype=f))
+        assert issubclass(bad, ValueError) and issubclass(bad, netsum.Error)
+        comm.barrier()  # it can still be used
+
+
+class OnlyDLPack:
+    """A tensor of a library that numpy stands in for."""
+
+    def __init__(self, array, versions=True, device=(1, 0)):
+        self.array, self.versions, self.device = array, versions, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **arguments):
+        if arguments and not self.versions:
+            raise TypeError("unexpected keyword argument")
+        return self.array.__dlpack__(**arguments)
+
+
+def dlpack():
+    with netsum.init() as comm:
+        for versions in (True, False):
+            x = numpy.full(1000, comm.rank + 1, dtype=numpy.float32)
+            references = sys.getrefcount(x)
+            tensor = OnlyDLPack(x[100:], versions)
+            comm.all_reduce(tensor)
+            assert (x[100:] == 3).all() and (x[:100] == comm.rank + 1).all(), x
+            x = numpy.full(10, comm.rank, dtype=numpy.int64)
+            comm.broadcast(OnlyDLPack(x, versions), 1)
+            assert (x == 1).all()
+            del tensor
+        y = numpy.zeros((4, 4), dtype=numpy.float32)
+        raises(netsum.ArgumentError, "not contiguous", comm.all_reduce, OnlyDLPack(y[:, :2]))
+        raises(netsum.ArgumentError, "float64", comm.all_reduce, OnlyDLPack(numpy.zeros(3)))
+        raises(netsum.ArgumentError, "x.cpu()", comm.all_reduce, OnlyDLPack(y, device=(2, 0)))
+        # the tensor goes back to its library
+        x = numpy.ones(10, dtype=numpy.float32)
+        before = sys.getrefcount(x)
+        comm.all_reduce(OnlyDLPack(x))
+        comm.barrier()
+        gc.collect()
+        assert sys.getrefcount(x) == before, (sys.getrefcount(x), before)
+
+
+def torch():
+    import torch
+
+    with netsum.init() as comm:
+        x = torch.full((100, 7), comm.rank + 0.5)
+        where = x.data_ptr()
+        comm.all_reduce(x)
+        assert x.data_ptr() == where and (x == 2).all(), x
+        comm.all_reduce(x[10:20])
+        assert (x[10:20] == 4).all() and (x[:10] == 2).all()
+        weights = torch.zeros(3, requires_grad=True)
+        raises(netsum.ArgumentError, "detach()", comm.all_reduce, weights)
+        comm.all_reduce(weights.detach())
+        raises(netsum.ArgumentError, "x.contiguous()", comm.all_reduce, x.T)
+        raises(netsum.ArgumentError, "bfloat16", comm.all_reduce, torch.zeros(3, dtype=torch.bfloat16))
+        flags = torch.tensor([comm.rank == 1, False])
+        comm.broadcast(flags.view(torch.uint8), 1)  # older ones have no bool in DLPack
+        assert flags.tolist() == [True, False], flags
+        long = torch.arange(4) * (comm.rank + 1)
+        comm.broadcast(long, 1)
+        assert long.tolist() == [0, 2, 4, 6], long
+
+
+def in_flight():
+    with netsum.init() as comm:
+        arrays = [numpy.full(50_000, i + comm.rank, dtype=numpy.int32) for i in range(100)]
+        works = [comm.all_reduce_async(x) for x in arrays]
+        reports = [work.wait() for work in works]
+        assert all((x == 2 * i + 1).all() for i, x in enumerate(arrays))
+        assert all(work.is_done() for work in works) and len(reports) == 100
+        assert works[0].wait().elapsed == reports[0].elapsed
+        # The array is held while it is in flight, also when nobody else has it or the handle.
+        held = bytearray(4)
+        view = memoryview(held).cast("i")
+        if comm.rank == 0:
+            work = comm.all_reduce_async(held_as(view))
+            raises(TimeoutError, "in flight", work.wait, 0.05)
+            assert not work.is_done() and "in flight" in repr(work)
+            del view
+            raises(BufferError, "", held.extend, b"more")
+            comm_all = comm.all_reduce_async(numpy.ones(3, dtype=numpy.int32))
+            del comm_all
+            gc.collect()
+            comm.all_gather(numpy.zeros(2, dtype=numpy.int8), numpy.zeros(1, dtype=numpy.int8))
+            work.wait()
+        else:
+            time.sleep(0.5)
+            comm.all_reduce(view)
+            x = numpy.ones(3, dtype=numpy.int32)
+            comm.all_reduce(x)
+            assert x.tolist() == [2, 2, 2]
+            comm.all_gather(numpy.zeros(2, dtype=numpy.int8), numpy.zeros(1, dtype=numpy.int8))
+            del view
+        comm.barrier()
+        gc.collect()
+        held.extend(b"more")
+        # A handle that is dropped before it is done gives the buffer back, too.
+        held, dropped = bytearray(4), None
+        comm.all_reduce_async(memoryview(held).cast("f"))
+        comm.barrier()
+        gc.collect()
+        held.extend(b"more")
+
+
+def held_as(view):
+    return view
+
+
+def coroutines():
+    async def main(comm):
+        arrays = [numpy.full(30_000, i + comm.rank, dtype=numpy.float32) for i in range(20)]
+        works = [comm.all_reduce_async(x) for x in arrays]
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        reports = await asyncio.gather(*map(waited, works))
+        assert all((x == 2 * i + 1).all() for i, x in enumerate(arrays)) and len(reports) == 20
+        late = comm.all_reduce_async(numpy.zeros(3, dtype=numpy.float32)) if comm.rank == 0 else None
+        if late:
+            try:
+                await asyncio.wait_for(waited(late), 0.1)
+                raise AssertionError("nobody else has called")
+            except TimeoutError:
+                pass
+            report = await late
+            assert report.elapsed > 0.1
+        else:
+            await asyncio.sleep(0.4)
+            await comm.all_reduce_async(numpy.zeros(3, dtype=numpy.float32))
+        ticking.cancel()
+        assert ticks > 10
+        error = comm.all_reduce_async(numpy.full(3, numpy.nan, dtype=numpy.float32))
+        try:
+            await error
+            raise AssertionError("no error")
+        except netsum.NonFiniteError:
+            pass
+
+    async def waited(work):
+        return await work
+
+    with netsum.init() as comm:
+        asyncio.run(main(comm))
+
+
+def threads():
+    with netsum.init() as comm:
+        counted, stop = 0, False
+
+        def count():
+            nonlocal counted
+            while not stop:
+                counted += 1
+
+        counting = threading.Thread(target=count)
+        counting.start()
+        if comm.rank == 1:
+            time.sleep(1)
+        before = counted
+        comm.barrier()
+        assert comm.rank == 1 or counted - before > 1000, "Python stood still while it waited"
+        stop = True
+        counting.join()
+
+        def reduce():
+            for _ in range(50):
+                x = numpy.ones(100, dtype=numpy.int32)
+                comm.all_reduce(x)
+                assert (x == 2).all()
+
+        # Two wait for one operation, and a third looks.
+        x = numpy.ones(1000, dtype=numpy.int32)
+        if comm.rank == 1:
+            time.sleep(0.5)
+        work, looked = comm.all_reduce_async(x), 0
+        waiting = [threading.Thread(target=work.wait) for _ in range(2)]
+        [t.start() for t in waiting]
+        while not work.is_done():
+            looked += 1
+            time.sleep(0.001)
+        [t.join() for t in waiting]
+        assert (x == 2).all() and (comm.rank == 1 or looked > 50), looked
+
+        several = [threading.Thread(target=reduce) for _ in range(4)]
+        [t.start() for t in several]
+        [t.join() for t in several]
+
+
+def interrupt():
+    with netsum.init() as comm:
+        if comm.rank == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            x, start = numpy.ones(1, dtype=numpy.int32), time.monotonic()
+            raises(KeyboardInterrupt, "", comm.all_reduce, x)
+            assert time.monotonic() - start < 1.5
+        else:
+            time.sleep(2)
+            comm.all_reduce(numpy.ones(1, dtype=numpy.int32))
+        comm.barrier()
+
+
+def interrupted_at_the_start():
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    raises(KeyboardInterrupt, "", netsum.init)
+    assert time.monotonic() - start < 1.5
+
+
+def fork():
+    with netsum.init() as comm:
+        def barrier():
+            comm.all_reduce_async(numpy.ones(1, dtype=numpy.int32)).wait()
+
+        busy = threading.Thread(target=lambda: [barrier() for _ in range(500)])
+        busy.start()
+        time.sleep(0.01)
+        child = os.fork()
+        if child == 0:
+            raises(netsum.ForkedError, "spawn", comm.all_reduce, numpy.ones(1, dtype=numpy.int32))
+            raises(netsum.ForkedError, "forked", comm.barrier)
+            comm.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        busy.join()
+        comm.barrier()
+
+
+def dies():
+    comm = netsum.init(timeout=1)
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    error = raises(netsum.RankDiedError, "rank 1", comm.all_reduce, numpy.ones(1, dtype=numpy.int32))
+    assert error.rank == 1
+    raises(netsum.RankDiedError, "rank 1", comm.barrier)
+
+
+def leaves():
+    comm = netsum.init()
+    comm.barrier()
+    if comm.rank == 1:
+        return comm.close()
+    time.sleep(0.5)
+    error = raises(netsum.RankLeftError, "rank 1", comm.barrier)
+    assert error.rank == 1
+
+
+def mismatch():
+    comm = netsum.init()
+    raises(netsum.MismatchError, "all ranks must call for the same", comm.all_reduce, numpy.ones(1000 + comm.rank, dtype=numpy.int32))
+
+
+def alone():
+    with netsum.init() as comm:
+        x = numpy.arange(5, dtype=numpy.float32)
+        comm.all_reduce(x, "avg")
+        assert x.tolist() == [0, 1, 2, 3, 4]
+        out = numpy.zeros(5, dtype=numpy.float32)
+        comm.all_gather(out, x)
+        assert (out == x).all()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,373 @@
+//! The communicator and its operations.
+
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use netsum_worker::{Communicator, Element, Error, Op, Pending};
+
+use crate::config::{netsum_config, settings};
+use crate::memory::Memory;
+use crate::status::{netsum_status, null, status};
+use crate::work::{netsum_mode, netsum_work};
+
+/// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
+const SOON: Duration = Duration::from_millis(1);
+
+/// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
+/// order, with the same counts, types, roots and operators.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub struct netsum_comm {
+    inner: Mutex<Communicator>,
+    /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
+    process: u32,
+    rank: u32,
+    ranks: u32,
+}
+
+impl netsum_comm {
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Communicator> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Element types.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub type netsum_dtype = u32;
+/// 32-bit integers, with a sign or without, summed modulo 2^32.
+pub const NETSUM_INT32: netsum_dtype = 1;
+/// Single precision floats.
+pub const NETSUM_FLOAT32: netsum_dtype = 2;
+
+/// What is made of all ranks' elements.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub type netsum_op = u32;
+/// Their sum.
+pub const NETSUM_SUM: netsum_op = 0;
+/// Their sum divided by the number of ranks; of floats only.
+pub const NETSUM_AVERAGE: netsum_op = 1;
+
+/// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells then. To be ended with
+/// netsum_finalize().
+///
+/// # Safety
+/// `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_init(
+    config: *const netsum_config,
+    comm: *mut *mut netsum_comm,
+) -> netsum_status {
+    versioned!("netsum_init");
+    status(|| {
+        if comm.is_null() {
+            return Err(null("comm"));
+        }
+        // SAFETY: the caller's promise.
+        let made = Communicator::connect(unsafe { settings(config) }?.config()?)?;
+        let (rank, ranks) = (made.rank(), made.ranks());
+        let made = Box::into_raw(Box::new(netsum_comm {
+            inner: Mutex::new(made),
+            process: std::process::id(),
+            rank,
+            ranks,
+        }));
+        // SAFETY: the caller's promise.
+        unsafe { comm.write(made) };
+        Ok(())
+    })
+}
+
+/// Leaves the job, and frees the communicator; NULL is left alone. Operations in flight are completed where the other ranks get there
+/// within two seconds; netsum_wait() says NETSUM_ERROR_CLOSED of others. After that no operation touches memory.
+///
+/// # Safety
+/// `comm` comes from netsum_init(), and no thread uses it any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_finalize(comm: *mut netsum_comm) {
+    versioned!("netsum_finalize");
+    if !comm.is_null() {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { Box::from_raw(comm) };
+        // A panic there has been told on standard error.
+        status(|| {
+            drop(comm);
+            Ok(())
+        });
+    }
+}
+
+/// This rank, from 0.
+///
+/// # Safety
+/// `comm` comes from netsum_init().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_rank(comm: *const netsum_comm) -> u32 {
+    versioned!("netsum_rank");
+    // SAFETY: the caller's promise.
+    unsafe { comm.as_ref() }.map_or(0, |comm| comm.rank)
+}
+
+/// Ranks of the job.
+///
+/// # Safety
+/// `comm` comes from netsum_init().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_ranks(comm: *const netsum_comm) -> u32 {
+    versioned!("netsum_ranks");
+    // SAFETY: the caller's promise.
+    unsafe { comm.as_ref() }.map_or(0, |comm| comm.ranks)
+}
+
+/// Who sums: the box, until the ranks find that none does.
+///
+/// # Safety
+/// `comm` comes from netsum_init().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mode {
+    versioned!("netsum_get_mode");
+    // SAFETY: the caller's promise.
+    let comm = unsafe { comm.as_ref() }.filter(|comm| comm.is_here());
+    comm.map_or(netsum_mode::NETSUM_RING, |comm| comm.lock().mode().into())
+}
+
+/// Starts an operation; where there is no room for its handle, waits for it.
+///
+/// # Safety
+/// `comm` is null, or comes from [`netsum_init`]; `work` is null, or points to room.
+unsafe fn run<B>(
+    comm: *const netsum_comm,
+    work: *mut *mut netsum_work,
+    start: impl FnOnce(&mut Communicator) -> Result<Pending<B>, Error>,
+) -> netsum_status {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { comm.as_ref() }.ok_or_else(|| null("comm"))?;
+        if !comm.is_here() {
+            return Err(Error::Forked);
+        }
+        let pending = {
+            let mut inner = comm.lock();
+            inner.wait_first(if work.is_null() { SOON } else { Duration::ZERO });
+            start(&mut inner)?.without_buffer()
+        };
+        if work.is_null() {
+            return pending.wait().map(|_| ());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { work.write(Box::into_raw(Box::new(netsum_work(pending)))) };
+        Ok(())
+    })
+}
+
+fn op(op: netsum_op) -> Result<Op, Error> {
+    match op {
+        NETSUM_SUM => Ok(Op::Sum),
+        NETSUM_AVERAGE => Ok(Op::Average),
+        _ => Err(Error::Argument(format!("op {op}: NETSUM_SUM or NETSUM_AVERAGE"))),
+    }
+}
+
+fn no_dtype(dtype: netsum_dtype) -> netsum_status {
+    status(|| Err(Error::Argument(format!("dtype {dtype}: NETSUM_INT32 or NETSUM_FLOAT32"))))
+}
+
+/// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
+/// `work` is where a handle for netsum_wait() goes; where it is NULL, the call waits.
+///
+/// # Safety
+/// `data` has `count` elements, which are the operation's until it is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_all_reduce(
+    comm: *mut netsum_comm,
+    data: *mut c_void,
+    count: usize,
+    dtype: netsum_dtype,
+    op: netsum_op,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    versioned!("netsum_all_reduce");
+    // SAFETY: the caller's promise.
+    unsafe { reduce(comm, data, count, dtype, op, None, work) }
+}
+
+/// The same, for rank `root` alone; the others keep what they have.
+///
+/// # Safety
+/// As netsum_all_reduce().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_reduce(
+    comm: *mut netsum_comm,
+    data: *mut c_void,
+    count: usize,
+    dtype: netsum_dtype,
+    op: netsum_op,
+    root: u32,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    versioned!("netsum_reduce");
+    // SAFETY: the caller's promise.
+    unsafe { reduce(comm, data, count, dtype, op, Some(root), work) }
+}
+
+/// # Safety
+/// As [`netsum_all_reduce`].
+unsafe fn reduce(
+    comm: *mut netsum_comm,
+    data: *mut c_void,
+    count: usize,
+    dtype: netsum_dtype,
+    op: netsum_op,
+    root: Option<u32>,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    fn start<T: Element>(
+        comm: &mut Communicator,
+        data: Result<Memory<T>, Error>,
+        op: netsum_op,
+        root: Option<u32>,
+    ) -> Result<Pending<Memory<T>>, Error> {
+        comm.reduce_async(data?, self::op(op)?, root)
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            NETSUM_INT32 => {
+                run(comm, work, |comm| start::<i32>(comm, Memory::new("data", data.cast(), count), op, root))
+            }
+            NETSUM_FLOAT32 => {
+                run(comm, work, |comm| start::<f32>(comm, Memory::new("data", data.cast(), count), op, root))
+            }
+            _ => no_dtype(dtype),
+        }
+    }
+}
+
+/// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input` has `count` times as many as there
+/// are ranks. `work` as with netsum_all_reduce().
+///
+/// # Safety
+/// `input` and `output` have their elements, which are the operation's until it is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_reduce_scatter(
+    comm: *mut netsum_comm,
+    output: *mut c_void,
+    input: *const c_void,
+    count: usize,
+    dtype: netsum_dtype,
+    op: netsum_op,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    versioned!("netsum_reduce_scatter");
+    /// # Safety
+    /// As the function around it.
+    unsafe fn start<T: Element>(
+        comm: &mut Communicator,
+        output: *mut c_void,
+        input: *const c_void,
+        count: usize,
+        op: netsum_op,
+    ) -> Result<Pending<()>, Error> {
+        let all = count.saturating_mul(comm.ranks() as usize);
+        // SAFETY: the caller's promise.
+        let (input, output) = unsafe {
+            (
+                Memory::new("input", input.cast_mut().cast(), all)?,
+                Memory::new("output", output.cast(), count)?,
+            )
+        };
+        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op)?).map(Pending::without_buffer)
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            NETSUM_INT32 => run(comm, work, |comm| start::<i32>(comm, output, input, count, op)),
+            NETSUM_FLOAT32 => run(comm, work, |comm| start::<f32>(comm, output, input, count, op)),
+            _ => no_dtype(dtype),
+        }
+    }
+}
+
+/// Gives all ranks the bytes of rank `root`. `work` as with netsum_all_reduce().
+///
+/// # Safety
+/// `data` has `bytes` bytes, which are the operation's until it is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_broadcast(
+    comm: *mut netsum_comm,
+    data: *mut c_void,
+    bytes: usize,
+    root: u32,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    versioned!("netsum_broadcast");
+    // SAFETY: the caller's promise.
+    unsafe {
+        run(comm, work, |comm| comm.broadcast_async(Memory::<u8>::new("data", data.cast(), bytes)?, root))
+    }
+}
+
+/// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which has room for those of all ranks.
+/// `work` as with netsum_all_reduce().
+///
+/// # Safety
+/// `input` and `output` have their bytes, which are the operation's until it is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_all_gather(
+    comm: *mut netsum_comm,
+    output: *mut c_void,
+    input: *const c_void,
+    bytes: usize,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    versioned!("netsum_all_gather");
+    // SAFETY: the caller's promise.
+    unsafe {
+        run(comm, work, |comm| {
+            let all = bytes.saturating_mul(comm.ranks() as usize);
+            let input = Memory::<u8>::new("input", input.cast_mut().cast(), bytes)?;
+            comm.all_gather_async(input, Memory::<u8>::new("output", output.cast(), all)?)
+        })
+    }
+}
+
+/// Gives rank r the r-th `bytes` bytes of each rank's `input`, one behind the other in `output`. Both have room for those of all ranks.
+/// It takes as many times as long as there are ranks as connections between them would. `work` as with netsum_all_reduce().
+///
+/// # Safety
+/// `input` and `output` have their bytes, which are the operation's until it is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_all_to_all(
+    comm: *mut netsum_comm,
+    output: *mut c_void,
+    input: *const c_void,
+    bytes: usize,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    versioned!("netsum_all_to_all");
+    // SAFETY: the caller's promise.
+    unsafe {
+        run(comm, work, |comm| {
+            let all = bytes.saturating_mul(comm.ranks() as usize);
+            let input = Memory::<u8>::new("input", input.cast_mut().cast(), all)?;
+            comm.all_to_all_async(input, Memory::<u8>::new("output", output.cast(), all)?)
+        })
+    }
+}
+
+/// Is done once all ranks have called it, and all that was in flight before is done. `work` as with netsum_all_reduce().
+///
+/// # Safety
+/// As of the arguments of netsum_all_reduce().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn netsum_barrier(
+    comm: *mut netsum_comm,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    versioned!("netsum_barrier");
+    // SAFETY: the caller's promise.
+    unsafe { run(comm, work, Communicator::barrier_async) }
+}

@@ -1,0 +1,109 @@
+//! What functions return, and the text of the last error.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use netsum_worker::Error;
+
+/// What a function came to. netsum_error_text() says more.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(non_camel_case_types, reason = "C's name")]
+pub enum netsum_status {
+    /// It is done.
+    NETSUM_OK = 0,
+    /// An argument makes no sense. The communicator can still be used.
+    NETSUM_ERROR_ARGUMENT = 1,
+    /// A setting is missing or wrong, or contradicts the job's.
+    NETSUM_ERROR_CONFIG = 2,
+    /// The box's daemon could not be reached, refused, or ranks are missing.
+    NETSUM_ERROR_CONTROLLER = 3,
+    /// A rank did not answer when the connections were opened: netsum_error_rank().
+    NETSUM_ERROR_UNREACHABLE = 4,
+    /// A rank has died: netsum_error_rank().
+    NETSUM_ERROR_RANK_DIED = 5,
+    /// A rank has left the job, and is needed: netsum_error_rank().
+    NETSUM_ERROR_RANK_LEFT = 6,
+    /// The ranks called for different operations.
+    NETSUM_ERROR_MISMATCH = 7,
+    /// An element is infinite or no number at some rank. The communicator can still be used.
+    NETSUM_ERROR_NON_FINITE = 8,
+    /// The communicator was finalized before the operation was complete.
+    NETSUM_ERROR_CLOSED = 9,
+    /// This process was forked from the one that connected.
+    NETSUM_ERROR_FORKED = 10,
+    /// A socket, an adapter or the job has failed.
+    NETSUM_ERROR_FAILED = 11,
+    /// A defect of the library.
+    NETSUM_ERROR_INTERNAL = 12,
+}
+
+use netsum_status::*;
+
+thread_local! {
+    /// The last error's text, and the rank that it is about.
+    static LAST: RefCell<(CString, i32)> = RefCell::new((CString::default(), -1));
+}
+
+/// The text of this thread's last error: what is wrong, and what to do. It is there until the thread's next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn netsum_error_text() -> *const c_char {
+    versioned!("netsum_error_text");
+    LAST.with_borrow(|(text, _)| text.as_ptr())
+}
+
+/// The rank that this thread's last error is about, or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn netsum_error_rank() -> i32 {
+    versioned!("netsum_error_rank");
+    LAST.with_borrow(|(_, rank)| *rank)
+}
+
+/// Runs a function of the interface: keeps its error, and lets no panic into C.
+pub fn status(call: impl FnOnce() -> Result<(), Error>) -> netsum_status {
+    let (status, text, rank) = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => return NETSUM_OK,
+        Ok(Err(error)) => {
+            let (status, rank) = kind(&error);
+            (status, error.to_string(), rank.map_or(-1, |rank| rank as i32))
+        }
+        Err(_) => (NETSUM_ERROR_INTERNAL, "a defect of netsum: see standard error".to_owned(), -1),
+    };
+    LAST.set((CString::new(text.replace('\0', " ")).unwrap_or_default(), rank));
+    status
+}
+
+fn kind(error: &Error) -> (netsum_status, Option<u32>) {
+    match error {
+        Error::Argument(_) | Error::Length { .. } => (NETSUM_ERROR_ARGUMENT, None),
+        Error::Config(_) => (NETSUM_ERROR_CONFIG, None),
+        Error::Controller { .. } => (NETSUM_ERROR_CONTROLLER, None),
+        Error::Unreachable { rank, .. } => (NETSUM_ERROR_UNREACHABLE, Some(*rank)),
+        Error::RankDied { rank, .. } => (NETSUM_ERROR_RANK_DIED, Some(*rank)),
+        Error::RankLeft { rank } => (NETSUM_ERROR_RANK_LEFT, Some(*rank)),
+        Error::Mismatch(_) => (NETSUM_ERROR_MISMATCH, None),
+        Error::NonFinite { .. } | Error::NonFiniteTensors { .. } => (NETSUM_ERROR_NON_FINITE, None),
+        Error::Closed => (NETSUM_ERROR_CLOSED, None),
+        Error::Forked => (NETSUM_ERROR_FORKED, None),
+        _ => (NETSUM_ERROR_FAILED, None),
+    }
+}
+
+/// For a null pointer where there must be none.
+pub fn null(name: &str) -> Error {
+    Error::Argument(format!("{name} is NULL"))
+}
+
+/// A text of the caller's.
+///
+/// # Safety
+/// `text` is null, or ends with a null byte.
+pub unsafe fn text<'a>(name: &str, text: *const c_char) -> Result<&'a str, Error> {
+    if text.is_null() {
+        return Err(null(name));
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Error::Argument(format!("{name} is no UTF-8")))
+}

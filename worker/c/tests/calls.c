@@ -1,0 +1,112 @@
+/* What the functions say of arguments, of errors, of other threads and of forks; two ranks. */
+#include <netsum.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ASSERT(x) do { if (!(x)) { fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x, netsum_error_text()); exit(1); } } while (0)
+#define FAILS(call, status, word) do { ASSERT((call) == (status)); ASSERT(strstr(netsum_error_text(), word)); } while (0)
+
+static netsum_comm *comm;
+
+static void *other_thread(void *unused) {
+    (void)unused;
+    /* Errors are each thread's own. */
+    ASSERT(strlen(netsum_error_text()) == 0);
+    ASSERT(netsum_error_rank() == -1);
+    for (int i = 0; i < 50; i++) {
+        int32_t one = 1;
+        ASSERT(netsum_all_reduce(comm, &one, 1, NETSUM_INT32, NETSUM_SUM, NULL) == NETSUM_OK);
+        ASSERT(one == 2);
+    }
+    return NULL;
+}
+
+int main(void) {
+    netsum_config *config;
+    ASSERT(netsum_config_new(&config) == NETSUM_OK);
+    FAILS(netsum_config_set(config, "colour", "red"), NETSUM_ERROR_CONFIG, "no setting \"colour\"");
+    FAILS(netsum_config_set(config, NULL, "red"), NETSUM_ERROR_ARGUMENT, "name is NULL");
+    ASSERT(netsum_config_set(config, "transport", "smoke") == NETSUM_OK);
+    FAILS(netsum_init(config, &comm), NETSUM_ERROR_CONFIG, "auto, udp, xdp or verbs");
+    FAILS(netsum_init(config, NULL), NETSUM_ERROR_ARGUMENT, "comm is NULL");
+    ASSERT(netsum_config_set(config, "transport", "udp") == NETSUM_OK);
+    ASSERT(netsum_config_set(config, "timeout", "2") == NETSUM_OK);
+    ASSERT(netsum_init(config, &comm) == NETSUM_OK);
+    netsum_config_free(config);
+    netsum_config_free(NULL);
+    uint32_t rank = netsum_rank(comm), ranks = netsum_ranks(comm);
+    ASSERT(ranks == 2);
+
+    float x[4] = {1, 2, 3, 4};
+    FAILS(netsum_all_reduce(comm, x, 4, 7, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "dtype 7");
+    FAILS(netsum_all_reduce(comm, x, 4, NETSUM_FLOAT32, 9, NULL), NETSUM_ERROR_ARGUMENT, "op 9");
+    FAILS(netsum_all_reduce(comm, NULL, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "data is NULL");
+    FAILS(netsum_all_reduce(comm, (char *)x + 1, 3, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "aligned");
+    FAILS(netsum_all_reduce(comm, x, SIZE_MAX, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "more than memory");
+    FAILS(netsum_all_reduce(comm, x, 4, NETSUM_INT32, NETSUM_AVERAGE, NULL), NETSUM_ERROR_ARGUMENT, "average");
+    FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, NULL), NETSUM_ERROR_ARGUMENT, "root 2");
+    FAILS(netsum_all_reduce(NULL, x, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "comm is NULL");
+    FAILS(netsum_wait(NULL, NULL), NETSUM_ERROR_ARGUMENT, "work is NULL");
+    ASSERT(netsum_all_reduce(comm, NULL, 0, NETSUM_FLOAT32, NETSUM_SUM, NULL) == NETSUM_OK);
+
+    ASSERT(netsum_all_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_AVERAGE, NULL) == NETSUM_OK);
+    ASSERT(x[0] == 1 && x[3] == 4);
+    float infinite = 1.0f / 0.0f;
+    FAILS(netsum_all_reduce(comm, &infinite, 1, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_NON_FINITE, "infinity");
+    int32_t mine = 10 + (int32_t)rank;
+    ASSERT(netsum_reduce(comm, &mine, 1, NETSUM_INT32, NETSUM_SUM, 1, NULL) == NETSUM_OK);
+    ASSERT(mine == (rank == 1 ? 21 : 10));
+    char name[6] = "rank0";
+    name[4] += (char)rank;
+    char names[12], all[12];
+    ASSERT(netsum_all_gather(comm, names, name, 6, NULL) == NETSUM_OK);
+    ASSERT(memcmp(names, "rank0\0rank1", 12) == 0);
+    ASSERT(netsum_broadcast(comm, name, 6, 1, NULL) == NETSUM_OK);
+    ASSERT(strcmp(name, "rank1") == 0);
+    char parts[12] = "to 0.\0to 1.";
+    parts[4] = parts[10] = (char)('a' + rank);
+    ASSERT(netsum_all_to_all(comm, all, parts, 6, NULL) == NETSUM_OK);
+    ASSERT(memcmp(all, rank == 0 ? "to 0a\0to 0b" : "to 1a\0to 1b", 12) == 0);
+    int32_t two[2] = {1, 2}, one;
+    ASSERT(netsum_reduce_scatter(comm, &one, two, 1, NETSUM_INT32, NETSUM_SUM, NULL) == NETSUM_OK);
+    ASSERT(one == (rank == 0 ? 2 : 4));
+
+    /* Threads: as many calls at both ranks, all alike. */
+    pthread_t threads[3];
+    for (int t = 0; t < 3; t++) ASSERT(pthread_create(&threads[t], NULL, other_thread, NULL) == 0);
+    for (int t = 0; t < 3; t++) ASSERT(pthread_join(threads[t], NULL) == 0);
+
+    /* The other process has no part in the job, and its end does not end it. */
+    pid_t child = fork();
+    if (child == 0) {
+        FAILS(netsum_barrier(comm, NULL), NETSUM_ERROR_FORKED, "forked");
+        netsum_finalize(comm);
+        _exit(0);
+    }
+    int status;
+    ASSERT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ASSERT(netsum_barrier(comm, NULL) == NETSUM_OK);
+
+    /* The other rank does not get there: the memory is this one's again, and the handle says so. */
+    netsum_work *work;
+    bool done = true;
+    if (rank == 0) {
+        ASSERT(netsum_all_reduce(comm, &one, 1, NETSUM_INT32, NETSUM_SUM, &work) == NETSUM_OK);
+        ASSERT(netsum_test(work, &done) == NETSUM_OK && !done);
+        ASSERT(netsum_wait_for(work, 0.05, &done) == NETSUM_OK && !done);
+        netsum_finalize(comm);
+        netsum_report report;
+        FAILS(netsum_wait(work, &report), NETSUM_ERROR_CLOSED, "closed");
+    } else {
+        sleep(3);
+        FAILS(netsum_barrier(comm, NULL), NETSUM_ERROR_RANK_LEFT, "rank 0");
+        ASSERT(netsum_error_rank() == 0);
+        netsum_finalize(comm);
+    }
+    return 0;
+}

@@ -1,0 +1,236 @@
+//! Other collectives than the sum in place, each as one sum: of elements that go elsewhere than they came from, and of bytes to which
+//! one rank contributes what all others contribute zeros to.
+
+use std::ops::{Deref, DerefMut, Range};
+
+use super::element::{Data, Dtype, Element};
+use super::quant::Scale;
+
+/// A sum in place that this rank may do without, and its average.
+pub struct Reduce<B> {
+    pub data: B,
+    /// Whether this rank wants the sum.
+    pub keeps: bool,
+    /// 1, or for the average the ranks.
+    pub divisor: f32,
+}
+
+impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
+    fn dtype(&self) -> Dtype {
+        T::DTYPE
+    }
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+    fn bucket(&self, range: Range<usize>) -> u8 {
+        T::bucket(&self.data[range])
+    }
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+        T::to_lanes(&self.data[range], scale, out);
+    }
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+        if self.keeps {
+            restore(sums, scale, &mut self.data[range], self.divisor);
+        }
+    }
+}
+
+fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: f32) {
+    T::from_lanes(sums, scale, out);
+    // Without a scale they are still this rank's own.
+    if divisor != 1.0 && scale.is_some() {
+        T::divide(out, divisor);
+    }
+}
+
+/// A sum of which each rank keeps one part, as long as the others'.
+pub struct Scatter<I, O> {
+    pub input: I,
+    /// This rank's part.
+    pub output: O,
+    /// Where it begins.
+    pub start: usize,
+    /// As in [`Reduce`].
+    pub divisor: f32,
+}
+
+impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Scatter<I, O> {
+    fn dtype(&self) -> Dtype {
+        T::DTYPE
+    }
+    fn len(&self) -> usize {
+        self.input.len()
+    }
+    fn bucket(&self, range: Range<usize>) -> u8 {
+        T::bucket(&self.input[range])
+    }
+    fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
+        T::to_lanes(&self.input[range], scale, out);
+    }
+    fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
+        let part = self.start..self.start + self.output.len();
+        let (from, to) = (range.start.max(part.start), range.end.min(part.end));
+        if from < to {
+            let sums = &sums[(from - range.start) * 4..(to - range.start) * 4];
+            restore(sums, scale, &mut self.output[from - part.start..to - part.start], self.divisor);
+        }
+    }
+}
+
+/// Which rank gives which bytes to whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// One rank to all.
+    Broadcast { root: usize },
+    /// Each to all.
+    AllGather,
+    /// Each one block to each.
+    AllToAll,
+}
+
+/// Blocks of bytes that change places. Each is a whole number of lanes, the last of which may be padded.
+pub struct Moved<I, O> {
+    /// What this rank gives; empty for a broadcast, which is in place.
+    pub input: I,
+    pub output: O,
+    pub route: Route,
+    /// Bytes of a block.
+    pub block: usize,
+    pub rank: usize,
+    pub ranks: usize,
+}
+
+impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Moved<I, O> {
+    fn lanes(&self) -> usize {
+        self.block.div_ceil(4)
+    }
+
+    /// Where the bytes of a block are that this rank gives.
+    fn given(&self, block: usize) -> Option<&[u8]> {
+        let of = |at: usize| at * self.block..(at + 1) * self.block;
+        match self.route {
+            Route::Broadcast { root } => (root == self.rank).then(|| &self.output[of(0)]),
+            Route::AllGather => (block == self.rank).then(|| &self.input[of(0)]),
+            Route::AllToAll => (block / self.ranks == self.rank).then(|| &self.input[of(block % self.ranks)]),
+        }
+    }
+
+    /// Where those are that it is given.
+    fn taken(&mut self, block: usize) -> Option<&mut [u8]> {
+        let size = self.block;
+        let of = |at: usize| at * size..(at + 1) * size;
+        match self.route {
+            Route::Broadcast { root } => (root != self.rank).then(|| &mut self.output[of(0)]),
+            Route::AllGather => Some(&mut self.output[of(block)]),
+            Route::AllToAll => {
+                (block % self.ranks == self.rank).then(|| &mut self.output[of(block / self.ranks)])
+            }
+        }
+    }
+
+    /// The parts of a range of lanes: block, bytes of it, and where those are in the range.
+    fn parts(
+        &self,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + use<I, O> {
+        let (lanes, size) = (self.lanes().max(1), self.block);
+        (range.start / lanes..range.end.div_ceil(lanes)).map(move |block| {
+            let start = block * lanes;
+            let (from, to) = (range.start.max(start), range.end.min(start + lanes));
+            let bytes = (from - start) * 4..((to - start) * 4).min(size);
+            let at = (from - range.start) * 4;
+            let place = at..at + bytes.len();
+            (block, bytes, place)
+        })
+    }
+}
+
+impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
+    fn dtype(&self) -> Dtype {
+        Dtype::I32
+    }
+    fn len(&self) -> usize {
+        let blocks = match self.route {
+            Route::Broadcast { .. } => 1,
+            Route::AllGather => self.ranks,
+            Route::AllToAll => self.ranks * self.ranks,
+        };
+        blocks * self.lanes()
+    }
+    fn bucket(&self, _: Range<usize>) -> u8 {
+        0
+    }
+    fn load(&self, range: Range<usize>, _: Option<Scale>, out: &mut [u8]) {
+        out.fill(0);
+        for (block, bytes, place) in self.parts(range) {
+            if let Some(given) = self.given(block) {
+                out[place].copy_from_slice(&given[bytes]);
+            }
+        }
+    }
+    fn store(&mut self, range: Range<usize>, _: Option<Scale>, sums: &[u8]) {
+        for (block, bytes, place) in self.parts(range) {
+            if let Some(taken) = self.taken(block) {
+                taken[bytes].copy_from_slice(&sums[place]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Sums bytes as lanes, in ranges of any length.
+    fn sum(ranks: &mut [Moved<Vec<u8>, Vec<u8>>], step: usize) {
+        let len = ranks[0].len();
+        for start in (0..len).step_by(step) {
+            let range = start..(start + step).min(len);
+            let mut total = vec![0u32; range.len()];
+            for rank in ranks.iter() {
+                let mut lanes = vec![0xa5; range.len() * 4];
+                rank.load(range.clone(), None, &mut lanes);
+                for (t, lane) in total.iter_mut().zip(lanes.as_chunks::<4>().0) {
+                    *t = t.wrapping_add(u32::from_le_bytes(*lane));
+                }
+            }
+            let sums: Vec<u8> = total.iter().flat_map(|t| t.to_le_bytes()).collect();
+            ranks.iter_mut().for_each(|rank| rank.store(range.clone(), None, &sums));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_arrive_where_they_belong(ranks in 1usize..5, block in 0usize..23, step in 1usize..9, root in 0usize..5) {
+            let byte = |from: usize, to: usize, i: usize| (from * 71 + to * 37 + i * 3 + 200) as u8;
+            let root = root % ranks;
+            let make = |route| move |rank| {
+                let (given, taken) = match route {
+                    Route::Broadcast { .. } => (0, 1),
+                    Route::AllGather => (1, ranks),
+                    Route::AllToAll => (ranks, ranks),
+                };
+                let blocks = |n: usize| (0..n).flat_map(|to| (0..block).map(move |i| byte(rank, to, i)));
+                let output = if matches!(route, Route::Broadcast { .. }) { blocks(1).collect() } else { vec![9; taken * block] };
+                Moved { input: blocks(given).collect(), output, route, block, rank, ranks }
+            };
+            for route in [Route::Broadcast { root }, Route::AllGather, Route::AllToAll] {
+                let mut all: Vec<_> = (0..ranks).map(make(route)).collect();
+                sum(&mut all, step);
+                for (rank, moved) in all.iter().enumerate() {
+                    for (at, got) in moved.output.chunks(block.max(1)).enumerate() {
+                        let (from, to) = match route {
+                            Route::Broadcast { root } => (root, 0),
+                            Route::AllGather => (at, 0),
+                            Route::AllToAll => (at, rank),
+                        };
+                        let wanted: Vec<u8> = (0..block).map(|i| byte(from, to, i)).collect();
+                        prop_assert_eq!(got, &wanted[..], "{:?} at rank {}", route, rank);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Broadcast, gather and the others: each is one sum of all ranks, which the box does as it does an all-reduce, or the ranks' ring.
+
+use std::ops::{Deref, DerefMut};
+
+use super::communicator::Communicator;
+use super::pending::Pending;
+use netsum_collective::error::Error;
+use netsum_collective::numeric::collectives::{Moved, Reduce, Route, Scatter};
+use netsum_collective::numeric::element::{Dtype, Element, take_back};
+
+/// What is made of all ranks' elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum Op {
+    /// Their sum.
+    #[default]
+    Sum,
+    /// Their sum divided by the number of ranks; of floats only.
+    Average,
+}
+
+impl Op {
+    fn divisor(self, dtype: Dtype, ranks: u32) -> Result<f32, Error> {
+        match (self, dtype) {
+            (Self::Sum, _) => Ok(1.0),
+            (Self::Average, Dtype::F32) => Ok(ranks as f32),
+            (Self::Average, _) => Err(Error::Argument(format!("{dtype}: only f32 has an average"))),
+        }
+    }
+}
+
+/// All are in flight when the call returns, as with [`all_reduce_async`](Communicator::all_reduce_async). All ranks must call with the same
+/// lengths, roots and [`Op`]; the wrong root or `Op` at a rank is not noticed.
+impl Communicator {
+    /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep what they have.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`].
+    pub fn reduce_async<T: Element, B>(
+        &mut self,
+        data: B,
+        op: Op,
+        root: Option<u32>,
+    ) -> Result<Pending<B>, Error>
+    where
+        B: DerefMut<Target = [T]> + Send + 'static,
+    {
+        root.map_or(Ok(()), |root| self.check_root(root))?;
+        let divisor = op.divisor(T::DTYPE, self.ranks())?;
+        let keeps = root.is_none_or(|root| root == self.rank());
+        self.start(Reduce { data, keeps, divisor }, |owned| take_back(owned).map(|Reduce { data, .. }| data))
+    }
+
+    /// Reduces `input`, and gives each rank one part of it: rank r the r-th.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the input is not as long as all outputs.
+    pub fn reduce_scatter_async<T: Element, I, O>(
+        &mut self,
+        input: I,
+        output: O,
+        op: Op,
+    ) -> Result<Pending<(I, O)>, Error>
+    where
+        I: Deref<Target = [T]> + Send + 'static,
+        O: DerefMut<Target = [T]> + Send + 'static,
+    {
+        self.check_lengths("input", input.len(), "output", output.len(), "elements")?;
+        let divisor = op.divisor(T::DTYPE, self.ranks())?;
+        let start = self.rank() as usize * output.len();
+        self.start(Scatter { input, output, start, divisor }, |owned| {
+            take_back(owned).map(|Scatter { input, output, .. }| (input, output))
+        })
+    }
+
+    /// Gives all ranks one rank's bytes.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`].
+    pub fn broadcast_async<B>(&mut self, data: B, root: u32) -> Result<Pending<B>, Error>
+    where
+        B: DerefMut<Target = [u8]> + Send + 'static,
+    {
+        self.check_root(root)?;
+        let block = data.len();
+        let moved = self.moved([].as_slice(), data, Route::Broadcast { root: root as usize }, block);
+        self.start(moved, |owned| take_back(owned).map(|Moved::<&[u8], B> { output, .. }| output))
+    }
+
+    /// Gives all ranks the bytes of all, one behind the other.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the output is not as long as all inputs.
+    pub fn all_gather_async<I, O>(&mut self, input: I, output: O) -> Result<Pending<(I, O)>, Error>
+    where
+        I: Deref<Target = [u8]> + Send + 'static,
+        O: DerefMut<Target = [u8]> + Send + 'static,
+    {
+        self.check_lengths("output", output.len(), "input", input.len(), "bytes")?;
+        let block = input.len();
+        let moved = self.moved(input, output, Route::AllGather, block);
+        self.start(moved, |owned| take_back(owned).map(|Moved { input, output, .. }| (input, output)))
+    }
+
+    /// Gives rank r the r-th part of each rank's bytes, one behind the other. As everything goes to everybody, it takes as many times as
+    /// long as there are ranks as connections between them would: good for little.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the lengths differ, or are not one part for each rank.
+    pub fn all_to_all_async<I, O>(&mut self, input: I, output: O) -> Result<Pending<(I, O)>, Error>
+    where
+        I: Deref<Target = [u8]> + Send + 'static,
+        O: DerefMut<Target = [u8]> + Send + 'static,
+    {
+        let block = input.len() / self.ranks() as usize;
+        self.check_lengths("input", input.len(), "each part", block, "bytes")?;
+        self.check_lengths("output", output.len(), "each part", block, "bytes")?;
+        let moved = self.moved(input, output, Route::AllToAll, block);
+        self.start(moved, |owned| take_back(owned).map(|Moved { input, output, .. }| (input, output)))
+    }
+
+    /// A [`barrier`](Self::barrier) that another rank may be waited for in.
+    ///
+    /// # Errors
+    /// As [`all_reduce_async`](Self::all_reduce_async).
+    pub fn barrier_async(&mut self) -> Result<Pending<Vec<i32>>, Error> {
+        self.all_reduce_async(vec![0])
+    }
+
+    fn moved<I, O>(&self, input: I, output: O, route: Route, block: usize) -> Moved<I, O> {
+        let (rank, ranks) = (self.rank() as usize, self.ranks() as usize);
+        Moved { input, output, route, block, rank, ranks }
+    }
+
+    fn check_root(&self, root: u32) -> Result<(), Error> {
+        let ranks = self.ranks();
+        if root >= ranks {
+            return Err(Error::Argument(format!("root {root}: 0 to {} with {ranks} ranks", ranks - 1)));
+        }
+        Ok(())
+    }
+
+    fn check_lengths(&self, all: &str, a: usize, one: &str, b: usize, unit: &str) -> Result<(), Error> {
+        let ranks = self.ranks();
+        if Some(a) != b.checked_mul(ranks as usize) {
+            let text = format!(
+                "{all} of {a} {unit} and {one} of {b}: the {all} must be {ranks} times as long, once for each rank"
+            );
+            return Err(Error::Argument(text));
+        }
+        Ok(())
+    }
+}

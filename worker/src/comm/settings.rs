@@ -1,0 +1,282 @@
+//! A communicator's configuration as names and texts: of the environment, as launchers set it, and of whoever calls from another language.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
+use netsum_collective::error::Error;
+
+/// A name, and the variable of a launcher that stands in for `NETSUM_NAME`.
+struct Setting(&'static str, Option<&'static str>);
+
+const SETTINGS: [Setting; 20] = [
+    Setting("rank", Some("RANK")),
+    Setting("ranks", Some("WORLD_SIZE")),
+    Setting("local_rank", Some("LOCAL_RANK")),
+    Setting("controller", None),
+    Setting("job", None),
+    Setting("token", None),
+    Setting("ip", None),
+    Setting("peers", None),
+    Setting("mtu", None),
+    Setting("message_size", None),
+    Setting("window", None),
+    Setting("rings", None),
+    Setting("transport", None),
+    Setting("ib_timeout", None),
+    Setting("ib_retry_cnt", None),
+    Setting("timeout", None),
+    Setting("connect_timeout", None),
+    Setting("tls_ca", None),
+    Setting("tls_cert", None),
+    Setting("tls_key", None),
+];
+
+/// Where a box or a fabric's manager is looked for if `controller` is not set.
+const WELL_KNOWN: &str = "netsum";
+
+/// Settings by name. Each is `NETSUM_` and the name in capitals in the environment; `rank`, `ranks` and `local_rank` are also
+/// `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, as torchrun sets them.
+///
+/// | name | meaning |
+/// | --- | --- |
+/// | `rank`, `ranks` | this rank, and how many there are |
+/// | `controller` | HOST:PORT of the box's daemon, or of a fabric's manager; else the host `netsum` is looked for |
+/// | `job`, `token` | the job's name and token |
+/// | `ip` | this rank's address, or several with commas between, of which `local_rank` has one; else the one towards the controller |
+/// | `peers` | without a controller: the addresses of all ranks, with commas between; they sum by themselves |
+/// | `mtu`, `message_size`, `window`, `rings` | with `peers`: the job's properties, at all ranks the same |
+/// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
+/// | `ib_timeout`, `ib_retry_cnt` | as [`AdapterRetry`] |
+/// | `timeout`, `connect_timeout` | seconds |
+/// | `tls_ca`, `tls_cert`, `tls_key` | PEM files, as [`Tls`] |
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Settings(BTreeMap<&'static str, String>);
+
+impl Settings {
+    /// What the environment says.
+    pub fn from_environment() -> Self {
+        Self::from(|name| std::env::var(name).ok())
+    }
+
+    fn from(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let value = |Setting(name, launcher): &Setting| {
+            let own = variable(&format!("NETSUM_{}", name.to_uppercase()));
+            let value = own.or_else(|| launcher.and_then(&variable)).filter(|value| !value.is_empty());
+            value.map(|value| (*name, value))
+        };
+        Self(SETTINGS.iter().filter_map(value).collect())
+    }
+
+    /// Replaces one.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
+        let Some(Setting(name, _)) = SETTINGS.iter().find(|s| s.0 == name) else {
+            let names: Vec<&str> = SETTINGS.iter().map(|s| s.0).collect();
+            return Err(Error::Config(format!("no setting {name:?}; there are {}", names.join(", "))));
+        };
+        self.0.insert(name, value.to_owned());
+        Ok(())
+    }
+
+    /// What one is set to.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// The configuration that they make.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with what is missing or wrong, and what to do.
+    pub fn config(&self) -> Result<CommConfig, Error> {
+        let (rank, ranks) = (self.needed("rank")?, self.needed("ranks")?);
+        let bootstrap = self.bootstrap()?;
+        let ip = self.ip(rank, &bootstrap)?;
+        let usual = CommConfig::new(rank, ranks, ip, bootstrap);
+        let transport = match self.get("transport").unwrap_or("auto") {
+            "auto" => Transport::Auto,
+            "udp" => Transport::Udp,
+            "xdp" => Transport::Xdp,
+            "verbs" => Transport::Verbs,
+            other => return Err(wrong("transport", other, "auto, udp, xdp or verbs")),
+        };
+        let retry = AdapterRetry {
+            timeout: self.number("ib_timeout", usual.retry.timeout)?,
+            count: self.number("ib_retry_cnt", usual.retry.count)?,
+        };
+        let identity = self.get("tls_cert").zip(self.get("tls_key"));
+        let identity = identity.map(|(cert, key)| (cert.into(), key.into()));
+        let tls = self.get("tls_ca").map(|ca| Tls { ca: ca.into(), identity });
+        let timeout = self.seconds("timeout", usual.timeout)?;
+        let connect_timeout = self.seconds("connect_timeout", usual.connect_timeout)?;
+        Ok(CommConfig { transport, retry, tls, timeout, connect_timeout, ..usual })
+    }
+
+    fn bootstrap(&self) -> Result<Bootstrap, Error> {
+        if let Some(peers) = self.get("peers") {
+            return Ok(Bootstrap::Static {
+                peers: addresses("peers", peers)?,
+                mtu: self.number("mtu", 1024)?,
+                message_size: self.number("message_size", 1 << 16)?,
+                window: self.number("window", 4)?,
+                rings: self.number("rings", 1)?,
+            });
+        }
+        let address = match self.get("controller") {
+            Some(controller) => controller.to_owned(),
+            None => {
+                let address = format!("{WELL_KNOWN}:{}", netsum_api::DEFAULT_PORT);
+                let known = address.to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
+                if !known {
+                    return Err(Error::Config(format!(
+                        "no box: NETSUM_CONTROLLER is not set to its HOST:PORT, and there is no host {WELL_KNOWN:?}. Without a box, \
+                         NETSUM_PEERS is the addresses of all ranks, and they sum by themselves"
+                    )));
+                }
+                address
+            }
+        };
+        let text = |name: &str| {
+            let missing = format!(
+                "NETSUM_{} is not set: `netsum job create` on the box makes a job, and prints its token",
+                name.to_uppercase()
+            );
+            self.get(name).map(str::to_owned).ok_or(Error::Config(missing))
+        };
+        Ok(Bootstrap::Controller { address, job: text("job")?, token: text("token")? })
+    }
+
+    fn ip(&self, rank: u32, bootstrap: &Bootstrap) -> Result<IpAddr, Error> {
+        let local = self.number("local_rank", 0usize)?;
+        match (self.get("ip"), bootstrap) {
+            (Some(ip), _) => {
+                let all = addresses("ip", ip)?;
+                // One for all who come: the others are on other machines.
+                let own = if all.len() == 1 { all.first() } else { all.get(local) };
+                own.copied().ok_or_else(|| {
+                    let text = format!("NETSUM_IP: {} addresses, and none for local rank {local}", all.len());
+                    Error::Config(text + "; ranks on one machine need one each")
+                })
+            }
+            (None, Bootstrap::Static { peers, .. }) => peers.get(rank as usize).copied().ok_or_else(|| {
+                Error::Config(format!("NETSUM_PEERS: {} addresses, and none for rank {rank}", peers.len()))
+            }),
+            (None, Bootstrap::Controller { address, .. }) => towards(address).map_err(|e| {
+                Error::Config(format!("NETSUM_IP is not set, and the way to {address} is unknown: {e}"))
+            }),
+        }
+    }
+
+    fn needed<T: FromStr>(&self, name: &str) -> Result<T, Error> {
+        let Some(text) = self.get(name) else {
+            let launcher = SETTINGS.iter().find(|s| s.0 == name).and_then(|s| s.1).unwrap_or_default();
+            return Err(Error::Config(format!(
+                "{name} is not known: set NETSUM_{}, or start with torchrun, which sets {launcher}",
+                name.to_uppercase()
+            )));
+        };
+        text.parse().map_err(|_| wrong(name, text, "a number"))
+    }
+
+    fn number<T: FromStr>(&self, name: &str, usual: T) -> Result<T, Error> {
+        self.get(name).map_or(Ok(usual), |text| text.parse().map_err(|_| wrong(name, text, "a number")))
+    }
+
+    fn seconds(&self, name: &str, usual: Duration) -> Result<Duration, Error> {
+        let Some(text) = self.get(name) else { return Ok(usual) };
+        let seconds = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
+        seconds.map(Duration::from_secs_f64).ok_or_else(|| wrong(name, text, "0.1 to 86400 seconds"))
+    }
+}
+
+/// The token is not printed.
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(self.0.iter().filter(|(name, _)| **name != "token")).finish()
+    }
+}
+
+fn wrong(name: &str, text: &str, right: &str) -> Error {
+    Error::Config(format!("NETSUM_{} {text:?}: {right}", name.to_uppercase()))
+}
+
+fn addresses(name: &str, text: &str) -> Result<Vec<IpAddr>, Error> {
+    let parsed: Result<_, std::net::AddrParseError> = text.split(',').map(|ip| ip.trim().parse()).collect();
+    parsed.map_err(|_| wrong(name, text, "IP addresses with commas between"))
+}
+
+/// The address that this machine has on the way to another. Nothing is sent.
+fn towards(address: &str) -> std::io::Result<IpAddr> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+    for to in address.to_socket_addrs()? {
+        let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+        match UdpSocket::bind((any, 0)).and_then(|s| s.connect(to).and_then(|()| s.local_addr())) {
+            Ok(own) => return Ok(own.ip()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Settings {
+        Settings::from(|name| variables.iter().find(|v| v.0 == name).map(|v| v.1.to_owned()))
+    }
+
+    const TORCHRUN: [(&str, &str); 3] = [("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
+
+    #[test]
+    fn what_torchrun_sets_is_enough_beside_the_box() {
+        let box_ = [("NETSUM_CONTROLLER", "127.0.0.1:4790"), ("NETSUM_JOB", "j"), ("NETSUM_TOKEN", "t")];
+        let config = settings(&[&TORCHRUN[..], &box_].concat()).config().unwrap();
+        assert_eq!((config.rank, config.ranks, config.ip), (2, 4, [127, 0, 0, 1].into()));
+        let two =
+            [&TORCHRUN[..], &box_, &[("NETSUM_IP", "10.0.0.1, 10.0.0.2"), ("NETSUM_RANK", "3")]].concat();
+        let config = settings(&two).config().unwrap();
+        assert_eq!((config.rank, config.ip), (3, [10, 0, 0, 2].into()));
+    }
+
+    #[test]
+    fn peers_need_no_box() {
+        let peers = [("NETSUM_PEERS", "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"), ("NETSUM_TIMEOUT", "2.5")];
+        let config = settings(&[&TORCHRUN[..], &peers].concat()).config().unwrap();
+        assert_eq!(config.ip, IpAddr::from([10, 0, 0, 3]));
+        assert_eq!(config.timeout, Duration::from_millis(2500));
+        assert!(matches!(config.bootstrap, Bootstrap::Static { mtu: 1024, window: 4, .. }));
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let says = |variables: &[(&str, &str)], word: &str| {
+            let text = settings(variables).config().unwrap_err().to_string();
+            assert!(text.contains(word), "{text}");
+        };
+        says(&[], "set NETSUM_RANK, or start with torchrun, which sets RANK");
+        says(&[("RANK", "0")], "WORLD_SIZE");
+        let job = [&TORCHRUN[..], &[("NETSUM_CONTROLLER", "127.0.0.1:1")]].concat();
+        says(&job, "NETSUM_JOB is not set: `netsum job create`");
+        let with = |more| [&TORCHRUN[..], &[("NETSUM_PEERS", "10.0.0.1,10.0.0.2"), more]].concat();
+        says(&with(("A", "")), "2 addresses, and none for rank 2");
+        says(&with(("NETSUM_IP", "10.0.0.x")), "NETSUM_IP \"10.0.0.x\": IP addresses");
+        says(&with(("NETSUM_RANK", "x")), "NETSUM_RANK \"x\": a number");
+        let ok = ("NETSUM_IP", "10.0.0.1");
+        for (name, value, word) in [
+            ("NETSUM_TIMEOUT", "0", "0.1 to 86400 seconds"),
+            ("NETSUM_TRANSPORT", "tcp", "auto, udp, xdp or verbs"),
+            ("NETSUM_MTU", "-1", "a number"),
+        ] {
+            says(&[&with(ok)[..], &[(name, value)]].concat(), word);
+        }
+        let mut settings = settings(&TORCHRUN);
+        assert!(settings.set("colour", "red").unwrap_err().to_string().contains("no setting \"colour\""));
+        settings.set("token", "secret").unwrap();
+        assert!(!format!("{settings:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,230 @@
+//! The Python package: its wheel, and its tests in virtual environments in target/python.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::paths::{self, find_program, output};
+use crate::setup;
+use crate::tally::{Counts, Tally};
+
+/// Debian's, or another on the path.
+const PYTHONS: [&str; 2] = ["/usr/bin/python3", "python3"];
+/// The first whose stable interface has the buffer protocol.
+const OLDEST: (u32, u32) = (3, 11);
+
+/// Arguments of `cargo xtask wheel`.
+#[derive(clap::Args, Debug)]
+pub struct WheelArgs {
+    /// Where it is put.
+    #[arg(long, default_value = "target/wheels")]
+    out: PathBuf,
+}
+
+/// Runs `cargo xtask wheel`.
+///
+/// # Errors
+/// What is missing, or what the compiler said.
+pub fn run(args: &WheelArgs) -> Result<()> {
+    let python = python()?;
+    let wheel = wheel(&python, &tools(&python)?, "release", &paths::root()?.join(&args.out))?;
+    println!("{}", wheel.display());
+    Ok(())
+}
+
+/// A Python that is new enough and can make virtual environments.
+fn python() -> Result<PathBuf> {
+    let python = PYTHONS.iter().find_map(|name| find_program(name)).context("no python3")?;
+    let version = output(
+        Command::new(&python).args(["-c", "import sys; print(sys.version_info[0], sys.version_info[1])"]),
+    )?;
+    let mut numbers = version.split_whitespace().map(|n| n.parse().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    ensure!(
+        version >= OLDEST,
+        "{} is Python {}.{}: {}.{} or later is needed",
+        python.display(),
+        version.0,
+        version.1,
+        OLDEST.0,
+        OLDEST.1
+    );
+    if output(Command::new(&python).args(["-c", "import ensurepip, venv"])).is_err() {
+        setup::require_venv()?;
+    }
+    Ok(python)
+}
+
+/// The line of a package in the file of locked versions.
+fn locked(package: &str) -> Result<String> {
+    let file = paths::root()?.join("python/requirements.txt");
+    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let line = text.lines().find(|line| line.split("==").next() == Some(package));
+    line.map(str::to_owned).with_context(|| format!("no {package} in {}", file.display()))
+}
+
+fn folder(name: &str) -> Result<PathBuf> {
+    Ok(paths::target_dir()?.join("python").join(name))
+}
+
+/// Makes a virtual environment with these packages, by pip's arguments.
+fn environment(python: &Path, name: &str, options: &[&str], packages: &[&str]) -> Result<PathBuf> {
+    let place = folder(name)?;
+    output(Command::new(python).args(["-m", "venv", "--clear"]).args(options).arg(&place))?;
+    output(
+        Command::new(place.join("bin/pip"))
+            .args(["install", "--quiet", "--disable-pip-version-check"])
+            .args(packages),
+    )?;
+    Ok(place.join("bin/python"))
+}
+
+/// maturin, of the locked version.
+fn tools(python: &Path) -> Result<PathBuf> {
+    let (locked, maturin) = (locked("maturin")?, folder("tools")?.join("bin/maturin"));
+    let version = output(Command::new(&maturin).arg("--version")).unwrap_or_default();
+    if version.trim().replace(' ', "==") != locked {
+        println!("installing {locked} into target/python: it builds the wheel");
+        environment(python, "tools", &[], &[&locked])?;
+    }
+    Ok(maturin)
+}
+
+/// Builds the wheel into a folder.
+fn wheel(python: &Path, maturin: &Path, profile: &str, out: &Path) -> Result<PathBuf> {
+    // What was built before has the same name, or another version's.
+    let built = tempfile::tempdir_in(paths::target_dir()?)?;
+    let mut build = Command::new(maturin);
+    paths::as_from_a_shell(&mut build);
+    build.args([
+        "build",
+        "--quiet",
+        "--locked",
+        "--profile",
+        profile,
+        "--manifest-path",
+        "python/Cargo.toml",
+    ]);
+    build.arg("--interpreter").arg(python).arg("--target-dir").arg(paths::target_dir()?);
+    output(build.arg("--out").arg(built.path()).current_dir(paths::root()?))?;
+    let made = std::fs::read_dir(built.path())?.next().context("maturin has built no wheel")??;
+    std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    let place = out.join(made.file_name());
+    std::fs::copy(made.path(), &place).with_context(|| place.display().to_string())?;
+    Ok(place)
+}
+
+/// Builds the wheel, installs it into fresh environments, and runs its tests there. Whether there is one for the lab's tests, and why
+/// not.
+///
+/// # Errors
+/// What cannot be had, or has failed.
+pub fn test(tally: &mut Tally) -> Result<()> {
+    let ready = python().and_then(|python| tools(&python).map(|maturin| (python, maturin)));
+    let (python, maturin) = match ready {
+        Ok(ready) => ready,
+        Err(reason) => {
+            let text = format!("{reason:#}");
+            ENVIRONMENTS.iter().for_each(|e| tally.skip(e.title, tests(), &text));
+            return Err(reason);
+        }
+    };
+    println!("building the Python package");
+    let wheel = match wheel(&python, &maturin, "dev", &folder("wheels")?) {
+        Ok(wheel) => wheel,
+        Err(error) => {
+            tally.fail(ENVIRONMENTS[0].title, "maturin build", &format!("{error:#}"));
+            return Err(error.context("no Python package"));
+        }
+    };
+    let mut first = Ok(());
+    for environment in &ENVIRONMENTS {
+        match environment.make(&python, &wheel) {
+            Ok(python) => tally.count(environment.title, "python/tests", unittest(&python)),
+            Err(error) => {
+                tally.skip(environment.title, tests(), &format!("{error:#}"));
+                first = first.and(Err(error));
+            }
+        }
+    }
+    first
+}
+
+/// Where the tests are run.
+struct Environment {
+    title: &'static str,
+    name: &'static str,
+    /// Whether Debian's packages are seen there.
+    debian: bool,
+}
+
+const ENVIRONMENTS: [Environment; 2] = [
+    Environment { title: "Python", name: "pypi", debian: false },
+    Environment { title: "Python, Debian's numpy", name: "debian", debian: true },
+];
+
+impl Environment {
+    /// Makes it; its Python.
+    fn make(&self, python: &Path, wheel: &Path) -> Result<PathBuf> {
+        let wheel = wheel.display().to_string();
+        if !self.debian {
+            return environment(python, self.name, &[], &[&wheel, &locked("numpy")?]);
+        }
+        ensure!(python.starts_with("/usr/bin"), "{} is not Debian's", python.display());
+        setup::require_debian_numpy()?;
+        environment(python, self.name, &["--system-site-packages"], &["--no-index", &wheel])
+    }
+}
+
+/// How many tests there are.
+fn tests() -> u32 {
+    let file = paths::root().map(|root| root.join("python/tests/test_netsum.py"));
+    let text = file.and_then(|file| Ok(std::fs::read_to_string(file)?)).unwrap_or_default();
+    text.matches("    def test_").count() as u32
+}
+
+fn unittest(python: &Path) -> Result<Counts> {
+    let out = Command::new(python)
+        .args(["-m", "unittest"])
+        .current_dir(paths::root()?.join("python/tests"))
+        // Beside the sources nothing is left.
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()?;
+    let text = String::from_utf8_lossy(&out.stderr);
+    let counts = counts(&text).with_context(|| format!("{}, without a report:\n{text}", out.status))?;
+    if counts.failed > 0 {
+        println!("{text}");
+    }
+    println!("python/tests: {} passed, {} failed", counts.passed, counts.failed);
+    Ok(counts)
+}
+
+/// What unittest says at its end.
+fn counts(text: &str) -> Option<Counts> {
+    let number = |word: &str| {
+        let rest = text.rsplit('\n').find(|line| line.starts_with("FAILED (") || line.starts_with("OK"))?;
+        let (_, rest) = rest.split_once(&format!("{word}="))?;
+        rest.split([',', ')']).next()?.parse::<u32>().ok()
+    };
+    let all: u32 = text.split("\nRan ").nth(1)?.split(' ').next()?.parse().ok()?;
+    let failed = number("failures").unwrap_or(0) + number("errors").unwrap_or(0);
+    let ignored = number("skipped").unwrap_or(0);
+    Some(Counts { passed: all.checked_sub(failed + ignored)?, failed, ignored })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_of_unittest_are_read() {
+        let text =
+            "..F.s\n======\nFAIL: x\n\nRan 20 tests in 12.123s\n\nFAILED (failures=2, errors=1, skipped=1)\n";
+        assert_eq!(counts(text), Some(Counts { passed: 16, failed: 3, ignored: 1 }));
+        let text = "\nRan 1 test in 1s\n\nOK\n";
+        assert_eq!(counts(text), Some(Counts { passed: 1, failed: 0, ignored: 0 }));
+        assert_eq!(counts("Traceback"), None);
+        assert!(super::tests() > 10);
+    }
+}
