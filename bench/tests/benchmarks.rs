@@ -87,8 +87,12 @@ fn scaling_is_measured_with_several_ranks_and_jobs() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn rings_over_unequal_spines_are_as_planned() {
-    let (text, figures) =
-        run("bench-plan", &["--rates", "40mbit,20mbit", "--bytes", "1048576", "--repeat", "1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("json");
+    let mut command = Command::new(program("bench-plan").unwrap());
+    command.args(["--rates", "40mbit,20mbit", "--bytes", "1048576", "--repeat", "1", "--json"]);
+    let text = output(command.arg(&file)).unwrap();
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let rings: Vec<_> = figures.as_array().unwrap().iter().map(|row| row["rings"].to_string()).collect();
     assert_eq!(rings, ["[2,1]", "[1,1]", "[1]"], "{text}");
     assert!(text.contains("planned 67 %"), "{text}");
