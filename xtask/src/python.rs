@@ -141,7 +141,7 @@ pub fn test(tally: &mut Tally) -> Result<()> {
     let mut first = Ok(());
     for environment in &ENVIRONMENTS {
         match environment.make(&python, &wheel) {
-            Ok(python) => tally.count(environment.title, "python/tests", unittest(&python)),
+            Ok(python) => unittest(&python, environment.title, tally),
             Err(error) => {
                 tally.skip(environment.title, tests(), &format!("{error:#}"));
                 first = first.and(Err(error));
@@ -184,9 +184,20 @@ fn tests() -> u32 {
     text.matches("    def test_").count() as u32
 }
 
-fn unittest(python: &Path) -> Result<Counts> {
+fn unittest(python: &Path, title: &'static str, tally: &mut Tally) {
+    match run_tests(python) {
+        Ok((counts, skipped)) => {
+            tally.skip(title, counts.ignored, &skipped);
+            tally.add(title, Counts { ignored: 0, ..counts });
+        }
+        Err(error) => tally.fail(title, "python/tests", &format!("{error:#}")),
+    }
+}
+
+/// Runs the tests; what they came to, and why some were skipped.
+fn run_tests(python: &Path) -> Result<(Counts, String)> {
     let out = Command::new(python)
-        .args(["-m", "unittest"])
+        .args(["-m", "unittest", "--verbose"])
         .current_dir(paths::root()?.join("python/tests"))
         // Beside the sources nothing is left.
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -197,7 +208,8 @@ fn unittest(python: &Path) -> Result<Counts> {
         println!("{text}");
     }
     println!("python/tests: {} passed, {} failed", counts.passed, counts.failed);
-    Ok(counts)
+    let reasons = text.lines().filter_map(|line| line.split_once(" ... skipped "));
+    Ok((counts, reasons.map(|(_, reason)| reason.trim_matches('\'')).collect::<Vec<_>>().join("; ")))
 }
 
 /// What unittest says at its end.
