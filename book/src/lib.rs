@@ -19,6 +19,7 @@ const INCLUDED: [&str; 6] = [
     "aggregator/netsum.example.toml",
     "api/proto/netsum.proto",
     "deploy/GUIDE.md",
+    "worker/c/examples/all_reduce.c",
     "worker/examples/all_reduce.rs",
 ];
 
