@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use mdbook_driver::MDBook;
 
 /// Files of the project that pages include, by their paths from the root.
-const INCLUDED: [&str; 6] = [
+const INCLUDED: [&str; 7] = [
     "SECURITY.md",
     "CHANGELOG.md",
     "aggregator/netsum.example.toml",
