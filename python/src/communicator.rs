@@ -10,6 +10,7 @@ use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Settings
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
+use crate::array;
 use crate::errors::{argument, raised};
 use crate::memory::{Kind, Memory};
 use crate::work::{Report, SIGNALS, Work};
@@ -192,7 +193,7 @@ impl Communicator {
             return Err(argument(py, "a list of arrays is summed (\"sum\"): divide the sums"));
         }
         let memories: Vec<_> =
-            arrays.iter().map(|array| Memory::of(array, true)).collect::<Result<_, _>>()?;
+            arrays.iter().map(|array| array::memory(array, true)).collect::<Result<_, _>>()?;
         match memories.first().map_or(Kind::F32, |memory| memory.kind) {
             Kind::I32 => self.reduce_many::<i32>(py, memories, first),
             Kind::F32 => self.reduce_many::<f32>(py, memories, first),
@@ -208,7 +209,7 @@ impl Communicator {
         first: Duration,
     ) -> PyResult<Work> {
         let py = array.py();
-        let (op, memory) = (self::op(py, op)?, Memory::of(array, true)?);
+        let (op, memory) = (self::op(py, op)?, array::memory(array, true)?);
         match memory.kind {
             Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, first),
             Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, first),
@@ -225,7 +226,7 @@ impl Communicator {
     ) -> PyResult<Work> {
         let py = output.py();
         let op = self::op(py, op)?;
-        let (input, output) = (Memory::of(input, false)?, Memory::of(output, true)?);
+        let (input, output) = (array::memory(input, false)?, array::memory(output, true)?);
         if input.dtype != output.dtype {
             let text = format!(
                 "input of dtype {} and output of {}: they must be of the same",
@@ -241,7 +242,7 @@ impl Communicator {
     }
 
     fn start_broadcast(&self, array: &Bound<'_, PyAny>, root: u32, first: Duration) -> PyResult<Work> {
-        let memory = Memory::of(array, true)?.into_bytes();
+        let memory = array::memory(array, true)?.into_bytes();
         self.work(array.py(), first, move |comm| comm.broadcast_async(memory, root))
     }
 
@@ -251,7 +252,8 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         first: Duration,
     ) -> PyResult<Work> {
-        let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
+        let (from, to) =
+            (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
         self.work(output.py(), first, move |comm| comm.all_gather_async(from, to))
     }
 
@@ -261,7 +263,8 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         first: Duration,
     ) -> PyResult<Work> {
-        let (from, to) = (Memory::of(input, false)?.into_bytes(), Memory::of(output, true)?.into_bytes());
+        let (from, to) =
+            (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
         self.work(output.py(), first, move |comm| comm.all_to_all_async(from, to))
     }
 }

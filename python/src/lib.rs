@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | [`communicator`] | `Communicator` |
 //! | [`work`] | `Work`: an operation in flight |
-//! | [`memory`] | memory of Python's objects, by the buffer protocol or [`dlpack`] |
+//! | [`array`] | what is handed over as an array, by the buffer protocol or [`dlpack`] |
+//! | [`memory`] | its memory, while it is in use |
 //! | [`errors`] | Python's exceptions |
 
+mod array;
 mod communicator;
 mod dlpack;
 mod errors;

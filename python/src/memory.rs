@@ -8,7 +8,6 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-use crate::dlpack;
 use crate::errors::argument;
 
 /// What elements are.
@@ -35,31 +34,8 @@ pub struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// The memory of anything that has the buffer protocol or DLPack.
-    pub fn of(object: &Bound<'_, PyAny>, written: bool) -> PyResult<Self> {
-        let py = object.py();
-        let memory = match PyMemoryView::from(object) {
-            Ok(view) => Self::of_buffer(&view)?,
-            Err(_) if object.hasattr("__dlpack__")? => dlpack::memory(object)?,
-            Err(_) => {
-                let kind = object.get_type().name()?;
-                let text = format!(
-                    "a {kind} has neither the buffer protocol nor DLPack: give a numpy array or a CPU tensor"
-                );
-                return Err(argument(py, &text));
-            }
-        };
-        match memory {
-            (_, true) if written => Err(argument(
-                py,
-                "the array is read-only, and the result has no place: give a copy of it (x.copy())",
-            )),
-            (memory, _) => Ok(memory),
-        }
-    }
-
-    /// Whether it is read-only, too.
-    fn of_buffer(view: &Bound<'_, PyMemoryView>) -> PyResult<(Self, bool)> {
+    /// By the buffer protocol. Whether it is read-only, too.
+    pub fn of_buffer(view: &Bound<'_, PyMemoryView>) -> PyResult<(Self, bool)> {
         let py = view.py();
         let buffer = PyUntypedBuffer::get(view.as_any())?;
         if !buffer.is_c_contiguous() {

@@ -8,7 +8,7 @@
 //! | [`device`] | what a driver says of a port: ethtool and netdev netlink |
 //! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
 //! | [`hops`] | next hops of members that this box routes to |
-//! | [`spread`] | flows that are not summed, over uplinks |
+//! | [`spread`] | flows that are not summed, over uplinks; [`uplinks`]: looks at these |
 //! | [`in_band`] | first packets of jobs that are set up in band |
 //! | [`worker`] | the workers' service |
 //! | [`memory`] | what the machine has left of it |
@@ -53,4 +53,5 @@ pub mod state;
 pub mod tls;
 pub mod trace;
 pub mod tracers;
+mod uplinks;
 pub mod worker;

@@ -24,10 +24,12 @@ use super::netlink::{Interface, Netlink};
 use super::persist::{Begun, Wanted, begin};
 use super::reload::Reloader;
 use super::socket::{self, SocketFile};
-use super::spread::{self, Spreader};
+use super::spread::Spreader;
 use super::state::Shared;
 use super::worker::{PortFinder, WorkerService};
-use super::{device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls};
+use super::{
+    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls, uplinks,
+};
 use crate::config::Config;
 
 /// Runs the daemon until SIGTERM or SIGINT, which end its jobs, or SIGUSR1, which leaves them to the next one.
@@ -147,7 +149,7 @@ impl Ready {
         tokio::spawn(manager::keep_alive(shared.clone()));
         tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
         if !config.spread.is_empty() {
-            tokio::spawn(spread::keep_spread(shared.clone(), netlink.clone()));
+            tokio::spawn(uplinks::keep(shared.clone(), netlink.clone()));
         }
         manager::ready();
         let ended = tokio::select! {

@@ -1,5 +1,5 @@
 //! Flows that are not summed, over the uplinks that the configuration names: keeps the program where hosts' packets come to be routed,
-//! tells it which uplinks have a carrier, and answers who asks.
+//! tells it which uplinks have a carrier, and answers who asks. [`uplinks`](super::uplinks) has it look.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -10,11 +10,9 @@ use netsum_dataplane::pins::Pins;
 use netsum_dataplane::spread::{Ends, Spread, Uplink};
 use tonic::Status;
 
-use super::netlink::{Interface, Netlink};
-use super::state::Shared;
+use super::netlink::Interface;
 
-/// How often carriers are looked at, and how often it is added up what flows have sent.
-const INTERVAL: Duration = Duration::from_millis(100);
+/// How often it is added up what flows have sent.
 const COUNTS: Duration = Duration::from_secs(1);
 
 /// The uplinks of a box, and its flows by them.
@@ -41,7 +39,15 @@ impl Spreader {
         Ok(Some(Self { spread, names, told: Default::default(), trouble: String::new() }))
     }
 
-    /// One look at the interfaces, of which these are the box's ports.
+    /// One look at the interfaces, of which these are the box's ports. What goes wrong is said once.
+    pub fn keep(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) {
+        let trouble = self.look(interfaces, ports, now).map_or_else(|e| format!("{e:#}"), |()| String::new());
+        if !trouble.is_empty() && trouble != self.trouble {
+            log::error!("flows are not spread: {trouble}");
+        }
+        self.trouble = trouble;
+    }
+
     fn look(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) -> Result<()> {
         let named = |name: &String| interfaces.iter().find(|l| l.name == *name);
         // One that is missing keeps its place.
@@ -104,31 +110,5 @@ impl Spreader {
             None => self.spread.take_back(flow),
         };
         done.map_err(|e| Status::resource_exhausted(format!("{e:#}")))
-    }
-}
-
-/// Keeps what the program is told as the machine is.
-pub async fn keep_spread(shared: Shared, netlink: Netlink) {
-    let mut tick = tokio::time::interval(INTERVAL);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tick.tick().await;
-        let interfaces = match netlink.interfaces().await {
-            Ok(interfaces) => interfaces,
-            Err(e) => {
-                log::error!("uplinks: {e:#}");
-                continue;
-            }
-        };
-        let mut inner = shared.lock();
-        let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
-        let Some(spreader) = &mut inner.spread else { return };
-        let trouble = spreader
-            .look(&interfaces, &ports, Instant::now())
-            .map_or_else(|e| format!("{e:#}"), |()| String::new());
-        if !trouble.is_empty() && trouble != spreader.trouble {
-            log::error!("flows are not spread: {trouble}");
-        }
-        spreader.trouble = trouble;
     }
 }
