@@ -16,7 +16,7 @@ use aya_ebpf::btf_maps::{Array, HashMap};
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use aya_ebpf::macros::{btf_map, classifier};
 use aya_ebpf::programs::TcContext;
-use netsum_common::abi::{MAX_SPREAD, MAX_UPLINKS, SpreadFlow, SpreadKey, SpreadUplink};
+use netsum_common::abi::{MAX_SPREAD, MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink};
 use netsum_common::wire::{ROCE_PORT, ipv4_mapped};
 
 /// `BPF_F_NO_PREALLOC`: entries take memory only while they are there.
@@ -33,19 +33,21 @@ const TO_US: u32 = 0;
 const BY: u32 = 1 << 1;
 const NEXT_HOP: u32 = 1 << 2;
 
+/// `BPF_FIB_LKUP_RET_FRAG_NEEDED`: longer than the way's MTU.
+const TOO_LONG: i64 = 8;
+const NO_WAY: i64 = -1;
+
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const UDP: u8 = 17;
-const ETHERNET: usize = 14;
-/// The headers that are looked at, over IPv6.
-const HEADERS: u32 = 14 + 40 + 8;
+/// The headers that are looked at, over IPv4 and IPv6.
+const HEADERS: usize = 14 + 20 + 8;
+const HEADERS_V6: usize = 14 + 40 + 8;
 /// A shorter first packet has no payload to speak of: acknowledgements and requests to read are such, and no flow of bytes.
 const SHORT: u32 = 128;
-/// What the first flow of all counts as.
-const FIRST: u64 = 1 << 16;
 
-/// `struct bpf_fib_lookup`, as far as unions are of use here.
-#[repr(C)]
+/// `struct bpf_fib_lookup`, as far as unions are of use here. Copies of it are made of words of 8 bytes, which the verifier wants aligned.
+#[repr(C, align(8))]
 struct Route {
     family: u8,
     protocol: u8,
@@ -82,25 +84,39 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
     let packet = parse(ctx)?;
     // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
     let here = unsafe { (*ctx.skb.skb).ifindex };
-    let kernels = packet.route(ctx, here, NEXT_HOP)?;
+    let kernels = packet.route(ctx, here, NEXT_HOP).ok()?;
     if !goes_up(kernels.ifindex) {
         return None;
     }
     let flow = SPREAD.get_ptr_mut(&packet.key);
     let route = match flow {
-        // SAFETY: a map value, which lives as long as the program runs.
-        Some(flow) => match packet.by(ctx, unsafe { (*flow).uplink }) {
-            Some(route) => route,
-            None => {
-                let (uplink, route) = packet.least(ctx)?;
-                // SAFETY: as above. All CPUs choose alike, more or less.
-                unsafe {
-                    (*flow).uplink = uplink;
-                    charge(uplink, (*flow).bytes.max((*flow).advance));
+        Some(flow) => {
+            // SAFETY: a map value, which lives as long as the program runs.
+            let (now, given) = unsafe { ((*flow).uplink, (*flow).given) };
+            // A flow that is away from the uplink that somebody has said goes back as soon as it can.
+            let back = if given == 0 || given == now + 1 { None } else { packet.by(ctx, given - 1).ok() };
+            match back {
+                Some(route) => {
+                    // SAFETY: as above.
+                    unsafe { (*flow).uplink = given - 1 };
+                    route
                 }
-                route
+                None => match packet.by(ctx, now) {
+                    Ok(route) => route,
+                    // The kernel says so to its sender.
+                    Err(TOO_LONG) => return None,
+                    Err(_) => {
+                        let (uplink, route) = packet.least(ctx)?;
+                        // SAFETY: as above. All CPUs choose alike, more or less.
+                        unsafe {
+                            (*flow).uplink = uplink;
+                            charge(uplink, (*flow).bytes.max((*flow).advance));
+                        }
+                        route
+                    }
+                },
             }
-        },
+        }
         None => {
             let (uplink, route) = packet.least(ctx)?;
             let advance = if ctx.len() < SHORT { 0 } else { usual() };
@@ -126,48 +142,55 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
 fn parse(ctx: &TcContext) -> Option<Packet> {
     // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
     let (kind, tagged) = unsafe { ((*ctx.skb.skb).pkt_type, (*ctx.skb.skb).vlan_present) };
-    if kind != TO_US || tagged != 0 || ctx.len() < HEADERS {
+    if kind != TO_US || tagged != 0 {
         return None;
     }
-    if ((ctx.data_end() - ctx.data()) as u32) < HEADERS {
-        ctx.pull_data(HEADERS).ok()?;
+    if ctx.data_end() - ctx.data() < HEADERS_V6 {
+        // All, where it is shorter.
+        ctx.pull_data(ctx.len().min(HEADERS_V6 as u32)).ok()?;
     }
     let data = ctx.data();
-    if data + HEADERS as usize > ctx.data_end() {
+    if data + HEADERS > ctx.data_end() {
         return None;
     }
     // SAFETY: so many bytes are inside the packet, as just checked.
-    let b = unsafe { &*(data as *const [u8; HEADERS as usize]) };
+    let b = unsafe { &*(data as *const [u8; HEADERS]) };
     let v6 = match [b[12], b[13]] {
         // Neither options nor fragments.
         [0x08, 0x00] if b[14] == 0x45 && b[20] & 0x3f == 0 && b[21] == 0 && b[23] == UDP => false,
         [0x86, 0xdd] if b[14] >> 4 == 6 && b[20] == UDP => true,
         _ => return None,
     };
-    let udp = if v6 { ETHERNET + 40 } else { ETHERNET + 20 };
-    let ttl = if v6 { b[21] } else { b[22] };
-    if u16::from_be_bytes([b[udp + 2], b[udp + 3]]) != ROCE_PORT || ttl <= 1 {
-        return None;
-    }
-    let mut key = SpreadKey {
-        src_ip: [0; 16],
-        dst_ip: [0; 16],
-        src_port: u16::from_be_bytes([b[udp], b[udp + 1]]) as u32,
-    };
-    if v6 {
+    let mut key = SpreadKey { src_ip: [0; 16], dst_ip: [0; 16], src_port: 0 };
+    let (ttl, [from, to]) = if v6 {
+        if data + HEADERS_V6 > ctx.data_end() {
+            return None;
+        }
+        // SAFETY: so many bytes are inside the packet, as just checked.
+        let b = unsafe { &*(data as *const [u8; HEADERS_V6]) };
         key.src_ip.copy_from_slice(&b[22..38]);
         key.dst_ip.copy_from_slice(&b[38..54]);
+        (b[21], [[b[54], b[55]], [b[56], b[57]]])
     } else {
+        // The kernel drops packets of such addresses, or takes them itself.
+        if [b[26], b[30]].iter().any(|&first| matches!(first, 0 | 127 | 224..)) {
+            return None;
+        }
         key.src_ip = ipv4_mapped([b[26], b[27], b[28], b[29]]);
         key.dst_ip = ipv4_mapped([b[30], b[31], b[32], b[33]]);
+        (b[22], [[b[34], b[35]], [b[36], b[37]]])
+    };
+    if v6 && (key.src_ip[0] == 0xff || key.dst_ip[0] == 0xff) || u16::from_be_bytes(to) != ROCE_PORT || ttl <= 1 {
+        return None;
     }
+    key.src_port = u16::from_be_bytes(from) as u32;
     Some(Packet { v6, key, ttl, checksum: u16::from_be_bytes([b[24], b[25]]) })
 }
 
 impl Packet {
     /// Where the kernel would send it.
     #[inline(always)]
-    fn route(&self, ctx: &TcContext, ifindex: u32, flags: u32) -> Option<Route> {
+    fn route(&self, ctx: &TcContext, ifindex: u32, flags: u32) -> Result<Route, i64> {
         let (src, dst) = (words(&self.key.src_ip), words(&self.key.dst_ip));
         let v4 = |a: [u32; 4]| if self.v6 { a } else { [a[3], 0, 0, 0] };
         let mut route = Route {
@@ -191,18 +214,16 @@ impl Packet {
                 flags,
             )
         };
-        (said == 0).then_some(route)
+        if said == 0 { Ok(route) } else { Err(said as i64) }
     }
 
     /// By an uplink: its carrier and a route are there.
     #[inline(always)]
-    fn by(&self, ctx: &TcContext, uplink: u32) -> Option<Route> {
-        let uplink = SPREAD_UPLINKS.get(uplink)?;
-        if uplink.up == 0 {
-            return None;
-        }
+    fn by(&self, ctx: &TcContext, uplink: u32) -> Result<Route, i64> {
+        let uplink = SPREAD_UPLINKS.get(uplink).filter(|uplink| uplink.up != 0).ok_or(NO_WAY)?;
+        let route = self.route(ctx, uplink.ifindex, NEXT_HOP | BY)?;
         // Over IPv6 the answer may be by another interface.
-        self.route(ctx, uplink.ifindex, NEXT_HOP | BY).filter(|route| route.ifindex == uplink.ifindex)
+        if route.ifindex == uplink.ifindex { Ok(route) } else { Err(NO_WAY) }
     }
 
     /// By the uplink with the least bytes, of those that it can go by.
@@ -212,7 +233,7 @@ impl Packet {
         for number in 0..MAX_UPLINKS {
             let load = SPREAD_UPLINKS.get(number)?.load;
             if load < least
-                && let Some(route) = self.by(ctx, number)
+                && let Ok(route) = self.by(ctx, number)
             {
                 (best, least) = (Some((number, route)), load);
             }
@@ -257,7 +278,7 @@ fn usual() -> u64 {
         flows += uplink.flows;
     }
     let mean = if flows == 0 { 0 } else { bytes / flows };
-    if mean == 0 { FIRST } else { mean }
+    if mean == 0 { SPREAD_FIRST } else { mean }
 }
 
 /// Adds a flow to an uplink.

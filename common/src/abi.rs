@@ -500,13 +500,16 @@ pub struct SpreadKey {
     pub src_port: u32,
 }
 
+/// What the first flow of all counts as. One that has sent as much counts, however small its first packet was.
+pub const SPREAD_FIRST: u64 = 1 << 16;
+
 /// A flow that goes by one uplink.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct SpreadFlow {
     /// Place of its uplink in [`maps::SPREAD_UPLINKS`].
     pub uplink: u32,
-    /// 1 where somebody has said which, 0 where it was chosen at its first packet.
+    /// 1 + the place of the one that somebody has said; 0 where it was chosen at its first packet. They differ while that one cannot be used.
     pub given: u32,
     /// Bytes of its frames.
     pub bytes: u64,

@@ -1,6 +1,7 @@
 """Operations in flight, awaited."""
 
 import asyncio
+import os
 
 
 async def wait(work):
@@ -8,10 +9,12 @@ async def wait(work):
     if not work.is_done():
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        descriptor = work.fileno()
+        # Several may wait for one operation, and a loop has one reader for each descriptor.
+        descriptor = os.dup(work.fileno())
         loop.add_reader(descriptor, lambda: done.done() or done.set_result(None))
         try:
             await done
         finally:
             loop.remove_reader(descriptor)
+            os.close(descriptor)
     return work.wait()

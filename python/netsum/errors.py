@@ -22,6 +22,9 @@ class _OfRank(Error):
         super().__init__(text)
         self.rank = rank
 
+    def __reduce__(self):
+        return type(self), (self.args[0], self.rank)
+
 
 class UnreachableError(_OfRank):
     """The rank `rank` did not answer when the connections were opened."""

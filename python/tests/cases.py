@@ -223,6 +223,8 @@ def coroutines():
         ticking = asyncio.create_task(tick())
         reports = await asyncio.gather(*map(waited, works))
         assert all((x == 2 * i + 1).all() for i, x in enumerate(arrays)) and len(reports) == 20
+        twice = comm.all_reduce_async(numpy.zeros(1_000_000, dtype=numpy.float32))
+        await asyncio.wait_for(asyncio.gather(waited(twice), waited(twice)), 20)
         late = comm.all_reduce_async(numpy.zeros(3, dtype=numpy.float32)) if comm.rank == 0 else None
         if late:
             try:
@@ -369,4 +371,6 @@ def alone():
 
 
 if __name__ == "__main__":
+    # Tests that run in the background have SIGINT ignored, and their children with them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     globals()[sys.argv[1]]()

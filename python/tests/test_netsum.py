@@ -1,6 +1,7 @@
 """The package, over loopback: the ranks sum by themselves."""
 
 import os
+import pickle
 import subprocess
 import sys
 import unittest
@@ -43,8 +44,11 @@ class Ranks(unittest.TestCase):
         run("interrupt")
 
     def test_ctrl_c_ends_the_wait_for_other_ranks(self):
-        rank = start("interrupted_at_the_start", 0)
-        out, err = rank.communicate(timeout=20)
+        with start("interrupted_at_the_start", 0) as rank:
+            try:
+                out, err = rank.communicate(timeout=20)
+            finally:
+                rank.kill()
         self.assertEqual(rank.returncode, 0, out + err)
 
     def test_forks_are_refused(self):
@@ -113,6 +117,10 @@ class Check(unittest.TestCase):
 
 
 class Package(unittest.TestCase):
+    def test_errors_go_to_other_processes(self):
+        error = pickle.loads(pickle.dumps(netsum.RankDiedError("rank 3 has died", 3)))
+        self.assertEqual((str(error), error.rank), ("rank 3 has died", 3))
+
     def test_every_name_has_a_text_and_a_type(self):
         import ast
         import pathlib

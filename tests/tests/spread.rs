@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use aya::programs::{TestRun, TestRunOptions};
 use netsum_common::abi::MAX_SPREAD;
 use netsum_common::wire::ROCE_PORT;
+use netsum_dataplane::pins::Pins;
 use netsum_dataplane::spread::{Ends, Spread, Uplink};
 use netsum_lab::cluster::{Cluster, PATIENCE};
 use netsum_lab::frames::{FrameSpec, ipv4_checksum, lanes};
@@ -348,7 +349,7 @@ fn what_is_no_roce_for_an_uplink_is_left_to_the_kernel() {
             others.push(("nobody's address", changed(&|f| f[30] = 77)));
         }
         // A test run takes no frame without a whole IP header.
-        others.extend((udp..62).map(|len| ("a short one", good[..len].to_vec())));
+        others.extend((udp..udp + 8).map(|len| ("a short one", good[..len].to_vec())));
         for (what, frame) in &others {
             let (verdict, out, _) = bench.run(frame, 1);
             assert_eq!((verdict, &out == frame), (NEXT, true), "{what}, {}", frame.len());
@@ -402,4 +403,49 @@ fn a_full_table_leaves_new_flows_to_the_kernel() {
     println!(
         "a packet: {empty:?} with 1 flow, {full:?} with {MAX_SPREAD}; over IPv6 {v6:?}; not for this machine {others:?}"
     );
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_pinned_flow_goes_back_to_its_uplink_when_that_is_back() {
+    let cluster = cluster();
+    let mut bench = bench(cluster.lab());
+    let frame = packet(false).build();
+    assert_eq!(bench.run(&frame, 1).0, REDIRECT);
+    let leaf = cluster.lab().leaf(0);
+    let uplinks = |up| -> Vec<Uplink> {
+        let uplink =
+            |n| Uplink { ifindex: leaf.ifindex(&BoxNode::uplink(n)).unwrap(), up: up || n != SPINES - 1 };
+        (0..SPINES).map(uplink).collect()
+    };
+    let key = bench.spread.flows().unwrap()[0].0;
+    bench.spread.give(Ends::from(key), SPINES as u32 - 1).unwrap();
+    for (up, is_there) in [(true, true), (false, false), (true, true)] {
+        bench.spread.set_uplinks(&uplinks(up), Instant::now()).unwrap();
+        assert_eq!(bench.run(&frame, 1).0, REDIRECT);
+        let flow = bench.spread.flows().unwrap()[0].1;
+        assert_eq!(flow.uplink == SPINES as u32 - 1, is_there, "{flow:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn flows_keep_their_uplinks_where_the_next_daemon_has_these_in_another_order() {
+    let cluster = cluster();
+    let folder = tempfile::tempdir().unwrap();
+    let pins = Pins::hold(&cluster.pins(), &folder.path().join("lock")).unwrap().unwrap();
+    let flow = |src_port| Ends { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), src_port };
+    let uplink = |ifindex| Uplink { ifindex, up: false };
+    let mut spread = Spread::load(Some(&pins)).unwrap();
+    spread.set_uplinks(&[uplink(7), uplink(8)], Instant::now()).unwrap();
+    spread.give(flow(1), 0).unwrap();
+    spread.give(flow(2), 1).unwrap();
+    drop(spread);
+    let mut spread = Spread::load(Some(&pins)).unwrap();
+    spread.set_uplinks(&[uplink(8), uplink(9)], Instant::now()).unwrap();
+    let left: Vec<_> = spread.flows().unwrap();
+    drop(spread);
+    pins.remove().unwrap();
+    assert_eq!(left.len(), 1, "the flow by 7 is forgotten: {left:?}");
+    assert_eq!((Ends::from(left[0].0), left[0].1.uplink, left[0].1.given), (flow(2), 0, 1));
 }

@@ -163,7 +163,7 @@ impl Topology {
 }
 
 /// A rate that a plan needs.
-fn known(what: &str, rate: u64) -> Result<f64> {
+pub fn known(what: &str, rate: u64) -> Result<f64> {
     match rate {
         0 => Err(Failure::new(
             Kind::Failed,
@@ -173,20 +173,14 @@ fn known(what: &str, rate: u64) -> Result<f64> {
     }
 }
 
-/// Bits in a second between boxes. Links that carry nothing are left out; several between two boxes are one.
-pub fn rated_links(fabric: &api::Fabric) -> Result<BTreeMap<(&str, &str), f64>> {
+/// The text of a topology for `netsum plan`. Links that carry nothing are left out; several between two boxes are one.
+fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<String> {
+    let mut plan = netsum_plan::topology::Topology::default();
     let mut links: BTreeMap<(&str, &str), f64> = BTreeMap::new();
     for link in fabric.links.iter().filter(|link| link.up) {
         let rate = known(&format!("link {} to {}", link.below, link.above), link.rate)?;
         *links.entry((box_of(&link.below), box_of(&link.above))).or_default() += rate;
     }
-    Ok(links)
-}
-
-/// The text of a topology for `netsum plan`.
-fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<String> {
-    let mut plan = netsum_plan::topology::Topology::default();
-    let links = rated_links(fabric)?;
     for b in &fabric.boxes {
         plan.box_(&b.name);
         for host in &b.hosts {

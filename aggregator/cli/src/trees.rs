@@ -16,7 +16,7 @@ use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
 use super::plan::{few, speed};
 use super::print::name;
-use super::topology::{box_of, rated_links};
+use super::topology::{box_of, known};
 
 /// A job of a fabric, its trees, and the plan for all jobs that are there.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -77,8 +77,18 @@ fn ports(job: &api::Job) -> BTreeMap<u32, &str> {
 /// The network of all jobs' ranks, and the jobs.
 fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<(Network, Vec<plan::Job>)> {
     let mut topology = Topology::default();
+    // A box that gets no rings is in no tree, and of several links between two boxes rings use one.
+    let usable: BTreeSet<&str> =
+        fabric.boxes.iter().filter(|b| b.answers && b.drain.is_none()).map(|b| &*b.name).collect();
     fabric.boxes.iter().for_each(|b| topology.box_(&b.name));
-    rated_links(fabric)?.into_iter().for_each(|((below, above), rate)| topology.link(below, above, rate));
+    let mut links = BTreeMap::new();
+    for link in fabric.links.iter().filter(|link| link.up) {
+        let ends = [box_of(&link.below), box_of(&link.above)];
+        if ends.iter().all(|of| usable.contains(of)) && !links.contains_key(&ends) {
+            links.insert(ends, known(&format!("link {} to {}", link.below, link.above), link.rate)?);
+        }
+    }
+    links.into_iter().for_each(|([below, above], rate)| topology.link(below, above, rate));
     // Ranks of several jobs are one host, so that they share its link.
     let at: BTreeSet<&str> = jobs.iter().flat_map(|job| ports(job).into_values()).collect();
     for &end in &at {
@@ -235,7 +245,8 @@ mod tests {
             rate,
         };
         let tree = |root: &str, rings| api::FabricTree { root: root.into(), rings };
-        let box_ = |name: &str| api::FabricBox { name: name.into(), ..api::FabricBox::default() };
+        let box_ =
+            |name: &str| api::FabricBox { name: name.into(), answers: true, ..api::FabricBox::default() };
         let host = |n| port(&format!("leaf{}/p{}", n / 2, n % 2), 10_000_000_000, 0);
         api::Fabric {
             boxes: ["leaf0", "leaf1", "spine0", "spine1"].map(box_).into(),
@@ -284,6 +295,18 @@ mod tests {
         fabric.jobs.push(api::FabricJob { name: "other".into(), ..fabric.jobs[0].clone() });
         let beside = Job::new(&fabric, vec![job("train"), job("other")], "train").unwrap().plan.unwrap();
         assert!((beside.share - 2.5e8).abs() < 1e3, "{beside:?}");
+    }
+
+    #[test]
+    fn what_rings_do_not_use_is_in_no_plan() {
+        let mut fabric = fabric();
+        let twice = api::FabricLink { below: "leaf0/w".into(), ..fabric.links[1].clone() };
+        fabric.links.push(twice);
+        let share =
+            |fabric: &api::Fabric| Job::new(fabric, vec![job("train")], "train").unwrap().plan.unwrap().share;
+        assert!((share(&fabric) - 5e8).abs() < 1e3, "a second link between two boxes");
+        fabric.boxes[3].drain = Some("new fan".into());
+        assert!((share(&fabric) - 1.25e8).abs() < 1e3, "without spine1");
     }
 
     #[test]

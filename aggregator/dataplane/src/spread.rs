@@ -13,7 +13,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions};
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
-use netsum_common::abi::{MAX_UPLINKS, SpreadFlow, SpreadKey, SpreadUplink, maps, programs};
+use netsum_common::abi::{MAX_UPLINKS, SPREAD_FIRST, SpreadFlow, SpreadKey, SpreadUplink, maps, programs};
 
 use super::bpf::{Attachment, found, ignore_missing};
 use super::pins::Pins;
@@ -30,6 +30,8 @@ pub struct Spread {
     doors: HashMap<u32, Attachment<SchedClassifierLinkId>>,
     /// Where attachments are pinned.
     pins: Option<PathBuf>,
+    /// The uplinks' interfaces of an earlier daemon, until this one's are known: flows have places among those.
+    before: Option<Vec<u32>>,
     /// What flows had sent when they were last seen to send, and when that was.
     seen: HashMap<SpreadKey, (u64, Instant)>,
 }
@@ -58,8 +60,9 @@ impl Spread {
         let mut ebpf = loader.load(OBJECT).context("the kernel does not take the maps for spread flows")?;
         program(&mut ebpf)?.load().context("the kernel does not take the program `spread`")?;
         let pins = pins.map(Pins::spread_dir);
-        let mut spread = Self { ebpf, doors: HashMap::new(), pins, seen: HashMap::new() };
+        let mut spread = Self { ebpf, doors: HashMap::new(), pins, before: None, seen: HashMap::new() };
         spread.take_over()?;
+        spread.before = Some(spread.uplinks()?.iter().map(|uplink| uplink.ifindex).collect());
         Ok(spread)
     }
 
@@ -133,6 +136,7 @@ impl Spread {
     /// If there are more than [`MAX_UPLINKS`], or the maps cannot be written.
     pub fn set_uplinks(&mut self, wanted: &[Uplink], now: Instant) -> Result<()> {
         ensure!(wanted.len() <= MAX_UPLINKS as usize, "{MAX_UPLINKS} uplinks are possible");
+        self.renumber(wanted)?;
         let (mut seen, mut idle) = (HashMap::new(), Vec::new());
         let mut all = vec![SpreadUplink::default(); MAX_UPLINKS as usize];
         for (uplink, wanted) in all.iter_mut().zip(wanted) {
@@ -149,7 +153,7 @@ impl Spread {
             let counts = flow.bytes.max(flow.advance);
             if let Some(uplink) = all.get_mut(flow.uplink as usize).filter(|_| counts > 0) {
                 uplink.load += counts;
-                uplink.flows += u64::from(flow.advance > 0);
+                uplink.flows += u64::from(flow.advance > 0 || flow.bytes >= SPREAD_FIRST);
             }
         }
         self.seen = seen;
@@ -160,15 +164,37 @@ impl Spread {
         (0..).zip(&all).try_for_each(|(place, uplink)| Ok(uplinks.set(place, uplink, 0)?))
     }
 
+    /// Gives flows of an earlier daemon their uplinks' places among these. Those whose uplink is gone are forgotten.
+    fn renumber(&mut self, wanted: &[Uplink]) -> Result<()> {
+        let Some(before) = self.before.take() else { return Ok(()) };
+        let place = |old: u32| {
+            let ifindex = *before.get(old as usize)?;
+            let now = wanted.iter().position(|uplink| ifindex != 0 && uplink.ifindex == ifindex)?;
+            u32::try_from(now).ok()
+        };
+        for (key, flow) in self.flows()? {
+            let given = if flow.given == 0 { Some(0) } else { place(flow.given - 1).map(|now| 1 + now) };
+            let mut flows = self.table()?;
+            match (place(flow.uplink), given) {
+                (Some(uplink), Some(given)) if (uplink, given) == (flow.uplink, flow.given) => {}
+                (Some(uplink), Some(given)) => {
+                    flows.insert(key, SpreadFlow { uplink, given, ..flow }, 0)?;
+                }
+                _ => ignore_missing(flows.remove(&key))?,
+            }
+        }
+        Ok(())
+    }
+
     /// Has a flow go by an uplink, from its next packet on.
     ///
     /// # Errors
     /// If the table is full.
     pub fn give(&mut self, flow: Ends, uplink: u32) -> Result<()> {
         let mut flows = self.table()?;
-        let new = SpreadFlow { uplink, given: 1, bytes: 0, advance: 0 };
+        let new = SpreadFlow { uplink, given: 1 + uplink, bytes: 0, advance: 0 };
         let before = found(flows.get(&flow.key(), 0))?;
-        let new = before.map_or(new, |before| SpreadFlow { uplink, given: 1, ..before });
+        let new = before.map_or(new, |before| SpreadFlow { uplink, given: 1 + uplink, ..before });
         flows.insert(flow.key(), new, 0).context("no room for another flow")
     }
 
