@@ -1,9 +1,10 @@
 //! A job over spines whose links are not equally fast: by one tree, by trees that get equal shares, and by those that the rates ask for.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::{LabSpec, Rate};
 use serde::Serialize;
 
@@ -84,12 +85,14 @@ pub fn measure(rates: &[Rate], bytes: usize, repeat: u64) -> Result<(Vec<Figures
             least = outcomes.iter().map(|o| o.micros).max().unwrap_or(u64::MAX).min(least);
         }
         // The manager shows trees after its next look.
+        let start = Instant::now();
         let job = loop {
+            ensure!(start.elapsed() < PATIENCE, "{how}: the manager shows no trees: {}", manager.log());
             let job = manager.json(&cluster, &["fabric", "job", "show", "train"])?;
             if job["trees"].as_array().is_some_and(|trees| !trees.is_empty()) {
                 break job;
             }
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
         };
         if known {
             bound = job["plan"]["bound"].as_f64().with_context(|| format!("no bound in {job}"))?;

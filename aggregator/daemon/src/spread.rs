@@ -40,8 +40,9 @@ impl Spreader {
     }
 
     /// One look at the interfaces, of which these are the box's ports. What goes wrong is said once.
-    pub fn keep(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) {
-        let trouble = self.look(interfaces, ports, now).map_or_else(|e| format!("{e:#}"), |()| String::new());
+    pub fn keep(&mut self, interfaces: Result<Vec<Interface>>, ports: &[u32], now: Instant) {
+        let done = interfaces.and_then(|interfaces| self.look(&interfaces, ports, now));
+        let trouble = done.map_or_else(|e| format!("{e:#}"), |()| String::new());
         if !trouble.is_empty() && trouble != self.trouble {
             log::error!("flows are not spread: {trouble}");
         }

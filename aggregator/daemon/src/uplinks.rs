@@ -14,16 +14,10 @@ pub async fn keep(shared: Shared, netlink: Netlink) {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let interfaces = match netlink.interfaces().await {
-            Ok(interfaces) => interfaces,
-            Err(e) => {
-                log::error!("uplinks: {e:#}");
-                continue;
-            }
-        };
+        let interfaces = netlink.interfaces().await;
         let mut inner = shared.lock();
         let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
         let Some(spreader) = &mut inner.spread else { return };
-        spreader.keep(&interfaces, &ports, Instant::now());
+        spreader.keep(interfaces, &ports, Instant::now());
     }
 }
