@@ -1,41 +1,27 @@
 """The hook of DistributedDataParallel."""
 
-import warnings
-
 import torch
 import torch.distributed as dist
 
-from .._netsum import Communicator, Work
-from ..errors import ArgumentError, ConfigError, NonFiniteError
+from .._netsum import Communicator
+from ..errors import ArgumentError, ConfigError
 from .completion import completed
-
-WIDENED = (torch.bfloat16, torch.float16)
+from .tensors import WIDENED, Sum
 
 
 def comm_hook(state: Communicator, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket of gradients over all ranks, in the network, while the backward pass goes on.
 
     `model.register_comm_hook(comm, netsum.torch.comm_hook)`, with the communicator that `netsum.init()` gave. Buckets are in flight
-    beside each other, and all ranks get the same bits. Gradients of bfloat16 and float16 are summed as float32: that costs as many
+    beside each other, and all ranks get the same bits. Gradients of bfloat16 and float16 are summed as float32: that takes as many
     bytes on the wire as float32, and rounds once.
 
     An infinity or a NaN at any rank makes the bucket NaN at all, so that a GradScaler can skip the step.
     """
     gradient = bucket.buffer()
     _check(state, gradient)
-    summed = gradient.float() if gradient.dtype in WIDENED else gradient
-    # The gradients of what is no leaf are no gradients of their own.
-    work = state.all_reduce_async(summed.detach(), "avg")
-
-    def finish(work: Work) -> torch.Tensor:
-        try:
-            work.wait()
-        except NonFiniteError as error:
-            warnings.warn(f"gradients: {error}; they are NaN at all ranks now", stacklevel=1)
-            return gradient.fill_(torch.nan)
-        return gradient if summed is gradient else gradient.copy_(summed)
-
-    return completed(state, work, finish)
+    bucket_sum = Sum(gradient)
+    return completed(state, state.all_reduce_async(bucket_sum.summed, "avg"), bucket_sum.finish)
 
 
 def _check(comm: Communicator, gradient: torch.Tensor) -> None:
