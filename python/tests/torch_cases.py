@@ -1,4 +1,4 @@
-"""What ranks of PyTorch do, as torchrun starts them: torchrun torch_cases.py NAME."""
+"""What ranks of PyTorch do, as torchrun starts them: torchrun torch_cases.py NAME..."""
 
 import contextlib
 import os
@@ -72,14 +72,18 @@ def close(a, b):
     return torch.allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+beside_gloo = None
+
+
 @contextlib.contextmanager
 def gloo():
-    """A job of torch.distributed by Gloo, and a communicator beside it."""
-    dist.init_process_group("gloo")
-    with netsum.init(timeout=20) as comm:
-        yield comm
-        dist.barrier()
-    dist.destroy_process_group()
+    """A job of torch.distributed by Gloo, and a communicator beside it; for all cases of a process."""
+    global beside_gloo
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+        beside_gloo = netsum.init(timeout=20)
+    yield beside_gloo
+    dist.barrier()
 
 
 def hook():
@@ -265,13 +269,13 @@ def dies():
 
 @contextlib.contextmanager
 def backend(name="netsum"):
-    """A job of torch.distributed by netsum."""
-    dist.init_process_group(name)
+    """A job of torch.distributed by netsum, for all cases of a process; and what it warns of."""
+    if not dist.is_initialized():
+        dist.init_process_group(name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield [] if caught is None else caught
+        yield caught
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def delegated(caught):
@@ -406,14 +410,13 @@ def without_a_box():
     """Nobody has told the ranks where anything is: they tell one another."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dist.init_process_group("netsum" if len(sys.argv) < 3 else sys.argv[2])
+        dist.init_process_group("cpu:netsum" if NEW else "netsum")
     said = [str(w.message) for w in caught if w.category is netsum.NoBoxWarning]
     assert len(said) == (dist.get_rank() == 0), said
     assert all("NETSUM_CONTROLLER" in text and "127." in text for text in said), said
     x = torch.ones(1000)
     dist.all_reduce(x)
     assert (x == dist.get_world_size()).all()
-    dist.destroy_process_group()
 
 
 def some_know():
@@ -453,4 +456,7 @@ def sharded():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        globals()[name]()
+    if dist.is_initialized():
+        dist.destroy_process_group()

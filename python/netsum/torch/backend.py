@@ -41,6 +41,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __init__(self, store: "dist.Store", rank: int, size: int, timeout: timedelta):
         super().__init__(rank, size)
+        self._name = self._text = ""
         self.comm = ProcessGroup.world() if ProcessGroup.world else None
         if self.comm is None:
             self.comm, ProcessGroup.address = meet(store, rank, size)
@@ -58,6 +59,20 @@ class ProcessGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         return "netsum"
+
+    # PyTorch's own keeps these in backends of C++.
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._text = text
+
+    def getGroupDesc(self) -> str:
+        return self._text
 
     def _sums(self, kind: str, tensors: Sequence[torch.Tensor], op: "dist.ReduceOp") -> str | None:
         """netsum's name of the operation, if netsum does it."""
