@@ -15,8 +15,8 @@ fn train(cluster: &Cluster, summer: Summer<'_>) -> Trained {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/python/debian/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
     let spec = TrainSpec { python, model: "mlp".to_owned(), steps: STEPS, seed: 1 };
-    let mut trainers = Trainers::start(cluster, &spec, summer)
-        .unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+    let mut trainers =
+        Trainers::start(cluster, &spec, summer).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
     let trained = trainers.train(|_, _| Ok(())).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
     trainers.leave().unwrap();
     assert!(trained.weights.iter().all(|weights| *weights == trained.weights[0]), "{trained:?}");
