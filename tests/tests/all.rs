@@ -43,6 +43,7 @@ mod terminal;
 mod timing;
 mod trace;
 mod traced;
+mod train;
 mod undaemoned;
 mod vlan;
 mod vm;

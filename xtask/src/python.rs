@@ -130,6 +130,9 @@ pub fn test(tally: &mut Tally) -> Result<()> {
             return Err(reason);
         }
     };
+    if let Err(reason) = setup::require_torch() {
+        println!("tests with PyTorch will be skipped: {reason:#}");
+    }
     println!("building the Python package");
     let wheel = match wheel(&python, &maturin, "dev", &folder("wheels")?) {
         Ok(wheel) => wheel,
@@ -151,6 +154,18 @@ pub fn test(tally: &mut Tally) -> Result<()> {
     first
 }
 
+/// Makes an environment with Debian's PyTorch and this package; its Python.
+///
+/// # Errors
+/// What is missing, or what the compiler said.
+pub fn with_torch() -> Result<PathBuf> {
+    let python = python()?;
+    setup::require_torch()?;
+    println!("building the Python package");
+    let wheel = wheel(&python, &tools(&python)?, paths::profile()?, &folder("wheels")?)?;
+    DEBIAN.make(&python, &wheel)
+}
+
 /// Where the tests are run.
 struct Environment {
     title: &'static str,
@@ -159,10 +174,8 @@ struct Environment {
     debian: bool,
 }
 
-const ENVIRONMENTS: [Environment; 2] = [
-    Environment { title: "Python", name: "pypi", debian: false },
-    Environment { title: "Python, Debian's numpy", name: "debian", debian: true },
-];
+const DEBIAN: Environment = Environment { title: "Python, Debian's numpy", name: "debian", debian: true };
+const ENVIRONMENTS: [Environment; 2] = [Environment { title: "Python", name: "pypi", debian: false }, DEBIAN];
 
 impl Environment {
     /// Makes it; its Python.

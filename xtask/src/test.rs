@@ -99,6 +99,10 @@ pub fn run(args: &TestArgs) -> Result<()> {
         true => python::test(&mut tally).and_then(|()| setup::require_bpf()),
         false => Ok(()),
     };
+    let torch_ready = match lab.iter().any(|program| needs_python(program) && program.needs_torch()) {
+        true if !args.fast => setup::require_torch(),
+        _ => Ok(()),
+    };
     // Timings in the lab must not suffer from compilers.
     objects(rebuild, &mut tally);
     let is_left_out = |program: &TestProgram| args.fast && !FAST.contains(&program.name.as_str());
@@ -123,6 +127,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         let (set, ready) = match program.name.as_str() {
             "programs" | "ingress" | "xdp" => ("XDP programs", &ready),
             _ if program.needs_vms() => ("virtual machines", &vms_ready),
+            _ if program.needs_torch() && python_ready.is_ok() => ("lab", &torch_ready),
             _ if program.needs_python() => ("lab", &python_ready),
             _ if program.needs_terminal() => ("terminal", &terminal_ready),
             _ if program.needs_prometheus() => ("Prometheus", &prometheus_ready),
