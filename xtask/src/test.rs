@@ -30,6 +30,9 @@ pub struct TestArgs {
     /// For the daily round: the pure tests, and of the others those that show soonest what is broken. Rebuilds no BPF objects.
     #[arg(long)]
     fast: bool,
+    /// Whose PyTorch the Python package is tested with.
+    #[arg(long, value_enum, default_value = "debian")]
+    torch: python::Torch,
 }
 
 /// What `--fast` runs in the lab.
@@ -96,7 +99,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     };
     let python_ready = match lab.iter().any(needs_python) {
         true if args.fast => Err(anyhow::anyhow!("not asked for (--fast)")),
-        true => python::test(&mut tally).and_then(|()| setup::require_bpf()),
+        true => python::test(&mut tally, args.torch).and_then(|()| setup::require_bpf()),
         false => Ok(()),
     };
     let torch_ready = match lab.iter().any(|program| needs_python(program) && program.needs_torch()) {
