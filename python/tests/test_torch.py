@@ -90,6 +90,9 @@ class Backend(unittest.TestCase):
     def test_ranks_that_do_not_agree_on_a_box_are_told(self):
         torchrun("some_know")
 
+    def test_the_rank_that_died_is_named(self):
+        self.assertIn("NAMED", torchrun("dies_in_backend"))
+
     @unittest.skipIf(VERSION < (2, 6), "FSDP2 is in PyTorch 2.6 or later")
     def test_sharded_weights(self):
         torchrun("sharded")

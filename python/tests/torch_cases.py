@@ -267,6 +267,26 @@ def dies():
     os._exit(0)  # Gloo waits for the one that died
 
 
+def dies_in_backend():
+    """The rank that died is named, to who waits, to a future, and in DistributedDataParallel."""
+    os.environ["NETSUM_TIMEOUT"] = "1"
+    dist.init_process_group("netsum")
+    ddp = DistributedDataParallel(Net())
+    for x in batches(2):
+        ddp(x).sum().backward()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(2)]
+    for work in works:
+        assert raises(netsum.RankDiedError, "rank 1 died", work.wait).rank == 1
+        assert work.is_completed() and not work.is_success()
+        raises(RuntimeError, "rank 1 died", work.get_future().wait)
+    raises(netsum.RankDiedError, "rank 1 died", dist.broadcast, torch.ones(5), 0)
+    raises(RuntimeError, "rank 1 died", lambda: ddp(batches(1)[0]).sum().backward())
+    print("NAMED", flush=True)
+    os._exit(0)  # Gloo waits for the one that died
+
+
 @contextlib.contextmanager
 def backend(name="netsum"):
     """A job of torch.distributed by netsum, for all cases of a process; and what it warns of."""

@@ -1,5 +1,6 @@
 """The backend "netsum" of torch.distributed: sums in the network, and Gloo for what that cannot do."""
 
+import collections
 import os
 import warnings
 import weakref
@@ -14,17 +15,22 @@ from torch._C._distributed_c10d import (
     PrefixStore,
     ProcessGroupGloo,
     ReduceOptions,
-    _create_work_from_future,
+    Work as DistributedWork,
 )
 
 from .._netsum import Communicator, Work
 from ..errors import ArgumentError
-from .completion import completed
+from .completion import Handle, completed
 from .meeting import meet
 from .tensors import SUMMED, WIDENED, Sum, as_bytes, contiguous
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+
+#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+_last: "collections.deque[Handle]" = collections.deque(maxlen=16)
 
 
 class Delegated(UserWarning):
@@ -94,8 +100,8 @@ class ProcessGroup(dist.ProcessGroup):
             return False
         return all(tensor.layout == torch.strided for tensor in tensors) or bool(_tell(f"{kind} of sparse tensors"))
 
-    def _started(self, work: Work, finish: Callable[[Work], object]) -> "dist.Work":
-        return _create_work_from_future(completed(self.comm, work, finish))
+    def _started(self, work: Work, finish: Callable[[Work], list[torch.Tensor]]) -> Handle:
+        return _kept(Handle().follow(lambda told: completed(self.comm, work, told), finish))
 
     # Sums.
 
@@ -262,26 +268,31 @@ def _finish(result: torch.Tensor) -> Callable[[Work], list[torch.Tensor]]:
     return finish
 
 
-def _then(work: "dist.Work", finish: Callable[[], list[torch.Tensor]]) -> "dist.Work":
+def _kept(handle: Handle) -> Handle:
+    if OLD:
+        _last.append(handle)
+    return handle
+
+
+def _then(work: DistributedWork, finish: Callable[[], list[torch.Tensor]]) -> Handle:
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
         future.wait()
         return finish()
 
-    return _create_work_from_future(work.get_future().then(done))
+    return _kept(Handle().follow(work.get_future().then, done))
 
 
-def _all(works: "Sequence[dist.Work]", results: Sequence[torch.Tensor]) -> "dist.Work":
+def _all(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
     """That of all of them."""
     if len(works) == 1:
         return works[0]
-    together = torch.futures.collect_all([work.get_future() for work in works])
 
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
         for one in future.wait():
             one.wait()
         return list(results)
 
-    return _create_work_from_future(together.then(done))
+    return _kept(Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done))
 
 
 def register() -> None:
