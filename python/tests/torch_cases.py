@@ -359,9 +359,6 @@ def collectives():
         out = torch.zeros(ranks, dtype=torch.int64)
         dist.all_to_all_single(out, torch.arange(ranks) + 10 * rank)
         assert torch.equal(out, torch.arange(ranks) * 10 + rank), out
-        parts = list(torch.zeros(ranks).chunk(ranks))
-        dist.all_to_all(parts, list((torch.arange(float(ranks)) + 10 * rank).chunk(ranks)))
-        assert torch.equal(torch.cat(parts), torch.arange(float(ranks)) * 10 + rank), parts
         objects = [None] * ranks
         dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
         assert [o["rank"] for o in objects] == list(range(ranks))
@@ -409,6 +406,14 @@ def by_gloo():
             elif rank == 1:
                 dist.recv(x := torch.zeros(3), 0)
                 assert (x == 1).all()
+            parts = list(torch.zeros(ranks).chunk(ranks))
+            dist.all_to_all(parts, list((torch.arange(float(ranks)) + 10 * rank).chunk(ranks)))
+            assert torch.equal(torch.cat(parts), torch.arange(float(ranks)) * 10 + rank), parts
+            # Rank 0's parts are all of one size, and the others' are not.
+            sent, got = ([2 + (rank > 0 and other > 0) for other in range(ranks)] for _ in range(2))
+            out = torch.zeros(sum(got))
+            dist.all_to_all_single(out, torch.full((sum(sent),), float(rank)), got, sent)
+            assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(torch.tensor(got))), out
             out, sizes = torch.zeros(ranks * (rank + 1)), [r + 1 for r in range(ranks)]
             dist.all_to_all_single(out, torch.full((sum(sizes),), float(rank)), [rank + 1] * ranks, sizes)
             assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(rank + 1)), out
@@ -421,7 +426,7 @@ def by_gloo():
             assert (x == 1).all(), x
         said = delegated(caught)
         assert len(said) == len(set(said)), said
-        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "parts of several sizes"):
+        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "parts whose sizes"):
             assert sum(words in text for text in said) == 1, (words, said)
         assert rank > 1 or any("a group of 2 of" in text for text in said) or ranks == 2, said
 

@@ -46,7 +46,7 @@ fn the_hook_goes_on_by_the_ring_when_the_daemon_dies_in_mid_training() {
 fn the_backend_finds_the_box_and_goes_on_without_it() {
     let mut cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
     let token = cluster.create_job(&JobSpec::new("backend", RANKS as u32)).unwrap();
-    let first = cluster.lab().host(0).ip().to_string();
+    let first = cluster.lab().host(0).ip(0).to_string();
     let start = |rank: usize| {
         let mut command = cluster.lab().host(rank).command(python());
         command.arg(of_project("python/tests/torch_box.py"));

@@ -197,10 +197,11 @@ class ProcessGroup(dist.ProcessGroup):
         return _all([self._allgather_base(*both) for both in zip(outputs, inputs, strict=True)], outputs)
 
     def alltoall_base(self, output, input, output_sizes, input_sizes, opts=None):
-        uneven = len({*output_sizes, *input_sizes}) > 1
-        if uneven and self.comm is not None:
-            _tell("all_to_all of parts of several sizes")
-        if uneven or not self._moves("all_to_all", output, input):
+        # Where sizes are given, another rank's may differ though this one's are all the same.
+        sized = bool(output_sizes or input_sizes)
+        if sized and self.comm is not None:
+            _tell("all_to_all of parts whose sizes are given")
+        if sized or not self._moves("all_to_all", output, input):
             return self.gloo.alltoall_base(contiguous(output), input.detach().contiguous(), output_sizes, input_sizes)
         return self._started(self.comm.all_to_all_async(as_bytes(output), as_bytes(input.contiguous())), _finish(output))
 
