@@ -5,7 +5,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,6 @@ from .tensors import SUMMED, WIDENED, Sum, as_bytes, contiguous
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
-
 #: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later.
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
 _last: "collections.deque[Handle]" = collections.deque(maxlen=16)
@@ -45,23 +43,26 @@ class ProcessGroup(dist.ProcessGroup):
     address = ""
     told: set[str] = set()
 
-    def __init__(self, store: "dist.Store", rank: int, size: int, timeout: timedelta):
+    def __init__(self, options, _more=None):
+        store, rank, size = options.store, options.group_rank, options.group_size
         super().__init__(rank, size)
         self._name = self._text = ""
         self.comm = ProcessGroup.world() if ProcessGroup.world else None
+        # Empty is all.
+        ranks = list(options.global_ranks_in_group)
         if self.comm is None:
             self.comm, ProcessGroup.address = meet(store, rank, size)
             ProcessGroup.world = weakref.ref(self.comm)
-        elif size < self.comm.ranks:
-            _tell(f"a group of {size} of {self.comm.ranks} ranks")
+        elif ranks and ranks != list(range(self.comm.ranks)):
+            _tell(f"a group of {size} of {self.comm.ranks} ranks" if size < self.comm.ranks else "a group with another order of ranks")
             self.comm = None
-        options = ProcessGroupGloo._Options()
-        options._timeout = timeout
+        gloo = ProcessGroupGloo._Options()
+        gloo._timeout = options.timeout
         if os.environ.get("GLOO_SOCKET_IFNAME"):
-            options._devices = [ProcessGroupGloo.create_default_device()]
+            gloo._devices = [ProcessGroupGloo.create_default_device()]
         else:
-            options._devices = [ProcessGroupGloo.create_device(hostname=ProcessGroup.address)]
-        self.gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
+            gloo._devices = [ProcessGroupGloo.create_device(hostname=ProcessGroup.address)]
+        self.gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, gloo)
 
     def getBackendName(self) -> str:
         return "netsum"
@@ -299,4 +300,4 @@ def _all(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> D
 def register() -> None:
     """Makes init_process_group("netsum") known."""
     more = {"devices": ["cpu"]} if "devices" in dist.Backend.register_backend.__code__.co_varnames else {}
-    dist.Backend.register_backend("netsum", ProcessGroup, **more)
+    dist.Backend.register_backend("netsum", ProcessGroup, extended_api=True, **more)
