@@ -9,6 +9,7 @@ pub mod plot;
 pub mod report;
 pub mod rng;
 mod table;
+pub mod torch;
 pub mod train;
 
 use netsum_worker::numeric::layout::Layout;

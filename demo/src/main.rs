@@ -26,6 +26,8 @@ struct Cli {
 enum Command {
     /// Hosts of a lab train together, and the box between them sums.
     Hosts(lab::DemoArgs),
+    /// Hosts of a lab train with PyTorch: the box between them sums, and Gloo does.
+    Torch(lab::torch::TorchArgs),
     /// One rank of several; the box, or a ring, sums the gradients.
     Rank(rank::RankArgs),
     /// All ranks' batches in this process: the same weights, bit by bit.
@@ -59,6 +61,7 @@ fn main() -> Result<()> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match Cli::parse().command {
         Command::Hosts(args) => lab::run(args),
+        Command::Torch(args) => lab::torch::run(&args),
         Command::Rank(args) => rank::run(&args),
         Command::Reference(args) => reference(&args),
     }

@@ -5,6 +5,7 @@ use plotters::prelude::*;
 
 use crate::report::Summary;
 
+pub mod curves;
 mod timeline;
 
 /// What can go wrong with a picture.

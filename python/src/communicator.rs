@@ -17,7 +17,7 @@ use crate::work::{Report, SIGNALS, Work};
 
 /// A member of a job. All ranks call for the same operations in the same order. Threads may share it; the order of their calls is theirs
 /// to keep the same at all ranks.
-#[pyclass(frozen, module = "netsum", subclass)]
+#[pyclass(frozen, module = "netsum", subclass, weakref)]
 pub struct Communicator {
     /// `None` when it is closed.
     inner: Mutex<Option<netsum_worker::Communicator>>,

@@ -23,6 +23,7 @@
 //! | [`tap`] | a host that is nothing but frames |
 //! | [`topology`] | VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
+//! | [`train`] | ranks that train with PyTorch |
 //! | [`vm`] | hosts that are virtual machines |
 //!
 //! Four kinds of ranks:
@@ -61,6 +62,7 @@ pub mod racks;
 pub mod tap;
 pub mod topology;
 pub mod traffic;
+pub mod train;
 pub mod udp_ring;
 pub mod verbs_ring;
 pub mod vm;

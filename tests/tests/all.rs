@@ -43,6 +43,8 @@ mod terminal;
 mod timing;
 mod trace;
 mod traced;
+mod train;
+mod train_on;
 mod undaemoned;
 mod vlan;
 mod vm;

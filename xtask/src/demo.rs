@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 
-use crate::{programs, setup};
+use crate::{programs, python, setup};
 
 /// Arguments of `cargo xtask demo`.
 #[derive(clap::Args, Debug)]
 pub struct DemoArgs {
-    /// Hosts, epochs, losses and more; `--help` shows them.
+    /// Hosts, epochs, losses and more; `--help` shows them. With --torch, PyTorch trains: see `--torch --help`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
@@ -17,10 +17,16 @@ pub struct DemoArgs {
 /// # Errors
 /// What is missing on this machine; what went wrong; which promise of the demo does not hold.
 pub fn run(args: DemoArgs) -> Result<()> {
-    if !args.args.iter().any(|arg| arg == "--help" || arg == "-h") {
+    let helps = args.args.iter().any(|arg| arg == "--help" || arg == "-h");
+    if !helps {
         setup::require_bpf()?;
     }
-    let arguments: Vec<String> = std::iter::once("hosts".to_owned()).chain(args.args).collect();
     println!("building the daemon and the demo (a few minutes the first time)");
+    let (torch, rest): (Vec<String>, Vec<String>) = args.args.into_iter().partition(|arg| arg == "--torch");
+    let mut arguments = vec![if torch.is_empty() { "hosts" } else { "torch" }.to_owned()];
+    if !torch.is_empty() && !helps {
+        arguments.extend(["--python".to_owned(), python::with_torch()?.display().to_string()]);
+    }
+    arguments.extend(rest);
     programs::run("netsum-demo", &["netsum-aggregator", "netsum-demo"], &arguments)
 }

@@ -125,7 +125,12 @@ impl TestProgram {
 
     /// Whether its tests start the Python package, too.
     pub fn needs_python(&self) -> bool {
-        self.needs_lab() && self.name.starts_with("python")
+        self.needs_torch() || self.needs_lab() && self.name.starts_with("python")
+    }
+
+    /// Whether its tests train with PyTorch, too.
+    pub fn needs_torch(&self) -> bool {
+        self.needs_lab() && self.name.starts_with("train")
     }
 
     /// Its modules as programs of their own: each is one file.

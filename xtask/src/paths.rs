@@ -18,6 +18,15 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(me.ancestors().nth(2).context("xtask is in no target folder")?.to_owned())
 }
 
+/// Cargo's profile that this program itself was built with.
+pub fn profile() -> Result<&'static str> {
+    Ok(if std::env::current_exe()?.parent().is_some_and(|folder| folder.ends_with("release")) {
+        "release"
+    } else {
+        "dev"
+    })
+}
+
 /// A program in one of the usual places or on the path.
 pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

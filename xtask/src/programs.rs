@@ -13,9 +13,11 @@ use crate::paths;
 /// If one cannot be built.
 pub fn run(program: &str, packages: &[&str], arguments: &[String]) -> Result<()> {
     let folder = std::env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
-    let profile = if folder.ends_with("release") { "release" } else { "dev" };
     let mut cargo = paths::cargo()?;
-    cargo.args(["build", "--bins", "--profile", profile]).arg("--target-dir").arg(paths::target_dir()?);
+    cargo
+        .args(["build", "--bins", "--profile", paths::profile()?])
+        .arg("--target-dir")
+        .arg(paths::target_dir()?);
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
     ensure!(
         cargo.status().context("cannot start cargo")?.success(),

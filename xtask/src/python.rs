@@ -1,5 +1,6 @@
 //! The Python package: its wheel, and its tests in virtual environments in target/python.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -120,16 +121,21 @@ fn wheel(python: &Path, maturin: &Path, profile: &str, out: &Path) -> Result<Pat
 ///
 /// # Errors
 /// What cannot be had, or has failed.
-pub fn test(tally: &mut Tally) -> Result<()> {
+pub fn test(tally: &mut Tally, torch: Torch) -> Result<()> {
     let ready = python().and_then(|python| tools(&python).map(|maturin| (python, maturin)));
     let (python, maturin) = match ready {
         Ok(ready) => ready,
         Err(reason) => {
             let text = format!("{reason:#}");
-            ENVIRONMENTS.iter().for_each(|e| tally.skip(e.title, tests(), &text));
+            for environment in ENVIRONMENTS.iter().chain([&PYPI_TORCH]) {
+                tally.skip(environment.title, tests(), &text);
+            }
             return Err(reason);
         }
     };
+    if let Err(reason) = setup::require_torch() {
+        println!("tests with PyTorch will be skipped: {reason:#}");
+    }
     println!("building the Python package");
     let wheel = match wheel(&python, &maturin, "dev", &folder("wheels")?) {
         Ok(wheel) => wheel,
@@ -139,7 +145,11 @@ pub fn test(tally: &mut Tally) -> Result<()> {
         }
     };
     let mut first = Ok(());
-    for environment in &ENVIRONMENTS {
+    if torch == Torch::Debian {
+        tally.skip(PYPI_TORCH.title, tests(), "not asked for (--torch pypi: several GB)");
+    }
+    let asked = (torch == Torch::Pypi).then_some(&PYPI_TORCH);
+    for environment in ENVIRONMENTS.iter().chain(asked) {
         match environment.make(&python, &wheel) {
             Ok(python) => unittest(&python, environment.title, tally),
             Err(error) => {
@@ -151,25 +161,75 @@ pub fn test(tally: &mut Tally) -> Result<()> {
     first
 }
 
+/// Makes an environment with Debian's PyTorch and this package; its Python.
+///
+/// # Errors
+/// What is missing, or what the compiler said.
+pub fn with_torch() -> Result<PathBuf> {
+    let python = python()?;
+    setup::require_torch()?;
+    println!("building the Python package");
+    let wheel = wheel(&python, &tools(&python)?, paths::profile()?, &folder("wheels")?)?;
+    DEBIAN.make(&python, &wheel)
+}
+
+/// Whose PyTorch the tests use.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Torch {
+    /// Debian's.
+    Debian,
+    /// Debian's, and PyPI's of the locked version: several GB, which are kept in target/python/torch.
+    Pypi,
+}
+
 /// Where the tests are run.
 struct Environment {
     title: &'static str,
     name: &'static str,
+    /// What is installed of PyPI.
+    packages: &'static [&'static str],
     /// Whether Debian's packages are seen there.
     debian: bool,
 }
 
-const ENVIRONMENTS: [Environment; 2] = [
-    Environment { title: "Python", name: "pypi", debian: false },
-    Environment { title: "Python, Debian's numpy", name: "debian", debian: true },
-];
+const DEBIAN: Environment =
+    Environment { title: "Python, Debian's numpy and PyTorch", name: "debian", packages: &[], debian: true };
+const ENVIRONMENTS: [Environment; 2] =
+    [Environment { title: "Python", name: "pypi", packages: &["numpy"], debian: false }, DEBIAN];
+const PYPI_TORCH: Environment = Environment {
+    title: "Python, PyPI's PyTorch",
+    name: "torch",
+    packages: &["numpy", "torch"],
+    debian: false,
+};
 
 impl Environment {
+    /// Whether it has been made, with these packages: those that are large are not fetched twice.
+    fn has(&self, locked: &[String]) -> Result<bool> {
+        let pip = folder(self.name)?.join("bin/pip");
+        let there = output(Command::new(pip).args(["list", "--format", "freeze"])).unwrap_or_default();
+        Ok(locked.iter().all(|package| there.lines().any(|line| line == package)))
+    }
+
     /// Makes it; its Python.
     fn make(&self, python: &Path, wheel: &Path) -> Result<PathBuf> {
         let wheel = wheel.display().to_string();
         if !self.debian {
-            return environment(python, self.name, &[], &[&wheel, &locked("numpy")?]);
+            let locked = self.packages.iter().map(|package| locked(package)).collect::<Result<Vec<_>>>()?;
+            if self.has(&locked)? {
+                let place = folder(self.name)?.join("bin");
+                output(Command::new(place.join("pip")).args([
+                    "install",
+                    "--quiet",
+                    "--no-index",
+                    "--no-deps",
+                    "--force-reinstall",
+                    &wheel,
+                ]))?;
+                return Ok(place.join("python"));
+            }
+            let packages: Vec<&str> = locked.iter().map(String::as_str).chain([&*wheel]).collect();
+            return environment(python, self.name, &[], &packages);
         }
         ensure!(python.starts_with("/usr/bin"), "{} is not Debian's", python.display());
         setup::require_debian_numpy()?;
@@ -179,9 +239,12 @@ impl Environment {
 
 /// How many tests there are.
 fn tests() -> u32 {
-    let file = paths::root().map(|root| root.join("python/tests/test_netsum.py"));
-    let text = file.and_then(|file| Ok(std::fs::read_to_string(file)?)).unwrap_or_default();
-    text.matches("    def test_").count() as u32
+    let text = |file| {
+        let path = paths::root().map(|root| root.join("python/tests").join(file));
+        path.and_then(|path| Ok(std::fs::read_to_string(path)?)).unwrap_or_default()
+    };
+    let files = ["test_netsum.py", "test_torch.py"];
+    files.iter().map(|file| text(file).matches("    def test_").count() as u32).sum()
 }
 
 fn unittest(python: &Path, title: &'static str, tally: &mut Tally) {
@@ -209,7 +272,8 @@ fn run_tests(python: &Path) -> Result<(Counts, String)> {
     }
     println!("python/tests: {} passed, {} failed", counts.passed, counts.failed);
     let reasons = text.lines().filter_map(|line| line.split_once(" ... skipped "));
-    Ok((counts, reasons.map(|(_, reason)| reason.trim_matches('\'')).collect::<Vec<_>>().join("; ")))
+    let reasons: BTreeSet<_> = reasons.map(|(_, reason)| reason.trim_matches(['\'', '"'])).collect();
+    Ok((counts, reasons.into_iter().collect::<Vec<_>>().join("; ")))
 }
 
 /// What unittest says at its end.

@@ -41,11 +41,7 @@ const TERMINAL_TOOLS: [Tool; 1] =
 /// What netsum is compared with: modules of Debian's own Python, and what peers in virtual environments need beside them.
 const RIVALS: [Tool; 5] = [
     Tool { program: "mpirun", package: "openmpi-bin", purpose: "starts Open MPI's ranks" },
-    Tool {
-        program: "/usr/lib/python3/dist-packages/torch/__init__.py",
-        package: "python3-torch",
-        purpose: "has Gloo",
-    },
+    TORCH[0],
     Tool {
         program: "/usr/lib/python3/dist-packages/mpi4py/__init__.py",
         package: "python3-mpi4py",
@@ -64,6 +60,19 @@ const VENV: Tool = Tool {
     package: "python3-venv",
     purpose: "makes virtual environments for packages of PyPI",
 };
+
+const TORCH: [Tool; 2] = [
+    Tool {
+        program: "/usr/lib/python3/dist-packages/torch/__init__.py",
+        package: "python3-torch",
+        purpose: "has Gloo, and trains",
+    },
+    Tool {
+        program: "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3",
+        package: "libopenblas0-pthread",
+        purpose: "multiplies PyTorch's matrices, many times as fast as what comes with it",
+    },
+];
 
 const NUMPY: [Tool; 1] = [Tool {
     program: "/usr/lib/python3/dist-packages/numpy/__init__.py",
@@ -142,6 +151,14 @@ pub fn require_venv() -> Result<()> {
 /// What is missing and cannot be had.
 pub fn require_debian_numpy() -> Result<()> {
     install(&NUMPY)
+}
+
+/// Makes the machine ready to train with Debian's PyTorch.
+///
+/// # Errors
+/// What is missing and cannot be had.
+pub fn require_torch() -> Result<()> {
+    install(&TORCH)
 }
 
 /// Makes the machine ready for tests that start Prometheus.

@@ -30,6 +30,9 @@ pub struct TestArgs {
     /// For the daily round: the pure tests, and of the others those that show soonest what is broken. Rebuilds no BPF objects.
     #[arg(long)]
     fast: bool,
+    /// Whose PyTorch the Python package is tested with.
+    #[arg(long, value_enum, default_value = "debian")]
+    torch: python::Torch,
 }
 
 /// What `--fast` runs in the lab.
@@ -96,8 +99,12 @@ pub fn run(args: &TestArgs) -> Result<()> {
     };
     let python_ready = match lab.iter().any(needs_python) {
         true if args.fast => Err(anyhow::anyhow!("not asked for (--fast)")),
-        true => python::test(&mut tally).and_then(|()| setup::require_bpf()),
+        true => python::test(&mut tally, args.torch).and_then(|()| setup::require_bpf()),
         false => Ok(()),
+    };
+    let torch_ready = match lab.iter().any(|program| needs_python(program) && program.needs_torch()) {
+        true if !args.fast => setup::require_torch(),
+        _ => Ok(()),
     };
     // Timings in the lab must not suffer from compilers.
     objects(rebuild, &mut tally);
@@ -123,6 +130,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         let (set, ready) = match program.name.as_str() {
             "programs" | "ingress" | "xdp" => ("XDP programs", &ready),
             _ if program.needs_vms() => ("virtual machines", &vms_ready),
+            _ if program.needs_torch() && python_ready.is_ok() => ("lab", &torch_ready),
             _ if program.needs_python() => ("lab", &python_ready),
             _ if program.needs_terminal() => ("terminal", &terminal_ready),
             _ if program.needs_prometheus() => ("Prometheus", &prometheus_ready),

@@ -7,6 +7,7 @@
 //! | [`failure`] | what is killed or cut in mid-training |
 //! | [`ranks`] | the training processes on the hosts, and the progress bar |
 //! | [`link`] | hosts' addresses, and the byte counters of links |
+//! | [`torch`] | `netsum-demo torch`: PyTorch trains, and Gloo sums as well |
 //! | [`interrupt`] | Ctrl-C |
 
 mod boxes;
@@ -14,6 +15,7 @@ mod failure;
 mod interrupt;
 mod link;
 mod ranks;
+pub mod torch;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,7 @@ use netsum_demo::{DEFAULT_EPOCHS, PATH_MTU, plot};
 use netsum_lab::faults::Faults;
 use netsum_lab::netns::output;
 use netsum_lab::{Lab, LabSpec};
+use serde::Serialize;
 
 use boxes::Boxes;
 use failure::{Plan, Victim};
@@ -131,7 +134,7 @@ pub fn run(args: DemoArgs) -> Result<()> {
         failure: by_box.failure,
         loss: by_box.loss,
     };
-    let picture = present(&summary, &args.out)?;
+    let picture = present(&summary, &plot::draw(&summary)?, &args.out)?;
     println!("\n{}", summary.table());
     println!("  picture: {}", picture.display());
     println!("  summary: {}", args.out.join("summary.json").display());
@@ -256,14 +259,14 @@ fn read_weights(out: &Path, file: &str) -> Result<Vec<u8>> {
 }
 
 /// Writes summary and picture; where the picture is.
-fn present(summary: &Summary, out: &Path) -> Result<PathBuf> {
+fn present(summary: &impl Serialize, picture: &str, out: &Path) -> Result<PathBuf> {
     let write = |name: &str, bytes: &[u8]| -> Result<PathBuf> {
         let path = out.join(name);
         std::fs::write(&path, bytes).with_context(|| path.display().to_string())?;
         Ok(path)
     };
     write("summary.json", serde_json::to_string_pretty(summary)?.as_bytes())?;
-    let svg = write("demo.svg", plot::draw(summary)?.as_bytes())?;
+    let svg = write("demo.svg", picture.as_bytes())?;
     // For those who have the converter; a browser shows the SVG.
     let png = out.join("demo.png");
     let converted = Command::new("rsvg-convert").arg(&svg).arg("-o").arg(&png).status();

@@ -1,0 +1,187 @@
+"""Trains a small model on several hosts with PyTorch's DistributedDataParallel. netsum sums the gradients, or Gloo does.
+
+    torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29500 --rdzv-backend c10d train.py --model cnn
+
+on each host, with NETSUM_CONTROLLER, NETSUM_JOB and NETSUM_TOKEN set. Nothing is downloaded: the digits are those of netsum's demo, and
+the text is what Python's own help says. Rank 0 prints a JSON object a line.
+"""
+
+import argparse
+import csv
+import gzip
+import hashlib
+import json
+import pathlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+DIGITS = pathlib.Path(__file__).resolve().parents[2] / "demo/digits.csv.gz"
+
+
+class Digits:
+    """Images of 8x8 pixels, and which digit each shows. One of five is kept back for the test."""
+
+    batch = 64
+
+    def __init__(self):
+        with gzip.open(DIGITS, "rt") as file:
+            rows = torch.tensor([[int(value) for value in row] for row in csv.reader(file)])
+        # The file comes in the order of the writers.
+        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+        self.images, self.labels = rows[:, :64].float().view(-1, 1, 8, 8) / 16, rows[:, 64]
+        self.kept = len(rows) // 5
+
+    def draw(self, generator):
+        picked = torch.randint(self.kept, len(self.labels), (self.batch,), generator=generator)
+        return self.images[picked], self.labels[picked]
+
+    def test(self):
+        return self.images[: self.kept], self.labels[: self.kept]
+
+
+class Text:
+    """Windows of what Python's help says about its topics. The last tenth is kept back for the test."""
+
+    batch, window = 4, 32
+
+    def __init__(self):
+        from pydoc_data.topics import topics
+
+        text = "\n".join(topics[name] for name in sorted(topics))
+        self.characters = sorted(set(text))
+        number = {character: i for i, character in enumerate(self.characters)}
+        self.text = torch.tensor([number[character] for character in text])
+        self.kept = len(text) // 10
+
+    def windows(self, starts):
+        windows = torch.stack([self.text[start : start + self.window + 1] for start in starts])
+        return windows[:, :-1], windows[:, 1:]
+
+    def draw(self, generator):
+        most = len(self.text) - self.kept - self.window
+        return self.windows(torch.randint(most, (self.batch,), generator=generator))
+
+    def test(self):
+        first = len(self.text) - self.kept
+        return self.windows(range(first, len(self.text) - self.window - 1, self.kept // 32))
+
+
+class Transformer(nn.Module):
+    """Says which character comes next."""
+
+    def __init__(self, characters, window, width=256, layers=2):
+        super().__init__()
+        self.character, self.place = nn.Embedding(characters, width), nn.Embedding(window, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.out = nn.Linear(width, characters)
+        # What comes later is not seen.
+        self.hidden = torch.ones(window, window, dtype=torch.bool).triu(1)
+
+    def forward(self, x):
+        x = self.character(x) + self.place.weight[: x.shape[1]]
+        return self.out(self.layers(x, self.hidden))
+
+
+def mlp(_data):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def cnn(_data):
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 16, 1536),
+        nn.ReLU(),
+        nn.Linear(1536, 10),
+    )
+
+
+def transformer(data):
+    return Transformer(len(data.characters), data.window)
+
+
+# The data, the model, and what moves the weights.
+MODELS = {
+    "mlp": (Digits, mlp, lambda weights: torch.optim.SGD(weights, lr=0.2, momentum=0.9)),
+    "cnn": (Digits, cnn, lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9)),
+    "transformer": (Text, transformer, lambda weights: torch.optim.Adam(weights, lr=0.001)),
+}
+
+
+def loss_of(model, batch):
+    inputs, wanted = batch
+    return cross_entropy(model(inputs).flatten(0, -2), wanted.flatten())
+
+
+def say(event, **what):
+    if dist.get_rank() == 0:
+        print(json.dumps({"event": event, **what}), flush=True)
+
+
+def fingerprint(model):
+    """Of the weights' bits."""
+    digest = hashlib.sha256()
+    for weights in model.state_dict().values():
+        digest.update(weights.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=["netsum", "gloo"], default="netsum")
+    parser.add_argument("--model", choices=list(MODELS), default="mlp")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--wait", action="store_true", help="before and after the steps for a line on standard input")
+    args = parser.parse_args()
+    # DDP needs a group also where netsum sums: it brings rank 0's first weights to all.
+    dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    data_of, model_of, optimizer_of = MODELS[args.model]
+    data = data_of()
+    model = DistributedDataParallel(model_of(data))
+    comm = None
+    if args.backend == "netsum":
+        import netsum
+        import netsum.torch
+
+        comm = netsum.init()
+        model.register_comm_hook(comm, netsum.torch.comm_hook)
+    optimizer = optimizer_of(model.parameters())
+    # Each rank draws other batches.
+    generator = torch.Generator().manual_seed(args.seed * 1000 + dist.get_rank())
+
+    def wait(event, **what):
+        print(json.dumps({"event": event, **what}), flush=True)
+        if args.wait:
+            sys.stdin.readline()
+
+    wait("ready", floats=sum(p.numel() for p in model.parameters()))
+    for step in range(args.steps):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        loss = loss_of(model, data.draw(generator))
+        loss.backward()
+        optimizer.step()
+        say("step", step=step, loss=loss.item(), seconds=time.perf_counter() - began)
+    with torch.no_grad():
+        test = loss_of(model.module, data.test()).item()
+    wait("trained", test=test, weights=fingerprint(model.module), **(comm.statistics() if comm else {}))
+    if comm:
+        comm.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

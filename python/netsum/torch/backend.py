@@ -1,0 +1,303 @@
+"""The backend "netsum" of torch.distributed: sums in the network, and Gloo for what that cannot do."""
+
+import collections
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceOptions,
+    Work as DistributedWork,
+)
+
+from .._netsum import Communicator, Work
+from ..errors import ArgumentError
+from .completion import Handle, completed
+from .meeting import meet
+from .tensors import SUMMED, WIDENED, Sum, as_bytes, contiguous
+
+_SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+_last: "collections.deque[Handle]" = collections.deque(maxlen=16)
+
+
+class Delegated(UserWarning):
+    """Gloo does what netsum cannot; the text says what."""
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """All ranks, by netsum; or some of them, by Gloo."""
+
+    #: That of all ranks, while a group has it, and this rank's address.
+    world: "weakref.ref[Communicator] | None" = None
+    address = ""
+    told: set[str] = set()
+
+    def __init__(self, options, _more=None):
+        store, rank, size = options.store, options.group_rank, options.group_size
+        super().__init__(rank, size)
+        self._name = self._text = ""
+        self.comm = ProcessGroup.world() if ProcessGroup.world else None
+        # Empty is all.
+        ranks = list(options.global_ranks_in_group)
+        if self.comm is None:
+            self.comm, ProcessGroup.address = meet(store, rank, size)
+            ProcessGroup.world = weakref.ref(self.comm)
+        elif ranks and ranks != list(range(self.comm.ranks)):
+            _tell(f"a group of {size} of {self.comm.ranks} ranks" if size < self.comm.ranks else "a group with another order of ranks")
+            self.comm = None
+        gloo = ProcessGroupGloo._Options()
+        gloo._timeout = options.timeout
+        if os.environ.get("GLOO_SOCKET_IFNAME"):
+            gloo._devices = [ProcessGroupGloo.create_default_device()]
+        else:
+            gloo._devices = [ProcessGroupGloo.create_device(hostname=ProcessGroup.address)]
+        self.gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, gloo)
+
+    def getBackendName(self) -> str:
+        return "netsum"
+
+    # PyTorch's own keeps these in backends of C++.
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._text = text
+
+    def getGroupDesc(self) -> str:
+        return self._text
+
+    def _sums(self, kind: str, tensors: Sequence[torch.Tensor], op: "dist.ReduceOp") -> str | None:
+        """netsum's name of the operation, if netsum does it."""
+        if self.comm is None:
+            return None
+        dtypes = {tensor.dtype for tensor in tensors}
+        dtype = next(iter(dtypes), torch.float32)
+        if len(dtypes) > 1 or (dtype not in SUMMED and dtype not in WIDENED):
+            return _tell(f"{kind} of {', '.join(map(str, dtypes))}")
+        if op == _SUM:
+            return "sum"
+        if op == _AVG:
+            return "avg" if dtype.is_floating_point else _tell(f"{kind} of {dtype} with AVG")
+        return _tell(f"{kind} with {next((name for name in _NAMES if op == getattr(dist.ReduceOp, name, None)), op)}")
+
+    def _moves(self, kind: str, *tensors: torch.Tensor) -> bool:
+        """Whether netsum does it."""
+        if self.comm is None:
+            return False
+        return all(tensor.layout == torch.strided for tensor in tensors) or bool(_tell(f"{kind} of sparse tensors"))
+
+    def _started(self, work: Work, finish: Callable[[Work], list[torch.Tensor]]) -> Handle:
+        return _kept(Handle().follow(lambda told: completed(self.comm, work, told), finish))
+
+    # Sums.
+
+    def allreduce(self, tensors, opts=None):
+        opts = opts if opts is not None else AllreduceOptions()
+        return self._allreduce("all_reduce", tensors, opts.reduceOp)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self._allreduce("all_reduce", tensors, opts.reduceOp if opts is not None else _SUM)
+
+    def _allreduce(self, kind, tensors, op):
+        name = self._sums(kind, tensors, op)
+        if name is None:
+            return _all([self._gloo_allreduce(tensor, op) for tensor in tensors], tensors)
+        sums = [Sum(tensor) for tensor in tensors]
+        if len(sums) == 1:
+            return self._started(self.comm.all_reduce_async(sums[0].summed, name), lambda work: [sums[0].finish(work)])
+        return _all([self._started(self.comm.all_reduce_async(s.summed, name), lambda w, s=s: [s.finish(w)]) for s in sums], tensors)
+
+    def _gloo_allreduce(self, tensor, op):
+        opts = AllreduceOptions()
+        opts.reduceOp = _SUM if op == _AVG else op
+        work = self.gloo.allreduce([contiguous(tensor)], opts)
+        return _then(work, lambda: [_divided(tensor, self.size())]) if op == _AVG else work
+
+    def reduce(self, tensors, opts=None):
+        opts = opts if opts is not None else ReduceOptions()
+        op, root = opts.reduceOp, opts.rootRank
+        name = self._sums("reduce", tensors, op)
+        if name is None:
+            plain = ReduceOptions()
+            plain.rootRank, plain.reduceOp = root, _SUM if op == _AVG else op
+            work = self.gloo.reduce([contiguous(tensors[0])], plain)
+            return _then(work, lambda: [_divided(tensors[0], self.size())]) if op == _AVG and self.rank() == root else work
+        result = Sum(tensors[0])
+        work = self.comm.reduce_async(result.summed, root, name)
+        # Others keep what they have.
+        return self._started(work, lambda work: [result.finish(work)])
+
+    def _reduce_scatter_base(self, output, input, opts=None):
+        op = opts.reduceOp if opts is not None else _SUM
+        if input.numel() != output.numel() * self.size():
+            raise ArgumentError(f"reduce_scatter: {input.numel()} elements for {self.size()} ranks, and {output.numel()} for each")
+        name = self._sums("reduce_scatter", [output, input], op)
+        if name is None:
+            # Gloo's own knows neither AVG nor, in older PyTorch, any operation.
+            whole = input.detach().clone(memory_format=torch.contiguous_format)
+            work = self._gloo_allreduce(whole, op)
+            return _then(work, lambda: [output.detach().copy_(whole.view(self.size(), -1)[self.rank()].view_as(output))])
+        result, whole = Sum(output), Sum(input.contiguous())
+        return self._started(
+            self.comm.reduce_scatter_async(result.summed, whole.summed, name), lambda work: [result.finish(work)]
+        )
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        return self._reduce_scatter_base(outputs[0], torch.cat([part.detach().reshape(-1) for part in inputs[0]]), opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        return _all([self._reduce_scatter_base(*both, opts) for both in zip(outputs, inputs, strict=True)], outputs)
+
+    # What moves.
+
+    def broadcast(self, tensors, opts=None):
+        root = opts.rootRank if opts is not None else 0
+        if not self._moves("broadcast", *tensors):
+            plain = BroadcastOptions()
+            plain.rootRank = root
+            return _all([self.gloo.broadcast([contiguous(tensor)], plain) for tensor in tensors], tensors)
+        works = [self.comm.broadcast_async(as_bytes(tensor), root) for tensor in tensors]
+        return _all([self._started(work, _finish(tensor)) for work, tensor in zip(works, tensors, strict=True)], tensors)
+
+    def _allgather_base(self, output, input, opts=None):
+        if not self._moves("all_gather", output, input):
+            parts = list(contiguous(output).view(self.size(), -1))
+            return self.gloo.allgather([parts], [input.detach().reshape(-1)])
+        return self._started(self.comm.all_gather_async(as_bytes(output), as_bytes(input.contiguous())), _finish(output))
+
+    def allgather(self, outputs, inputs, opts=None):
+        outputs, own = outputs[0], inputs[0]
+        if not self._moves("all_gather", own):
+            return self.gloo.allgather([outputs], [own.detach()])
+        if any(output.numel() != own.numel() for output in outputs):
+            raise ArgumentError("all_gather: tensors of several sizes; give them one size, or use broadcast for each")
+        whole = own.new_empty((len(outputs), own.numel()))
+        work = self._allgather_base(whole, own)
+        return _then(work, lambda: [out.detach().copy_(part.view_as(out)) for out, part in zip(outputs, whole, strict=True)])
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        by_tensor = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
+        return _all([self.allgather([outs], [own]) for outs, own in zip(by_tensor, inputs, strict=True)], inputs)
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        return _all([self._allgather_base(*both) for both in zip(outputs, inputs, strict=True)], outputs)
+
+    def alltoall_base(self, output, input, output_sizes, input_sizes, opts=None):
+        # Where sizes are given, another rank's may differ though this one's are all the same.
+        sized = bool(output_sizes or input_sizes)
+        if sized and self.comm is not None:
+            _tell("all_to_all of parts whose sizes are given")
+        if sized or not self._moves("all_to_all", output, input):
+            return self.gloo.alltoall_base(contiguous(output), input.detach().contiguous(), output_sizes, input_sizes)
+        return self._started(self.comm.all_to_all_async(as_bytes(output), as_bytes(input.contiguous())), _finish(output))
+
+    def alltoall(self, outputs, inputs, opts=None):
+        sizes = [output.numel() for output in outputs]
+        whole = outputs[0].new_empty(sum(sizes))
+        parts = torch.cat([part.detach().reshape(-1) for part in inputs])
+        work = self.alltoall_base(whole, parts, sizes, [part.numel() for part in inputs])
+        return _then(work, lambda: [o.detach().copy_(p.view_as(o)) for o, p in zip(outputs, whole.split(sizes), strict=True)])
+
+    def barrier(self, opts=None):
+        if self.comm is None:
+            return self.gloo.barrier()
+        return self._started(self.comm.barrier_async(), lambda work: [work.wait()][:0])
+
+    # What a network that sums cannot do.
+
+    def gather(self, *arguments):
+        _tell("gather")
+        return self.gloo.gather(*arguments)
+
+    def scatter(self, *arguments):
+        _tell("scatter")
+        return self.gloo.scatter(*arguments)
+
+    def send(self, *arguments):
+        _tell("send")
+        return self.gloo.send(*arguments)
+
+    def recv(self, *arguments):
+        _tell("recv")
+        return self.gloo.recv(*arguments)
+
+    def recv_anysource(self, *arguments):
+        _tell("recv")
+        return self.gloo.recv_anysource(*arguments)
+
+    def monitored_barrier(self, *arguments, **more):
+        return self.gloo.monitored_barrier(*arguments, **more)
+
+    # Newer names.
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    all_to_all_single = alltoall_base
+
+
+def _tell(what: str) -> None:
+    """Says once what Gloo does."""
+    if what not in ProcessGroup.told:
+        ProcessGroup.told.add(what)
+        warnings.warn(f"{what}: Gloo does it, as the network cannot", Delegated, stacklevel=1)
+
+
+def _divided(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+    return tensor.detach().div_(ranks, rounding_mode=None if tensor.is_floating_point() or tensor.is_complex() else "trunc")
+
+
+def _finish(result: torch.Tensor) -> Callable[[Work], list[torch.Tensor]]:
+    def finish(work: Work) -> list[torch.Tensor]:
+        work.wait()
+        return [result]
+
+    return finish
+
+
+def _kept(handle: Handle) -> Handle:
+    if OLD:
+        _last.append(handle)
+    return handle
+
+
+def _then(work: DistributedWork, finish: Callable[[], list[torch.Tensor]]) -> Handle:
+    def done(future: torch.futures.Future) -> list[torch.Tensor]:
+        future.wait()
+        return finish()
+
+    return _kept(Handle().follow(work.get_future().then, done))
+
+
+def _all(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
+    """That of all of them."""
+    if len(works) == 1:
+        return works[0]
+
+    def done(future: torch.futures.Future) -> list[torch.Tensor]:
+        for one in future.wait():
+            one.wait()
+        return list(results)
+
+    return _kept(Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done))
+
+
+def register() -> None:
+    """Makes init_process_group("netsum") known."""
+    more = {"devices": ["cpu"]} if "devices" in dist.Backend.register_backend.__code__.co_varnames else {}
+    dist.Backend.register_backend("netsum", ProcessGroup, extended_api=True, **more)

@@ -1,0 +1,102 @@
+"""PyTorch over the package, over loopback, started by torchrun."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import unittest
+
+from ranks import addresses
+
+CASES = pathlib.Path(__file__).with_name("torch_cases.py")
+TORCH = importlib.util.find_spec("torch") is not None
+VERSION = (0, 0)
+if TORCH:
+    import torch
+
+    VERSION = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
+
+
+def torchrun(*cases, ranks=2, **more):
+    """What the ranks printed. All must end well."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", "--max_restarts=0"]
+    if VERSION < (2, 0) and sys.version_info >= (3, 11):
+        # Its "nothing is redirected" is None there. This is the same for ranks that are none.
+        command += ["-r", "9:1", "-t", "9:1"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")}
+    started = subprocess.Popen(
+        [*command, str(CASES), *cases],
+        env=environment | {"OMP_NUM_THREADS": "1"} | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = started.communicate(timeout=180)
+    finally:
+        # Also the ranks, if torchrun has not ended them.
+        try:
+            os.killpg(started.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        started.wait()
+    if started.returncode != 0:
+        raise AssertionError(f"{cases}, {ranks} ranks: {started.returncode}\n{out}{err}")
+    return out
+
+
+@unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")
+class Hook(unittest.TestCase):
+    def run_beside_gloo(self, *cases, ranks=2):
+        return torchrun(*cases, ranks=ranks, NETSUM_PEERS=",".join(addresses(ranks)))
+
+    def test_gradients_are_averaged_as_by_gloo_with_the_same_bits_everywhere(self):
+        self.run_beside_gloo("hook", "integers", "half", "not_finite")
+
+    def test_buckets_are_in_flight_beside_each_other(self):
+        self.run_beside_gloo("beside")
+
+    def test_unused_parameters_and_accumulated_gradients(self):
+        self.run_beside_gloo("unused", "no_sync", ranks=3)
+
+    def test_parameters_that_only_no_sync_has_used(self):
+        said = self.run_beside_gloo("no_sync_unused")
+        # PyTorch's own fault till 2.4: its ranks differ, by Gloo as by netsum.
+        self.assertIn("SAME" if VERSION >= (2, 4) else "DIFFERENT", said)
+
+    def test_what_cannot_be_summed_is_refused_with_what_to_do(self):
+        self.run_beside_gloo("refused")
+
+    def test_the_rank_that_died_is_named(self):
+        self.assertIn("NAMED", self.run_beside_gloo("dies"))
+
+
+@unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")
+class Backend(unittest.TestCase):
+    def test_trains_and_does_all_that_the_network_can(self):
+        torchrun("trains", "collectives", "half_by_backend", ranks=3, NETSUM_PEERS=",".join(addresses(3)))
+
+    def test_gloo_does_the_rest_and_that_is_said_once(self):
+        torchrun("by_gloo", ranks=3)
+
+    def test_ranks_without_a_box_find_one_another(self):
+        torchrun("without_a_box", ranks=4)
+
+    def test_ranks_that_do_not_agree_on_a_box_are_told(self):
+        torchrun("some_know")
+
+    def test_the_rank_that_died_is_named(self):
+        self.assertIn("NAMED", torchrun("dies_in_backend"))
+
+    @unittest.skipIf(VERSION < (2, 6), "FSDP2 is in PyTorch 2.6 or later")
+    def test_sharded_weights(self):
+        torchrun("sharded")
+
+
+if __name__ == "__main__":
+    unittest.main()

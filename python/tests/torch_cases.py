@@ -1,0 +1,487 @@
+"""What ranks of PyTorch do, as torchrun starts them: torchrun torch_cases.py NAME..."""
+
+import contextlib
+import os
+import sys
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+from cases import raises
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import netsum
+import netsum.torch
+
+
+NEW = int(torch.__version__.split(".")[0]) >= 2
+# Else the first bucket holds all of a model as small as these.
+dist._DEFAULT_FIRST_BUCKET_BYTES = 40_000
+
+
+class Net(torch.nn.Module):
+    """A part that all ranks use, one of which each uses the one of its number, and one that nobody uses."""
+
+    def __init__(self, parts=0):
+        super().__init__()
+        torch.manual_seed(7)
+        self.first, self.last = torch.nn.Linear(50, 200), torch.nn.Linear(200, 10)
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(parts))
+
+    def forward(self, x, part=None):
+        x = functional.relu(self.first(x.to(self.first.weight.dtype)))
+        return self.last(x if part is None else functional.relu(self.parts[part](x)))
+
+
+def batches(steps, seed=0):
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    return [torch.randn(16, 50, generator=generator) for _ in range(steps)]
+
+
+def trained(comm, model, steps=6, lr=0.1, accumulate=1, parts=None, **more):
+    """The weights after some steps: by the hook, or by torch.distributed where there is no communicator."""
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.05, **more)
+    if comm:
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for step, x in enumerate(batches(steps * accumulate)):
+        last = (step + 1) % accumulate == 0
+        with contextlib.nullcontext() if last else ddp.no_sync():
+            out = ddp(x) if parts is None else ddp(x, parts(step))
+            out.float().square().mean().backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().float() for p in model.parameters()])
+
+
+def same_everywhere(tensor):
+    """Whether all ranks have the same bits."""
+    sizes = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, tensor)
+    return all(torch.equal(tensor.view(torch.int32), other.view(torch.int32)) for other in sizes)
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+beside_gloo = None
+
+
+@contextlib.contextmanager
+def gloo():
+    """A job of torch.distributed by Gloo, and a communicator beside it; for all cases of a process."""
+    global beside_gloo
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+        beside_gloo = netsum.init(timeout=20)
+    yield beside_gloo
+    dist.barrier()
+
+
+def hook():
+    with gloo() as comm:
+        for more in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+            by_netsum = [trained(comm, Net(), **more) for _ in range(2)]
+            by_gloo = trained(None, Net(), **more)
+            assert not close(by_gloo, weights(Net())), "nothing was learnt"
+            assert torch.equal(*by_netsum), "twice the same is not the same"
+            assert same_everywhere(by_netsum[0]) and close(by_netsum[0], by_gloo), more
+
+
+def beside():
+    """The backward pass goes on while buckets are in flight."""
+    with gloo() as comm:
+        model = torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(10)))
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
+        flying = []
+
+        found = []
+
+        def hooked(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            flying.append(netsum.torch.comm_hook(state, bucket))
+            found.append(sum(not future.done() for future in flying))
+            return flying[-1]
+
+        ddp.register_comm_hook(comm, hooked)
+        for _ in range(3):
+            flying.clear()
+            found.clear()
+            dist.barrier()
+            out = ddp(torch.ones(5, 100)).sum()
+            if comm.rank == 1:
+                time.sleep(0.5)
+            out.backward()
+        # Rank 1 had not begun.
+        assert len(found) > 4 and (comm.rank == 1 or found[-1] == len(found)), found
+
+
+def integers():
+    """Gradients that are whole numbers are summed exactly."""
+    with gloo() as comm:
+        found = []
+        for hooked in (True, False):
+            model = torch.nn.Linear(300, 100, bias=False)
+            torch.nn.init.zeros_(model.weight)
+            ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+            if hooked:
+                ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+            x = torch.arange(300.0).repeat(4, 1) + dist.get_rank() * 2
+            ddp(x).sum().backward()
+            found.append(model.weight.grad.clone())
+        expected = 4 * (torch.arange(300.0) + dist.get_world_size() - 1)
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], expected.expand(100, 300)), found
+
+
+def unused():
+    """Parameters that only some ranks use, or none."""
+    with gloo() as comm:
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        own = dict(parts=lambda step: (rank + step) % ranks, find_unused_parameters=True)
+        by_netsum, by_gloo = trained(comm, Net(ranks + 1), **own), trained(None, Net(ranks + 1), **own)
+        assert same_everywhere(by_netsum) and close(by_netsum, by_gloo)
+        model = Net(ranks + 1)
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp(batches(1)[0], rank).sum().backward()
+        assert all(p.grad is None for p in model.parts[ranks].parameters()), "nobody has used it"
+        # What this rank has not used has the others' gradient.
+        assert all(p.grad.abs().sum() > 0 for part in model.parts[:ranks] for p in part.parameters())
+
+
+def no_sync():
+    """Gradients of several batches, summed once."""
+    with gloo() as comm:
+        more = dict(accumulate=3, steps=4)
+        by_netsum, by_gloo = trained(comm, Net(), **more), trained(None, Net(), **more)
+        assert same_everywhere(by_netsum) and close(by_netsum, by_gloo)
+        before = comm.statistics()["all_reduces"]
+        ddp = DistributedDataParallel(Net())
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        with ddp.no_sync():
+            ddp(batches(1)[0]).sum().backward()
+        assert comm.statistics()["all_reduces"] == before
+
+
+def no_sync_unused():
+    """A parameter that is used within no_sync alone. PyTorch before 2.4 forgets it (pytorch#124193), with any backend."""
+    with gloo() as comm:
+        ranks = dist.get_world_size()
+        more = dict(accumulate=2, find_unused_parameters=True, parts=lambda step: step % 2)
+        found = [trained(c, Net(ranks), steps=1, **more) for c in (comm, None)]
+        assert close(*found), "not as by Gloo"
+        print("SAME" if same_everywhere(found[0]) else "DIFFERENT", flush=True)
+
+
+class Scaled(torch.nn.Module):
+    """In 16 bits, which older PyTorch multiplies elements in alone."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3000, dtype=dtype))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def averaged(comm, dtype):
+    model = Scaled(dtype)
+    ddp = DistributedDataParallel(model)
+    if comm:
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+    ranks = dist.get_world_size()
+    ddp(torch.full((3000,), 1 + dist.get_rank() / 64, dtype=dtype)).backward()
+    mean = torch.tensor(1 + (ranks - 1) / 128, dtype=dtype)
+    assert (model.weight.grad == mean).all() and model.weight.grad.dtype == dtype, model.weight.grad
+
+
+def half():
+    """Gradients of 16 bits are summed as 32."""
+    with gloo() as comm:
+        averaged(comm, torch.float16)
+        if NEW:  # older Gloo cannot broadcast the weights
+            averaged(comm, torch.bfloat16)
+
+
+def half_by_backend():
+    with backend() as caught:
+        averaged(None, torch.float16)
+        averaged(None, torch.bfloat16)
+        assert not delegated(caught), delegated(caught)
+
+
+def not_finite():
+    """An infinity at one rank is a NaN at all, and training goes on."""
+    warnings.simplefilter("error")
+    with gloo() as comm:
+        ddp = DistributedDataParallel(Net())
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss = ddp(batches(1)[0]).sum()
+            (loss * (torch.inf if comm.rank == 1 else 1.0)).backward()
+        assert any("NaN at all ranks" in str(w.message) for w in caught), caught
+        assert all(p.grad.isnan().all() for p in ddp.parameters())
+        ddp.zero_grad()
+        ddp(batches(1)[0]).sum().backward()
+        assert all(p.grad.isfinite().all() for p in ddp.parameters())
+
+
+def refused():
+    """What cannot be summed says what to do."""
+    dist.init_process_group("gloo")
+
+    def step(comm, model):
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp(torch.zeros(1, 50, dtype=next(model.parameters()).dtype)).sum().backward()
+
+    raises(RuntimeError, "netsum.init()", step, None, torch.nn.Linear(50, 2))
+    with netsum.init() as comm:
+        raises(RuntimeError, "model.float()", step, comm, torch.nn.Linear(50, 2).double())
+    with netsum.init(rank=0, ranks=1, peers=[f"127.200.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"]) as alone:
+        raises(RuntimeError, "netsum has 1 ranks", step, alone, torch.nn.Linear(50, 2))
+    dist.barrier()
+
+
+def dies():
+    """The rank that died is named, in the training and after."""
+    dist.init_process_group("gloo")
+    comm = netsum.init(timeout=1)
+    ddp = DistributedDataParallel(Net())
+    ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+    for x in batches(2):  # in the second DDP lays its buckets anew, by Gloo
+        ddp(x).sum().backward()
+    if comm.rank == 1:
+        os._exit(0)
+    raises(RuntimeError, "rank 1 died", lambda: ddp(batches(1)[0]).sum().backward())
+    raises(netsum.RankDiedError, "rank 1", comm.barrier)
+    print("NAMED", flush=True)
+    os._exit(0)  # Gloo waits for the one that died
+
+
+def dies_in_backend():
+    """The rank that died is named, to who waits, to a future, and in DistributedDataParallel."""
+    os.environ["NETSUM_TIMEOUT"] = "1"
+    dist.init_process_group("netsum")
+    ddp = DistributedDataParallel(Net())
+    for x in batches(2):
+        ddp(x).sum().backward()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(2)]
+    for work in works:
+        assert raises(netsum.RankDiedError, "rank 1 died", work.wait).rank == 1
+        assert work.is_completed() and not work.is_success()
+        raises(RuntimeError, "rank 1 died", work.get_future().wait)
+    raises(netsum.RankDiedError, "rank 1 died", dist.broadcast, torch.ones(5), 0)
+    raises(RuntimeError, "rank 1 died", lambda: ddp(batches(1)[0]).sum().backward())
+    print("NAMED", flush=True)
+    os._exit(0)  # Gloo waits for the one that died
+
+
+@contextlib.contextmanager
+def backend(name="netsum"):
+    """A job of torch.distributed by netsum, for all cases of a process; and what it warns of."""
+    if not dist.is_initialized():
+        dist.init_process_group(name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+    dist.barrier()
+
+
+def delegated(caught):
+    return [str(w.message) for w in caught if w.category is netsum.torch.Delegated]
+
+
+def trains():
+    """DistributedDataParallel over the backend, with and without a look for unused parameters."""
+    with backend() as caught:
+        assert dist.get_backend() == "netsum"
+        found = [trained(None, Net()) for _ in range(2)]
+        assert torch.equal(*found) and same_everywhere(found[0])
+        other = dist.new_group(backend="gloo")
+        by_gloo = trained(None, Net(), process_group=other)
+        assert close(found[0], by_gloo) and not close(by_gloo, weights(Net()))
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        own = dict(parts=lambda step: (rank + step) % ranks, find_unused_parameters=True)
+        assert close(trained(None, Net(ranks + 1), **own), trained(None, Net(ranks + 1), process_group=other, **own))
+        assert not delegated(caught), delegated(caught)
+
+
+def collectives():
+    """Each call that the network does, against what it must come to."""
+    with backend() as caught:
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        others = ranks * (ranks - 1) // 2
+        for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.float16):
+            x = torch.arange(1000).remainder(64).to(dtype).reshape(10, 100) + rank
+            expected = (torch.arange(1000).remainder(64).to(dtype) * ranks + others).reshape(10, 100)
+            dist.all_reduce(x)
+            assert torch.equal(x, expected), x
+            x = torch.full((7,), rank + 1).to(dtype)
+            dist.reduce(x, 1)
+            assert (x == (others + ranks if rank == 1 else rank + 1)).all(), x
+            part, whole = torch.zeros(50, dtype=dtype), torch.arange(50 * ranks).remainder(32).to(dtype)
+            reduce_scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+            reduce_scatter(part, whole)
+            assert torch.equal(part, whole[50 * rank :][:50] * ranks), part
+            dist.reduce_scatter(part, [w.clone() for w in whole.view(ranks, 50)])
+            assert torch.equal(part, whole[50 * rank :][:50] * ranks), part
+        x = torch.full((3,), float(rank))
+        dist.all_reduce(x, op=dist.ReduceOp.AVG)
+        assert (x == others / ranks).all()
+        scalar = torch.tensor(float(rank), requires_grad=True)
+        dist.all_reduce(scalar)
+        assert scalar.item() == others
+        works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in range(100)]
+        assert all((work.wait(), work.result()[0])[1].eq(i * ranks).all() for i, work in enumerate(works))
+        for dtype in (torch.float64, torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.complex64):
+            x = (torch.arange(6) % (rank + 2)).to(dtype).reshape(2, 3)
+            expected = (torch.arange(6) % 3).to(dtype).reshape(2, 3)
+            dist.broadcast(x, 1)
+            assert torch.equal(x, expected), x
+            parts = [torch.zeros(2, dtype=dtype) for _ in range(ranks)]
+            dist.all_gather(parts, torch.full((2,), rank % 2).to(dtype))
+            assert all((part == torch.tensor(r % 2).to(dtype)).all() for r, part in enumerate(parts)), parts
+        out, own = torch.zeros(ranks, 2), torch.full((2,), float(rank))
+        all_gather = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
+        all_gather(out, own)
+        assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(2).view(ranks, 2)), out
+        out = torch.zeros(ranks, dtype=torch.int64)
+        dist.all_to_all_single(out, torch.arange(ranks) + 10 * rank)
+        assert torch.equal(out, torch.arange(ranks) * 10 + rank), out
+        objects = [None] * ranks
+        dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+        assert [o["rank"] for o in objects] == list(range(ranks))
+        objects = [{"a": 1} if rank == 0 else None]
+        dist.broadcast_object_list(objects, 0)
+        assert objects == [{"a": 1}]
+        everyone = dist.new_group()
+        x = torch.ones(3)
+        dist.all_reduce(x, group=everyone)
+        assert (x == ranks).all()
+        assert not delegated(caught), delegated(caught)
+        raises(netsum.ArgumentError, "x.contiguous()", dist.all_reduce, torch.zeros(3, 2).t())
+        y = torch.full((4,), torch.inf if rank == 0 else 1.0)
+        dist.all_reduce(y)
+        assert y.isnan().all()
+
+
+def by_gloo():
+    """What the network does not do, is done, and said once."""
+    with backend() as caught:
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        others = ranks * (ranks - 1) // 2
+        for _ in range(2):
+            x = torch.full((3,), rank, dtype=torch.float64)
+            dist.all_reduce(x)
+            assert (x == others).all()
+            dist.all_reduce(x, op=dist.ReduceOp.AVG)
+            assert (x == others).all(), x
+            x = torch.full((3,), 2 * rank, dtype=torch.int64)
+            dist.all_reduce(x, op=dist.ReduceOp.AVG)
+            assert (x == 2 * others // ranks).all(), x
+            x = torch.full((3,), float(rank))
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+            assert (x == ranks - 1).all()
+            # Gloo's own sums where it is asked for an average.
+            part, whole = torch.zeros(2, dtype=torch.float64), torch.arange(2.0 * ranks, dtype=torch.float64) + rank
+            scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+            scatter(part, whole, op=dist.ReduceOp.AVG)
+            assert torch.equal(part, torch.arange(2.0, dtype=torch.float64) + 2 * rank + others / ranks), part
+            x = torch.full((2,), rank, dtype=torch.float64)
+            dist.reduce(x, 0, op=dist.ReduceOp.AVG)
+            assert rank > 0 or (x == others / ranks).all(), x
+            if rank == 0:
+                dist.send(torch.ones(3), 1)
+            elif rank == 1:
+                dist.recv(x := torch.zeros(3), 0)
+                assert (x == 1).all()
+            parts = list(torch.zeros(ranks).chunk(ranks))
+            dist.all_to_all(parts, list((torch.arange(float(ranks)) + 10 * rank).chunk(ranks)))
+            assert torch.equal(torch.cat(parts), torch.arange(float(ranks)) * 10 + rank), parts
+            # Rank 0's parts are all of one size, and the others' are not.
+            sent, got = ([2 + (rank > 0 and other > 0) for other in range(ranks)] for _ in range(2))
+            out = torch.zeros(sum(got))
+            dist.all_to_all_single(out, torch.full((sum(sent),), float(rank)), got, sent)
+            assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(torch.tensor(got))), out
+            out, sizes = torch.zeros(ranks * (rank + 1)), [r + 1 for r in range(ranks)]
+            dist.all_to_all_single(out, torch.full((sum(sizes),), float(rank)), [rank + 1] * ranks, sizes)
+            assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(rank + 1)), out
+        some = dist.new_group([0, 1])
+        x = torch.full((3,), float(rank))
+        if rank < 2:
+            dist.all_reduce(x, group=some)
+            assert (x == 1).all()
+            dist.all_reduce(x, op=dist.ReduceOp.AVG, group=some)
+            assert (x == 1).all(), x
+        said = delegated(caught)
+        assert len(said) == len(set(said)), said
+        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "parts whose sizes"):
+            assert sum(words in text for text in said) == 1, (words, said)
+        assert rank > 1 or any("a group of 2 of" in text for text in said) or ranks == 2, said
+
+
+def without_a_box():
+    """Nobody has told the ranks where anything is: they tell one another."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.init_process_group("cpu:netsum" if NEW else "netsum")
+    said = [str(w.message) for w in caught if w.category is netsum.NoBoxWarning]
+    assert len(said) == (dist.get_rank() == 0), said
+    assert all("NETSUM_CONTROLLER" in text and "127." in text for text in said), said
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    assert (x == dist.get_world_size()).all()
+
+
+def some_know():
+    """A rank that knows of a box, and one that does not."""
+    if os.environ["RANK"] == "1":
+        os.environ["NETSUM_CONTROLLER"] = "127.0.0.1:1"
+    raises(netsum.ConfigError, "rank 1 knows of a box and rank 0 does not", dist.init_process_group, "netsum")
+
+
+def sharded():
+    """FSDP2: weights in parts, gathered and reduced by netsum."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    def train(group):
+        from torch.distributed.device_mesh import DeviceMesh
+
+        mesh = DeviceMesh.from_group(group, "cpu") if group else None
+        model = Net(1)
+        for layer in (model.first, model.parts[0], model.last):
+            fully_shard(layer, **({"mesh": mesh} if mesh else {}))
+        fully_shard(model, **({"mesh": mesh} if mesh else {}))
+        assert isinstance(model.first.weight, DTensor)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in batches(5):
+            model(x, 0).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+
+    with backend("cpu:netsum") as caught:
+        found = [train(None) for _ in range(2)]
+        assert torch.equal(*found) and same_everywhere(found[0])
+        assert not delegated(caught), delegated(caught)
+        whole = trained(None, Net(1), steps=5, parts=lambda _: 0)
+        assert close(found[0], whole) and not close(whole, weights(Net(1)))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        globals()[name]()
+    if dist.is_initialized():
+        dist.destroy_process_group()

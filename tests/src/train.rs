@@ -1,0 +1,129 @@
+//! Ranks that train a model with PyTorch, one on each host: `python/examples/train.py`.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::Host;
+use crate::cluster::Cluster;
+use crate::process::Running;
+
+/// Until all have loaded PyTorch and found each other, and until a step is done.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What is trained.
+#[derive(Clone, Debug)]
+pub struct TrainSpec {
+    /// A Python that has torch and netsum.
+    pub python: PathBuf,
+    /// `mlp`, `cnn` or `transformer`.
+    pub model: String,
+    pub steps: usize,
+    /// For the first weights and the order of the data.
+    pub seed: u64,
+}
+
+/// A job of the box's, by its name and token; Gloo if `None`.
+pub type Summer<'a> = Option<(&'a str, &'a str)>;
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Trained {
+    /// Of rank 0's batch, at each step.
+    pub loss: Vec<f64>,
+    /// Time of each step, of rank 0's.
+    pub seconds: Vec<f64>,
+    /// Of what was kept back.
+    pub test: f64,
+    /// Hash of each rank's weights.
+    pub weights: Vec<String>,
+    /// What each rank's communicator has counted; nothing with Gloo.
+    pub statistics: Vec<Value>,
+}
+
+/// The processes, which wait to begin.
+#[derive(Debug)]
+pub struct Trainers {
+    ranks: Vec<Running>,
+    steps: usize,
+    /// Numbers in the model.
+    pub floats: u64,
+}
+
+impl Trainers {
+    /// Starts a rank on each host, and waits until they have found each other.
+    pub fn start(cluster: &Cluster, spec: &TrainSpec, summer: Summer<'_>) -> Result<Self> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/examples/train.py");
+        let hosts = cluster.lab().hosts();
+        let first = hosts[0].ip(0).to_string();
+        let start = |(rank, host): (usize, &Host)| {
+            let mut command = host.command(&spec.python);
+            command.arg(&script).args(["--wait", "--model", &spec.model]);
+            command.args(["--steps", &spec.steps.to_string(), "--seed", &spec.seed.to_string()]);
+            command.args(["--backend", if summer.is_some() { "netsum" } else { "gloo" }]);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.len().to_string());
+            command.env("LOCAL_RANK", "0").env("MASTER_ADDR", &first).env("MASTER_PORT", "29500");
+            // A host's name has no address there.
+            command.env("GLOO_SOCKET_IFNAME", Host::INTERFACE);
+            // One core or less for each rank.
+            command.env("OMP_NUM_THREADS", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+            if let Some((job, token)) = summer {
+                command.env("NETSUM_CONTROLLER", cluster.workers().to_string());
+                command.env("NETSUM_JOB", job).env("NETSUM_TOKEN", token);
+            }
+            // Ctrl-C is for who started them all.
+            command.process_group(0);
+            Running::start(&format!("rank {rank}"), &mut command)
+        };
+        let ranks = hosts.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
+        let mut trainers = Self { ranks, steps: spec.steps, floats: 0 };
+        for rank in 0..hosts.len() {
+            let said = trainers.hear(rank, "ready")?;
+            trainers.floats = said["floats"].as_u64().context("no number of floats")?;
+        }
+        Ok(trainers)
+    }
+
+    /// Lets them train. Then they wait to leave, and nothing is on their links.
+    ///
+    /// # Errors
+    /// What a rank said, or `step`, which is told each step and its loss.
+    pub fn train(&mut self, mut step: impl FnMut(usize, f64) -> Result<()>) -> Result<Trained> {
+        self.ranks.iter_mut().try_for_each(|rank| rank.say("begin"))?;
+        let mut trained = Trained::default();
+        for number in 0..self.steps {
+            let said = self.hear(0, "step")?;
+            let loss = said["loss"].as_f64().context("the loss is no number")?;
+            trained.loss.push(loss);
+            trained.seconds.push(said["seconds"].as_f64().context("no time")?);
+            step(number, loss)?;
+        }
+        for rank in 0..self.ranks.len() {
+            let said = self.hear(rank, "trained")?;
+            trained.test = said["test"].as_f64().context("the loss of the test is no number")?;
+            trained.weights.push(said["weights"].as_str().context("no hash of the weights")?.to_owned());
+            trained.statistics.push(said);
+        }
+        Ok(trained)
+    }
+
+    /// Lets them leave, and waits until they have.
+    pub fn leave(self) -> Result<()> {
+        let mut ranks = self.ranks;
+        ranks.iter_mut().try_for_each(|rank| rank.say("leave"))?;
+        ranks.into_iter().try_for_each(|rank| rank.success(PATIENCE).map(drop))
+    }
+
+    /// The next line of a rank, which must be of this event. Errors have what the others said.
+    fn hear(&mut self, rank: usize, event: &str) -> Result<Value> {
+        let heard = self.ranks[rank].line(PATIENCE).and_then(|line| {
+            let said: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
+            ensure!(said["event"] == event, "rank {rank} said `{line}` in place of {event}");
+            Ok(said)
+        });
+        heard.with_context(|| self.ranks.iter().map(Running::stderr).collect::<String>())
+    }
+}

@@ -1,0 +1,47 @@
+//! PyTorch trains on hosts of the lab, and the box sums its gradients. `cargo xtask test` makes target/python/debian.
+
+use std::path::Path;
+
+use netsum_lab::LabSpec;
+use netsum_lab::cluster::{Cluster, JobSpec};
+use netsum_lab::train::{Summer, TrainSpec, Trained, Trainers};
+
+const RANKS: usize = 4;
+const STEPS: usize = 40;
+/// How far losses may be apart: floats are summed in another order, and rounded otherwise. 2.4e-7 is usual.
+const CLOSE: f64 = 1e-5;
+
+fn train(cluster: &Cluster, summer: Summer<'_>) -> Trained {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/python/debian/bin/python");
+    assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
+    let spec = TrainSpec { python, model: "mlp".to_owned(), steps: STEPS, seed: 1 };
+    let mut trainers =
+        Trainers::start(cluster, &spec, summer).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+    let trained = trainers.train(|_, _| Ok(())).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+    trainers.leave().unwrap();
+    assert!(trained.weights.iter().all(|weights| *weights == trained.weights[0]), "{trained:?}");
+    assert!(trained.test < 0.5, "has learnt nothing: {trained:?}");
+    trained
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn pytorch_learns_the_same_by_the_box_as_by_gloo_and_the_same_bits_each_time() {
+    let cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
+    let token = cluster.create_job(&JobSpec::new("train", RANKS as u32)).unwrap();
+    let by_box = || {
+        let trained = train(&cluster, Some(("train", &token)));
+        for statistics in &trained.statistics {
+            let count = |name: &str| statistics[name].as_u64().unwrap();
+            assert!(count("all_reduces") >= STEPS as u64, "{statistics}");
+            assert_eq!((count("fall_backs"), count("ring_bytes")), (0, 0), "{statistics}");
+        }
+        trained
+    };
+    let (first, second, gloo) = (by_box(), by_box(), train(&cluster, None));
+    assert_eq!(first.loss, second.loss);
+    assert_eq!(first.weights, second.weights);
+    let apart = first.loss.iter().zip(&gloo.loss).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    println!("losses are {apart:.1e} apart at most; {} and {}", first.weights[0], gloo.weights[0]);
+    assert!(apart < CLOSE, "{apart}: {:?}\n{:?}", first.loss, gloo.loss);
+}
