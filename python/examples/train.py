@@ -121,8 +121,8 @@ def loss_of(model, batch):
 
 
 def say(event, **what):
-    if dist.get_rank() == 0:
-        print(json.dumps({"event": event, **what}), flush=True)
+    # In one piece: ranks may share a terminal.
+    print(json.dumps({"event": event, **what}) + "\n", end="", flush=True)
 
 
 def fingerprint(model):
@@ -159,7 +159,7 @@ def main():
     generator = torch.Generator().manual_seed(args.seed * 1000 + dist.get_rank())
 
     def wait(event, **what):
-        print(json.dumps({"event": event, **what}), flush=True)
+        say(event, **what)
         if args.wait:
             sys.stdin.readline()
 
@@ -170,7 +170,8 @@ def main():
         loss = loss_of(model, data.draw(generator))
         loss.backward()
         optimizer.step()
-        say("step", step=step, loss=loss.item(), seconds=time.perf_counter() - began)
+        if dist.get_rank() == 0:
+            say("step", step=step, loss=loss.item(), seconds=time.perf_counter() - began)
     with torch.no_grad():
         test = loss_of(model.module, data.test()).item()
     wait("trained", test=test, weights=fingerprint(model.module), **(comm.statistics() if comm else {}))
