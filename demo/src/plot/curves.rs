@@ -63,7 +63,7 @@ fn losses(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
             }
         }
         let first = netsum.loss.first().copied().unwrap_or_default();
-        let at = (0.03 * summary.steps as f64, first * 1.03);
+        let at = (0.03 * summary.steps as f64, first + 0.06 * highest);
         chart.draw_series([Text::new(model.clone(), at, (FONT, 16))])?;
         drawn.push(model);
     }
