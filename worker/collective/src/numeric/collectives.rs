@@ -12,7 +12,7 @@ pub struct Reduce<B> {
     /// Whether this rank wants the sum.
     pub keeps: bool,
     /// 1, or for the average the ranks.
-    pub divisor: f32,
+    pub divisor: u32,
 }
 
 impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
@@ -35,10 +35,10 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
     }
 }
 
-fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: f32) {
+fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: u32) {
     T::from_lanes(sums, scale, out);
     // Without a scale they are still this rank's own.
-    if divisor != 1.0 && scale.is_some() {
+    if divisor > 1 && scale.is_some() {
         T::divide(out, divisor);
     }
 }
@@ -51,7 +51,7 @@ pub struct Scatter<I, O> {
     /// Where it begins.
     pub start: usize,
     /// As in [`Reduce`].
-    pub divisor: f32,
+    pub divisor: u32,
 }
 
 impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Scatter<I, O> {

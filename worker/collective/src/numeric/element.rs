@@ -70,9 +70,9 @@ pub trait Element:
     #[doc(hidden)]
     fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]);
 
-    /// Divides floats; integers have no average.
+    /// Divides floats, by 2 or more; integers have no average.
     #[doc(hidden)]
-    fn divide(x: &mut [Self], by: f32);
+    fn divide(x: &mut [Self], by: u32);
 }
 
 impl Element for i32 {
@@ -94,7 +94,7 @@ impl Element for i32 {
         }
     }
 
-    fn divide(_: &mut [Self], _: f32) {}
+    fn divide(_: &mut [Self], _: u32) {}
 }
 
 impl Element for f32 {
@@ -117,8 +117,8 @@ impl Element for f32 {
         }
     }
 
-    fn divide(x: &mut [Self], by: f32) {
-        x.iter_mut().for_each(|x| *x /= by);
+    fn divide(x: &mut [Self], by: u32) {
+        quant::divide(x, by);
     }
 }
 
