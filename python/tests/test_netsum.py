@@ -34,6 +34,12 @@ class Ranks(unittest.TestCase):
     def test_operations_in_flight_hold_their_arrays(self):
         run("in_flight")
 
+    def test_finalizers_of_arrays_may_look_at_the_operation(self):
+        run("finalized")
+
+    def test_operations_in_flight_share_no_array(self):
+        run("overlaps")
+
     def test_operations_are_awaited(self):
         run("coroutines")
 
@@ -51,8 +57,17 @@ class Ranks(unittest.TestCase):
                 rank.kill()
         self.assertEqual(rank.returncode, 0, out + err)
 
+    def test_ctrl_c_ends_the_wait_for_a_place(self):
+        run("interrupt_where_all_places_are_taken")
+
+    def test_who_looks_does_not_wait(self):
+        run("looks")
+
     def test_forks_are_refused(self):
         run("fork")
+
+    def test_a_forked_process_keeps_no_port(self):
+        run("fork_keeps_no_port")
 
     def test_the_rank_that_died_is_named(self):
         run("dies")

@@ -59,7 +59,7 @@ typedef struct netsum_comm netsum_comm;
 typedef struct netsum_config netsum_config;
 
 // An operation in flight. It must be given to netsum_wait() once; until that, or netsum_finalize(), has returned, its memory belongs to
-// the operation. Several threads may test it.
+// the operation: another one that would write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
 typedef struct netsum_work netsum_work;
 
 // Element types.

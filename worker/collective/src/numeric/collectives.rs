@@ -4,6 +4,7 @@
 use std::ops::{Deref, DerefMut, Range};
 
 use super::element::{Data, Dtype, Element};
+use super::memory::Memory;
 use super::quant::Scale;
 
 /// A sum in place that this rank may do without, and its average.
@@ -32,6 +33,9 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
         if self.keeps {
             restore(sums, scale, &mut self.data[range], self.divisor);
         }
+    }
+    fn memory(&self) -> Memory {
+        Memory::default().with(&self.data, self.keeps)
     }
 }
 
@@ -74,6 +78,9 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
             let sums = &sums[(from - range.start) * 4..(to - range.start) * 4];
             restore(sums, scale, &mut self.output[from - part.start..to - part.start], self.divisor);
         }
+    }
+    fn memory(&self) -> Memory {
+        Memory::default().with(&self.input, false).with(&self.output, true)
     }
 }
 
@@ -174,6 +181,10 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
                 taken[bytes].copy_from_slice(&sums[place]);
             }
         }
+    }
+    fn memory(&self) -> Memory {
+        let is_source = matches!(self.route, Route::Broadcast { root } if root == self.rank);
+        Memory::default().with(&self.input, false).with(&self.output, !is_source)
     }
 }
 

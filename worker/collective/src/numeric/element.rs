@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut, Range};
 
+use super::memory::Memory;
 use super::quant::{self, Scale};
 
 /// Data type of an all-reduce.
@@ -130,6 +131,10 @@ pub trait Data {
     fn bucket(&self, range: Range<usize>) -> u8;
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]);
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]);
+    /// The memory that it uses, where it may be somebody else's, too.
+    fn memory(&self) -> Memory {
+        Memory::default()
+    }
 }
 
 /// A slice as [`Data`], borrowed or by what holds it.
@@ -150,6 +155,9 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         T::from_lanes(sums, scale, &mut self.0[range]);
+    }
+    fn memory(&self) -> Memory {
+        Memory::default().with(&self.0, true)
     }
 }
 
@@ -216,6 +224,9 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
         for (tensor, part, lanes) in parts(&self.ends, range) {
             T::from_lanes(&sums[lanes.start * 4..lanes.end * 4], scale, &mut self.tensors[tensor][part]);
         }
+    }
+    fn memory(&self) -> Memory {
+        self.tensors.iter().fold(Memory::default(), |memory, tensor| memory.with(tensor, true))
     }
 }
 

@@ -159,7 +159,7 @@ pub fn divide(x: &mut [f32], by: u32) {
         return x.iter_mut().for_each(|x| *x *= inverse);
     }
     let reciprocal = (1u64 << (31 + up)).div_ceil(u64::from(by));
-    let quotient = |a: u32| (u64::from(a) * reciprocal >> (31 + up)) as u32;
+    let quotient = |a: u32| ((u64::from(a) * reciprocal) >> (31 + up)) as u32;
     for x in x {
         let bits = x.to_bits();
         let (sign, biased) = (bits & 1 << 31, bits >> 23 & 0xff);
