@@ -39,7 +39,9 @@ pub enum BindError {
     #[error("{0} is a link-local address; a global or unique local one is needed")]
     LinkLocal(IpAddr),
     /// This machine does not have the address.
-    #[error("{0} is not an address of this machine")]
+    #[error(
+        "{0} is not an address of this machine: NETSUM_IP, or NETSUM_PEERS at this rank's place, must be one that `ip address` shows"
+    )]
     NoSuchAddress(IpAddr),
     /// Something else.
     #[error("cannot open a UDP socket on {0} port {ROCE_PORT}: {1}")]
