@@ -26,8 +26,8 @@ from .errors import (
 def init(**settings):
     """Joins the job that the environment tells of, and returns a Communicator when all ranks are there.
 
-    Settings given here stand in for NETSUM_NAME in the environment; rank, ranks and local_rank also come from RANK, WORLD_SIZE and
-    LOCAL_RANK, as torchrun sets them. With a box: controller ("HOST:PORT"; else the host "netsum" is looked for), job and token, as
+    Settings given here stand in for NETSUM_NAME in the environment; rank, ranks and local_rank also come from what torchrun, mpirun
+    and srun set. With a box: controller ("HOST:PORT"; else the host "netsum" is looked for), job and token, as
     `netsum job create` prints them. Without: peers, the addresses of all ranks. More: `python -m netsum.check --help`.
     """
     texts = {}

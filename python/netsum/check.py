@@ -3,10 +3,10 @@
 Looks at what netsum.init() would use: the settings NETSUM_NAME of the environment, the box's daemon, this rank's address, sockets,
 adapters. Nothing is sent but a connection to the daemon. Ends with 1 where something is missing.
 
-    rank, ranks, local_rank      also RANK, WORLD_SIZE and LOCAL_RANK, as torchrun sets them
+    rank, ranks, local_rank      also as torchrun, Open MPI, MPICH and Slurm's srun tell them
     controller                   HOST:PORT of the box's daemon; else the host "netsum" is looked for
     job, token                   as `netsum job create` prints them
-    ip                           this rank's address; several with commas: LOCAL_RANK chooses. Else that towards the controller
+    ip                           this rank's address; several with commas: local_rank chooses. Else that towards the controller
     peers                        without a box: the addresses of all ranks, with commas
     mtu, message_size, window, rings    with peers: the job's properties, at all ranks the same
     transport                    auto, udp, xdp or verbs

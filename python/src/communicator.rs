@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Settings};
+use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Room, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -21,6 +21,7 @@ use crate::work::{Report, SIGNALS, Work};
 pub struct Communicator {
     /// `None` when it is closed.
     inner: Mutex<Option<netsum_worker::Communicator>>,
+    room: Room,
     #[pyo3(get)]
     /// This rank, from 0.
     rank: u32,
@@ -76,6 +77,7 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
                 let (rank, ranks) = (comm.rank(), comm.ranks());
                 let fallen_back = (has_box && ranks > 1).then(Arc::default);
                 return Ok(Communicator {
+                    room: comm.room(),
                     inner: Mutex::new(Some(comm)),
                     rank,
                     ranks,
@@ -134,9 +136,13 @@ impl Communicator {
         first: Duration,
         start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
     ) -> PyResult<Work> {
+        // Others may have the communicator meanwhile, and Ctrl-C ends the wait.
+        while !py.detach(|| self.room.wait_for(SIGNALS)) {
+            py.check_signals()?;
+        }
         self.with(py, |comm| {
             comm.wait_first(first);
-            start(comm).map(|pending| Work::new(pending.without_buffer(), self.fallen_back.clone()))
+            start(comm).map(|pending| Work::new(pending.untyped(), self.fallen_back.clone()))
         })
     }
 

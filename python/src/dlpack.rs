@@ -55,7 +55,7 @@ pub fn memory(object: &Bound<'_, PyAny>) -> PyResult<(Memory, bool)> {
         Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__"),
         other => other,
     };
-    let capsule = capsule.map_err(|error| refused(py, &error))?.cast_into::<PyCapsule>()?;
+    let capsule = capsule.map_err(|error| refused(py, error))?.cast_into::<PyCapsule>()?;
     let (tensor, read_only) = if let Ok(pointer) = capsule.pointer_checked(Some(c"dltensor_versioned")) {
         // SAFETY: what capsules of this name hold, by DLPack's specification.
         let versioned = unsafe { pointer.cast::<Versioned>().as_ref() };

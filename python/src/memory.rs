@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
@@ -92,6 +92,9 @@ fn dtype(format: &str, size: usize) -> String {
         "e" => "float16",
         "f" => "float32",
         "?" => "bool",
+        "Zf" => "complex64",
+        "Zd" => "complex128",
+        "O" => "object",
         "b" | "h" | "i" | "l" | "q" => return format!("int{}", size * 8),
         "B" | "H" | "I" | "L" | "Q" => return format!("uint{}", size * 8),
         _ => format,
@@ -132,11 +135,6 @@ impl<T> DerefMut for Elements<T> {
 }
 
 /// For objects whose DLPack says no.
-pub fn refused(py: Python<'_>, error: &PyErr) -> PyErr {
-    let text = error.value(py).to_string();
-    match (text.contains("grad"), error.is_instance_of::<PyBufferError>(py)) {
-        (true, _) => argument(py, &format!("{text}: give x.detach()")),
-        (false, true) => argument(py, &text),
-        (false, false) => error.clone_ref(py),
-    }
+pub fn refused(py: Python<'_>, error: PyErr) -> PyErr {
+    if error.is_instance_of::<PyException>(py) { argument(py, &error.value(py).to_string()) } else { error }
 }

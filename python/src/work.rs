@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use netsum_worker::{Error, Mode, Pending};
+use netsum_worker::{Error, Mode, Owned, Pending};
 use pyo3::prelude::*;
 
 use crate::errors::raised;
@@ -43,7 +43,7 @@ impl From<netsum_worker::Report> for Report {
 }
 
 enum State {
-    Flying(Arc<Pending<()>>),
+    Flying(Arc<Pending<Owned>>),
     Done(Result<netsum_worker::Report, Error>),
 }
 
@@ -58,7 +58,7 @@ pub struct Work {
 }
 
 impl Work {
-    pub fn new(pending: Pending<()>, fallen_back: Option<Arc<AtomicBool>>) -> Self {
+    pub fn new(pending: Pending<Owned>, fallen_back: Option<Arc<AtomicBool>>) -> Self {
         Self { state: Mutex::new(State::Flying(Arc::new(pending))), done: Mutex::new(None), fallen_back }
     }
 
@@ -68,10 +68,15 @@ impl Work {
 
     /// What it came to, if it is done.
     fn outcome(&self) -> Option<Result<netsum_worker::Report, Error>> {
+        // Its finalizer may look at this handle: it is dropped when the lock is free again.
+        let mut array: Option<Owned> = None;
         let mut state = self.lock();
         if let State::Flying(pending) = &*state {
-            let outcome = pending.take()?;
-            *state = State::Done(outcome.map(|((), report)| report));
+            let outcome = pending.take()?.map(|(owned, report)| {
+                array = Some(owned);
+                report
+            });
+            *state = State::Done(outcome);
         }
         match &*state {
             State::Done(outcome) => Some(outcome.clone()),

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -204,6 +205,51 @@ def in_flight():
         held.extend(b"more")
 
 
+class Finalized(bytearray):
+    """Looks at its operation when it goes."""
+
+    def __del__(self):
+        self.seen.append(self.work[0].is_done())
+
+
+def finalized():
+    with netsum.init() as comm:
+        array = Finalized(4)
+        array.seen, array.work, seen, works = [], [], None, None
+        seen, works = array.seen, array.work
+        works.append(comm.all_reduce_async(memoryview(array).cast("i")))
+        del array
+        works[0].wait()
+        assert seen == [True], seen
+
+
+def overlaps():
+    with netsum.init() as comm:
+        x = numpy.ones(100, dtype=numpy.float32)
+        if comm.rank == 1:
+            time.sleep(0.5)
+        first = comm.all_reduce_async(x[:60])
+        if comm.rank == 0:
+            for call, *arrays in [
+                (comm.all_reduce_async, x[59:]),
+                (comm.all_reduce, x),
+                (comm.all_reduce, [x[80:], x[40:50]]),
+                (comm.broadcast, x[:1], 1),
+                (comm.all_gather, numpy.zeros(4, dtype=numpy.float32), x[:2]),
+                (comm.reduce_scatter, x[:2], numpy.zeros(4, dtype=numpy.float32)),
+            ]:
+                raises(netsum.ArgumentError, "operation 1 of 1 in flight", call, *arrays)
+        second = comm.all_reduce_async(x[60:])
+        first.wait()
+        comm.all_reduce(x[:60])
+        second.wait()
+        assert (x == [4] * 60 + [2] * 40).all(), x
+        # What is only read may be read by several.
+        out = [numpy.zeros(200, dtype=numpy.float32) for _ in range(3)]
+        [work.wait() for work in [comm.all_gather_async(o, x) for o in out]]
+        assert all((o == numpy.tile(x, 2)).all() for o in out)
+
+
 def held_as(view):
     return view
 
@@ -309,6 +355,45 @@ def interrupt():
         comm.barrier()
 
 
+def interrupt_where_all_places_are_taken():
+    with netsum.init() as comm:
+        arrays = [numpy.ones(1, dtype=numpy.int32) for _ in range(65)]
+        if comm.rank == 0:
+            works = [comm.all_reduce_async(x) for x in arrays[:64]]
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            start, modes = time.monotonic(), []
+            looking = threading.Timer(0.2, lambda: modes.append((comm.mode, time.monotonic() - start)))
+            looking.start()
+            raises(KeyboardInterrupt, "", comm.all_reduce, arrays[64])
+            assert time.monotonic() - start < 1.5
+            looking.join()
+            assert modes[0][1] < 0.4, modes
+            works.append(comm.all_reduce_async(arrays[64]))
+        else:
+            time.sleep(2)
+            works = [comm.all_reduce_async(x) for x in arrays]
+        [work.wait() for work in works]
+        assert all(x == 2 for x in arrays)
+
+
+def looks():
+    """Nobody who only looks waits for one who waits."""
+    with netsum.init() as comm:
+        if comm.rank == 1:
+            time.sleep(3)
+        waiting = threading.Thread(target=comm.barrier)
+        waiting.start()
+        time.sleep(0.1)
+        took = []
+        while comm.rank == 0 and len(took) < 20:
+            start = time.monotonic()
+            assert comm.mode == "ring" and comm.statistics()["all_reduces"] == 0
+            took.append(time.monotonic() - start)
+            time.sleep(0.02)
+        assert comm.rank == 1 or sorted(took)[10] < 0.05, took
+        waiting.join()
+
+
 def interrupted_at_the_start():
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
@@ -333,6 +418,25 @@ def fork():
         assert os.waitpid(child, 0)[1] == 0
         busy.join()
         comm.barrier()
+
+
+def fork_keeps_no_port():
+    comm = netsum.init()
+    own = os.environ["NETSUM_PEERS"].split(",")[comm.rank]
+    comm.barrier()
+    (until, end), (ready, begun) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end)
+        os.write(begun, b".")
+        os.read(until, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    comm.close()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port:
+        port.bind((own, 4791))  # the child lives
+    os.close(end)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def dies():

@@ -34,6 +34,12 @@ class Ranks(unittest.TestCase):
     def test_operations_in_flight_hold_their_arrays(self):
         run("in_flight")
 
+    def test_finalizers_of_arrays_may_look_at_the_operation(self):
+        run("finalized")
+
+    def test_operations_in_flight_share_no_array(self):
+        run("overlaps")
+
     def test_operations_are_awaited(self):
         run("coroutines")
 
@@ -51,8 +57,17 @@ class Ranks(unittest.TestCase):
                 rank.kill()
         self.assertEqual(rank.returncode, 0, out + err)
 
+    def test_ctrl_c_ends_the_wait_for_a_place(self):
+        run("interrupt_where_all_places_are_taken")
+
+    def test_who_looks_does_not_wait(self):
+        run("looks")
+
     def test_forks_are_refused(self):
         run("fork")
+
+    def test_a_forked_process_keeps_no_port(self):
+        run("fork_keeps_no_port")
 
     def test_the_rank_that_died_is_named(self):
         run("dies")
@@ -69,7 +84,7 @@ class Ranks(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def setUp(self):
-        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", *[n for n in os.environ if n.startswith("NETSUM_")]]
+        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", *[n for n in os.environ if n.startswith("NETSUM_")]]
         saved = {name: os.environ.pop(name) for name in names if name in os.environ}
         self.addCleanup(os.environ.update, saved)
 
@@ -83,6 +98,9 @@ class Settings(unittest.TestCase):
         self.refused(ValueError, "no box: NETSUM_CONTROLLER", rank=0, ranks=2)
         self.refused(netsum.ConfigError, "netsum job create", rank=0, ranks=2, controller="127.0.0.1:1")
         self.refused(netsum.ConfigError, "no setting \"colour\"", colour="red")
+        job = {"job": "j", "token": "t"}
+        self.refused(netsum.ConfigError, "HOST:PORT of the box", rank=0, ranks=2, controller="127.0.0.1", **job)
+        self.refused(netsum.Error, "NETSUM_IP", rank=0, ranks=2, peers=["192.0.2.1", "192.0.2.2"])
         self.refused(netsum.ConfigError, "2 addresses for 3 ranks", rank=0, ranks=3, peers=addresses(2))
         self.refused(
             netsum.UnreachableError, "did not answer", rank=0, ranks=2, peers=addresses(2), connect_timeout=0.3
@@ -91,7 +109,8 @@ class Settings(unittest.TestCase):
     def test_no_daemon_is_told(self):
         with self.assertRaises(netsum.ControllerError) as raised:
             netsum.init(rank=0, ranks=2, controller="127.0.0.1:1", job="a", token="b", connect_timeout=0.3)
-        self.assertIn("127.0.0.1:1", str(raised.exception))
+        for word in ("127.0.0.1:1", "does `netsum run` run there?"):
+            self.assertIn(word, str(raised.exception))
 
 
 class Check(unittest.TestCase):

@@ -37,13 +37,16 @@ mod control;
 pub use netsum_collective::numeric;
 pub use netsum_rc as rc;
 pub mod udp;
+mod unshared;
 mod verbs;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
-pub use comm::{AdapterRetry, Bootstrap, CommConfig, Communicator, Op, Pending, Settings, Tls, Transport};
+pub use comm::{
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Op, Pending, Room, Settings, Tls, Transport,
+};
 pub use netsum_collective::error::{Error, Position};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
-pub use numeric::element::{Dtype, Element};
+pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;
 pub use numeric::reference::reference_sum;

@@ -38,7 +38,7 @@ fn the_core_goes_from_hand_to_hand_and_the_keeper_ends() {
         core.calls += 1;
         assert!(!turns.is_wanted(), "the keeper waits without a word");
         drop(core);
-        assert_eq!(turns.core().calls, 1);
+        assert_eq!(turns.take().calls, 1);
         let mut core = turns.end();
         core.ended = true;
         drop(core);
@@ -88,6 +88,6 @@ fn the_keeper_has_its_turn_again_after_two_callers() {
         // Blocks for ever, which loom finds, if a caller's end is not told.
         assert!(turns.keep(loom::thread::yield_now).is_some());
         other.join().unwrap();
-        assert_eq!(turns.core().calls, 2);
+        assert_eq!(turns.take().calls, 2);
     });
 }

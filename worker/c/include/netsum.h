@@ -59,7 +59,7 @@ typedef struct netsum_comm netsum_comm;
 typedef struct netsum_config netsum_config;
 
 // An operation in flight. It must be given to netsum_wait() once; until that, or netsum_finalize(), has returned, its memory belongs to
-// the operation. Several threads may test it.
+// the operation: another one that would write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
 typedef struct netsum_work netsum_work;
 
 // Element types.
@@ -207,7 +207,7 @@ netsum_status netsum_barrier(netsum_comm *comm,
                              netsum_work **work);
 
 // Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER, NETSUM_JOB, NETSUM_TOKEN and the others;
-// RANK, WORLD_SIZE and LOCAL_RANK as torchrun sets them. To be freed with netsum_config_free().
+// what torchrun, mpirun and srun tell of rank, ranks and local rank. To be freed with netsum_config_free().
 //
 // The caller promises:
 // `config` points to room for a pointer.

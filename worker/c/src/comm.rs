@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netsum_worker::{Communicator, Element, Error, Op, Pending};
+use netsum_worker::{Communicator, Element, Error, Op, Owned, Pending, Room};
 
 use crate::config::{netsum_config, settings};
 use crate::memory::Memory;
@@ -19,6 +19,7 @@ const SOON: Duration = Duration::from_millis(1);
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
     inner: Mutex<Communicator>,
+    room: Room,
     /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
     process: u32,
     rank: u32,
@@ -70,6 +71,7 @@ pub unsafe extern "C" fn netsum_init(
         let made = Communicator::connect(unsafe { settings(config) }?.config()?)?;
         let (rank, ranks) = (made.rank(), made.ranks());
         let made = Box::into_raw(Box::new(netsum_comm {
+            room: made.room(),
             inner: Mutex::new(made),
             process: std::process::id(),
             rank,
@@ -149,10 +151,11 @@ unsafe fn run<B>(
         if !comm.is_here() {
             return Err(Error::Forked);
         }
+        while !comm.room.wait_for(Duration::from_secs(1)) {}
         let pending = {
             let mut inner = comm.lock();
             inner.wait_first(if work.is_null() { SOON } else { Duration::ZERO });
-            start(&mut inner)?.without_buffer()
+            start(&mut inner)?.untyped()
         };
         if work.is_null() {
             return pending.wait().map(|_| ());
@@ -270,7 +273,7 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
         input: *const c_void,
         count: usize,
         op: netsum_op,
-    ) -> Result<Pending<()>, Error> {
+    ) -> Result<Pending<Owned>, Error> {
         let all = count.saturating_mul(comm.ranks() as usize);
         // SAFETY: the caller's promise.
         let (input, output) = unsafe {
@@ -279,7 +282,7 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
                 Memory::new("output", output.cast(), count)?,
             )
         };
-        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op)?).map(Pending::without_buffer)
+        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op)?).map(Pending::untyped)
     }
     // SAFETY: the caller's promise.
     unsafe {

@@ -11,7 +11,7 @@ use crate::status::{netsum_status, null, status, text};
 pub struct netsum_config(pub(crate) Settings);
 
 /// Makes settings of what the environment says: NETSUM_RANK, NETSUM_RANKS, NETSUM_CONTROLLER, NETSUM_JOB, NETSUM_TOKEN and the others;
-/// RANK, WORLD_SIZE and LOCAL_RANK as torchrun sets them. To be freed with netsum_config_free().
+/// what torchrun, mpirun and srun tell of rank, ranks and local rank. To be freed with netsum_config_free().
 ///
 /// # Safety
 /// `config` points to room for a pointer.

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use netsum_worker::{Mode, Pending, Report};
+use netsum_worker::{Mode, Owned, Pending, Report};
 
 use crate::status::{netsum_status, null, status};
 
 /// An operation in flight. It must be given to netsum_wait() once; until that, or netsum_finalize(), has returned, its memory belongs to
-/// the operation. Several threads may test it.
+/// the operation: another one that would write it, or use what it writes, is NETSUM_ERROR_ARGUMENT. Several threads may test it.
 #[expect(non_camel_case_types, reason = "C's name")]
-pub struct netsum_work(pub(crate) Pending<()>);
+pub struct netsum_work(pub(crate) Pending<Owned>);
 
 /// Who sums.
 #[repr(C)]
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn netsum_wait(work: *mut netsum_work, report: *mut netsum
         }
         // SAFETY: the caller's promise.
         let work = unsafe { Box::from_raw(work) };
-        let ((), made) = work.0.wait()?;
+        let (_, made) = work.0.wait()?;
         if !report.is_null() {
             // SAFETY: the caller's promise.
             unsafe { report.write(made.into()) };

@@ -98,6 +98,7 @@ int main(void) {
     if (rank == 0) {
         ASSERT(netsum_all_reduce(comm, &one, 1, NETSUM_INT32, NETSUM_SUM, &work) == NETSUM_OK);
         ASSERT(netsum_test(work, &done) == NETSUM_OK && !done);
+        FAILS(netsum_all_reduce(comm, &one, 1, NETSUM_INT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "operation 1 of 1 in flight");
         ASSERT(netsum_wait_for(work, 0.05, &done) == NETSUM_OK && !done);
         netsum_finalize(comm);
         netsum_report report;

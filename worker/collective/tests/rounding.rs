@@ -2,7 +2,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use netsum_collective::numeric::layout::Layout;
-use netsum_collective::numeric::quant::{Scale, bucket};
+use netsum_collective::numeric::quant::{Scale, bucket, divide};
 use netsum_collective::numeric::reference::reference_sum;
 
 const FLUSH_TO_ZERO: u32 = 1 << 15;
@@ -88,4 +88,22 @@ fn restored_sums_are_rounded_as_the_processor_rounds() {
         }
     }
     assert_eq!(bucket(&[f32::from_bits(1)]), 0);
+}
+
+/// Averages, too; and in the usual mode the processor's own division is the measure.
+#[test]
+fn quotients_are_rounded_as_the_processor_rounds_in_every_mode() {
+    let mut all = elements(0);
+    let steps = (0..1u32 << 12).chain((0..1 << 12).map(|i| 0x0080_0000 - (1 << 11) + i));
+    all.extend(steps.chain((0..256).map(|i| (i << 23) | 0x7f_ffff)).chain([0x7f80_0000]).map(f32::from_bits));
+    all.retain(|x| !x.is_nan());
+    for by in 2..=64 {
+        let right: Vec<f32> = all.iter().map(|x| x / by as f32).collect();
+        for mode in modes() {
+            let mut divided = all.clone();
+            with(mode, || divided.chunks_mut(80).for_each(|x| divide(x, by)));
+            let differs = bits(&divided).iter().zip(bits(&right)).position(|(a, b)| *a != b);
+            assert_eq!(differs.map(|i| (all[i], divided[i], right[i])), None, "by {by}, mode {mode:#x}");
+        }
+    }
 }

@@ -46,7 +46,11 @@ pub(crate) fn bootstrap(
     match &config.bootstrap {
         Bootstrap::Static { peers, mtu, message_size, window, rings } => {
             if peers.len() != config.ranks as usize {
-                return wrong(format!("peers: {} addresses for {} ranks", peers.len(), config.ranks));
+                return wrong(format!(
+                    "peers: {} addresses for {} ranks (NETSUM_PEERS, NETSUM_RANKS or the launcher's count): one for each",
+                    peers.len(),
+                    config.ranks
+                ));
             }
             let own = peers[config.rank as usize];
             if own != config.ip {

@@ -19,10 +19,10 @@ pub enum Op {
 }
 
 impl Op {
-    fn divisor(self, dtype: Dtype, ranks: u32) -> Result<f32, Error> {
+    fn divisor(self, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
         match (self, dtype) {
-            (Self::Sum, _) => Ok(1.0),
-            (Self::Average, Dtype::F32) => Ok(ranks as f32),
+            (Self::Sum, _) => Ok(1),
+            (Self::Average, Dtype::F32) => Ok(ranks),
             (Self::Average, _) => Err(Error::Argument(format!("{dtype}: only f32 has an average"))),
         }
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::config::{Bootstrap, CommConfig};
 use super::forked;
-use super::pending::{Back, Pending};
+use super::pending::{Back, Pending, Room};
 use super::session::{Session, keep};
 use super::turns::Turns;
 use netsum_collective::engine::{Finished, MAX_OPEN};
@@ -250,6 +250,11 @@ impl Communicator {
         Ok(pending)
     }
 
+    /// Where to wait until an operation can be started without waiting.
+    pub fn room(&self) -> Room {
+        Room { turns: self.kept.as_ref().map(|kept| Arc::clone(&kept.shared)), process: self.process }
+    }
+
     fn reduce(&mut self, data: &mut dyn Data) -> Result<Report, Error> {
         forked(self.process)?;
         let called = Instant::now();
@@ -312,12 +317,12 @@ impl Communicator {
 
     /// Who sums: the box, until the ranks find that none does.
     pub fn mode(&self) -> Mode {
-        self.here().map_or(Mode::Ring, |kept| kept.shared.core().mode())
+        self.here().map_or(Mode::Ring, |kept| kept.shared.take().mode())
     }
 
     /// What this rank has done since it was connected.
     pub fn statistics(&self) -> Statistics {
-        self.here().map_or(self.alone, |kept| kept.shared.core().statistics())
+        self.here().map_or(self.alone, |kept| kept.shared.take().statistics())
     }
 
     /// In a process that was forked another thread's lock stays locked.

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use super::network::Connections;
 use super::promise::Promise;
 use crate::control::heartbeat::Heartbeat;
+use crate::unshared::Unshared;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::{Data, Owned, Slice};
+use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Statistics};
 use netsum_collective::way_back::WayBack;
 
@@ -27,9 +29,9 @@ pub(super) struct Core {
     pub connections: Box<dyn Connections>,
     heartbeat: Option<Heartbeat>,
     /// The connections' descriptor once more, for the keeper to wait at while others have the core.
-    fd: Arc<OwnedFd>,
-    /// Who waits for which operation whose data the engine owns, in their order.
-    promises: VecDeque<(u64, Promise)>,
+    fd: Arc<Unshared<OwnedFd>>,
+    /// Who waits for which operation whose data the engine owns, in their order, and what memory it uses.
+    promises: VecDeque<(u64, Promise, Memory)>,
     /// What the operation came to whose data was lent.
     lent: Option<Result<Finished, Error>>,
     /// The rank, where the ranks have summed by themselves before and the box has not yet.
@@ -43,13 +45,13 @@ impl Core {
         connections: Box<dyn Connections>,
         heartbeat: Option<Heartbeat>,
     ) -> std::io::Result<Self> {
-        let fd = Arc::new(connections.fd().try_clone_to_owned()?);
+        let fd = Arc::new(Unshared::new(connections.fd().try_clone_to_owned()?));
         let (promises, lent, returning) = (VecDeque::new(), None, None);
         Ok(Self { engine, connections, heartbeat, fd, promises, lent, returning })
     }
 
     /// What is readable when something has arrived. Connections are closed only when nobody has it any more.
-    pub fn fd(&self) -> &Arc<OwnedFd> {
+    pub fn fd(&self) -> &Arc<Unshared<OwnedFd>> {
         &self.fd
     }
 
@@ -67,8 +69,8 @@ impl Core {
                 log::info!("rank {rank}: the box sums again");
                 self.returning = None;
             }
-            match (data, self.promises.pop_front_if(|(n, _)| *n == number)) {
-                (Some(data), Some((_, promise))) => {
+            match (data, self.promises.pop_front_if(|(n, ..)| *n == number)) {
+                (Some(data), Some((_, promise, _))) => {
                     promise.settle(result, data, self.retransmissions());
                 }
                 _ => self.lent = Some(result),
@@ -137,8 +139,16 @@ impl Core {
 
     /// Starts an operation behind those that are open, and sends what may be sent.
     pub fn start(&mut self, data: Owned, promise: Promise) -> Result<(), Error> {
+        let memory = data.memory();
+        if let Some(other) = self.promises.iter().position(|(.., other)| other.collides(&memory)) {
+            return Err(Error::Argument(format!(
+                "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
+                other + 1,
+                self.promises.len()
+            )));
+        }
         let number = self.engine.start(Instant::now(), &mut *self.connections, Work::Owned(data))?;
-        self.promises.push_back((number, promise));
+        self.promises.push_back((number, promise, memory));
         self.engine.step(Instant::now(), &mut *self.connections, &mut Slice(&mut idle()[..]));
         self.deliver();
         self.send_now();

@@ -45,5 +45,5 @@ mod sync {
 pub use collectives::Op;
 pub use communicator::Communicator;
 pub use config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
-pub use pending::Pending;
+pub use pending::{Pending, Room};
 pub use settings::Settings;

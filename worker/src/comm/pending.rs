@@ -84,10 +84,10 @@ impl<B> Pending<B> {
         }))
     }
 
-    /// The same operation for somebody who has another hold of the buffer.
-    pub fn without_buffer(self) -> Pending<()> {
+    /// The same operation for somebody who has another hold of the buffer, and only drops it.
+    pub fn untyped(self) -> Pending<Owned> {
         let Self { settlement, turns, process, .. } = self;
-        Pending { settlement, turns, back: |_| Some(()), process }
+        Pending { settlement, turns, back: Some, process }
     }
 
     /// The same for so long at the most; whether it [is done](Self::is_done).
@@ -106,6 +106,38 @@ impl<B> Pending<B> {
                 None => self.settlement.wait(SLICE.min(left)),
             }
         }
+    }
+}
+
+/// Where one waits for [`MAX_IN_FLIGHT`](super::Communicator::MAX_IN_FLIGHT) operations to become fewer, who shares a communicator with
+/// others and lets them have it meanwhile.
+#[derive(Clone)]
+pub struct Room {
+    /// `None` where every operation is done at once.
+    pub(super) turns: Option<Arc<Turns<Session>>>,
+    pub(super) process: u32,
+}
+
+impl Room {
+    /// Waits for so long at the most; whether there is room, or nothing to wait for.
+    pub fn wait_for(&self, most: Duration) -> bool {
+        let Some(turns) = self.turns.as_ref().filter(|_| forked(self.process).is_ok()) else { return true };
+        let until = Instant::now() + most;
+        loop {
+            let mut session = turns.take();
+            let left = until.saturating_duration_since(Instant::now());
+            if !session.is_full() || left.is_zero() {
+                return !session.is_full();
+            }
+            let step = SLICE.min(left);
+            session.rest(Instant::now() + step, step, || false);
+        }
+    }
+}
+
+impl std::fmt::Debug for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Room").finish_non_exhaustive()
     }
 }
 

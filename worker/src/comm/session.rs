@@ -16,6 +16,7 @@ use super::network::{Bind, Network};
 use super::numbers::nonce;
 use super::transport;
 use super::turns::Turns;
+use crate::unshared::Unshared;
 use netsum_collective::engine::{Engine, Settings};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Data;
@@ -150,6 +151,11 @@ impl Session {
         }
     }
 
+    /// Whether an operation that is started now waits for another one to be done.
+    pub fn is_full(&self) -> bool {
+        self.core.as_ref().is_some_and(|core| core.engine.is_full())
+    }
+
     /// Completes what can be completed, and leaves in good order.
     pub fn close(&mut self) {
         if let Some(mut core) = self.core.take() {
@@ -170,7 +176,7 @@ impl Session {
     }
 
     /// The keeper's part: never waits, but to connect anew. What to wait for then, and how long; `None` when there is nothing any more.
-    fn keep(&mut self) -> Option<(Arc<OwnedFd>, Duration)> {
+    fn keep(&mut self) -> Option<(Arc<Unshared<OwnedFd>>, Duration)> {
         loop {
             let core = self.core.as_mut()?;
             core.rest_for(Duration::ZERO).ok()?;

@@ -8,37 +8,44 @@ use std::time::Duration;
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 use netsum_collective::error::Error;
 
-/// A name, and the variable of a launcher that stands in for `NETSUM_NAME`.
-struct Setting(&'static str, Option<&'static str>);
+/// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers know the first three.
+const SETTINGS: [&str; 20] = [
+    "rank",
+    "ranks",
+    "local_rank",
+    "controller",
+    "job",
+    "token",
+    "ip",
+    "peers",
+    "mtu",
+    "message_size",
+    "window",
+    "rings",
+    "transport",
+    "ib_timeout",
+    "ib_retry_cnt",
+    "timeout",
+    "connect_timeout",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+];
 
-const SETTINGS: [Setting; 20] = [
-    Setting("rank", Some("RANK")),
-    Setting("ranks", Some("WORLD_SIZE")),
-    Setting("local_rank", Some("LOCAL_RANK")),
-    Setting("controller", None),
-    Setting("job", None),
-    Setting("token", None),
-    Setting("ip", None),
-    Setting("peers", None),
-    Setting("mtu", None),
-    Setting("message_size", None),
-    Setting("window", None),
-    Setting("rings", None),
-    Setting("transport", None),
-    Setting("ib_timeout", None),
-    Setting("ib_retry_cnt", None),
-    Setting("timeout", None),
-    Setting("connect_timeout", None),
-    Setting("tls_ca", None),
-    Setting("tls_cert", None),
-    Setting("tls_key", None),
+/// What launchers call `rank`, `ranks` and `local_rank`. The first that has set a rank has started this process: mpirun sets its own within
+/// Slurm's, and torchrun within both.
+const LAUNCHERS: [[&str; 3]; 4] = [
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"],
 ];
 
 /// Where a box or a fabric's manager is looked for if `controller` is not set.
 const WELL_KNOWN: &str = "netsum";
 
 /// Settings by name. Each is `NETSUM_` and the name in capitals in the environment; `rank`, `ranks` and `local_rank` are also
-/// `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, as torchrun sets them.
+/// what torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), Open MPI, MPICH and Slurm call them.
 ///
 /// | name | meaning |
 /// | --- | --- |
@@ -62,12 +69,15 @@ impl Settings {
     }
 
     fn from(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let value = |Setting(name, launcher): &Setting| {
+        let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let launcher = LAUNCHERS.iter().find(|names| variable(names[0]).is_some());
+        let value = |(at, name): (usize, &&'static str)| {
             let own = variable(&format!("NETSUM_{}", name.to_uppercase()));
-            let value = own.or_else(|| launcher.and_then(&variable)).filter(|value| !value.is_empty());
+            let value =
+                own.or_else(|| launcher.and_then(|names| names.get(at)).and_then(|name| variable(name)));
             value.map(|value| (*name, value))
         };
-        Self(SETTINGS.iter().filter_map(value).collect())
+        Self(SETTINGS.iter().enumerate().filter_map(value).collect())
     }
 
     /// Replaces one.
@@ -75,9 +85,8 @@ impl Settings {
     /// # Errors
     /// If there is none of this name.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
-        let Some(Setting(name, _)) = SETTINGS.iter().find(|s| s.0 == name) else {
-            let names: Vec<&str> = SETTINGS.iter().map(|s| s.0).collect();
-            return Err(Error::Config(format!("no setting {name:?}; there are {}", names.join(", "))));
+        let Some(name) = SETTINGS.iter().find(|s| **s == name) else {
+            return Err(Error::Config(format!("no setting {name:?}; there are {}", SETTINGS.join(", "))));
         };
         self.0.insert(name, value.to_owned());
         Ok(())
@@ -166,16 +175,15 @@ impl Settings {
                 Error::Config(format!("NETSUM_PEERS: {} addresses, and none for rank {rank}", peers.len()))
             }),
             (None, Bootstrap::Controller { address, .. }) => towards(address).map_err(|e| {
-                Error::Config(format!("NETSUM_IP is not set, and the way to {address} is unknown: {e}"))
+                Error::Config(format!("NETSUM_CONTROLLER {address:?}: HOST:PORT of the box, as netsum:4790; there is no way to this one: {e}"))
             }),
         }
     }
 
     fn needed<T: FromStr>(&self, name: &str) -> Result<T, Error> {
         let Some(text) = self.get(name) else {
-            let launcher = SETTINGS.iter().find(|s| s.0 == name).and_then(|s| s.1).unwrap_or_default();
             return Err(Error::Config(format!(
-                "{name} is not known: set NETSUM_{}, or start with torchrun, which sets {launcher}",
+                "{name} is not known: set NETSUM_{}, or start with torchrun, mpirun or srun, which tell their processes",
                 name.to_uppercase()
             )));
         };
@@ -244,6 +252,21 @@ mod tests {
     }
 
     #[test]
+    fn the_innermost_launcher_counts() {
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_LOCALID", "0")];
+        let mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "6")];
+        let ranks = |variables: &[(&str, &str)]| {
+            let settings = settings(variables);
+            ["rank", "ranks", "local_rank"].map(|name| settings.get(name).map(str::to_owned))
+        };
+        let are = |a: &str, b: &str, c: Option<&str>| [Some(a), Some(b), c].map(|s| s.map(str::to_owned));
+        assert_eq!(ranks(&slurm), are("0", "1", Some("0")));
+        assert_eq!(ranks(&[&slurm[..], &mpi].concat()), are("5", "6", None));
+        assert_eq!(ranks(&[&slurm[..], &mpi, &TORCHRUN].concat()), are("2", "4", Some("1")));
+        assert_eq!(ranks(&[&mpi[..], &[("NETSUM_RANK", "3"), ("RANK", "")]].concat()), are("3", "6", None));
+    }
+
+    #[test]
     fn peers_need_no_box() {
         let peers = [("NETSUM_PEERS", "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"), ("NETSUM_TIMEOUT", "2.5")];
         let config = settings(&[&TORCHRUN[..], &peers].concat()).config().unwrap();
@@ -258,10 +281,12 @@ mod tests {
             let text = settings(variables).config().unwrap_err().to_string();
             assert!(text.contains(word), "{text}");
         };
-        says(&[], "set NETSUM_RANK, or start with torchrun, which sets RANK");
-        says(&[("RANK", "0")], "WORLD_SIZE");
+        says(&[], "set NETSUM_RANK, or start with torchrun, mpirun or srun");
+        says(&[("RANK", "0")], "NETSUM_RANKS");
         let job = [&TORCHRUN[..], &[("NETSUM_CONTROLLER", "127.0.0.1:1")]].concat();
         says(&job, "NETSUM_JOB is not set: `netsum job create`");
+        let box_ = [("NETSUM_CONTROLLER", "127.0.0.1"), ("NETSUM_JOB", "j"), ("NETSUM_TOKEN", "t")];
+        says(&[&TORCHRUN[..], &box_].concat(), "NETSUM_CONTROLLER \"127.0.0.1\": HOST:PORT of the box");
         let with = |more| [&TORCHRUN[..], &[("NETSUM_PEERS", "10.0.0.1,10.0.0.2"), more]].concat();
         says(&with(("A", "")), "2 addresses, and none for rank 2");
         says(&with(("NETSUM_IP", "10.0.0.x")), "NETSUM_IP \"10.0.0.x\": IP addresses");

@@ -43,11 +43,6 @@ impl<C> Turns<C> {
         Self { core: Mutex::new(core), state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// For a look, whoever's turn it is.
-    pub fn core(&self) -> MutexGuard<'_, C> {
-        lock(&self.core)
-    }
-
     /// The caller drives from now on. The keeper lets go after the step that it is in, another caller when it is done or finds itself
     /// [`wanted`](Self::is_wanted).
     pub fn take(&self) -> Turn<'_, C> {

@@ -126,7 +126,10 @@ impl Control {
     fn unreachable(&self, e: &tonic::transport::Error) -> Status {
         match tls::reason(e, self.files.as_ref()) {
             Some(reason) => Status::invalid_argument(reason),
-            None => Status::unavailable(format!("cannot connect: {}", root_cause(e))),
+            None => Status::unavailable(format!(
+                "cannot connect: {}; is this the box (NETSUM_CONTROLLER), and does `netsum run` run there?",
+                root_cause(e)
+            )),
         }
     }
 

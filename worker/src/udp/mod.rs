@@ -13,6 +13,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::unshared::Unshared;
 use netsum_rc::{Endpoint, Transmit};
 
 /// Bytes of socket buffer asked for, each way. What an unprivileged process gets may be less.
@@ -38,7 +39,9 @@ pub enum BindError {
     #[error("{0} is a link-local address; a global or unique local one is needed")]
     LinkLocal(IpAddr),
     /// This machine does not have the address.
-    #[error("{0} is not an address of this machine")]
+    #[error(
+        "{0} is not an address of this machine: NETSUM_IP, or NETSUM_PEERS at this rank's place, must be one that `ip address` shows"
+    )]
     NoSuchAddress(IpAddr),
     /// Something else.
     #[error("cannot open a UDP socket on {0} port {ROCE_PORT}: {1}")]
@@ -46,10 +49,11 @@ pub enum BindError {
 }
 
 /// Opens a socket on port 4791 of an address.
-pub(crate) fn open_port(local: IpAddr) -> Result<Socket, BindError> {
-    let open = || -> io::Result<Socket> {
+pub(crate) fn open_port(local: IpAddr) -> Result<Unshared<Socket>, BindError> {
+    let open = || -> io::Result<Unshared<Socket>> {
         let address = SocketAddr::new(local, ROCE_PORT);
-        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        let socket =
+            Unshared::new(Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?);
         socket.bind(&address.into())?;
         Ok(socket)
     };
@@ -66,7 +70,7 @@ pub(crate) fn open_port(local: IpAddr) -> Result<Socket, BindError> {
 /// A socket that speaks RoCEv2.
 #[derive(Debug)]
 pub struct UdpDriver {
-    socket: Socket,
+    socket: Unshared<Socket>,
     state: UdpSocketState,
     receive: [Vec<u8>; BATCH_SIZE],
     meta: [RecvMeta; BATCH_SIZE],
@@ -83,8 +87,8 @@ impl UdpDriver {
         Self::over(socket, local).map_err(|e| BindError::Other(local, e))
     }
 
-    fn over(socket: Socket, local: IpAddr) -> io::Result<Self> {
-        let state = UdpSocketState::new((&socket).into())?;
+    fn over(socket: Unshared<Socket>, local: IpAddr) -> io::Result<Self> {
+        let state = UdpSocketState::new((&*socket).into())?;
         if local.is_ipv6() {
             buffers::accept_no_checksum(socket.as_fd())?;
         }
@@ -153,7 +157,7 @@ impl UdpDriver {
         // Bounded, so that sending has its turn.
         for _ in 0..4 {
             let mut slices = self.receive.each_mut().map(|b| IoSliceMut::new(b));
-            let count = match self.state.recv((&self.socket).into(), &mut slices, &mut self.meta) {
+            let count = match self.state.recv((&*self.socket).into(), &mut slices, &mut self.meta) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok((any, true)),
                 // An ICMP error of an earlier send: retransmission deals with it.
@@ -194,7 +198,7 @@ impl UdpDriver {
                 segment_size: t.segment_size,
                 src_ip: None,
             };
-            match self.state.try_send((&self.socket).into(), &datagrams) {
+            match self.state.try_send((&*self.socket).into(), &datagrams) {
                 Ok(()) => any = true,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.unsent = Some(t);

@@ -27,6 +27,7 @@ pub use error::XdpError;
 
 use crate::control::interface;
 use crate::udp;
+use crate::unshared::Unshared;
 use frames::{Addresses, Mac, headers_len};
 use neighbour::Neighbours;
 use netsum_rc::packet::OVERHEAD;
@@ -51,7 +52,7 @@ pub struct XdpDriver {
     /// All of `queues`, where that is more than one.
     epoll: Option<OwnedFd>,
     /// Keeps the port: others see that it is taken, and what the program passes on finds a socket.
-    _port: socket2::Socket,
+    _port: Unshared<socket2::Socket>,
     local: IpAddr,
     mac: Mac,
     neighbours: Neighbours,

@@ -4,6 +4,7 @@
 use std::ops::{Deref, DerefMut, Range};
 
 use super::element::{Data, Dtype, Element};
+use super::memory::Memory;
 use super::quant::Scale;
 
 /// A sum in place that this rank may do without, and its average.
@@ -12,7 +13,7 @@ pub struct Reduce<B> {
     /// Whether this rank wants the sum.
     pub keeps: bool,
     /// 1, or for the average the ranks.
-    pub divisor: f32,
+    pub divisor: u32,
 }
 
 impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
@@ -33,12 +34,15 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
             restore(sums, scale, &mut self.data[range], self.divisor);
         }
     }
+    fn memory(&self) -> Memory {
+        Memory::default().with(&self.data, self.keeps)
+    }
 }
 
-fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: f32) {
+fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: u32) {
     T::from_lanes(sums, scale, out);
     // Without a scale they are still this rank's own.
-    if divisor != 1.0 && scale.is_some() {
+    if divisor > 1 && scale.is_some() {
         T::divide(out, divisor);
     }
 }
@@ -51,7 +55,7 @@ pub struct Scatter<I, O> {
     /// Where it begins.
     pub start: usize,
     /// As in [`Reduce`].
-    pub divisor: f32,
+    pub divisor: u32,
 }
 
 impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Scatter<I, O> {
@@ -74,6 +78,9 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
             let sums = &sums[(from - range.start) * 4..(to - range.start) * 4];
             restore(sums, scale, &mut self.output[from - part.start..to - part.start], self.divisor);
         }
+    }
+    fn memory(&self) -> Memory {
+        Memory::default().with(&self.input, false).with(&self.output, true)
     }
 }
 
@@ -174,6 +181,10 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
                 taken[bytes].copy_from_slice(&sums[place]);
             }
         }
+    }
+    fn memory(&self) -> Memory {
+        let is_source = matches!(self.route, Route::Broadcast { root } if root == self.rank);
+        Memory::default().with(&self.input, false).with(&self.output, !is_source)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut, Range};
 
+use super::memory::Memory;
 use super::quant::{self, Scale};
 
 /// Data type of an all-reduce.
@@ -70,9 +71,9 @@ pub trait Element:
     #[doc(hidden)]
     fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]);
 
-    /// Divides floats; integers have no average.
+    /// Divides floats, by 2 or more; integers have no average.
     #[doc(hidden)]
-    fn divide(x: &mut [Self], by: f32);
+    fn divide(x: &mut [Self], by: u32);
 }
 
 impl Element for i32 {
@@ -94,7 +95,7 @@ impl Element for i32 {
         }
     }
 
-    fn divide(_: &mut [Self], _: f32) {}
+    fn divide(_: &mut [Self], _: u32) {}
 }
 
 impl Element for f32 {
@@ -117,8 +118,8 @@ impl Element for f32 {
         }
     }
 
-    fn divide(x: &mut [Self], by: f32) {
-        x.iter_mut().for_each(|x| *x /= by);
+    fn divide(x: &mut [Self], by: u32) {
+        quant::divide(x, by);
     }
 }
 
@@ -130,6 +131,10 @@ pub trait Data {
     fn bucket(&self, range: Range<usize>) -> u8;
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]);
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]);
+    /// The memory that it uses, where it may be somebody else's, too.
+    fn memory(&self) -> Memory {
+        Memory::default()
+    }
 }
 
 /// A slice as [`Data`], borrowed or by what holds it.
@@ -150,6 +155,9 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         T::from_lanes(sums, scale, &mut self.0[range]);
+    }
+    fn memory(&self) -> Memory {
+        Memory::default().with(&self.0, true)
     }
 }
 
@@ -216,6 +224,9 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
         for (tensor, part, lanes) in parts(&self.ends, range) {
             T::from_lanes(&sums[lanes.start * 4..lanes.end * 4], scale, &mut self.tensors[tensor][part]);
         }
+    }
+    fn memory(&self) -> Memory {
+        self.tensors.iter().fold(Memory::default(), |memory, tensor| memory.with(tensor, true))
     }
 }
 

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`quant`] | floats to integers with a power-of-two scale, and back |
 //! | [`element`] | the element types of an all-reduce |
+//! | [`memory`] | which memory operations use |
 //! | [`layout`] | how an all-reduce is cut into messages |
 //! | [`reference`] | the same sum in one process, bit for bit |
 //!
@@ -12,5 +13,6 @@
 pub mod collectives;
 pub mod element;
 pub mod layout;
+pub mod memory;
 pub mod quant;
 pub mod reference;

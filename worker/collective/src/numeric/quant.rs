@@ -147,6 +147,40 @@ fn restore_extreme(inverse: f64, sums: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Divides finite numbers and infinities by 2 to 64, each rounded to the nearest, ties to even, whatever the processor would do.
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+pub fn divide(x: &mut [f32], by: u32) {
+    // a / by = a reciprocal 2^-(31 + up), rounded down, for all a below 2^31 (Granlund and Montgomery, PLDI 1994, theorem 4.2).
+    let up = by.next_power_of_two().ilog2();
+    let is_normal = |m: u32| (m >= (up + 1) << 23) | (m == 0);
+    if by.is_power_of_two() && x.iter().fold(true, |all, x| all & is_normal(x.to_bits() & 0x7fff_ffff)) {
+        // Exact: nothing to round.
+        let inverse = f32::from_bits((127 - up) << 23);
+        return x.iter_mut().for_each(|x| *x *= inverse);
+    }
+    let reciprocal = (1u64 << (31 + up)).div_ceil(u64::from(by));
+    let quotient = |a: u32| ((u64::from(a) * reciprocal) >> (31 + up)) as u32;
+    for x in x {
+        let bits = x.to_bits();
+        let (sign, biased) = (bits & 1 << 31, bits >> 23 & 0xff);
+        let mantissa = (bits & 0x7f_ffff) | u32::from(biased != 0) << 23;
+        // A quotient of 31 - up bits or one more, of which 24 stay.
+        let dropped = 7 - up + (quotient(mantissa << 7) >> (31 - up));
+        // Else in steps of 2^-149.
+        let is_normal = biased + dropped > 7;
+        let (dropped, exponent) = if is_normal { (dropped, biased + dropped - 8) } else { (0, 0) };
+        let a = mantissa << if is_normal { 7 } else { biased.max(1) - 1 };
+        let whole = quotient(a);
+        let rest = (a - whole * by) * 2;
+        // Below them, whether the rest is half of a step or more, and whether it is neither that nor nothing.
+        let exact = whole << 2 | u32::from(rest >= by) << 1 | u32::from(rest != by && rest != 0);
+        let by = dropped + 2;
+        let rounded = (exact + (((1 << by) - 1) >> 1) + (exact >> by & 1)) >> by;
+        let divided = if biased == 0xff { bits } else { sign | ((exponent << 23) + rounded) };
+        *x = f32::from_bits(divided);
+    }
+}
+
 /// [`data_sums`] of check lanes.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
 pub fn check_sums(lanes: &[u8]) -> [u32; DATA_SUMS] {
