@@ -76,13 +76,14 @@ impl Manager {
         std::fs::write(&file, text).unwrap();
         let boxes = Arc::new(Boxes::new(&Config::read(&file).unwrap()).unwrap());
         let mut controller = Controller::new(1 << 40, 2, LATE);
-        let seen: Vec<_> = boxes.look().await.into_values().flat_map(|seen| seen.ports).collect();
+        let boxes_seen = boxes.look().await;
+        let seen: Vec<_> = boxes_seen.values().flat_map(|seen| seen.ports.clone()).collect();
         let ports = ports.map(|name| seen.iter().find(|port| port.name == name).unwrap().ifindex);
         controller.set_ports(seen);
         controller.create_job(job_spec(api::CreateJobRequest { rings, ..job("train") }).unwrap()).unwrap();
         let patience = Patience { hold: LATE, stall: LATE };
         let shared = Shared::new(controller, Box::new(Nowhere), LATE, patience);
-        let programmer = Programmer::new(shared.clone(), boxes.clone());
+        let programmer = Programmer::new(shared.clone(), boxes.clone(), &boxes_seen);
         let (to, changes) = mpsc::unbounded_channel();
         let changed = Changes { to, boxes: boxes.clone(), busy: programmer.busy() };
         shared.lock().boxes = Some(Box::new(changed));

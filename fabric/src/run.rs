@@ -56,7 +56,7 @@ pub async fn run(config: &Config) -> Result<()> {
     boxes.number_again(&saved.ports);
     boxes.find_again(&saved.found);
     // Jobs are at work by links that are found by this.
-    boxes.look().await;
+    let seen = boxes.look().await;
     for (name, reason) in &saved.drained {
         boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
     }
@@ -64,7 +64,7 @@ pub async fn run(config: &Config) -> Result<()> {
     let actions = controller.restore(saved, Instant::now(), |_| None).map_err(|e| anyhow!(e))?;
     let patience = Patience { hold: NEVER, stall: NEVER };
     let shared = Shared::new(controller, Box::new(Nowhere), HEARTBEAT, patience);
-    let programmer = Programmer::new(shared.clone(), boxes.clone());
+    let programmer = Programmer::new(shared.clone(), boxes.clone(), &seen);
     let busy = programmer.busy();
     let (changes, received) = mpsc::unbounded_channel();
     {
