@@ -572,12 +572,22 @@ async fn a_standby_takes_the_jobs_over_when_the_leader_is_killed() {
     until("the second leads", async || ask("second", "job show train").is_some()).await;
     println!("the second leads {:.1} s after the first was killed", killed.elapsed().as_secs_f64());
     assert!(is_open().await && killed.elapsed() < Duration::from_secs(2 + 4));
+    // One that is told to end does not let the next one wait.
+    let mut third = manager("third");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let ended = Instant::now();
+    let pid = nix::unistd::Pid::from_raw(second.0.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    until("the third leads", async || ask("third", "job show train").is_some()).await;
+    println!("the third leads {:.1} s after the second was told to end", ended.elapsed().as_secs_f64());
+    assert!(ended.elapsed() < Duration::from_millis(1500), "less than the lease");
+    assert!(second.0.wait().unwrap().success());
     // Without etcd it goes on until its lease has ended, and no longer.
     let lost = Instant::now();
     drop(store);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(ask("second", "job show train").is_some(), "it has ended at once");
-    until("it goes on without a lease", async || second.0.try_wait().unwrap().is_some()).await;
+    assert!(ask("third", "job show train").is_some(), "it has ended at once");
+    until("it goes on without a lease", async || third.0.try_wait().unwrap().is_some()).await;
     println!("it has ended {:.1} s after etcd was killed", lost.elapsed().as_secs_f64());
     assert!(lost.elapsed() < Duration::from_secs(4));
 }
