@@ -12,20 +12,27 @@ use crate::tree::{Collective, Tree, load};
 pub struct Beside {
     /// Its max-min fair share, if it used its trees as is best: bytes in a second.
     pub share: f64,
+    /// The others' fair shares.
+    pub others: Vec<f64>,
     /// Bytes in a second that the others' fair shares leave it at each of its trees, by what is not common to all of them.
     pub rooms: Vec<f64>,
 }
 
 /// What one byte in a second takes that is shared out over trees in proportion to their rates.
 fn together(network: &Network, trees: &[Tree]) -> BTreeMap<Resource, f64> {
-    let all: f64 = trees.iter().map(|tree| tree.rate).sum();
     let mut uses = BTreeMap::new();
-    for tree in trees {
+    for tree in rated(trees, 1.0) {
         for (resource, amount) in tree.uses(network, Collective::AllReduce) {
-            *uses.entry(resource).or_insert(0.0) += amount * tree.rate / all;
+            *uses.entry(resource).or_insert(0.0) += amount * tree.rate;
         }
     }
     uses
+}
+
+/// Trees that do so much together, in proportion to their rates.
+pub fn rated(trees: &[Tree], rate: f64) -> Vec<Tree> {
+    let all: f64 = trees.iter().map(|tree| tree.rate).sum();
+    trees.iter().map(|tree| Tree { rate: rate * tree.rate / all, ..tree.clone() }).collect()
 }
 
 /// Plans a job that may have `trees`, beside others that cannot change the proportions of theirs.
@@ -42,9 +49,7 @@ pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree]) -> Result
     let share = shares.pop().unwrap_or_default();
     let mut taken: BTreeMap<Resource, f64> = BTreeMap::new();
     for (trees, share) in others.iter().zip(&shares) {
-        let all: f64 = trees.iter().map(|tree| tree.rate).sum();
-        let rated: Vec<Tree> =
-            trees.iter().map(|tree| Tree { rate: share * tree.rate / all, ..tree.clone() }).collect();
+        let rated = rated(trees, *share);
         let rated: Vec<_> = rated.iter().map(|tree| (Collective::AllReduce, tree)).collect();
         for (resource, part) in load(network, &rated) {
             *taken.entry(resource).or_insert(0.0) += part;
@@ -58,5 +63,5 @@ pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree]) -> Result
         });
         left.fold(f64::INFINITY, f64::min)
     };
-    Ok(Beside { share, rooms: uses.iter().map(room).collect() })
+    Ok(Beside { share, rooms: uses.iter().map(room).collect(), others: shares })
 }

@@ -58,7 +58,7 @@ fn near(value: f64, expected: f64) {
 #[test]
 fn a_job_alone_has_what_links_have() {
     let fabric = fabric(100.0, &[vec![1.0, 2.0, 4.0], vec![1.0, 2.0, 3.0]], None);
-    let Beside { share, rooms } = fabric.beside(&[], &[0, 1], 0);
+    let Beside { share, rooms, .. } = fabric.beside(&[], &[0, 1], 0);
     near(share, 6.0);
     rooms.into_iter().zip([1.0, 2.0, 3.0]).for_each(|(room, expected)| near(room, expected));
 }
@@ -67,7 +67,7 @@ fn a_job_alone_has_what_links_have() {
 fn what_another_uses_is_avoided_and_what_it_cannot_use_is_not() {
     let fabric = fabric(100.0, &[vec![4.0, 4.0], vec![4.0, 4.0]], None);
     let other = vec![fabric.tree(&[0, 1], 0, 0, 1.0)];
-    let Beside { share, rooms } = fabric.beside(&[other], &[0, 1], 1);
+    let Beside { share, rooms, .. } = fabric.beside(&[other], &[0, 1], 1);
     near(share, 4.0);
     near(rooms[0], 0.0);
     near(rooms[1], 4.0);
@@ -75,7 +75,7 @@ fn what_another_uses_is_avoided_and_what_it_cannot_use_is_not() {
     // Its hosts are slow.
     let mut slow = self::fabric(1.0, &[vec![4.0, 4.0], vec![4.0, 4.0]], None);
     let other = vec![slow.tree(&[0, 1], 0, 0, 1.0)];
-    let Beside { share, rooms } = slow.beside(&[other.clone()], &[0, 1], 1);
+    let Beside { share, rooms, .. } = slow.beside(&[other.clone()], &[0, 1], 1);
     near(share, 1.0);
     near(rooms[0], 3.0);
     near(rooms[1], 4.0);
@@ -115,7 +115,7 @@ proptest! {
             at.map(|(spine, rings)| fabric.tree(leaves, *host, spine, *rings)).collect()
         };
         let mut others: Vec<Vec<Tree>> = others.iter().map(trees).collect();
-        let Beside { share, rooms } = fabric.beside(&others, &last.0, last.1);
+        let Beside { share, rooms, .. } = fabric.beside(&others, &last.0, last.1);
         prop_assert!(share > 0.0);
         // There is room for the share in proportion to the rooms.
         let all: f64 = rooms.iter().sum();
