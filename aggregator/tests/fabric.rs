@@ -71,18 +71,30 @@ impl Manager {
 
     /// By this file; the job's ranks are at these ports.
     async fn with(text: &str, ports: [&str; 2], rings: u32) -> Self {
+        Self::after(Saved::default(), text, ports, rings).await
+    }
+
+    /// The same, after another one that has left this.
+    async fn after(saved: Saved, text: &str, ports: [&str; 2], rings: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("fabric.toml");
         std::fs::write(&file, text).unwrap();
         let boxes = Arc::new(Boxes::new(&Config::read(&file).unwrap()).unwrap());
         let mut controller = Controller::new(1 << 40, 2, LATE);
-        let seen: Vec<_> = boxes.look().await.into_values().flat_map(|seen| seen.ports).collect();
+        boxes.number_again(&saved.ports);
+        let boxes_seen = boxes.look().await;
+        let seen: Vec<_> = boxes_seen.values().flat_map(|seen| seen.ports.clone()).collect();
         let ports = ports.map(|name| seen.iter().find(|port| port.name == name).unwrap().ifindex);
         controller.set_ports(seen);
-        controller.create_job(job_spec(api::CreateJobRequest { rings, ..job("train") }).unwrap()).unwrap();
+        let is_first = saved.jobs.is_empty();
+        controller.restore(saved, Instant::now(), |_| None).unwrap();
+        if is_first {
+            let job = api::CreateJobRequest { rings, ..job("train") };
+            controller.create_job(job_spec(job).unwrap()).unwrap();
+        }
         let patience = Patience { hold: LATE, stall: LATE };
         let shared = Shared::new(controller, Box::new(Nowhere), LATE, patience);
-        let programmer = Programmer::new(shared.clone(), boxes.clone());
+        let programmer = Programmer::new(shared.clone(), boxes.clone(), &boxes_seen);
         let (to, changes) = mpsc::unbounded_channel();
         let changed = Changes { to, boxes: boxes.clone(), busy: programmer.busy() };
         shared.lock().boxes = Some(Box::new(changed));
@@ -92,13 +104,21 @@ impl Manager {
 
     /// Both ranks join; what they are told.
     async fn join(&self) -> [JoinAnswer; 2] {
-        let answers = [0, 1].map(|rank| self.join_as(rank));
+        self.join_job("train", self.rings).await
+    }
+
+    async fn join_job(&self, job: &str, rings: u32) -> [JoinAnswer; 2] {
+        let answers = [0, 1].map(|rank| self.join_to(job, rings, rank));
         let [first, second] = answers;
         let both = async { [first.await.unwrap(), second.await.unwrap()] };
         tokio::time::timeout(LATE, both).await.unwrap()
     }
 
     fn join_as(&self, rank: u32) -> oneshot::Receiver<JoinAnswer> {
+        self.join_to("train", self.rings, rank)
+    }
+
+    fn join_to(&self, job: &str, rings: u32, rank: u32) -> oneshot::Receiver<JoinAnswer> {
         let mut inner = self.shared.lock();
         let (waiter, answer) = inner.waiter();
         let a = join(rank, "sesame", 1000).address.unwrap();
@@ -110,19 +130,32 @@ impl Manager {
         let mac = [2, 0, 0, 0, 0, rank as u8 + 1];
         let now = Instant::now();
         let ring = |n: u32| Connection {
-            receive_qpn: 0x1000 * (n + 1) + 2 * rank,
-            send_qpn: 0x1000 * (n + 1) + 2 * rank + 1,
+            receive_qpn: 0x1000 * (n + 1) + 0x100 * job.len() as u32 + 2 * rank,
+            send_qpn: 0x1000 * (n + 1) + 0x100 * job.len() as u32 + 2 * rank + 1,
             first_psn: 7,
         };
-        let (ip, rings) = (a.ip.parse().unwrap(), (0..self.rings).map(ring).collect());
+        let (ip, rings) = (a.ip.parse().unwrap(), (0..rings).map(ring).collect());
         let plain = connection(a.plain.unwrap());
         let address =
             RankAddress { rank: Rank(rank), ip, mac, rings, plain, any_ip_id: false, selective: true };
-        let (job, token, ifindex) = ("train".into(), "sesame".into(), self.ports[rank as usize]);
-        let join = Join { job, token, address, ifindex, mac, epoch: 0, deadline: now + LATE, waiter };
+        let (name, token, ifindex) = (job.to_owned(), "sesame".into(), self.ports[rank as usize]);
+        let join = Join { job: name, token, address, ifindex, mac, epoch: 0, deadline: now + LATE, waiter };
         let actions = inner.controller.join(join, now).unwrap();
-        inner.carry_out(Some("train"), actions).unwrap();
+        inner.carry_out(Some(job), actions).unwrap();
         answer
+    }
+
+    /// How many of a job's rings each spine has, once boxes have been looked at.
+    async fn trees(&self, job: &str) -> Vec<(String, u32)> {
+        let of = || self.boxes.show().jobs.into_iter().find(|of| of.name == job);
+        until("its trees are not known", async || of().is_some()).await;
+        of().unwrap().trees.into_iter().map(|tree| (tree.root, tree.rings)).collect()
+    }
+
+    fn delete(&self, job: &str) {
+        let mut inner = self.shared.lock();
+        let actions = inner.controller.delete_job(job).unwrap();
+        inner.carry_out(None, actions).unwrap();
     }
 }
 
@@ -263,6 +296,52 @@ async fn a_box_that_is_not_there_is_left_out_until_it_is() {
     std::os::unix::fs::symlink(path(&s), &socket).unwrap();
     let renew = || manager.shared.lock().controller.job("train").unwrap().epoch.as_ref().unwrap().renew;
     until("the ranks are to connect anew", async || renew()).await;
+    manager.task.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
+    let [a, b, s, t] =
+        [Daemon::start().await, Daemon::start().await, Daemon::start().await, Daemon::start().await];
+    let path = |daemon: &Daemon| daemon.folder.path().join("netsum.sock");
+    let boxes = [("a", path(&a)), ("b", path(&b)), ("s", path(&s)), ("t", path(&t))];
+    let boxes = boxes
+        .map(|(name, path)| format!("[[box]]\nname = \"{name}\"\naddress = \"unix:{}\"\n", path.display()));
+    let links = [("a/p1", "s/p0"), ("b/p1", "s/p1"), ("a/p2", "t/p0"), ("b/p2", "t/p1")];
+    let links = links.map(|(below, above)| {
+        format!("[[link]]\nbelow = \"{below}\"\nabove = \"{above}\"\nrate = \"1gbit\"\n")
+    });
+    let (text, ports) = (boxes.concat() + &links.concat(), ["a/p0", "b/p0"]);
+    let at = |s: u32, t: u32| [("s", s), ("t", t)].map(|(name, rings)| (name.to_owned(), rings)).to_vec();
+    let renews = |manager: &Manager, job: &str| {
+        manager.shared.lock().controller.job(job).unwrap().epoch.as_ref().unwrap().renew
+    };
+
+    let manager = Manager::with(&text, ports, 1).await;
+    assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
+    assert_eq!(manager.trees("train").await, [("s".to_owned(), 1)]);
+    // The first one's only ring is at s. One of the next one's must be, too.
+    let next = api::CreateJobRequest { rings: 4, ..job("next") };
+    manager.shared.lock().controller.create_job(job_spec(next).unwrap()).unwrap();
+    assert_eq!(manager.join_job("next", 4).await, [Ok(1), Ok(1)]);
+    assert_eq!(manager.trees("next").await, at(1, 3));
+    manager.delete("train");
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert!(!renews(&manager, "next"), "another job has gone");
+
+    let saved = manager.shared.lock().controller.save();
+    manager.task.abort();
+    let manager = Manager::after(saved, &text, ports, 1).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert!(!renews(&manager, "next"), "the manager is another one");
+    assert_eq!(manager.trees("next").await, at(1, 3));
+    // When it is laid out anew, it has half of each.
+    manager.delete("next");
+    until("it is still there", async || a.netsum("job show next").await.is_err()).await;
+    let next = api::CreateJobRequest { rings: 4, ..job("next") };
+    manager.shared.lock().controller.create_job(job_spec(next).unwrap()).unwrap();
+    assert_eq!(manager.join_job("next", 4).await, [Ok(1), Ok(1)]);
+    until("its shares are the old ones", async || manager.trees("next").await == at(2, 2)).await;
     manager.task.abort();
 }
 
@@ -493,12 +572,22 @@ async fn a_standby_takes_the_jobs_over_when_the_leader_is_killed() {
     until("the second leads", async || ask("second", "job show train").is_some()).await;
     println!("the second leads {:.1} s after the first was killed", killed.elapsed().as_secs_f64());
     assert!(is_open().await && killed.elapsed() < Duration::from_secs(2 + 4));
+    // One that is told to end does not let the next one wait.
+    let mut third = manager("third");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let ended = Instant::now();
+    let pid = nix::unistd::Pid::from_raw(second.0.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    until("the third leads", async || ask("third", "job show train").is_some()).await;
+    println!("the third leads {:.1} s after the second was told to end", ended.elapsed().as_secs_f64());
+    assert!(ended.elapsed() < Duration::from_millis(1500), "less than the lease");
+    assert!(second.0.wait().unwrap().success());
     // Without etcd it goes on until its lease has ended, and no longer.
     let lost = Instant::now();
     drop(store);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(ask("second", "job show train").is_some(), "it has ended at once");
-    until("it goes on without a lease", async || second.0.try_wait().unwrap().is_some()).await;
+    assert!(ask("third", "job show train").is_some(), "it has ended at once");
+    until("it goes on without a lease", async || third.0.try_wait().unwrap().is_some()).await;
     println!("it has ended {:.1} s after etcd was killed", lost.elapsed().as_secs_f64());
     assert!(lost.elapsed() < Duration::from_secs(4));
 }

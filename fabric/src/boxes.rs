@@ -206,6 +206,16 @@ impl Boxes {
         Ways { links, first, mtus, closed: silent.chain(ahead).chain(drained).chain(strange).collect() }
     }
 
+    /// All links, also those that carry nothing.
+    pub fn links(&self) -> Vec<Link> {
+        self.known().links()
+    }
+
+    /// Bits per second of a port; 0 where its driver does not know.
+    pub fn rate(&self, end: &End) -> u64 {
+        self.known().cables.rate(end)
+    }
+
     /// Whether a box has not answered when it was asked last.
     pub fn is_silent(&self, name: &str) -> bool {
         self.known().silent.contains_key(name)

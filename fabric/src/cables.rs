@@ -195,6 +195,11 @@ impl Cables {
         self.answers.get(&end.of)?.ports.iter().find(|p| p.name == end.port)
     }
 
+    /// Bits per second of a port; 0 where its driver does not know.
+    pub fn rate(&self, end: &End) -> u64 {
+        self.port(end).map_or(0, |p| p.rate)
+    }
+
     /// The MTU of a port, where it is known.
     pub fn mtu(&self, end: &End) -> Option<u32> {
         self.port(end).map(|p| p.mtu).filter(|mtu| *mtu > 0)

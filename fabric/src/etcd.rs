@@ -151,7 +151,7 @@ impl Leading {
         Ok(())
     }
 
-    /// Goes on leading, and writes what comes; until it leads no more: why.
+    /// Goes on leading, and writes what comes; until it leads no more: why. When nothing can come any more, another one may lead at once.
     pub async fn keep(self, mut states: watch::Receiver<String>) -> String {
         let mut lead = self.lead;
         let mut failing = false;
@@ -159,6 +159,12 @@ impl Leading {
             let until = lead.since + lead.ttl;
             match timeout_at(until, lead.round(&mut states, &mut failing)).await {
                 Ok(Some(why)) => return why,
+                Ok(None) if states.has_changed().is_err() => {
+                    lead.leave(&states)
+                        .await
+                        .unwrap_or_else(|e| log::warn!("etcd: {e:#}; the lease ends later"));
+                    return "ending".to_owned();
+                }
                 // It may have been renewed meanwhile.
                 Err(_) if Instant::now() >= lead.since + lead.ttl => {
                     return format!(
@@ -188,8 +194,8 @@ impl Lead {
                 () = sleep_until(next) => None,
                 changed = states.changed() => {
                     // To be written: seen only once it is.
-                    states.mark_changed();
-                    changed.err().map(|_| "ending".to_owned())
+                    changed.is_ok().then(|| states.mark_changed());
+                    None
                 }
             },
             Ok(why) => why,
@@ -198,6 +204,17 @@ impl Lead {
                 None
             }
         }
+    }
+
+    /// Writes the last state, and gives the lease back.
+    async fn leave(&mut self, states: &watch::Receiver<String>) -> Result<()> {
+        let value = states.borrow().clone().into_bytes();
+        if !value.is_empty() {
+            let state = pb::PutRequest { key: self.key.clone(), value, lease: 0 };
+            put(&mut self.kv, &self.leader, self.made, state).await.context("the state is not written")?;
+        }
+        within(self.lease.lease_revoke(pb::LeaseRevokeRequest { id: self.id })).await?;
+        Ok(())
     }
 
     /// Why it leads no more, if so.

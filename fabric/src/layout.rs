@@ -1,6 +1,5 @@
 //! Which box adds up what: a job's ranks and where they are go in, what each box is to be told comes out.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -11,6 +10,7 @@ use netsum_core::plane::FlowSpec;
 use netsum_core::{HEADROOM, Job, Rank};
 
 use crate::config::{End, Link};
+use crate::share::{AtWork, Candidate, Share};
 
 /// What a box is to do for a job.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,11 +34,25 @@ pub struct Ways {
     pub closed: BTreeMap<String, String>,
 }
 
+/// How a job is laid out over the boxes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    pub orders: Vec<Order>,
+    pub at_work: AtWork,
+    /// The parents that it may have.
+    pub candidates: Vec<Candidate>,
+}
+
 /// What a job needs of the boxes. `place` knows a port by its number here.
 ///
 /// # Errors
 /// Why no tree of boxes does.
-pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Result<Vec<Order>, String> {
+pub fn lay_out(
+    job: &Job,
+    ways: &Ways,
+    share: Share<'_>,
+    place: impl Fn(u32) -> Option<End>,
+) -> Result<Layout, String> {
     let ranks = job.spec.ranks;
     let ring = job.epoch.as_ref().map_or_else(|| Rank::all(ranks).collect(), |epoch| epoch.ring.clone());
     let mut flows: BTreeMap<Rank, Vec<&FlowSpec>> = BTreeMap::new();
@@ -55,7 +69,7 @@ pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Res
     if let Some((name, group)) = groups.iter().find(|(name, _)| ways.closed.contains_key(name)) {
         return Err(format!("box {name}, which has ranks {group}, {}", ways.closed[name]));
     }
-    let parents = parents(&groups, ways, job.spec.rings, job.spec.mtu)?;
+    let (parents, candidates) = parents(&groups, &ends, ways, share, job)?;
     let order = |at: &str| Order { at: at.to_owned(), job: request(job, &ring), flows: Vec::new() };
     // A box counts the job's rings there from 0.
     let flows_of = |rank: u32, rings: &Range<u32>, first: u32, port: &str| -> Vec<api::Flow> {
@@ -104,13 +118,20 @@ pub fn orders(job: &Job, ways: &Ways, place: impl Fn(u32) -> Option<End>) -> Res
         (parent.job.rings, parent.job.groups) = (rings.len() as u32, below.join(","));
         orders.push(parent);
     }
-    Ok(orders)
+    let tops = orders.iter().filter(|o| orders.len() == 1 || !o.job.groups.is_empty());
+    let trees = tops.map(|o| (o.at.clone(), o.job.rings)).collect();
+    Ok(Layout { orders, at_work: AtWork { ends, trees }, candidates })
 }
 
-/// The boxes at the top of a job's trees, and how many of its rings each has.
-pub fn trees(orders: &[Order]) -> impl Iterator<Item = api::FabricTree> {
-    let tops = orders.iter().filter(move |o| orders.len() == 1 || !o.job.groups.is_empty());
-    tops.map(|o| api::FabricTree { root: o.at.clone(), rings: o.job.rings })
+/// A job's trees, as a box that has ranks of it knows them: by its ports towards parents.
+pub fn trees_by(at: &str, job: &api::Job, links: &[Link]) -> Option<Vec<(String, u32)>> {
+    let tree = |part: &str| {
+        let (port, rings) =
+            part.split_once('=').map_or((part, Some(job.rings)), |(port, n)| (port, n.parse().ok()));
+        let link = links.iter().find(|link| link.below.of == at && link.below.port == port)?;
+        Some((link.above.of.clone(), rings?))
+    };
+    job.uplink.split(',').map(tree).collect()
 }
 
 /// Ports towards parents, each with its number of rings where there are several.
@@ -144,22 +165,24 @@ struct Parent<'a> {
     rings: Range<u32>,
 }
 
-/// The parents, each with its share of the rings, in the order of their links; none where one box has all ranks.
+/// The parents, each with its share of the rings, in the order of their links, and those that might have had some; none where one box has all
+/// ranks.
 fn parents<'a>(
     groups: &[(String, Group)],
+    ends: &[End],
     ways: &'a Ways,
-    rings: u32,
-    mtu: u32,
-) -> Result<Vec<Parent<'a>>, String> {
+    share: Share<'_>,
+    job: &Job,
+) -> Result<(Vec<Parent<'a>>, Vec<Candidate>), String> {
     let links = &ways.links;
     if groups.len() == 1 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     }
     let mut parents: Vec<Parent<'a>> = Vec::new();
     let mut missing = Vec::new();
     let mut first: BTreeMap<(&String, &String), &Link> = BTreeMap::new();
     for link in links {
-        if let Some(why) = too_small(link, ways, mtu) {
+        if let Some(why) = too_small(link, ways, job.spec.mtu) {
             missing.push(why);
             continue;
         }
@@ -194,10 +217,19 @@ fn parents<'a>(
             if missing.is_empty() { "the link is down".to_owned() } else { missing.join("; ") }
         ));
     }
-    let is_needed = |parent: &Parent<'_>| firsts.iter().any(|link| link.above.of == parent.name);
-    let rates: Vec<(bool, u64)> = parents.iter().map(|parent| (is_needed(parent), parent.rate())).collect();
+    let candidate = |parent: &Parent<'_>| Candidate {
+        name: parent.name.clone(),
+        rate: parent.rate(),
+        is_needed: firsts.iter().any(|link| link.above.of == parent.name),
+    };
+    let candidates: Vec<Candidate> = parents.iter().map(candidate).collect();
+    // Other jobs may use what this one cannot.
+    for link in links {
+        first.entry((&link.below.of, &link.above.of)).or_insert(link);
+    }
+    let all: Vec<&Link> = first.into_values().collect();
     let mut next = 0;
-    for (parent, share) in parents.iter_mut().zip(shares(&rates, rings)) {
+    for (parent, share) in parents.iter_mut().zip(share.rings(job.spec.rings, &candidates, ends, &all)) {
         parent.rings = next..next + share;
         next += share;
     }
@@ -207,7 +239,7 @@ fn parents<'a>(
         let why = if missing.is_empty() { "no box is above another".to_owned() } else { missing.join("; ") };
         return Err(format!("no box is above all of {}: {why}", boxes.join(", ")));
     }
-    Ok(parents)
+    Ok((parents, candidates))
 }
 
 impl Parent<'_> {
@@ -228,33 +260,6 @@ fn too_small(link: &Link, ways: &Ways, mtu: u32) -> Option<String> {
             link.below, link.above
         )
     })
-}
-
-/// Shares rings out by rates. An unknown one counts as the smallest that is known. Where there are fewer rings than rates those that are needed
-/// have one, and then the greatest.
-fn shares(rates: &[(bool, u64)], rings: u32) -> Vec<u32> {
-    let least = rates.iter().map(|(_, rate)| *rate).filter(|rate| *rate > 0).min().unwrap_or(1);
-    let weight = |n: usize| u128::from(rates[n].1.max(least));
-    let mut of: Vec<usize> = (0..rates.len()).collect();
-    of.sort_by_key(|n| Reverse((rates[*n].0, weight(*n))));
-    of.truncate(rings as usize);
-    let sum: u128 = of.iter().map(|n| weight(*n)).sum();
-    let mut shares = vec![0; rates.len()];
-    for n in &of {
-        shares[*n] = (weight(*n) * u128::from(rings) / sum) as u32;
-    }
-    // The largest remainders have what is left.
-    let left = rings - shares.iter().sum::<u32>();
-    of.sort_by_key(|n| Reverse((weight(*n) * u128::from(rings) % sum, *n)));
-    of.iter().take(left as usize).for_each(|n| shares[*n] += 1);
-    for n in of.into_iter().filter(|n| rates[*n].0) {
-        let most = (0..rates.len()).max_by_key(|n| (shares[*n], Reverse(*n)));
-        if let Some(most) = most.filter(|_| shares[n] == 0) {
-            shares[most] -= 1;
-            shares[n] += 1;
-        }
-    }
-    shares
 }
 
 /// What a manager's jobs on boxes are known by.
@@ -395,7 +400,8 @@ mod tests {
             mtus: HashMap::new(),
             closed: drained.iter().map(|&name| (name.to_owned(), "is drained: new fan".to_owned())).collect(),
         };
-        orders(controller.job("train").unwrap(), &ways, |port| ends.get(port as usize - 1).map(|e| end(e)))
+        let place = |port: u32| ends.get(port as usize - 1).map(|e| end(e));
+        lay_out(controller.job("train").unwrap(), &ways, Share::Links, place).map(|layout| layout.orders)
     }
 
     /// Box, members, groups, uplink, and of ring 0 each flow's rank and port.
@@ -530,35 +536,12 @@ mod tests {
 
     #[test]
     fn where_a_link_is_down_the_other_parents_have_all_rings() {
-        let above = |links: &[_]| {
-            let orders = orders_of(&["a/1", "b/1"], 2, links).unwrap();
-            trees(&orders).map(|tree| (tree.root, tree.rings)).collect::<Vec<_>>()
-        };
+        let links = FOUR.map(|(below, above)| (below, above, 1));
+        let above = |links: &[_]| above(&ways_of(links, &[]), 2).unwrap();
         let of = |name: &str, rings| (name.to_owned(), rings);
-        assert_eq!(above(&FOUR), [of("s", 1), of("t", 1)]);
-        assert_eq!(above(&FOUR[1..]), [of("t", 2)]);
-        assert_eq!(above(&FOUR[..3]), [of("s", 2)]);
-    }
-
-    #[test]
-    fn rings_are_shared_out_by_rates() {
-        for (rates, rings, expected) in [
-            (&[1, 2, 4][..], 7, &[1, 2, 4][..]),
-            (&[0, 0], 3, &[1, 2]),
-            (&[0, 0, 0], 3, &[1, 1, 1]),
-            (&[10, 0, 40], 6, &[1, 1, 4]),
-            (&[10, 10, 40], 1, &[0, 0, 1]),
-            (&[10, 10], 1, &[1, 0]),
-            (&[1, 100], 4, &[0, 4]),
-            (&[u64::MAX, u64::MAX], 2, &[1, 1]),
-            (&[], 2, &[]),
-        ] {
-            let rates: Vec<_> = rates.iter().map(|rate| (false, *rate)).collect();
-            assert_eq!(shares(&rates, rings), expected, "{rings} over {rates:?}");
-        }
-        assert_eq!(shares(&[(true, 1), (false, 100)], 4), [1, 3]);
-        assert_eq!(shares(&[(true, 1), (false, 100)], 1), [1, 0]);
-        assert_eq!(shares(&[(false, 100), (true, 1), (true, 1)], 2), [0, 1, 1]);
+        assert_eq!(above(&links), [of("s", 1), of("t", 1)]);
+        assert_eq!(above(&links[1..]), [of("t", 2)]);
+        assert_eq!(above(&links[..3]), [of("s", 2)]);
     }
 
     fn ways_of(links: &[(&str, &str, u64)], mtus: &[(&str, u32)]) -> Ways {
@@ -576,8 +559,8 @@ mod tests {
     fn above(ways: &Ways, rings: usize) -> Result<Vec<(String, u32)>, String> {
         let ends = ["a/1", "b/1"];
         let place = |port: u32| ends.get(port as usize - 1).map(|e| End::try_from((*e).to_owned()).unwrap());
-        let orders = orders(joined(&ends, rings).job("train").unwrap(), ways, place)?;
-        Ok(trees(&orders).map(|tree| (tree.root, tree.rings)).collect())
+        let layout = lay_out(joined(&ends, rings).job("train").unwrap(), ways, Share::Links, place)?;
+        Ok(layout.at_work.trees)
     }
 
     #[test]

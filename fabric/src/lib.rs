@@ -8,6 +8,7 @@
 //! | [`cables`] | links between boxes: typed, and heard: pure |
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
+//! | [`share`] | how many of its rings go by which parent: pure |
 //! | [`nowhere`] | the data plane of a machine that has no ports |
 //! | [`diagnosis`] | what boxes say of a job, as one answer: pure |
 //! | [`client`] | connections to the boxes |
@@ -28,3 +29,4 @@ pub mod layout;
 pub mod nowhere;
 pub mod program;
 pub mod run;
+pub mod share;

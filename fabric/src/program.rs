@@ -9,11 +9,13 @@ use netsum_api::v1 as api;
 use netsum_core::{Job, Refusal, State};
 use netsum_daemon::state::{Shared, Waiting};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::task::block_in_place;
 use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
 use crate::boxes::{Boxes, Seen};
-use crate::layout::{self, OURS, Order, Ways};
+use crate::layout::{self, Layout, OURS, Order, Ways};
+use crate::share::{self, AtWork, Candidate, Share};
 
 /// Ranks that have left and connect anew are back by then.
 const ANEW: Duration = Duration::from_secs(10);
@@ -76,23 +78,23 @@ impl netsum_daemon::state::Boxes for Changes {
 struct Told {
     /// Its flows are those of these ranks.
     epoch: u32,
-    orders: Vec<Order>,
+    layout: Layout,
     /// Other boxes where an earlier manager had it summed: its ranks may be at work there until they connect anew.
     before: BTreeSet<String>,
 }
 
 impl Told {
-    fn new(epoch: u32, orders: Vec<Order>) -> Self {
-        Self { epoch, orders, before: BTreeSet::new() }
+    fn new(epoch: u32, layout: Layout) -> Self {
+        Self { epoch, layout, before: BTreeSet::new() }
     }
 
     /// Whether that was this job, and not one of the same name before it.
     fn is_of(&self, job: &Job) -> bool {
-        self.orders.first().is_some_and(|order| order.job.token == layout::token(job))
+        self.layout.orders.first().is_some_and(|order| order.job.token == layout::token(job))
     }
 
     fn boxes(&self) -> impl Iterator<Item = &String> {
-        self.orders.iter().map(|order| &order.at).chain(&self.before)
+        self.layout.orders.iter().map(|order| &order.at).chain(&self.before)
     }
 }
 
@@ -101,7 +103,7 @@ pub struct Programmer {
     shared: Shared,
     boxes: Arc<Boxes>,
     busy: Busy,
-    told: HashMap<String, Told>,
+    told: BTreeMap<String, Told>,
     /// Epochs of jobs that an earlier manager has had summed, where it is not known yet by which boxes.
     taken_over: HashMap<String, u32>,
     /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect anew leave first.
@@ -117,16 +119,16 @@ enum Wanted {
     /// What it has been told.
     Same,
     /// Of these ranks.
-    Orders(u32, Result<Vec<Order>, String>),
+    Orders(u32, Result<Layout, String>),
     /// Nothing; and whether its ranks are known to be gone.
     Nothing { gone: bool },
 }
 
 impl Programmer {
     /// The boxes do already what the controller wants of them: it took over from another, or has no jobs.
-    pub fn new(shared: Shared, boxes: Arc<Boxes>) -> Self {
+    pub fn new(shared: Shared, boxes: Arc<Boxes>, seen: &HashMap<String, Seen>) -> Self {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
-        let (told, left, leftover) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+        let (told, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
         let taken_over = HashMap::new();
         let mut programmer =
             Self { shared, boxes, busy: Arc::default(), told, taken_over, left, leftover, unknown };
@@ -134,14 +136,14 @@ impl Programmer {
         let at: Vec<String> = programmer.unknown.iter().cloned().collect();
         for name in programmer.names() {
             programmer.left.insert(name.clone(), (Instant::now(), at.clone()));
-            let (epoch, orders) = {
+            let (epoch, layout) = {
                 let inner = programmer.shared.lock();
                 let job = inner.controller.job(&name).ok().filter(|job| job.state == State::Active);
                 let Some(job) = job else { continue };
-                (epoch(job), programmer.layout_at_work(job))
+                (epoch(job), programmer.layout_found(job, seen))
             };
-            match orders {
-                Ok(orders) => drop(programmer.told.insert(name, Told::new(epoch, orders))),
+            match layout {
+                Ok(layout) => drop(programmer.told.insert(name, Told::new(epoch, layout))),
                 // As where a box does not answer.
                 Err(_) => drop(programmer.taken_over.insert(name, epoch)),
             }
@@ -182,46 +184,69 @@ impl Programmer {
     }
 
     fn wanted(&self, name: &str) -> Wanted {
-        let inner = self.shared.lock();
-        match inner.controller.job(name) {
-            Ok(job) => {
-                let told = self.told.get(name).filter(|told| told.is_of(job));
-                match job.state {
-                    // Where its ranks are at work, they stay where they are until they connect anew.
-                    State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => Wanted::Same,
-                    State::Active if self.taken_over.get(name) == Some(&epoch(job)) => Wanted::Same,
-                    State::Active => Wanted::Orders(epoch(job), self.layout(job)),
-                    // Nothing has begun since, as if somebody had restarted it: its ranks have left.
-                    _ => Wanted::Nothing {
-                        gone: job.state == State::Waiting
-                            && told.is_some_and(|told| told.epoch == job.last_epoch),
-                    },
+        let job = {
+            let inner = self.shared.lock();
+            let Ok(job) = inner.controller.job(name) else { return Wanted::Nothing { gone: false } };
+            let told = self.told.get(name).filter(|told| told.is_of(job));
+            match job.state {
+                // Where its ranks are at work, they stay where they are until they connect anew.
+                State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => return Wanted::Same,
+                State::Active if self.taken_over.get(name) == Some(&epoch(job)) => return Wanted::Same,
+                State::Active => job.clone(),
+                // Nothing has begun since, as if somebody had restarted it: its ranks have left.
+                _ => {
+                    let gone = told.is_some_and(|told| told.epoch == job.last_epoch);
+                    return Wanted::Nothing { gone: gone && job.state == State::Waiting };
                 }
             }
-            Err(_) => Wanted::Nothing { gone: false },
-        }
+        };
+        Wanted::Orders(epoch(&job), self.layout(&job))
     }
 
-    /// As the job would be laid out now.
-    fn layout(&self, job: &Job) -> Result<Vec<Order>, String> {
-        self.layout_by(job, self.boxes.ways())
+    /// As the job would be laid out now, beside the others. With many of them that takes its time.
+    fn layout(&self, job: &Job) -> Result<Layout, String> {
+        let begin = Instant::now();
+        let others = self.told.iter().filter(|(of, _)| **of != job.spec.name);
+        let others: Vec<AtWork> = others.map(|(_, told)| told.layout.at_work.clone()).collect();
+        let share = Share::Beside(&others, &|end| self.boxes.rate(end));
+        let layout = block_in_place(|| self.layout_by(job, self.boxes.ways(), share));
+        log::debug!("job {}: planned beside {} in {:.1?}", job.spec.name, others.len(), begin.elapsed());
+        layout
     }
 
-    /// As it may stay: a box that does not answer may sum all the same.
-    fn layout_at_work(&self, job: &Job) -> Result<Vec<Order>, String> {
+    /// As it may stay: with its shares, and a box that does not answer may sum all the same.
+    fn layout_at_work(&self, job: &Job, trees: &[(String, u32)]) -> Result<Layout, String> {
         let mut ways = self.boxes.ways();
         let name = &job.spec.name;
         ways.closed.retain(|at, _| !(self.boxes.is_silent(at) && self.is_at(name, at)));
-        self.layout_by(job, ways)
+        self.layout_by(job, ways, Share::Kept(trees))
     }
 
-    fn layout_by(&self, job: &Job, mut ways: Ways) -> Result<Vec<Order>, String> {
+    /// As an earlier manager has laid it out, by what boxes say.
+    fn layout_found(&self, job: &Job, seen: &HashMap<String, Seen>) -> Result<Layout, String> {
+        let place = |port| Some(self.boxes.end(port)?.of);
+        let leaves: BTreeSet<_> = job.flows.iter().filter_map(|f| place(f.ifindex)).collect();
+        let links = self.boxes.links();
+        let trees = |at: &String| {
+            let of = seen.get(at)?.jobs.iter().find(|of| of.name == job.spec.name)?;
+            layout::trees_by(at, of, &links)
+        };
+        match leaves.iter().find_map(trees) {
+            Some(trees) => self.layout_at_work(job, &trees),
+            None if leaves.len() > 1 && leaves.iter().any(|at| !seen.contains_key(at)) => {
+                Err("no leaf has said how its rings are shared out".into())
+            }
+            None => self.layout_at_work(job, &[]),
+        }
+    }
+
+    fn layout_by(&self, job: &Job, mut ways: Ways, share: Share<'_>) -> Result<Layout, String> {
         let place = |port| self.boxes.end(port);
-        let orders = layout::orders(job, &ways, place);
+        let layout = layout::lay_out(job, &ways, share, place);
         // What no others can sum stays where it is. A box that does not answer may be about to. A parent can be another one, a leaf cannot.
         let leaves: BTreeSet<_> = job.flows.iter().filter_map(|f| Some(place(f.ifindex)?.of)).collect();
         for leaves_alone in [true, false] {
-            if orders.is_ok() || ways.closed.is_empty() {
+            if layout.is_ok() || ways.closed.is_empty() {
                 break;
             }
             let may_do = |at: &String| {
@@ -229,11 +254,11 @@ impl Programmer {
                     && (self.boxes.is_late(at) || !self.boxes.is_silent(at) && self.is_at(&job.spec.name, at))
             };
             ways.closed.retain(|at, _| !may_do(at));
-            if let Ok(orders) = layout::orders(job, &ways, place) {
-                return Ok(orders);
+            if let Ok(layout) = layout::lay_out(job, &ways, share, place) {
+                return Ok(layout);
             }
         }
-        orders
+        layout
     }
 
     /// Whether a box sums for a job, or did when its ranks left to connect anew.
@@ -251,7 +276,7 @@ impl Programmer {
         for name in names {
             let (now, done) = match self.wanted(&name) {
                 Wanted::Same => continue,
-                Wanted::Orders(now, Ok(orders)) => (now, self.tell_others(&name, now, orders).await),
+                Wanted::Orders(now, Ok(layout)) => (now, self.tell_others(&name, now, layout).await),
                 Wanted::Orders(now, Err(why)) => {
                     self.forget(&name, false).await;
                     (now, Err(anyhow!(why)))
@@ -296,38 +321,35 @@ impl Programmer {
     }
 
     /// The same; others than those that turn out not to answer.
-    async fn tell_others(&mut self, name: &str, epoch: u32, mut orders: Vec<Order>) -> Result<()> {
+    async fn tell_others(&mut self, name: &str, epoch: u32, mut layout: Layout) -> Result<()> {
         loop {
             let before = self.boxes.unreachable();
-            let told = self.tell(name, epoch, orders).await;
+            let told = self.tell(name, epoch, layout).await;
             if told.is_ok() || self.boxes.unreachable() == before {
                 return told;
             }
             match self.wanted(name) {
-                Wanted::Orders(now, again) if now == epoch => orders = again.map_err(|why| anyhow!(why))?,
+                Wanted::Orders(now, again) if now == epoch => layout = again.map_err(|why| anyhow!(why))?,
                 _ => return told,
             }
         }
     }
 
     /// Has the boxes do this for a job, and nothing else.
-    async fn tell(&mut self, name: &str, epoch: u32, orders: Vec<Order>) -> Result<()> {
+    async fn tell(&mut self, name: &str, epoch: u32, layout: Layout) -> Result<()> {
         self.forget(name, false).await;
-        let mut told = Vec::new();
-        for order in orders {
-            let result = self.create(&order).await;
-            told.push(order);
-            if let Err(why) = result {
+        for (n, order) in layout.orders.iter().enumerate() {
+            if let Err(why) = self.create(order).await {
                 // Also what was done in the middle. What is not a manager's stays.
-                for order in told {
+                for order in &layout.orders[..=n] {
                     self.delete(&order.at, name, false).await;
                 }
                 return Err(why);
             }
         }
-        let at: Vec<&str> = told.iter().map(|order| &*order.at).collect();
+        let at: Vec<&str> = layout.orders.iter().map(|order| &*order.at).collect();
         log::info!(NETSUM_JOB = name; "job {name}: summed by {}", at.join(", "));
-        self.told.insert(name.to_owned(), Told::new(epoch, told));
+        self.told.insert(name.to_owned(), Told::new(epoch, layout));
         self.left.remove(name);
         Ok(())
     }
@@ -415,20 +437,20 @@ impl Programmer {
         // Boxes that were silent when the manager began.
         let known = self.taken_over.iter().filter_map(|(name, &before)| {
             let job = inner.controller.job(name).ok().filter(|job| epoch(job) == before);
-            let orders = job.map(|job| self.layout_at_work(job).ok());
-            (orders != Some(None))
-                .then(|| (name.clone(), orders.flatten().map(|orders| Told::new(before, orders))))
+            let layout = job.map(|job| self.layout_found(job, &seen).ok());
+            (layout != Some(None))
+                .then(|| (name.clone(), layout.flatten().map(|layout| Told::new(before, layout))))
         });
         for (name, told) in known.collect::<Vec<_>>() {
             self.taken_over.remove(&name);
             told.map(|told| self.told.insert(name, told));
         }
-        let mut stuck = HashSet::new();
+        let (mut stuck, mut changed) = (HashSet::new(), Vec::new());
         for (name, told) in &self.told {
             let Ok(job) = inner.controller.job(name) else { continue };
             let place = |port| self.boxes.end(port);
             if job.epoch.as_ref().is_some_and(|epoch| epoch.without_box)
-                && layout::orders(job, &self.boxes.ways(), place).is_err()
+                && layout::lay_out(job, &self.boxes.ways(), Share::Links, place).is_err()
             {
                 stuck.insert(name.clone());
                 continue;
@@ -437,16 +459,24 @@ impl Programmer {
             if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
                 continue;
             }
-            let lost = told.orders.iter().find(|order| is_lost(order, name, &seen));
-            let why = match lost {
-                Some(order) => format!("box {} does not sum any more", order.at),
-                None if self.layout_at_work(job).is_ok_and(|now| now != told.orders) => {
+            let Layout { orders, at_work, candidates } = &told.layout;
+            let lost = orders.iter().find(|order| is_lost(order, name, &seen));
+            let now = self.layout_at_work(job, &at_work.trees).ok();
+            let why = match (lost, now) {
+                (Some(order), _) => format!("box {} does not sum any more", order.at),
+                (None, Some(now)) if now.orders != *orders => {
                     let drained = self.boxes.drained();
                     let drained = told.boxes().find(|at| drained.contains_key(*at));
                     drained
                         .map_or("its tree has changed".to_owned(), |at| format!("box {at} is to be drained"))
                 }
-                None => continue,
+                (None, Some(now)) => {
+                    if share::has_changed(candidates, &now.candidates) {
+                        changed.push((job.clone(), now.candidates));
+                    }
+                    continue;
+                }
+                (None, None) => continue,
             };
             log::warn!(NETSUM_JOB = name; "job {name}: {why}; its ranks connect anew");
             inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
@@ -454,11 +484,29 @@ impl Programmer {
         // Those whose try was in vain are told to boxes no more.
         let is_told = |name: &str| self.told.contains_key(name);
         self.boxes.are_stuck(stuck, is_told);
+        let tree = |(root, rings)| api::FabricTree { root, rings };
         let job = |(name, told): (&String, &Told)| api::FabricJob {
             name: name.clone(),
-            trees: layout::trees(&told.orders).collect(),
+            trees: told.layout.at_work.trees.iter().cloned().map(tree).collect(),
         };
         self.boxes.have_trees(self.told.iter().map(job).collect());
+        drop(inner);
+        self.share_anew(changed);
+    }
+
+    /// Has jobs connect anew whose shares are others now that boxes or links have changed.
+    fn share_anew(&mut self, changed: Vec<(Job, Vec<Candidate>)>) {
+        for (job, candidates) in changed {
+            let name = &job.spec.name;
+            let anew = self.layout(&job);
+            let Some(told) = self.told.get_mut(name) else { continue };
+            told.layout.candidates = candidates;
+            if anew.is_ok_and(|anew| anew.orders != told.layout.orders) {
+                log::warn!(NETSUM_JOB = name; "job {name}: boxes or links have changed, and its shares with them; its ranks connect anew");
+                let mut inner = self.shared.lock();
+                inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
+            }
+        }
     }
 
     /// Jobs on boxes that answer and are not to be there: those that could not be deleted, those that another manager may have left, and

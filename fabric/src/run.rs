@@ -18,6 +18,7 @@ use netsum_daemon::worker::PortFinder;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 
 use crate::boxes::Boxes;
 use crate::config::Config;
@@ -28,6 +29,8 @@ use crate::program::{Changes, Programmer};
 /// Ranks are to say that they are alive this often, and are dead after so long.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 const DEAD: Duration = Duration::from_secs(10);
+/// An etcd that is away is not waited for to give the lease back.
+const LEAVE: Duration = Duration::from_secs(3);
 /// Nothing comes here that could wait.
 const NEVER: Duration = Duration::from_secs(3600);
 /// Memory and CPUs are the boxes' to give: they refuse what they have no room for.
@@ -45,7 +48,7 @@ pub async fn run(config: &Config) -> Result<()> {
     let (saved, store, leading) = state(config).await?;
     let election = next_election(saved.election);
     // Boxes may be silent for longer than the lease lasts: it is renewed from here on.
-    let leading = match leading {
+    let mut leading = match leading {
         Some((mut leading, states)) => {
             leading.write(serde_json::to_string(&Saved { election, ..saved.clone() })?).await?;
             Some(tokio::spawn(leading.keep(states)))
@@ -56,7 +59,7 @@ pub async fn run(config: &Config) -> Result<()> {
     boxes.number_again(&saved.ports);
     boxes.find_again(&saved.found);
     // Jobs are at work by links that are found by this.
-    boxes.look().await;
+    let seen = boxes.look().await;
     for (name, reason) in &saved.drained {
         boxes.drain(name, Some(reason.clone())).unwrap_or_else(|e| log::warn!("{e}"));
     }
@@ -64,7 +67,7 @@ pub async fn run(config: &Config) -> Result<()> {
     let actions = controller.restore(saved, Instant::now(), |_| None).map_err(|e| anyhow!(e))?;
     let patience = Patience { hold: NEVER, stall: NEVER };
     let shared = Shared::new(controller, Box::new(Nowhere), HEARTBEAT, patience);
-    let programmer = Programmer::new(shared.clone(), boxes.clone());
+    let programmer = Programmer::new(shared.clone(), boxes.clone(), &seen);
     let busy = programmer.busy();
     let (changes, received) = mpsc::unbounded_channel();
     {
@@ -90,21 +93,27 @@ pub async fn run(config: &Config) -> Result<()> {
     let kind = tls::kind(config.workers_tls.as_ref());
     log::info!("workers on {}, {kind}; administration on {}", config.workers, config.admin.display());
     let workers = WorkerPort { listener, tls, limits: Limits::default() };
-    let programming = tokio::spawn(programmer.run(received));
+    let mut programming = tokio::spawn(programmer.run(received));
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let leading = async {
-        match leading {
+    let led = async {
+        match &mut leading {
             Some(leading) => leading.await,
             None => pending().await,
         }
     };
     let ended = tokio::select! {
-        result = serve(shared, None, PortFinder::Boxes(boxes), admin, Some(workers)) => result,
+        result = serve(shared.clone(), None, PortFinder::Boxes(boxes), admin, Some(workers)) => result,
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        why = leading => Err(anyhow!(why?)),
-        why = programming => Err(anyhow!(why?)),
+        why = led => Err(anyhow!(why?)),
+        why = &mut programming => Err(anyhow!(why?)),
     };
+    // Nothing is ordered or written any more: the next one may lead.
+    programming.abort();
+    shared.lock().store = None;
+    if let Some(leading) = leading.filter(|leading| !leading.is_finished()) {
+        drop(timeout(LEAVE, leading).await);
+    }
     log::info!("ending; jobs go on, for the next manager");
     ended
 }

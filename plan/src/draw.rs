@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
 use std::fmt::Write as _;
 
-use crate::topology::{Network, Node};
+use crate::topology::{Network, Node, Resource};
 use crate::tree::{Hop, Tree};
 
 const COLOURS: [&str; 8] =
@@ -120,19 +120,42 @@ pub fn dot(network: &Network, trees: &[&Tree]) -> String {
 
 /// A picture by itself. Lines are as wide as their rate, beside the largest.
 pub fn svg(network: &Network, trees: &[&Tree]) -> String {
+    let legend =
+        |(n, tree): (usize, &&Tree)| format!("tree {n}, root {}: {}", network.name(tree.root), rate(tree));
+    lines(network, trees, &trees.iter().enumerate().map(legend).collect::<Vec<_>>(), 4.0)
+}
+
+/// A picture of all links; those that are equally fast have one colour. Links go from the box below to the one above.
+pub fn links(network: &Network) -> String {
+    let mut by_rate: BTreeMap<u64, Vec<Hop>> = BTreeMap::new();
+    for way in (0..network.ways()).step_by(2) {
+        let ((child, parent), rate) = (network.ends(way), network.capacity(Resource::Way(way)));
+        by_rate.entry(rate as u64).or_default().push(Hop { child, parent, via: None });
+    }
+    // Those of hosts are not drawn.
+    let tree = |(rate, hops): (u64, Vec<Hop>)| Tree { root: hops[0].parent, hops, rate: rate as f64 };
+    let all: Vec<Tree> = by_rate.into_iter().map(tree).collect();
+    let is_drawn = |tree: &Tree| tree.hops.iter().any(|hop| !network.is_host(hop.child));
+    let (mut drawn, hosts): (Vec<&Tree>, Vec<&Tree>) = all.iter().partition(|tree| is_drawn(tree));
+    let legend: Vec<String> = drawn.iter().map(|tree| format!("links of {}", rate(tree))).collect();
+    drawn.extend(hosts);
+    lines(network, &drawn, &legend, 0.0)
+}
+
+/// Trees as lines, `apart` from each other where they share a link.
+fn lines(network: &Network, trees: &[&Tree], legend: &[String], apart: f64) -> String {
     let picture = Picture::new(network, trees);
     let places = picture.places();
     let width = places.values().map(|place| place.0).fold(0.0, f64::max);
     let height = places.values().map(|place| place.1).fold(0.0, f64::max);
-    let [width, height] = [width + 80.0, height + 40.0 + 20.0 * trees.len() as f64];
+    let [width, height] = [width + 80.0, height + 40.0 + 20.0 * legend.len() as f64];
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"11\" text-anchor=\"middle\">\n"
     );
-    let most = trees.iter().map(|tree| tree.rate).fold(0.0, f64::max);
+    let most = picture.hops.iter().map(|(_, tree, _)| tree.rate).fold(0.0, f64::max);
     for (n, tree, hop) in &picture.hops {
         let [(x1, y1), (x2, y2)] = [places[&hop.child], places[&hop.parent]];
-        // Trees that share a link are beside each other.
-        let aside = 4.0 * (*n as f64 - (trees.len() - 1) as f64 / 2.0);
+        let aside = apart * (*n as f64 - (trees.len() - 1) as f64 / 2.0);
         let length = f64::hypot(x2 - x1, y2 - y1).max(1.0);
         let (dx, dy) = ((y2 - y1).abs() / length * aside, (x2 - x1).abs() / length * aside);
         let wide = (4.0 * tree.rate / most).max(0.5);
@@ -157,14 +180,12 @@ pub fn svg(network: &Network, trees: &[&Tree]) -> String {
             y + 4.0
         );
     }
-    for (n, tree) in trees.iter().enumerate() {
+    for (n, line) in legend.iter().enumerate() {
         let _ = writeln!(
             text,
-            "<text x=\"10\" y=\"{:.1}\" text-anchor=\"start\" fill=\"{}\">tree {n}, root {}: {}</text>",
-            height - 20.0 * (trees.len() - n) as f64 + 14.0,
+            "<text x=\"10\" y=\"{:.1}\" text-anchor=\"start\" fill=\"{}\">{line}</text>",
+            height - 20.0 * (legend.len() - n) as f64 + 14.0,
             COLOURS[n % COLOURS.len()],
-            network.name(tree.root),
-            rate(tree)
         );
     }
     text + "</svg>\n"
@@ -188,5 +209,15 @@ mod tests {
         assert_eq!((svg.matches("<line").count(), svg.matches("<rect").count()), (2, 3));
         // The spine is above, in the middle of its leaves.
         assert!(svg.contains(">spine0<") && svg.contains("x=\"120.0\" y=\"44.0\">spine0"), "{svg}");
+    }
+
+    #[test]
+    fn links_of_one_rate_have_one_colour() {
+        let mut topology = generate::leaf_spine(2, 3, 2, 8e9, 1.0);
+        topology.links.last_mut().unwrap().bits = 4e9;
+        let svg = links(&Network::new(&topology).unwrap());
+        assert_eq!((svg.matches("<line").count(), svg.matches("<rect").count()), (4, 4), "{svg}");
+        assert_eq!(svg.matches("links of").count(), 2);
+        assert!(svg.contains("links of 0.50 GB/s") && svg.contains("leaf1, 3 hosts"), "{svg}");
     }
 }

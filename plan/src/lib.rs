@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`topology`] | hosts, boxes and links, read and checked; [`generate`]: those that are known by name |
 //! | [`plan`](mod@plan) | jobs in, trees and rates out |
+//! | [`beside`](mod@beside) | a job beside others that keep their trees |
 //! | [`tree`] | a tree, what it takes, and how bytes are split over several |
 //! | [`levels`] | trees of two and three levels, exactly; [`model`]: the linear program |
 //! | [`pack`](mod@pack) | trees in any network; [`arborescence`]: the cheapest one |
@@ -13,6 +14,7 @@
 //! | [`bound`](mod@bound) | what the links allow at most |
 
 pub mod arborescence;
+pub mod beside;
 pub mod bound;
 pub mod collectives;
 pub mod draw;

@@ -3,7 +3,7 @@
 //! The solver is microlp: it is Rust alone and builds in seconds, where HiGHS takes a C++ compiler and minutes. Programs here have some
 //! hundred rows; it solves them in milliseconds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use microlp::{ComparisonOp, OptimizationDirection, Problem};
 
@@ -128,6 +128,16 @@ impl Program {
         }
         let solution = problem.solve().map_err(|e| Error::Solver(e.to_string()))?;
         Ok((solution[lift] * unit, vars.iter().map(|&var| solution[var].max(0.0) * unit).collect()))
+    }
+
+    /// The variables that cannot, or may not, be larger where all others stay as they are in a solution.
+    pub fn stopped(&self, solution: &[f64]) -> BTreeSet<Var> {
+        let is_full = |(row, room): &&(Vec<(Var, f64)>, f64)| {
+            row.iter().map(|&(var, amount)| amount * solution[var]).sum::<f64>() > room * (1.0 - 1e-6)
+        };
+        let full = self.rows.iter().filter(is_full).flat_map(|(row, _)| row).map(|(var, _)| *var);
+        let tied = self.equal.iter().flat_map(|(whole, parts)| parts.iter().chain([whole])).copied();
+        full.chain(tied).chain((0..self.closed.len()).filter(|&var| self.closed[var])).collect()
     }
 
     /// The most that some variables can sum up to, where all others are 0.

@@ -110,7 +110,8 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     let choices = jobs.iter().zip(&bounds).map(|(job, bound)| Choice::new(&mut model, network, job, *bound));
     let choices = choices.collect::<Result<Vec<_>, _>>()?;
     let vars: Vec<Vec<Var>> = choices.iter().map(Choice::vars).collect();
-    let (mut shares, solution) = shares(&model.program(&BTreeMap::new()), jobs, &vars)?;
+    let priorities: Vec<u32> = jobs.iter().map(|job| job.priority).collect();
+    let (mut shares, solution) = shares(&model.program(&BTreeMap::new()), &priorities, &vars)?;
     let mut trees: Vec<Vec<Tree>> = choices.iter().map(|choice| choice.trees(&solution)).collect();
     for (n, job) in jobs.iter().enumerate() {
         // What the solver's rounding leaves is nothing.
@@ -156,16 +157,20 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     Ok(trees.into_iter().enumerate().map(of).collect())
 }
 
-/// Max-min fair rates by priority, and a solution that has them.
-fn shares(program: &Program, jobs: &[Job], vars: &[Vec<Var>]) -> Result<(Vec<f64>, Vec<f64>), Error> {
-    let mut shares = vec![0.0; jobs.len()];
+/// Max-min fair rates by the priorities of jobs, and a solution that has them.
+pub(crate) fn shares(
+    program: &Program,
+    of: &[u32],
+    vars: &[Vec<Var>],
+) -> Result<(Vec<f64>, Vec<f64>), Error> {
+    let mut shares = vec![0.0; of.len()];
     let mut solution = Vec::new();
-    let mut settled = vec![false; jobs.len()];
-    let mut priorities: Vec<u32> = jobs.iter().map(|job| job.priority).collect();
+    let mut settled = vec![false; of.len()];
+    let mut priorities = of.to_vec();
     priorities.sort_unstable();
     priorities.dedup();
     for priority in priorities.into_iter().rev() {
-        let mut rising: Vec<usize> = (0..jobs.len()).filter(|&n| jobs[n].priority == priority).collect();
+        let mut rising: Vec<usize> = (0..of.len()).filter(|&n| of[n] == priority).collect();
         while !rising.is_empty() {
             let floors = |lifted: &[usize], shares: &[f64]| -> Vec<Floor> {
                 let floor = |n: usize| Floor {
@@ -173,7 +178,7 @@ fn shares(program: &Program, jobs: &[Job], vars: &[Vec<Var>]) -> Result<(Vec<f64
                     least: if lifted.contains(&n) { 0.0 } else { shares[n] },
                     lifted: lifted.contains(&n),
                 };
-                (0..jobs.len()).map(floor).collect()
+                (0..of.len()).map(floor).collect()
             };
             let level;
             (level, solution) = program.solve(&floors(&rising, &shares))?;
@@ -184,8 +189,11 @@ fn shares(program: &Program, jobs: &[Job], vars: &[Vec<Var>]) -> Result<(Vec<f64
             }
             // Who could have more while nobody has less?
             let mut stuck = Vec::new();
+            let stopped = program.stopped(&solution);
             for &n in &rising {
-                if program.solve(&floors(&[n], &shares))?.0 <= level * (1.0 + 1e-6) {
+                if vars[n].iter().all(|var| stopped.contains(var))
+                    && program.solve(&floors(&[n], &shares))?.0 <= level * (1.0 + 1e-6)
+                {
                     stuck.push(n);
                 }
             }

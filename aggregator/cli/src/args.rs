@@ -246,6 +246,9 @@ pub struct TopologyArgs {
     /// For Graphviz: `| dot -Tsvg`.
     #[arg(long, group = "form")]
     pub dot: bool,
+    /// A picture of boxes and links, with the rates that the boxes know.
+    #[arg(long, group = "form")]
+    pub svg: bool,
     /// Slurm's topology.yaml, for its tree plugin. Of several boxes above a leaf it has the one that is above most.
     #[arg(long, group = "form")]
     pub slurm: bool,

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use netsum_api::v1 as api;
+use netsum_plan::draw;
+use netsum_plan::topology::{Network, Topology as Planned};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -173,9 +175,9 @@ pub fn known(what: &str, rate: u64) -> Result<f64> {
     }
 }
 
-/// The text of a topology for `netsum plan`. Links that carry nothing are left out; several between two boxes are one.
-fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<String> {
-    let mut plan = netsum_plan::topology::Topology::default();
+/// A topology for `netsum plan`. Links that carry nothing are left out; several between two boxes are one.
+fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Planned> {
+    let mut plan = Planned::default();
     let mut links: BTreeMap<(&str, &str), f64> = BTreeMap::new();
     for link in fabric.links.iter().filter(|link| link.up) {
         let rate = known(&format!("link {} to {}", link.below, link.above), link.rate)?;
@@ -192,7 +194,7 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Str
         }
     }
     links.into_iter().for_each(|((below, above), rate)| plan.link(below, above, rate));
-    Ok(plan.text())
+    Ok(plan)
 }
 
 /// The box of BOX/PORT.
@@ -209,7 +211,12 @@ pub fn show(out: &mut impl Write, format: Format, args: &TopologyArgs, fabric: a
         Err(e) => return Err(Failure::new(Kind::Failed, format!("--ethers {}: {e}", args.ethers.display()))),
     };
     if args.plan {
-        return Ok(out.write_all(to_plan(&fabric, &names)?.as_bytes())?);
+        return Ok(out.write_all(to_plan(&fabric, &names)?.text().as_bytes())?);
+    }
+    if args.svg {
+        let network = Network::new(&to_plan(&fabric, &names)?);
+        let network = network.map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
+        return Ok(out.write_all(draw::links(&network).as_bytes())?);
     }
     let topology = Topology::new(fabric, &names);
     if format.json(out, &topology)? {
@@ -308,9 +315,8 @@ mod tests {
                 ..api::FabricPort::default()
             });
         }
-        let text = to_plan(&fabric, &names()).unwrap();
-        let plan = netsum_plan::topology::Topology::parse(&text).unwrap();
-        netsum_plan::topology::Network::new(&plan).unwrap();
+        let plan = to_plan(&fabric, &names()).unwrap();
+        assert!(draw::links(&Network::new(&plan).unwrap()).contains(">leaf0, 2 hosts<"));
         let rate =
             |from: &str, to: &str| plan.links.iter().find(|l| l.from == from && l.to == to).map(|l| l.bits);
         assert_eq!((plan.hosts.len(), plan.boxes.len()), (5, 4));

@@ -5,9 +5,10 @@ use std::io::Write;
 
 use netsum_api::v1 as api;
 use netsum_core::rate::Rate;
-use netsum_plan::plan::{self, plan};
-use netsum_plan::topology::{Network, Topology};
-use netsum_plan::tree::Collective;
+use netsum_plan::beside::{Beside, beside, rated};
+use netsum_plan::bound::bound;
+use netsum_plan::topology::{Error, Network, Node, Resource, Topology};
+use netsum_plan::tree::{self as planned, Collective, load};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -74,8 +75,8 @@ fn ports(job: &api::Job) -> BTreeMap<u32, &str> {
     job.flows.iter().map(|flow| (flow.rank, &*flow.port)).collect()
 }
 
-/// The network of all jobs' ranks, and the jobs.
-fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<(Network, Vec<plan::Job>)> {
+/// The network of all jobs' ranks.
+fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<Network> {
     let mut topology = Topology::default();
     // A box that gets no rings is in no tree, and of several links between two boxes rings use one.
     let usable: BTreeSet<&str> =
@@ -99,62 +100,107 @@ fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<(Network, Vec<plan
         topology.host(end);
         topology.link(end, box_of(end), rate as f64);
     }
-    let network = Network::new(&topology).map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
-    let job = |job: &api::Job| {
-        let at: BTreeSet<&str> = ports(job).into_values().collect();
-        plan::Job {
-            name: job.name.clone(),
-            members: at.into_iter().filter_map(|end| network.node(end)).collect(),
-            priority: 0,
-            collective: Collective::AllReduce,
-        }
+    Network::new(&topology).map_err(|e| Failure::new(Kind::Failed, e.to_string()))
+}
+
+/// The tree of a job's ranks below a box.
+fn tree_at(network: &Network, job: &api::Job, root: &str, rate: f64) -> Option<planned::Tree> {
+    let ends = ports(job);
+    let boxes: BTreeSet<&str> = ends.values().map(|end| box_of(end)).filter(|of| *of != root).collect();
+    let hosts = ends.values().map(|end| (*end, box_of(end)));
+    let hop = |(child, parent): (&str, &str)| {
+        let (child, parent) = (network.node(child)?, network.node(parent)?);
+        network.way(child, parent)?;
+        Some(planned::Hop { child, parent, via: None })
     };
-    let jobs = jobs.iter().map(job).collect();
-    Ok((network, jobs))
+    let hops = hosts.chain(boxes.iter().map(|of| (*of, root))).map(hop).collect::<Option<_>>()?;
+    Some(planned::Tree { root: network.node(root)?, hops, rate })
+}
+
+impl Plan {
+    /// What a job would get if it connected anew, beside the others as they are; and of that the part at each box.
+    fn new(
+        fabric: &api::Fabric,
+        jobs: &[api::Job],
+        mine: &api::Job,
+    ) -> Result<(Self, BTreeMap<String, f64>)> {
+        let told = |of: &api::Job| fabric.jobs.iter().find(|told| told.name == of.name);
+        let jobs: Vec<api::Job> = jobs.iter().filter(|job| told(job).is_some()).cloned().collect();
+        let network = network(fabric, &jobs)?;
+        let others = jobs.iter().filter(|job| job.name != mine.name).map(|job| {
+            let trees = told(job).into_iter().flat_map(|told| &told.trees);
+            trees.filter_map(|t| tree_at(&network, job, &t.root, t.rings.into())).collect::<Vec<_>>()
+        });
+        let mut all: Vec<Vec<planned::Tree>> = others.filter(|trees| !trees.is_empty()).collect();
+        let boxes: BTreeSet<&str> = ports(mine).into_values().map(box_of).collect();
+        let roots = fabric.boxes.iter().filter(|b| boxes.len() > 1 || boxes.contains(&*b.name));
+        let mut trees: Vec<planned::Tree> =
+            roots.filter_map(|b| tree_at(&network, mine, &b.name, 1.0)).collect();
+        if trees.is_empty() {
+            return Err(Failure::new(Kind::Failed, "no box is above all of its ranks'"));
+        }
+        let refused = |e: Error| Failure::new(Kind::Failed, e.to_string());
+        let Beside { share, others, rooms } = beside(&network, &all, &trees).map_err(refused)?;
+        let one = trees.len() == 1;
+        trees.iter_mut().zip(&rooms).for_each(|(tree, room)| tree.rate = if one { 1.0 } else { *room });
+        let parts = rated(&trees, 1.0).iter().map(|t| (network.name(t.root).to_owned(), t.rate)).collect();
+        all.push(trees);
+        let shares = others.into_iter().chain([share]);
+        let rated: Vec<_> = all.iter().zip(shares).flat_map(|(trees, share)| rated(trees, share)).collect();
+        let rated: Vec<_> = rated.iter().map(|tree| (Collective::AllReduce, tree)).collect();
+        let mut full: Vec<Resource> = load(&network, &rated)
+            .into_iter()
+            .take_while(|(_, load)| *load > 1.0 - 1e-6)
+            .map(|(resource, _)| resource)
+            .collect();
+        full.sort_unstable();
+        let uses: BTreeSet<Resource> = all
+            .last()
+            .into_iter()
+            .flatten()
+            .filter(|tree| tree.rate > 0.0)
+            .flat_map(|tree| tree.uses(&network, Collective::AllReduce).into_keys())
+            .collect();
+        let full = full.into_iter().filter(|resource| uses.contains(resource));
+        let members: Vec<Node> = network
+            .hosts()
+            .filter(|&host| ports(mine).values().any(|end| *end == network.name(host)))
+            .collect();
+        let plan = Self {
+            share,
+            bound: bound(&network, Collective::AllReduce, &members),
+            full: full.map(|resource| network.describe(resource)).collect(),
+        };
+        Ok((plan, parts))
+    }
 }
 
 impl Job {
-    fn new(fabric: &api::Fabric, jobs: Vec<api::Job>, wanted: &str) -> Result<Self> {
+    fn new(fabric: &api::Fabric, jobs: &[api::Job], wanted: &str) -> Result<Self> {
         let missing = || Failure::new(Kind::NotFound, format!("JOB `{wanted}`: there is none"));
-        let (job_ranks, mine) = jobs
-            .iter()
-            .find(|job| job.name == wanted)
-            .map(|job| (job.ranks, ports(job)))
-            .ok_or_else(missing)?;
+        let mine = jobs.iter().find(|job| job.name == wanted).ok_or_else(missing)?;
         let told = fabric.jobs.iter().find(|job| job.name == wanted);
         let told = told.map_or(&[][..], |job| &job.trees);
-        let at_work = |job: &api::Job| fabric.jobs.iter().any(|told| told.name == job.name);
-        let at_work: Vec<api::Job> = jobs.iter().filter(|job| at_work(job)).cloned().collect();
         let planned = if told.is_empty() {
             Err(Failure::new(Kind::Failed, "its ranks have not joined"))
         } else {
-            network(fabric, &at_work).and_then(|(network, jobs)| {
-                let plans = plan(&network, &jobs).map_err(|e| Failure::new(Kind::Failed, e.to_string()))?;
-                let mine = jobs.iter().zip(plans).find(|(job, _)| job.name == wanted);
-                Ok((network, mine.map(|(_, plan)| plan).ok_or_else(missing)?))
-            })
+            Plan::new(fabric, jobs, mine)
         };
         let rings: u32 = told.iter().map(|tree| tree.rings).sum();
-        let boxes: BTreeSet<&str> = mine.values().map(|port| box_of(port)).collect();
+        let boxes: BTreeSet<&str> = ports(mine).into_values().map(box_of).collect();
         let tree = |tree: &api::FabricTree| Tree {
             root: tree.root.clone(),
             rings: tree.rings,
             part: f64::from(tree.rings) / f64::from(rings.max(1)),
-            planned: planned.as_ref().ok().map(|(network, plan)| {
-                let here = plan.trees.iter().filter(|of| network.name(of.root) == tree.root);
-                here.fold(0.0, |sum, tree| sum + tree.rate) / plan.rate().max(f64::MIN_POSITIVE)
-            }),
+            planned: planned.as_ref().ok().map(|(_, parts)| parts.get(&tree.root).copied().unwrap_or(0.0)),
             links: boxes.iter().filter_map(|of| link(fabric, of, &tree.root)).collect(),
         };
         let trees = told.iter().map(tree).collect();
         let (plan, no_plan) = match planned {
-            Ok((network, plan)) => {
-                let full = plan.full.iter().map(|resource| network.describe(*resource)).collect();
-                (Some(Plan { share: plan.share, bound: plan.bound, full }), None)
-            }
+            Ok((plan, _)) => (Some(plan), None),
             Err(why) => (None, Some(why.message)),
         };
-        Ok(Self { name: wanted.to_owned(), ranks: job_ranks, plan, no_plan, trees })
+        Ok(Self { name: wanted.to_owned(), ranks: mine.ranks, plan, no_plan, trees })
     }
 }
 
@@ -182,7 +228,7 @@ pub fn show(
     jobs: Vec<api::Job>,
     wanted: &str,
 ) -> Result<()> {
-    let job = Job::new(fabric, jobs, wanted)?;
+    let job = Job::new(fabric, &jobs, wanted)?;
     if format.json(out, &job)? {
         return Ok(());
     }
@@ -290,10 +336,10 @@ mod tests {
     #[test]
     fn another_job_takes_its_share() {
         let mut fabric = fabric();
-        let alone = Job::new(&fabric, vec![job("train")], "train").unwrap().plan.unwrap();
+        let alone = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
         assert!((alone.share - 5e8).abs() < 1e3, "{alone:?}");
         fabric.jobs.push(api::FabricJob { name: "other".into(), ..fabric.jobs[0].clone() });
-        let beside = Job::new(&fabric, vec![job("train"), job("other")], "train").unwrap().plan.unwrap();
+        let beside = Job::new(&fabric, &[job("train"), job("other")], "train").unwrap().plan.unwrap();
         assert!((beside.share - 2.5e8).abs() < 1e3, "{beside:?}");
     }
 
@@ -303,7 +349,7 @@ mod tests {
         let twice = api::FabricLink { below: "leaf0/w".into(), ..fabric.links[1].clone() };
         fabric.links.push(twice);
         let share =
-            |fabric: &api::Fabric| Job::new(fabric, vec![job("train")], "train").unwrap().plan.unwrap().share;
+            |fabric: &api::Fabric| Job::new(fabric, &[job("train")], "train").unwrap().plan.unwrap().share;
         assert!((share(&fabric) - 5e8).abs() < 1e3, "a second link between two boxes");
         fabric.boxes[3].drain = Some("new fan".into());
         assert!((share(&fabric) - 1.25e8).abs() < 1e3, "without spine1");
@@ -319,7 +365,7 @@ mod tests {
         fabric.jobs.clear();
         let shown = text(&fabric, vec![job("train")]);
         assert!(shown.contains("no plan: its ranks have not joined"), "{shown}");
-        let error = Job::new(&fabric, vec![], "train").unwrap_err();
+        let error = Job::new(&fabric, &[], "train").unwrap_err();
         assert_eq!(error.message, "JOB `train`: there is none");
     }
 }

@@ -27,7 +27,7 @@ pub const CLAIM_LIFE: Duration = Duration::from_secs(60);
 const REFUSALS: usize = 8;
 
 /// What a job that is set up in band has seen.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct InBand {
     /// Connections that wait for those of other ranks.
     claims: Claims,

@@ -182,7 +182,7 @@ pub enum State {
     Failed(String),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Job {
     /// What it was created with.
     pub spec: JobSpec,

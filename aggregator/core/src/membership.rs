@@ -44,7 +44,7 @@ pub struct RankAddress {
 }
 
 /// Ranks that have begun.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Epoch {
     pub number: u32,
     /// All ranks, in order.
@@ -60,12 +60,12 @@ pub struct Epoch {
 }
 
 /// Ranks that wait for others.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Forming {
     ranks: BTreeMap<Rank, Waiting>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Waiting {
     address: RankAddress,
     ifindex: u32,

@@ -1,0 +1,210 @@
+//! How many of a job's rings go by which parent: what the plan for all jobs gives it there. Pure.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use netsum_plan::beside::beside;
+use netsum_plan::topology::{Error, Network, Node, Topology};
+use netsum_plan::tree::{Hop, Tree};
+
+use crate::config::{End, Link};
+
+/// A link that has changed by less is as it was (Blink, MLSys 2020).
+const NOISE: f64 = 0.1;
+/// A port of which nobody knows the rate holds nothing up.
+const FAST: f64 = 1e15;
+/// Rooms are compared in these parts of the largest: what the solver rounds decides nothing.
+const PARTS: f64 = 1000.0;
+
+/// A job as boxes sum it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AtWork {
+    /// Its ranks' ports.
+    pub ends: Vec<End>,
+    /// Boxes at the top of its trees, and how many of its rings each has.
+    pub trees: Vec<(String, u32)>,
+}
+
+/// A box that can be above all others of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub name: String,
+    /// Bits per second of the slowest link to it; 0 where none is known.
+    pub rate: u64,
+    /// One ring at least must go by it.
+    pub is_needed: bool,
+}
+
+/// How rings are shared out.
+#[derive(Clone, Copy)]
+pub enum Share<'a> {
+    /// As they are, where that can be; otherwise by the links.
+    Kept(&'a [(String, u32)]),
+    /// By what the others leave. The function knows the rates of ports.
+    Beside(&'a [AtWork], &'a dyn Fn(&End) -> u64),
+    /// By the links alone.
+    Links,
+}
+
+impl Share<'_> {
+    /// The rings of each candidate.
+    pub fn rings(&self, rings: u32, candidates: &[Candidate], ends: &[End], links: &[&Link]) -> Vec<u32> {
+        let weights = match self {
+            Self::Kept(trees) => {
+                let kept = |c: &Candidate| trees.iter().find(|(of, _)| *of == c.name).map_or(0, |(_, n)| *n);
+                let kept: Vec<u32> = candidates.iter().map(kept).collect();
+                let is_whole = kept.iter().sum::<u32>() == rings
+                    && candidates.iter().zip(&kept).all(|(c, rings)| !c.is_needed || *rings > 0);
+                if is_whole {
+                    return kept;
+                }
+                by_links(candidates)
+            }
+            Self::Beside(others, rate) if links.iter().any(|link| link.rate.is_some()) => {
+                rooms(others, rate, candidates, ends, links).unwrap_or_else(|e| {
+                    log::warn!("no plan: {e}; rings are shared out by the rates of links alone");
+                    by_links(candidates)
+                })
+            }
+            Self::Beside(..) | Self::Links => by_links(candidates),
+        };
+        let weights: Vec<_> = candidates.iter().zip(weights).map(|(c, room)| (c.is_needed, room)).collect();
+        spread(&weights, rings)
+    }
+}
+
+/// An unknown rate counts as the smallest that is known.
+fn by_links(candidates: &[Candidate]) -> Vec<u64> {
+    let least = candidates.iter().map(|c| c.rate).filter(|rate| *rate > 0).min().unwrap_or(1);
+    candidates.iter().map(|c| c.rate.max(least)).collect()
+}
+
+/// The boxes and ports of jobs, by their numbers in a network.
+struct Numbers<'a> {
+    hosts: BTreeMap<&'a End, Node>,
+    boxes: BTreeMap<&'a str, Node>,
+}
+
+impl Numbers<'_> {
+    /// The tree by which ranks at these ports are summed.
+    fn tree(&self, ends: &[End], root: &str, rate: f64) -> Tree {
+        let root = self.boxes[root];
+        let host = |end: &End| (self.hosts[end], self.boxes[&*end.of]);
+        let below: BTreeSet<Node> = ends.iter().map(|end| host(end).1).filter(|of| *of != root).collect();
+        let hosts = ends.iter().map(host).chain(below.into_iter().map(|of| (of, root)));
+        let hops = hosts.map(|(child, parent)| Hop { child, parent, via: None }).collect();
+        Tree { root, hops, rate }
+    }
+}
+
+/// What the fair shares of the others leave at each candidate.
+fn rooms(
+    others: &[AtWork],
+    rate: impl Fn(&End) -> u64,
+    candidates: &[Candidate],
+    ends: &[End],
+    links: &[&Link],
+) -> Result<Vec<u64>, Error> {
+    let hosts: BTreeSet<&End> = others.iter().flat_map(|job| &job.ends).chain(ends).collect();
+    let tops = others.iter().flat_map(|job| job.trees.iter().map(|(name, _)| name));
+    let boxes = hosts.iter().map(|end| &end.of).chain(candidates.iter().map(|c| &c.name)).chain(tops);
+    let boxes: BTreeSet<&str> = boxes
+        .chain(links.iter().flat_map(|link| [&link.below.of, &link.above.of]))
+        .map(String::as_str)
+        .collect();
+    let mut topology = Topology::default();
+    let numbers = Numbers {
+        hosts: hosts.iter().copied().zip(0..).collect(),
+        boxes: boxes.iter().copied().zip(hosts.len()..).collect(),
+    };
+    // Names of boxes may be any; a network's may not.
+    numbers.boxes.values().for_each(|n| topology.box_(n.to_string()));
+    for (end, n) in &numbers.hosts {
+        let rate = match rate(end) {
+            0 => FAST,
+            rate => rate as f64,
+        };
+        topology.host(n.to_string());
+        topology.link(n.to_string(), numbers.boxes[&*end.of].to_string(), rate);
+    }
+    let rates = links.iter().filter_map(|link| link.rate).map(|rate| rate.0);
+    let least = rates.filter(|rate| *rate > 0).min().unwrap_or(1);
+    for link in links {
+        let [below, above] = [&link.below, &link.above].map(|end| numbers.boxes[&*end.of].to_string());
+        let rate = link.rate.map_or(least, |rate| rate.0.max(8));
+        topology.link(below, above, rate as f64);
+    }
+    let network = Network::new(&topology)?;
+    let of = |job: &AtWork| -> Vec<Tree> {
+        job.trees.iter().map(|(root, rings)| numbers.tree(&job.ends, root, f64::from(*rings))).collect()
+    };
+    let others: Vec<Vec<Tree>> = others.iter().map(of).collect();
+    let trees: Vec<Tree> = candidates.iter().map(|c| numbers.tree(ends, &c.name, 1.0)).collect();
+    let rooms = beside(&network, &others, &trees)?.rooms;
+    let most = rooms.iter().copied().fold(0.0, f64::max);
+    Ok(rooms.iter().map(|room| (PARTS * room / most).round() as u64).collect())
+}
+
+/// Shares rings out by weights; where all are 0 they are equal. Where there are fewer rings than weights those that are needed have one, and then
+/// the greatest.
+fn spread(weights: &[(bool, u64)], rings: u32) -> Vec<u32> {
+    let least = u128::from(weights.iter().all(|(_, weight)| *weight == 0));
+    let weight = |n: usize| u128::from(weights[n].1).max(least);
+    let mut of: Vec<usize> = (0..weights.len()).collect();
+    of.sort_by_key(|n| Reverse((weights[*n].0, weight(*n))));
+    of.truncate(rings as usize);
+    let sum: u128 = of.iter().map(|n| weight(*n)).sum::<u128>().max(1);
+    let mut shares = vec![0; weights.len()];
+    for n in &of {
+        shares[*n] = (weight(*n) * u128::from(rings) / sum) as u32;
+    }
+    // The largest remainders have what is left.
+    let left = rings - shares.iter().sum::<u32>();
+    of.sort_by_key(|n| Reverse((weight(*n) * u128::from(rings) % sum, *n)));
+    of.iter().take(left as usize).for_each(|n| shares[*n] += 1);
+    for n in of.into_iter().filter(|n| weights[*n].0) {
+        let most = (0..weights.len()).max_by_key(|n| (shares[*n], Reverse(*n)));
+        if let Some(most) = most.filter(|_| shares[n] == 0) {
+            shares[most] -= 1;
+            shares[n] += 1;
+        }
+    }
+    shares
+}
+
+/// Whether there is a candidate that was not there, or one whose links have changed by more than noise.
+pub fn has_changed(before: &[Candidate], now: &[Candidate]) -> bool {
+    now.iter().any(|c| {
+        let was = before.iter().find(|was| was.name == c.name);
+        was.is_none_or(|was| was.rate.abs_diff(c.rate) as f64 > NOISE * was.rate as f64)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_shared_out_by_weights() {
+        for (weights, rings, expected) in [
+            (&[1, 2, 4][..], 7, &[1, 2, 4][..]),
+            (&[0, 0], 3, &[1, 2]),
+            (&[0, 0, 0], 3, &[1, 1, 1]),
+            (&[0, 9], 3, &[0, 3]),
+            (&[10, 10, 40], 6, &[1, 1, 4]),
+            (&[10, 10, 40], 1, &[0, 0, 1]),
+            (&[10, 10], 1, &[1, 0]),
+            (&[1, 100], 4, &[0, 4]),
+            (&[u64::MAX, u64::MAX], 2, &[1, 1]),
+            (&[], 2, &[]),
+        ] {
+            let weights: Vec<_> = weights.iter().map(|weight| (false, *weight)).collect();
+            assert_eq!(spread(&weights, rings), expected, "{rings} over {weights:?}");
+        }
+        assert_eq!(spread(&[(true, 1), (false, 100)], 4), [1, 3]);
+        assert_eq!(spread(&[(true, 0), (false, 100)], 4), [1, 3]);
+        assert_eq!(spread(&[(true, 1), (false, 100)], 1), [1, 0]);
+        assert_eq!(spread(&[(true, 0), (false, 0)], 1), [1, 0]);
+        assert_eq!(spread(&[(false, 100), (true, 1), (true, 1)], 2), [0, 1, 1]);
+    }
+}
