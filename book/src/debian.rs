@@ -56,18 +56,24 @@ const HOSTS: Package = Package {
     program: "netsum-perf",
     files: &[
         ("deploy/netsum-hosts.sysctl", "etc/sysctl.d/50-netsum-hosts.conf"),
+        ("worker/c/include/netsum.h", "usr/include/netsum.h"),
+        ("worker/c/examples/all_reduce.c", "usr/share/doc/netsum-hosts/all_reduce.c"),
+        ("book/text/howto/c.md", "usr/share/doc/netsum-hosts/c.md"),
         ("book/text/howto/library.md", "usr/share/doc/netsum-hosts/library.md"),
         ("book/text/howto/transports.md", "usr/share/doc/netsum-hosts/transports.md"),
         ("CHANGELOG.md", "usr/share/doc/netsum-hosts/CHANGELOG.md"),
         ("LICENSE", "usr/share/doc/netsum-hosts/copyright"),
     ],
     conffiles: &["/etc/sysctl.d/50-netsum-hosts.conf"],
-    scripts: &[("hosts-postinst", "postinst")],
+    scripts: &[("hosts-postinst", "postinst"), ("hosts-triggers", "triggers")],
     fields: "Suggests: libibverbs1, ibverbs-providers\nDescription: all-reduce inside the network: its hosts\n \
          Hosts send each other gradients over RoCEv2, and a box with netsum adds them up on\n \
-         the way. This package has what a host needs: its kernel's settings, and a benchmark\n \
-         that shows whether the box sums (netsum-perf).\n",
+         the way. This package has what a host needs: its kernel's settings, the library for C\n \
+         (libnetsum), and a benchmark that shows whether the box sums (netsum-perf).\n",
 };
+
+/// The hosts' library, by the name that programs ask for.
+const LIBRARY: &str = "usr/lib/libnetsum.so.1";
 
 /// Makes the packages from the programs in `programs`, or from a release build; returns their paths.
 pub fn build(programs: Option<&Path>, out: &Path) -> Result<Vec<PathBuf>> {
@@ -76,7 +82,16 @@ pub fn build(programs: Option<&Path>, out: &Path) -> Result<Vec<PathBuf>> {
         None => {
             let status = Command::new("cargo")
                 .current_dir(root()?)
-                .args(["build", "--release", "-p", "netsum-aggregator", "-p", "netsum-worker"])
+                .args([
+                    "build",
+                    "--release",
+                    "-p",
+                    "netsum-aggregator",
+                    "-p",
+                    "netsum-worker",
+                    "-p",
+                    "netsum-c",
+                ])
                 .status()?;
             ensure!(status.success(), "the release build has failed");
             root()?.join("target/release")
@@ -103,11 +118,19 @@ impl Package {
         let root = root()?;
         let program = tree.join("usr/bin").join(self.program);
         install(&programs.join(self.program), &program, 0o755)?;
-        output("strip", &["--strip-unneeded", program.to_str().context("a path that is not UTF-8")?])?;
+        strip(&program)?;
         for (from, to) in self.files {
             install(&root.join(from), &tree.join(to), 0o644)?;
         }
-        if self.program == "netsum" {
+        if self.has_library() {
+            let library = tree.join(LIBRARY);
+            install(&programs.join("libnetsum.so"), &library, 0o644)?;
+            strip(&library)?;
+            std::os::unix::fs::symlink("libnetsum.so.1", tree.join("usr/lib/libnetsum.so"))?;
+            let text = "Name: netsum\nDescription: all-reduce inside the network\nLibs: -lnetsum\nVersion: ";
+            let text = format!("{text}{}\n", env!("CARGO_PKG_VERSION"));
+            write(&tree.join("usr/lib/pkgconfig/netsum.pc"), text.as_bytes(), 0o644)?;
+        } else {
             for (name, page) in dist::man_pages()? {
                 write(&tree.join("usr/share/man/man8").join(name), &page, 0o644)?;
             }
@@ -118,9 +141,21 @@ impl Package {
         Ok(())
     }
 
+    fn has_library(&self) -> bool {
+        self.program == "netsum-perf"
+    }
+
+    fn newest_glibc(&self, tree: &Path) -> Result<[u32; 2]> {
+        let program = newest_glibc(&fs::read(tree.join("usr/bin").join(self.program))?)?;
+        if !self.has_library() {
+            return Ok(program);
+        }
+        Ok(program.max(newest_glibc(&fs::read(tree.join(LIBRARY))?)?))
+    }
+
     fn control(&self, tree: &Path, version: &str, arch: &str) -> Result<()> {
         let folder = tree.join("DEBIAN");
-        let [major, minor] = newest_glibc(&fs::read(tree.join("usr/bin").join(self.program))?)?;
+        let [major, minor] = self.newest_glibc(tree)?;
         let text = format!(
             "Package: {}\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
              Maintainer: the netsum authors <netsum@localhost>\nDepends: libc6 (>= {major}.{minor}), libgcc-s1\n{}",
@@ -129,7 +164,8 @@ impl Package {
         write(&folder.join("control"), text.as_bytes(), 0o644)?;
         write(&folder.join("conffiles"), (self.conffiles.join("\n") + "\n").as_bytes(), 0o644)?;
         for (from, name) in self.scripts {
-            install(&root()?.join("deploy/debian").join(from), &folder.join(name), 0o755)?;
+            let mode = if *name == "triggers" { 0o644 } else { 0o755 };
+            install(&root()?.join("deploy/debian").join(from), &folder.join(name), mode)?;
         }
         Ok(())
     }
@@ -147,6 +183,10 @@ fn newest_glibc(program: &[u8]) -> Result<[u32; 2]> {
         Some([major.parse().ok()?, minor.split('.').next()?.parse().ok()?])
     };
     names.data()?.split(|byte| *byte == 0).filter_map(version).max().context("no symbol of the C library")
+}
+
+fn strip(file: &Path) -> Result<String> {
+    output("strip", &["--strip-unneeded", file.to_str().context("a path that is not UTF-8")?])
 }
 
 fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
@@ -196,7 +236,9 @@ mod tests {
         let mut files = Vec::<&str>::new();
         for package in [BOX, HOSTS] {
             // Any program will do.
-            fs::copy(std::env::current_exe().unwrap(), programs.path().join(package.program)).unwrap();
+            for file in [package.program, "libnetsum.so"] {
+                fs::copy(std::env::current_exe().unwrap(), programs.path().join(file)).unwrap();
+            }
             let tree = tempfile::tempdir().unwrap();
             package.lay_out(programs.path(), tree.path()).unwrap();
             for file in package.conffiles {

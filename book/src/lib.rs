@@ -13,12 +13,21 @@ use anyhow::{Context, Result, ensure};
 use mdbook_driver::MDBook;
 
 /// Files of the project that pages include, by their paths from the root.
-const INCLUDED: [&str; 7] = [
+const INCLUDED: [&str; 16] = [
     "SECURITY.md",
     "CHANGELOG.md",
     "aggregator/netsum.example.toml",
     "api/proto/netsum.proto",
     "deploy/GUIDE.md",
+    "deploy/kubernetes/Dockerfile",
+    "deploy/kubernetes/box.yaml",
+    "deploy/kubernetes/job.yaml",
+    "deploy/launch/mpirun.sh",
+    "deploy/launch/sum.py",
+    "deploy/launch/torchrun.sh",
+    "deploy/slurm/netsum.env",
+    "deploy/slurm/netsum.sh",
+    "deploy/slurm/slurm.conf",
     "worker/c/examples/all_reduce.c",
     "worker/examples/all_reduce.rs",
 ];

@@ -59,7 +59,7 @@ class Hook(unittest.TestCase):
         self.run_beside_gloo("hook", "integers", "half", "not_finite")
 
     def test_buckets_are_in_flight_beside_each_other(self):
-        self.run_beside_gloo("beside")
+        self.run_beside_gloo("beside", "workers")
 
     def test_unused_parameters_and_accumulated_gradients(self):
         self.run_beside_gloo("unused", "no_sync", ranks=3)

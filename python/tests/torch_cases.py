@@ -232,6 +232,29 @@ def not_finite():
         ddp.zero_grad()
         ddp(batches(1)[0]).sum().backward()
         assert all(p.grad.isfinite().all() for p in ddp.parameters())
+        if hasattr(torch.amp, "GradScaler"):
+            optimizer, before = torch.optim.SGD(ddp.parameters(), lr=0.1), weights(ddp)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+            for scale, moves in ((torch.inf if comm.rank == 1 else 1.0, False), (1.0, True)):
+                optimizer.zero_grad()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    scaler.scale(ddp(batches(1)[0]).mean() * scale).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                assert torch.equal(weights(ddp), before) != moves, "a step that should be left out, or not"
+
+
+def workers():
+    """Processes that are forked to load data leave the communicator alone."""
+    with gloo() as comm:
+        ddp = DistributedDataParallel(torch.nn.Linear(10, 2))
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        data = torch.utils.data.TensorDataset(torch.randn(40, 10))
+        for _ in range(2):
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=10, num_workers=2, multiprocessing_context="fork"):
+                ddp(x).sum().backward()
+        assert same_everywhere(ddp.module.weight.grad)
 
 
 def refused():

@@ -63,7 +63,12 @@ fn the_guide_leads_to_an_all_reduce() {
         let run = |machine: &Machine| machine.run(&commands).unwrap_or_else(|e| panic!("{commands}: {e:#}"));
         match &*who {
             "box" => said = run(&box_),
-            "hosts" => hosts.iter().for_each(|host| drop(run(host))),
+            "hosts" => {
+                hosts.iter().for_each(|host| drop(run(host)));
+                let example = "cc -o sum /usr/share/doc/netsum-hosts/all_reduce.c -lnetsum && ldd sum";
+                let said = hosts[0].run(example).unwrap();
+                assert!(said.contains("libnetsum.so.1 => /lib/libnetsum.so.1"), "{said}");
+            }
             "box unit" => {
                 assert_eq!(
                     commands, "systemctl enable --now netsum\n",

@@ -60,7 +60,8 @@ fn the_backend_finds_the_box_and_goes_on_without_it() {
     let mut ranks: Vec<Running> = (0..RANKS).map(start).collect();
     let all_say = |ranks: &mut [Running], cluster: &Cluster| {
         let line = |rank: &mut Running| {
-            rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", rank.stderr(), cluster.daemon_log()))
+            rank.line(PATIENCE)
+                .unwrap_or_else(|e| panic!("{e:#}\n{}\n{}", rank.stderr(), cluster.daemon_log()))
         };
         let lines: Vec<String> = ranks.iter_mut().map(line).collect();
         assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");

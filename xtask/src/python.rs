@@ -194,8 +194,10 @@ struct Environment {
 
 const DEBIAN: Environment =
     Environment { title: "Python, Debian's numpy and PyTorch", name: "debian", packages: &[], debian: true };
-const ENVIRONMENTS: [Environment; 2] =
-    [Environment { title: "Python", name: "pypi", packages: &["numpy"], debian: false }, DEBIAN];
+const ENVIRONMENTS: [Environment; 2] = [
+    Environment { title: "Python", name: "pypi", packages: &["numpy", "kubernetes-validate"], debian: false },
+    DEBIAN,
+];
 const PYPI_TORCH: Environment = Environment {
     title: "Python, PyPI's PyTorch",
     name: "torch",
@@ -243,7 +245,7 @@ fn tests() -> u32 {
         let path = paths::root().map(|root| root.join("python/tests").join(file));
         path.and_then(|path| Ok(std::fs::read_to_string(path)?)).unwrap_or_default()
     };
-    let files = ["test_netsum.py", "test_torch.py"];
+    let files = ["test_launch.py", "test_netsum.py", "test_torch.py"];
     files.iter().map(|file| text(file).matches("    def test_").count() as u32).sum()
 }
 

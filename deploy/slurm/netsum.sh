@@ -1,0 +1,43 @@
+#!/bin/sh
+# Slurm's PrologSlurmctld, EpilogSlurmctld, Prolog, Epilog and TaskProlog in one. A job that is started with --comment=netsum has a job
+# slurm-NUMBER on the box while it runs, and its tasks are told of it. Beside this file is netsum.env.
+set -eu
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+here=$(dirname "$0")
+# shellcheck source-path=SCRIPTDIR source=netsum.env
+. "$here/netsum.env"
+
+# Nobody without the secret knows the token of another job.
+token() {
+    { cat "$SECRET" && echo "$SLURM_JOB_ID" && cat "$SECRET"; } | sha256sum | cut -c1-32
+}
+
+case $SLURM_SCRIPT_CONTEXT in
+prolog_slurmctld)
+    [ "${SLURM_JOB_COMMENT-}" = netsum ] || exit 0
+    ranks=$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's/.* NumTasks=\([0-9]*\).*/\1/p')
+    # Slurm would start a batch job over and over. So it runs, and its ranks say that there is no such job.
+    $NETSUM job create "slurm-$SLURM_JOB_ID" --ranks "$ranks" --token "$(token)" 2>&1 | logger -t netsum-slurm || :
+    ;;
+epilog_slurmctld)
+    [ "${SLURM_JOB_COMMENT-}" = netsum ] || exit 0
+    $NETSUM job delete "slurm-$SLURM_JOB_ID" 2>&1 | logger -t netsum-slurm || :
+    ;;
+prolog_slurmd)
+    # The task prolog is run by the user, who does not see the secret.
+    mkdir -p "$TOKENS"
+    chmod 711 "$TOKENS"
+    umask 077
+    token > "$TOKENS/$SLURM_JOB_ID"
+    chown "$SLURM_JOB_UID" "$TOKENS/$SLURM_JOB_ID"
+    ;;
+epilog_slurmd)
+    rm -f "$TOKENS/$SLURM_JOB_ID"
+    ;;
+prolog_task)
+    [ -z "${NETSUM_JOB-}" ] || exit 0
+    echo "export NETSUM_CONTROLLER=$CONTROLLER"
+    echo "export NETSUM_JOB=slurm-$SLURM_JOB_ID"
+    echo "export NETSUM_TOKEN=$(cat "$TOKENS/$SLURM_JOB_ID")"
+    ;;
+esac

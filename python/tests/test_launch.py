@@ -1,0 +1,130 @@
+"""deploy/launch, deploy/slurm and deploy/kubernetes, as they are written; the ranks sum by themselves."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from ranks import addresses
+
+DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
+SUM = str(DEPLOY / "launch/sum.py")
+LINES = [f"rank {rank} of 2: 3 everywhere, summed by the ring" for rank in range(2)]
+
+
+def lines(out):
+    """What the ranks said. A launcher may put one behind the other."""
+    return sorted(re.findall("rank [0-9] of .*?ring", out))
+
+
+def run(*command, **more):
+    """What a command prints, with this Python first and no word of other jobs."""
+    words = ("NETSUM_", "SLURM_", "OMPI_", "RANK", "WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(words)}
+    environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{environment['PATH']}:/usr/sbin"
+    started = subprocess.Popen(
+        command,
+        env=environment | {"OMP_NUM_THREADS": "1"} | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = started.communicate(timeout=120)
+    finally:
+        # Also what it has started.
+        try:
+            os.killpg(started.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        started.wait()
+    if started.returncode != 0:
+        raise AssertionError(f"{command}: {started.returncode}\n{out}{err}")
+    return out
+
+
+class Launchers(unittest.TestCase):
+    def needs(self, *programs):
+        for program in programs:
+            if shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin") is None:
+                self.skipTest(f"no {program}")
+
+    def test_torchrun(self):
+        if importlib.util.find_spec("torch") is None:
+            self.skipTest("no PyTorch")
+        import torch
+
+        # What "nothing is redirected" is there is None for Python 3.11; this is it for ranks that are none.
+        old = ["-r", "9:1", "-t", "9:1"] if torch.__version__.startswith("1.") else []
+        script, where = str(DEPLOY / "launch/torchrun.sh"), {"MASTER_ADDR": "127.0.0.1", "PER_HOST": "2"}
+        port = str(20_000 + os.getpid() % 10_000)
+        out = run(script, "1", "0", *old, SUM, NETSUM_PEERS=",".join(addresses(2)), MASTER_PORT=port, **where)
+        self.assertEqual(lines(out), LINES)
+
+    def test_mpirun(self):
+        self.needs("mpirun")
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        script, slots = str(DEPLOY / "launch/mpirun.sh"), "localhost:2"
+        out = run(script, slots, SUM, NETSUM_PEERS=",".join(addresses(2)), **root)
+        self.assertEqual(lines(out), LINES)
+
+    def test_slurm(self):
+        self.needs("slurmctld", "slurmd", "munged", "srun", "unshare")
+        if os.getuid() != 0:
+            self.skipTest("namespaces need root")
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            root.chmod(0o755)
+            etc, calls = root / "etc", root / "calls"
+            shutil.copytree(DEPLOY / "slurm", etc)
+            (etc / "slurm.conf").rename(root / "hooks.conf")
+            hooks = (root / "hooks.conf").read_text().replace("/etc/slurm", str(etc))
+            (root / "hooks.conf").write_text(hooks)
+            (etc / "secret").write_text("secret\n")
+            # In the place of the box: says how it was called.
+            (root / "netsum").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+            (root / "netsum").chmod(0o755)
+            with (etc / "netsum.env").open("a") as settings:
+                settings.write(f"NETSUM={root}/netsum\nSECRET={etc}/secret\nTOKENS={root}/tokens\n")
+                settings.write(f"export SLURM_CONF={root}/slurm.conf\n")
+            script = str(pathlib.Path(__file__).with_name("slurm.sh"))
+            told = "import os; print(*[os.environ[n] for n in ('NETSUM_CONTROLLER', 'NETSUM_JOB', 'NETSUM_TOKEN')])"
+            both = f"python3 -c \"{told}\"; exec python3 {SUM}"
+            srun = ["srun", "-n", "2", "--comment=netsum", "sh", "-c", both]
+            out = run(script, folder, *srun, NETSUM_PEERS=",".join(addresses(2)))
+            self.assertEqual(lines(out), LINES)
+            controller, job, token = next(line.split() for line in out.splitlines() if "slurm-" in line)
+            self.assertEqual((controller, job, len(token)), ("netsum-box:4790", "slurm-1", 32))
+            created = f"job create slurm-1 --ranks 2 --token {token}"
+            self.assertEqual(calls.read_text().splitlines(), [created, "job delete slurm-1"])
+            self.assertEqual(list((root / "tokens").iterdir()), [])
+
+    def test_scripts_are_sound(self):
+        self.needs("shellcheck")
+        scripts = [*DEPLOY.glob("launch/*.sh"), *DEPLOY.glob("slurm/*.sh")]
+        self.assertEqual(len(scripts), 3)
+        run("shellcheck", "-x", *map(str, scripts))
+
+    def test_manifests_fit_the_schema_of_kubernetes(self):
+        try:
+            import kubernetes_validate
+            import yaml
+        except ImportError:
+            self.skipTest("no kubernetes-validate of PyPI")
+        kinds = []
+        for file in sorted(DEPLOY.glob("kubernetes/*.yaml")):
+            for manifest in yaml.safe_load_all(file.read_text()):
+                kubernetes_validate.validate(manifest, "1.30", strict=True)
+                kinds.append(manifest["kind"])
+        self.assertEqual(sorted(kinds), ["ConfigMap", "DaemonSet", "Job", "Pod", "Secret"])
+
+
+if __name__ == "__main__":
+    unittest.main()
