@@ -399,6 +399,23 @@ def collectives():
         assert y.isnan().all()
 
 
+def by_compilers():
+    """What torch.compile and DTensor call."""
+    from torch.distributed import _functional_collectives as calls
+
+    ranks, rank, group = dist.get_world_size(), dist.get_rank(), dist.group.WORLD
+    whole = torch.arange(2.0 * ranks)
+    for given, expected in (
+        (calls.all_reduce(torch.ones(4), "avg", group), torch.ones(4)),
+        (calls.all_reduce_coalesced([torch.ones(4), torch.ones(2)], "sum", group)[1], torch.full((2,), float(ranks))),
+        (calls.reduce_scatter_tensor(whole, "sum", 0, group), whole[2 * rank :][:2] * ranks),
+        (calls.all_gather_tensor(torch.full((2,), float(rank)), 0, group), torch.arange(float(ranks)).repeat_interleave(2)),
+        (calls.all_to_all_single(torch.arange(float(ranks)), None, None, group), torch.full((ranks,), float(rank))),
+        (calls.broadcast(torch.full((3,), float(rank)), 1, group), torch.ones(3)),
+    ):
+        assert torch.equal(calls.wait_tensor(given), expected), (given, expected)
+
+
 def by_gloo():
     """What the network does not do, is done, and said once."""
     with backend() as caught:
@@ -440,6 +457,13 @@ def by_gloo():
             out, sizes = torch.zeros(ranks * (rank + 1)), [r + 1 for r in range(ranks)]
             dist.all_to_all_single(out, torch.full((sum(sizes),), float(rank)), [rank + 1] * ranks, sizes)
             assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(rank + 1)), out
+        there = torch.zeros(3)
+        ops = [(dist.isend, torch.full((3,), float(rank)), 1), (dist.irecv, there, -1)]
+        for work in dist.batch_isend_irecv([dist.P2POp(op, x, (rank + by) % ranks) for op, x, by in ops]):
+            work.wait()
+        assert (there == (rank - 1) % ranks).all(), there
+        if NEW:
+            by_compilers()
         some = dist.new_group([0, 1])
         x = torch.full((3,), float(rank))
         if rank < 2:

@@ -69,6 +69,9 @@ class ProcessGroup(dist.ProcessGroup):
 
     # PyTorch's own keeps these in backends of C++.
 
+    def _get_backend(self, device: torch.device) -> ProcessGroupGloo:
+        return self.gloo
+
     def setGroupName(self, name: str) -> None:
         self._name = name
 
