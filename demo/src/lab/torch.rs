@@ -31,7 +31,7 @@ pub struct TorchArgs {
     #[arg(long, value_delimiter = ',', default_values = ["250mbit", "1gbit"])]
     rates: Vec<Rate>,
     /// Steps of each training.
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 30)]
     steps: usize,
     /// For the first weights and the order of the data.
     #[arg(long, default_value_t = 1)]
