@@ -59,7 +59,7 @@ class Hook(unittest.TestCase):
         self.run_beside_gloo("hook", "integers", "half", "not_finite")
 
     def test_buckets_are_in_flight_beside_each_other(self):
-        self.run_beside_gloo("beside")
+        self.run_beside_gloo("beside", "workers")
 
     def test_unused_parameters_and_accumulated_gradients(self):
         self.run_beside_gloo("unused", "no_sync", ranks=3)
@@ -89,6 +89,9 @@ class Backend(unittest.TestCase):
 
     def test_ranks_that_do_not_agree_on_a_box_are_told(self):
         torchrun("some_know")
+
+    def test_the_rank_that_died_is_named(self):
+        self.assertIn("NAMED", torchrun("dies_in_backend"))
 
     @unittest.skipIf(VERSION < (2, 6), "FSDP2 is in PyTorch 2.6 or later")
     def test_sharded_weights(self):

@@ -232,6 +232,29 @@ def not_finite():
         ddp.zero_grad()
         ddp(batches(1)[0]).sum().backward()
         assert all(p.grad.isfinite().all() for p in ddp.parameters())
+        if hasattr(torch.amp, "GradScaler"):
+            optimizer, before = torch.optim.SGD(ddp.parameters(), lr=0.1), weights(ddp)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+            for scale, moves in ((torch.inf if comm.rank == 1 else 1.0, False), (1.0, True)):
+                optimizer.zero_grad()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    scaler.scale(ddp(batches(1)[0]).mean() * scale).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                assert torch.equal(weights(ddp), before) != moves, "a step that should be left out, or not"
+
+
+def workers():
+    """Processes that are forked to load data leave the communicator alone."""
+    with gloo() as comm:
+        ddp = DistributedDataParallel(torch.nn.Linear(10, 2))
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        data = torch.utils.data.TensorDataset(torch.randn(40, 10))
+        for _ in range(2):
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=10, num_workers=2, multiprocessing_context="fork"):
+                ddp(x).sum().backward()
+        assert same_everywhere(ddp.module.weight.grad)
 
 
 def refused():
@@ -263,6 +286,26 @@ def dies():
         os._exit(0)
     raises(RuntimeError, "rank 1 died", lambda: ddp(batches(1)[0]).sum().backward())
     raises(netsum.RankDiedError, "rank 1", comm.barrier)
+    print("NAMED", flush=True)
+    os._exit(0)  # Gloo waits for the one that died
+
+
+def dies_in_backend():
+    """The rank that died is named, to who waits, to a future, and in DistributedDataParallel."""
+    os.environ["NETSUM_TIMEOUT"] = "1"
+    dist.init_process_group("netsum")
+    ddp = DistributedDataParallel(Net())
+    for x in batches(2):
+        ddp(x).sum().backward()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(2)]
+    for work in works:
+        assert raises(netsum.RankDiedError, "rank 1 died", work.wait).rank == 1
+        assert work.is_completed() and not work.is_success()
+        raises(RuntimeError, "rank 1 died", work.get_future().wait)
+    raises(netsum.RankDiedError, "rank 1 died", dist.broadcast, torch.ones(5), 0)
+    raises(RuntimeError, "rank 1 died", lambda: ddp(batches(1)[0]).sum().backward())
     print("NAMED", flush=True)
     os._exit(0)  # Gloo waits for the one that died
 
@@ -339,9 +382,6 @@ def collectives():
         out = torch.zeros(ranks, dtype=torch.int64)
         dist.all_to_all_single(out, torch.arange(ranks) + 10 * rank)
         assert torch.equal(out, torch.arange(ranks) * 10 + rank), out
-        parts = list(torch.zeros(ranks).chunk(ranks))
-        dist.all_to_all(parts, list((torch.arange(float(ranks)) + 10 * rank).chunk(ranks)))
-        assert torch.equal(torch.cat(parts), torch.arange(float(ranks)) * 10 + rank), parts
         objects = [None] * ranks
         dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
         assert [o["rank"] for o in objects] == list(range(ranks))
@@ -389,6 +429,14 @@ def by_gloo():
             elif rank == 1:
                 dist.recv(x := torch.zeros(3), 0)
                 assert (x == 1).all()
+            parts = list(torch.zeros(ranks).chunk(ranks))
+            dist.all_to_all(parts, list((torch.arange(float(ranks)) + 10 * rank).chunk(ranks)))
+            assert torch.equal(torch.cat(parts), torch.arange(float(ranks)) * 10 + rank), parts
+            # Rank 0's parts are all of one size, and the others' are not.
+            sent, got = ([2 + (rank > 0 and other > 0) for other in range(ranks)] for _ in range(2))
+            out = torch.zeros(sum(got))
+            dist.all_to_all_single(out, torch.full((sum(sent),), float(rank)), got, sent)
+            assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(torch.tensor(got))), out
             out, sizes = torch.zeros(ranks * (rank + 1)), [r + 1 for r in range(ranks)]
             dist.all_to_all_single(out, torch.full((sum(sizes),), float(rank)), [rank + 1] * ranks, sizes)
             assert torch.equal(out, torch.arange(float(ranks)).repeat_interleave(rank + 1)), out
@@ -401,7 +449,7 @@ def by_gloo():
             assert (x == 1).all(), x
         said = delegated(caught)
         assert len(said) == len(set(said)), said
-        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "parts of several sizes"):
+        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "parts whose sizes"):
             assert sum(words in text for text in said) == 1, (words, said)
         assert rank > 1 or any("a group of 2 of" in text for text in said) or ranks == 2, said
 

@@ -44,6 +44,7 @@ mod timing;
 mod trace;
 mod traced;
 mod train;
+mod train_on;
 mod undaemoned;
 mod vlan;
 mod vm;

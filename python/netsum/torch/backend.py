@@ -1,10 +1,10 @@
 """The backend "netsum" of torch.distributed: sums in the network, and Gloo for what that cannot do."""
 
+import collections
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -14,17 +14,21 @@ from torch._C._distributed_c10d import (
     PrefixStore,
     ProcessGroupGloo,
     ReduceOptions,
-    _create_work_from_future,
+    Work as DistributedWork,
 )
 
 from .._netsum import Communicator, Work
 from ..errors import ArgumentError
-from .completion import completed
+from .completion import Handle, completed
 from .meeting import meet
 from .tensors import SUMMED, WIDENED, Sum, as_bytes, contiguous
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+_last: "collections.deque[Handle]" = collections.deque(maxlen=16)
 
 
 class Delegated(UserWarning):
@@ -39,23 +43,26 @@ class ProcessGroup(dist.ProcessGroup):
     address = ""
     told: set[str] = set()
 
-    def __init__(self, store: "dist.Store", rank: int, size: int, timeout: timedelta):
+    def __init__(self, options, _more=None):
+        store, rank, size = options.store, options.group_rank, options.group_size
         super().__init__(rank, size)
         self._name = self._text = ""
         self.comm = ProcessGroup.world() if ProcessGroup.world else None
+        # Empty is all.
+        ranks = list(options.global_ranks_in_group)
         if self.comm is None:
             self.comm, ProcessGroup.address = meet(store, rank, size)
             ProcessGroup.world = weakref.ref(self.comm)
-        elif size < self.comm.ranks:
-            _tell(f"a group of {size} of {self.comm.ranks} ranks")
+        elif ranks and ranks != list(range(self.comm.ranks)):
+            _tell(f"a group of {size} of {self.comm.ranks} ranks" if size < self.comm.ranks else "a group with another order of ranks")
             self.comm = None
-        options = ProcessGroupGloo._Options()
-        options._timeout = timeout
+        gloo = ProcessGroupGloo._Options()
+        gloo._timeout = options.timeout
         if os.environ.get("GLOO_SOCKET_IFNAME"):
-            options._devices = [ProcessGroupGloo.create_default_device()]
+            gloo._devices = [ProcessGroupGloo.create_default_device()]
         else:
-            options._devices = [ProcessGroupGloo.create_device(hostname=ProcessGroup.address)]
-        self.gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
+            gloo._devices = [ProcessGroupGloo.create_device(hostname=ProcessGroup.address)]
+        self.gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, gloo)
 
     def getBackendName(self) -> str:
         return "netsum"
@@ -94,8 +101,8 @@ class ProcessGroup(dist.ProcessGroup):
             return False
         return all(tensor.layout == torch.strided for tensor in tensors) or bool(_tell(f"{kind} of sparse tensors"))
 
-    def _started(self, work: Work, finish: Callable[[Work], object]) -> "dist.Work":
-        return _create_work_from_future(completed(self.comm, work, finish))
+    def _started(self, work: Work, finish: Callable[[Work], list[torch.Tensor]]) -> Handle:
+        return _kept(Handle().follow(lambda told: completed(self.comm, work, told), finish))
 
     # Sums.
 
@@ -191,10 +198,11 @@ class ProcessGroup(dist.ProcessGroup):
         return _all([self._allgather_base(*both) for both in zip(outputs, inputs, strict=True)], outputs)
 
     def alltoall_base(self, output, input, output_sizes, input_sizes, opts=None):
-        uneven = len({*output_sizes, *input_sizes}) > 1
-        if uneven and self.comm is not None:
-            _tell("all_to_all of parts of several sizes")
-        if uneven or not self._moves("all_to_all", output, input):
+        # Where sizes are given, another rank's may differ though this one's are all the same.
+        sized = bool(output_sizes or input_sizes)
+        if sized and self.comm is not None:
+            _tell("all_to_all of parts whose sizes are given")
+        if sized or not self._moves("all_to_all", output, input):
             return self.gloo.alltoall_base(contiguous(output), input.detach().contiguous(), output_sizes, input_sizes)
         return self._started(self.comm.all_to_all_async(as_bytes(output), as_bytes(input.contiguous())), _finish(output))
 
@@ -262,29 +270,34 @@ def _finish(result: torch.Tensor) -> Callable[[Work], list[torch.Tensor]]:
     return finish
 
 
-def _then(work: "dist.Work", finish: Callable[[], list[torch.Tensor]]) -> "dist.Work":
+def _kept(handle: Handle) -> Handle:
+    if OLD:
+        _last.append(handle)
+    return handle
+
+
+def _then(work: DistributedWork, finish: Callable[[], list[torch.Tensor]]) -> Handle:
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
         future.wait()
         return finish()
 
-    return _create_work_from_future(work.get_future().then(done))
+    return _kept(Handle().follow(work.get_future().then, done))
 
 
-def _all(works: "Sequence[dist.Work]", results: Sequence[torch.Tensor]) -> "dist.Work":
+def _all(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
     """That of all of them."""
     if len(works) == 1:
         return works[0]
-    together = torch.futures.collect_all([work.get_future() for work in works])
 
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
         for one in future.wait():
             one.wait()
         return list(results)
 
-    return _create_work_from_future(together.then(done))
+    return _kept(Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done))
 
 
 def register() -> None:
     """Makes init_process_group("netsum") known."""
     more = {"devices": ["cpu"]} if "devices" in dist.Backend.register_backend.__code__.co_varnames else {}
-    dist.Backend.register_backend("netsum", ProcessGroup, **more)
+    dist.Backend.register_backend("netsum", ProcessGroup, extended_api=True, **more)

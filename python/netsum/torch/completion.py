@@ -1,13 +1,15 @@
-"""Who waits for operations in flight, so that neither autograd nor the caller does."""
+"""Who waits for operations in flight, so that neither autograd nor the caller does; and what the caller gets."""
 
 import atexit
 import queue
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
+from torch._C._distributed_c10d import Work as DistributedWork
 
 from .._netsum import Communicator, Work
 
@@ -53,6 +55,57 @@ def completed(comm: Communicator, work: Work, finish: Callable[[Work], T]) -> "t
     future = waited.then(lambda _: finish(work))
     waiter.works.put((work, waited))
     return future
+
+
+class Handle(DistributedWork):
+    """A call of torch.distributed in flight: what goes wrong, `wait` raises. PyTorch's own, made of a future, does not (2.15)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._future: torch.futures.Future = torch.futures.Future()
+
+    def follow(self, then: "Callable[[Callable[[T], list[torch.Tensor]]], torch.futures.Future]", finish: "Callable[[T], list[torch.Tensor]]"):
+        """Is over when `finish` has been called, by what `then` hands it to."""
+
+        def told(what: T) -> list[torch.Tensor]:
+            try:
+                return finish(what)
+            except BaseException as error:
+                self._error = error
+                raise
+            finally:
+                self._over.set()
+
+        self._future = then(told)
+        return self
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Ctrl-C ends it, unlike the wait for a future."""
+        if not self._over.wait(timeout.total_seconds() or None):
+            raise TimeoutError("the operation is still in flight")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> torch.futures.Future:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._future.wait()
+
+    def synchronize(self) -> None:
+        self.wait()
 
 
 @atexit.register
