@@ -135,23 +135,22 @@ def fingerprint(model):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=["netsum", "gloo"], default="netsum")
+    parser.add_argument("--backend", choices=["netsum", "hook", "gloo"], default="netsum", help="hook: netsum for the gradients, Gloo for the rest")
     parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--wait", action="store_true", help="before and after the steps for a line on standard input")
     args = parser.parse_args()
-    # DDP needs a group also where netsum sums: it brings rank 0's first weights to all.
-    dist.init_process_group("gloo")
+    if args.backend != "gloo":
+        import netsum
+        import netsum.torch
+    dist.init_process_group("netsum" if args.backend == "netsum" else "gloo")
     torch.manual_seed(args.seed)
     data_of, model_of, rate = MODELS[args.model]
     data = data_of()
     model = DistributedDataParallel(model_of(data))
     comm = None
-    if args.backend == "netsum":
-        import netsum
-        import netsum.torch
-
+    if args.backend == "hook":
         comm = netsum.init()
         model.register_comm_hook(comm, netsum.torch.comm_hook)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)

@@ -26,8 +26,15 @@ pub struct TrainSpec {
     pub seed: u64,
 }
 
-/// A job of the box's, by its name and token; Gloo if `None`.
-pub type Summer<'a> = Option<(&'a str, &'a str)>;
+/// Who sums; a job of the box's has a name and a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Summer<'a> {
+    Gloo,
+    /// netsum, as the backend of `torch.distributed`.
+    Backend(&'a str, &'a str),
+    /// netsum for the gradients, as a hook, and Gloo for the rest.
+    Hook(&'a str, &'a str),
+}
 
 /// What came of it.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +47,7 @@ pub struct Trained {
     pub test: f64,
     /// Hash of each rank's weights.
     pub weights: Vec<String>,
-    /// What each rank's communicator has counted; nothing with Gloo.
+    /// What each rank's communicator has counted, with the hook.
     pub statistics: Vec<Value>,
 }
 
@@ -63,14 +70,19 @@ impl Trainers {
             let mut command = host.command(&spec.python);
             command.arg(&script).args(["--wait", "--model", &spec.model]);
             command.args(["--steps", &spec.steps.to_string(), "--seed", &spec.seed.to_string()]);
-            command.args(["--backend", if summer.is_some() { "netsum" } else { "gloo" }]);
+            let (backend, job) = match summer {
+                Summer::Gloo => ("gloo", None),
+                Summer::Backend(job, token) => ("netsum", Some((job, token))),
+                Summer::Hook(job, token) => ("hook", Some((job, token))),
+            };
+            command.args(["--backend", backend]);
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.len().to_string());
             command.env("LOCAL_RANK", "0").env("MASTER_ADDR", &first).env("MASTER_PORT", "29500");
             // A host's name has no address there.
             command.env("GLOO_SOCKET_IFNAME", Host::INTERFACE);
             // One core or less for each rank.
             command.env("OMP_NUM_THREADS", "1").env("PYTHONDONTWRITEBYTECODE", "1");
-            if let Some((job, token)) = summer {
+            if let Some((job, token)) = job {
                 command.env("NETSUM_CONTROLLER", cluster.workers().to_string());
                 command.env("NETSUM_JOB", job).env("NETSUM_TOKEN", token);
             }

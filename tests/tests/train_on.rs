@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE};
 use netsum_lab::process::Running;
-use netsum_lab::train::{TrainSpec, Trainers};
+use netsum_lab::train::{Summer, TrainSpec, Trainers};
 
 const RANKS: usize = 4;
 
@@ -28,7 +28,7 @@ fn the_hook_goes_on_by_the_ring_when_the_daemon_dies_in_mid_training() {
     let mut cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
     let token = cluster.create_job(&JobSpec::new("hook", RANKS as u32)).unwrap();
     let spec = TrainSpec { python: python(), model: "cnn".to_owned(), steps: 30, seed: 1 };
-    let mut trainers = Trainers::start(&cluster, &spec, Some(("hook", &token))).unwrap();
+    let mut trainers = Trainers::start(&cluster, &spec, Summer::Hook("hook", &token)).unwrap();
     let kill = |step, _| if step == 10 { cluster.kill_daemon() } else { Ok(()) };
     let trained = trainers.train(kill).unwrap_or_else(|e| panic!("{e:#}"));
     trainers.leave().unwrap();

@@ -31,7 +31,7 @@ pub struct TorchArgs {
     #[arg(long, value_delimiter = ',', default_values = ["250mbit", "1gbit"])]
     rates: Vec<Rate>,
     /// Steps of each training.
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 30)]
     steps: usize,
     /// For the first weights and the order of the data.
     #[arg(long, default_value_t = 1)]
@@ -62,9 +62,9 @@ pub fn run(args: &TorchArgs) -> Result<()> {
                     .with_context(|| format!("the box said:\n{}", cluster.daemon_log()))
             };
             // Gloo has its turn between the others', should the machine have other work meanwhile.
-            let (floats, netsum) = train(Some((JOB, token)))?;
-            let (_, gloo) = train(None)?;
-            let (_, again) = train(Some((JOB, token)))?;
+            let (floats, netsum) = train(Summer::Hook(JOB, token))?;
+            let (_, gloo) = train(Summer::Gloo)?;
+            let (_, again) = train(Summer::Hook(JOB, token))?;
             let (model, rate) = (model.clone(), rate.to_string());
             comparisons.push(Comparison { model, rate, floats, netsum, gloo, again });
         }
@@ -83,7 +83,7 @@ pub fn run(args: &TorchArgs) -> Result<()> {
 
 /// One training; how many numbers the model has, and what came of it.
 fn train(args: &TorchArgs, cluster: &Cluster, model: &str, summer: Summer<'_>) -> Result<(u64, Run)> {
-    let who = if summer.is_some() { "netsum" } else { "Gloo" };
+    let who = if summer == Summer::Gloo { "Gloo" } else { "netsum" };
     let bar = ProgressBar::new(args.steps as u64)
         .with_style(
             ProgressStyle::with_template("  {prefix} {bar:40} step {pos}/{len}  {msg}")?
@@ -120,7 +120,7 @@ fn train(args: &TorchArgs, cluster: &Cluster, model: &str, summer: Summer<'_>) -
             test: trained.test,
             weights: trained.weights,
             links,
-            by_box: summer.map(|_| by_box),
+            by_box: (summer != Summer::Gloo).then_some(by_box),
         },
     ))
 }

@@ -58,8 +58,9 @@ class ProcessGroup(dist.ProcessGroup):
             self.comm = None
         gloo = ProcessGroupGloo._Options()
         gloo._timeout = options.timeout
-        if os.environ.get("GLOO_SOCKET_IFNAME"):
-            gloo._devices = [ProcessGroupGloo.create_default_device()]
+        if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
+            # The default device does not look at it.
+            gloo._devices = [ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")]
         else:
             gloo._devices = [ProcessGroupGloo.create_device(hostname=ProcessGroup.address)]
         self.gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, gloo)
