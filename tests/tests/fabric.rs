@@ -468,6 +468,75 @@ fn a_parent_that_is_slow_makes_all_wait_and_no_sum_wrong() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn the_second_job_goes_by_the_links_that_the_first_leaves_it() {
+    let rates = ["40mbit", "120mbit"].map(|text| text.parse::<Rate>().unwrap());
+    let cluster = fabric_of(LabSpec { spines: 2, uplink: Some(rates[0]), ..LabSpec::default() }, false);
+    cluster.lab().set_uplink_rate(1, rates[1]).unwrap();
+    let manager = cluster.start_manager_with_rates(&rates).unwrap();
+    let ranks = |name: &str, rings, hosts: [usize; 2]| {
+        let job = JobSpec { rings, mtu: 2048, message_size: 16384, window: 8, ..JobSpec::new(name, 2) };
+        cluster.ranks_of(&manager, &job, &hosts.map(|host| (host, 0))).unwrap()
+    };
+    // Its only ring goes by spine0, where all goes that is not summed. So must one of the next one's rings.
+    let mut first = ranks(JOB, 1, [0, 2]);
+    let mut second = ranks("next", 8, [1, 3]);
+    work(&mut first, 1);
+    work(&mut second, 1);
+    let shown = |job: &str| manager.json(&cluster, &["fabric", "job", "show", job]).unwrap();
+    let rings = |job: &str| -> Vec<(String, u64)> {
+        let trees = shown(job)["trees"].as_array().unwrap().clone();
+        trees.iter().map(|t| (t["root"].as_str().unwrap().to_owned(), t["rings"].as_u64().unwrap())).collect()
+    };
+    wait("trees are shown", || !rings("next").is_empty());
+    let at = |spine: usize, rings| (cluster.lab().spec().box_name(cluster.lab().spec().spine(spine)), rings);
+    assert_eq!((rings(JOB), rings("next")), (vec![at(0, 1)], vec![at(0, 1), at(1, 7)]));
+
+    // Both at work: about two seconds.
+    let files = [
+        first.order_all_reduce("i32", 1_500_000, 2).unwrap(),
+        second.order_all_reduce("i32", 6_000_000, 2).unwrap(),
+    ];
+    std::thread::sleep(3 * SECOND / 2);
+    let (text, next) = (manager.netsum(&cluster, &["fabric", "job", "show", "next"]).unwrap(), shown("next"));
+    println!("{}{text}", manager.netsum(&cluster, &["fabric", "job", "show", JOB]).unwrap());
+    let outcomes = [
+        first.check_all_reduce("i32", 1_500_000, 2, &files[0]).unwrap(),
+        second.check_all_reduce("i32", 6_000_000, 2, &files[1]).unwrap(),
+    ];
+    assert!(outcomes.iter().flatten().all(|o| (&*o.mode, o.wrong) == ("box", 0)), "{outcomes:?}");
+    for (job, outcomes, bytes) in [(JOB, &outcomes[0], 6e6), ("next", &outcomes[1], 24e6)] {
+        let took = outcomes.iter().map(|o| o.micros).max().unwrap() as f64 / 1e6;
+        println!("{job}: {took:.2} s, {:.1} MB/s", bytes / took / 1e6);
+    }
+    // The plan has it avoid spine0; what goes up to spine1 is the second job's alone.
+    let tree = |spine: usize| next["trees"][spine].clone();
+    let planned = [0, 1].map(|spine| tree(spine)["planned"].as_f64().unwrap());
+    assert!(planned[0] < 0.01 && planned[1] > 0.99, "{text}");
+    let up = |spine: usize| tree(spine)["links"][0]["up"].as_f64().unwrap();
+    assert!(up(1) > 3.0 * up(0) / 2.0 && up(1) > 5e6, "{text}");
+    manager.kill().unwrap();
+
+    // Neither the first one's end nor another manager changes its shares.
+    let manager = cluster.start_manager_with_rates(&rates).unwrap();
+    drop(first);
+    let is_there = || !manager.json(&cluster, &["fabric", "job", "show", JOB]).unwrap()["trees"][0].is_null();
+    let seen = work_until(&mut second, || manager.log(), |_, now| now > 3 * SECOND && !is_there());
+    println!("without the first job: {seen:.1?}");
+    assert_eq!((seen.without, manager.log().contains("connect anew")), (0, false), "{}", manager.log());
+    manager.json(&cluster, &["job", "renew", "next"]).unwrap();
+    let start = Instant::now();
+    let rings = || {
+        let trees = manager.json(&cluster, &["fabric", "job", "show", "next"]).unwrap()["trees"].clone();
+        [0, 1].map(|spine| trees[spine]["rings"].as_u64())
+    };
+    while rings() != [Some(2), Some(6)] {
+        assert!(start.elapsed() < PATIENCE, "{:?}: {}", rings(), manager.log());
+        work(&mut second, 3);
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn boxes_and_manager_start_again_in_any_order() {
     let mut cluster = fabric(2);
     let (manager, mut group) = at_work(&cluster);
