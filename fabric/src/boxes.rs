@@ -49,6 +49,8 @@ struct Known {
     stuck: HashSet<String>,
     /// What boxes have been told.
     trees: Vec<api::FabricJob>,
+    /// Bytes that each adds in a second, as far as it knows.
+    adds: HashMap<String, u64>,
     /// What each sums.
     jobs: HashMap<String, Vec<String>>,
     /// Those that get no new rings.
@@ -317,6 +319,7 @@ impl Boxes {
             drain: known.drains.get(name).map(|drain| drain.reason.clone()),
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
+            adds: known.adds.get(name).copied(),
         };
         let link = |cable: Cable| api::FabricLink {
             up: known.carries(&cable),
@@ -411,7 +414,7 @@ impl Boxes {
         let (mut seen, mut said) = (HashMap::new(), HashMap::new());
         while let Some(Ok((name, answer))) = looks.join_next().await {
             match answer {
-                Ok((api::ListPortsReply { ports, protocol, release, election, listens }, jobs)) => {
+                Ok((api::ListPortsReply { ports, protocol, release, election, listens, adds }, jobs)) => {
                     let mut known = self.known();
                     said.insert(name.clone(), Answer { ports: ports.clone(), listens });
                     known.look_at_version(&name, protocol, &release);
@@ -429,6 +432,7 @@ impl Boxes {
                     if known.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");
                     }
+                    adds.map(|adds| known.adds.insert(name.clone(), adds));
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::failure::Result;
 use super::format::Format;
-use super::layout::{self, Entry, FAIR, plain, styled};
+use super::layout::{self, Entry, FAIR, attribute, plain, styled};
+use super::plan::speed;
 use super::print::name;
 
 /// A fabric, as its manager knows it.
@@ -34,6 +35,8 @@ pub struct Node {
     pub drain: Option<String>,
     /// It gets none, and has none any more.
     pub drained: bool,
+    /// Bytes of contributions that its CPUs add in a second; null where that is not known.
+    pub adds: Option<u64>,
 }
 
 /// A cable.
@@ -103,6 +106,7 @@ impl From<api::Fabric> for Fabric {
             jobs: b.jobs,
             drain: b.drain,
             drained: b.drained,
+            adds: b.adds,
         };
         let link = |l: api::FabricLink| Link {
             below: l.below,
@@ -127,6 +131,7 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
     let node = |b: &Node| {
         let mut entry = Entry::new(vec![name(&b.name), state(b.answers, ["answers", "silent"])]);
         let mut facts = vec![plain(b.address.clone())];
+        facts.extend(b.adds.map(|adds| attribute("adds", speed(adds as f64))));
         if !b.jobs.is_empty() {
             facts.push(plain(format!("jobs {}", b.jobs.join(", "))));
         }
@@ -189,6 +194,7 @@ mod tests {
             drain: drain.map(str::to_owned),
             drained: jobs.is_empty(),
             hosts: Vec::new(),
+            adds: answers.then_some(2_900_000_000),
         };
         let link = |below: &str, up, trouble: Option<&str>| api::FabricLink {
             below: below.into(),

@@ -182,7 +182,7 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Str
         *links.entry((box_of(&link.below), box_of(&link.above))).or_default() += rate;
     }
     for b in &fabric.boxes {
-        plan.box_(&b.name);
+        add_box(&mut plan, b);
         for host in &b.hosts {
             let end = format!("{}/{}", b.name, host.port);
             let rate = fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
@@ -193,6 +193,15 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Str
     }
     links.into_iter().for_each(|((below, above), rate)| plan.link(below, above, rate));
     Ok(plan.text())
+}
+
+/// Adds a box to a plan's network.
+pub fn add_box(plan: &mut netsum_plan::topology::Topology, b: &api::FabricBox) {
+    plan.boxes.push(netsum_plan::topology::Box_ {
+        name: b.name.clone(),
+        adds: b.adds.map(|adds| adds as f64),
+        slots: None,
+    });
 }
 
 /// The box of BOX/PORT.

@@ -16,7 +16,7 @@ use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
 use super::plan::{few, speed};
 use super::print::name;
-use super::topology::{box_of, known};
+use super::topology::{add_box, box_of, known};
 
 /// A job of a fabric, its trees, and the plan for all jobs that are there.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -80,7 +80,7 @@ fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<(Network, Vec<plan
     // A box that gets no rings is in no tree, and of several links between two boxes rings use one.
     let usable: BTreeSet<&str> =
         fabric.boxes.iter().filter(|b| b.answers && b.drain.is_none()).map(|b| &*b.name).collect();
-    fabric.boxes.iter().for_each(|b| topology.box_(&b.name));
+    fabric.boxes.iter().for_each(|b| add_box(&mut topology, b));
     let mut links = BTreeMap::new();
     for link in fabric.links.iter().filter(|link| link.up) {
         let ends = [box_of(&link.below), box_of(&link.above)];

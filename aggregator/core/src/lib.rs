@@ -167,6 +167,11 @@ impl Controller {
         }
     }
 
+    /// CPUs that rings are spread over.
+    pub fn cpus(&self) -> usize {
+        self.pool.cpus()
+    }
+
     /// Bytes that the jobs' rings take.
     pub fn memory_used(&self) -> u64 {
         self.pool.used()

@@ -29,6 +29,9 @@ pub struct Saved {
     /// Of a manager: its election. Of a box: the highest of a manager that has called.
     #[serde(default)]
     pub election: u64,
+    /// Bytes that one of a box's CPUs adds in a second, as it was measured before there were jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adds: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +121,7 @@ impl Controller {
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
         let jobs = self.jobs.values().map(job).collect();
-        Saved { ports: self.ports.clone(), jobs, drained: BTreeMap::new(), found: Vec::new(), election: 0 }
+        Saved { ports: self.ports.clone(), jobs, ..Saved::default() }
     }
 
     /// What the jobs were created with: enough to create them again.

@@ -319,6 +319,7 @@ impl Admin for AdminService {
             release,
             election: inner.election,
             listens: heard.is_some(),
+            adds: inner.adds(),
         }))
     }
 
@@ -469,7 +470,7 @@ impl Admin for AdminService {
         let inner = self.shared.lock();
         let programs = inner.plane.programs().map_err(internal)?;
         let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
-        Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION }))
+        Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION, adds: inner.adds() }))
     }
 
     type TraceStream = trace::Tracing;
