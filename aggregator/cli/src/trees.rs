@@ -310,6 +310,15 @@ mod tests {
     }
 
     #[test]
+    fn a_box_that_adds_slowly_limits_the_plan() {
+        let mut fabric = fabric();
+        // spine1 adds up two leaves: 150 MB/s of each, where its links would carry 375.
+        fabric.boxes[3].adds = Some(300_000_000);
+        let plan = Job::new(&fabric, vec![job("train")], "train").unwrap().plan.unwrap();
+        assert!((plan.share - 2.75e8).abs() < 1e3 && plan.full.contains(&"spine1's CPU".into()), "{plan:?}");
+    }
+
+    #[test]
     fn without_rates_or_ranks_it_says_why_there_is_no_plan() {
         let mut fabric = fabric();
         fabric.links[0].rate = 0;
