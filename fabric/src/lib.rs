@@ -8,6 +8,7 @@
 //! | [`cables`] | links between boxes: typed, and heard: pure |
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
+//! | [`measured`] | what a link's rate is taken for: pure; [`measure`]: how it is found out |
 //! | [`nowhere`] | the data plane of a machine that has no ports |
 //! | [`diagnosis`] | what boxes say of a job, as one answer: pure |
 //! | [`client`] | connections to the boxes |
@@ -25,6 +26,8 @@ pub mod diagnosis;
 pub mod etcd;
 pub mod hosts;
 pub mod layout;
+pub mod measure;
+pub mod measured;
 pub mod nowhere;
 pub mod program;
 pub mod run;

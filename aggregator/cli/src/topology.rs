@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::args::TopologyArgs;
+use super::fabric::{Link, links};
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, plain, styled};
@@ -18,6 +19,8 @@ use super::print::name;
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Topology {
     pub boxes: Vec<Node>,
+    /// Cables between them.
+    pub links: Vec<Link>,
 }
 
 /// A box.
@@ -70,7 +73,8 @@ impl Topology {
             name: b.name,
             hosts: b.hosts.into_iter().map(host).collect(),
         };
-        Self { boxes: fabric.boxes.into_iter().map(node).collect() }
+        let links = fabric.links.into_iter().map(Link::from).collect();
+        Self { boxes: fabric.boxes.into_iter().map(node).collect(), links }
     }
 
     /// A tree: of several boxes above a leaf the one that is above most.
@@ -246,7 +250,7 @@ fn table(out: &mut impl Write, topology: &Topology) -> Result<()> {
         }
         entry
     };
-    let entries: Vec<_> = topology.boxes.iter().map(entry).collect();
+    let entries: Vec<_> = topology.boxes.iter().map(entry).chain(links(&topology.links)).collect();
     Ok(layout::print(out, &entries)?)
 }
 

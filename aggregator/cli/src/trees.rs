@@ -241,8 +241,8 @@ mod tests {
             below: below.into(),
             above: above.into(),
             up: true,
-            trouble: None,
             rate,
+            ..api::FabricLink::default()
         };
         let tree = |root: &str, rings| api::FabricTree { root: root.into(), rings };
         let box_ =

@@ -26,6 +26,9 @@ pub struct Saved {
     /// Links between boxes that a manager has found: their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<[String; 2]>,
+    /// What links between boxes carry where that is not what they should, in bits per second, by their lower ends.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rates: BTreeMap<String, u64>,
     /// Of a manager: its election. Of a box: the highest of a manager that has called.
     #[serde(default)]
     pub election: u64,

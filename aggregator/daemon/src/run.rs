@@ -26,6 +26,7 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::spread::Spreader;
 use super::state::Shared;
+use super::trains::{self, Trains};
 use super::worker::{PortFinder, WorkerService};
 use super::{
     device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls, uplinks,
@@ -59,6 +60,8 @@ struct Ready {
     metrics: Option<std::net::TcpListener>,
     /// Links are not found without.
     lldp: Option<Socket>,
+    /// Nor are their rates measured.
+    trains: Option<Socket>,
 }
 
 impl Ready {
@@ -94,11 +97,13 @@ impl Ready {
         device::tell(&interfaces, config.xdp, &cpus);
         let lldp = lldp::open().inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
-        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp })
+        let trains = trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
+        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp } = self;
+        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains } =
+            self;
         let Begun { mut plane, spread, controller, actions, store, election, adds } = begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -119,6 +124,7 @@ impl Ready {
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }
+        netlink.trains = trains.map(Trains::new).transpose()?;
         let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
         log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
         log::info!("administration on {}", config.admin.display());

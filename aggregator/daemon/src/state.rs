@@ -41,6 +41,8 @@ pub trait Boxes: Send {
     fn drained(&self) -> BTreeMap<String, String>;
     /// Ends of the links that were found.
     fn found(&self) -> Vec<[String; 2]>;
+    /// What links carry where that is not what they should, by their lower ends.
+    fn rates(&self) -> BTreeMap<String, u64>;
     /// No boxes could sum for this job now: its ranks need not try.
     fn is_stuck(&self, job: &str) -> bool;
 }
@@ -223,10 +225,17 @@ impl Inner {
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
-            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found()));
-            let (drained, found) = boxes.unwrap_or_default();
+            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found(), boxes.rates()));
+            let (drained, found, rates) = boxes.unwrap_or_default();
             store.keep(
-                &Saved { drained, found, election: self.election, adds: self.adds, ..self.controller.save() },
+                &Saved {
+                    drained,
+                    found,
+                    rates,
+                    election: self.election,
+                    adds: self.adds,
+                    ..self.controller.save()
+                },
                 "if the daemon is killed now, its jobs end",
             );
         }
