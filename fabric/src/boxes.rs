@@ -213,7 +213,7 @@ impl Boxes {
         self.known().cables.have_measured(link, carries);
     }
 
-    /// Links that have come into being since this was asked last.
+    /// Links that have come into being since this was asked last, and whose rates nobody knows.
     pub fn unmeasured(&self) -> Vec<Link> {
         let Known { cables, down, silent, .. } = &mut *self.known();
         cables.unmeasured(|cable| carries(down, cable), |name| silent.contains_key(name))

@@ -232,7 +232,8 @@ impl Cables {
         });
     }
 
-    /// Those that have not been measured since they have been there, which is told once. Of these boxes nothing is known.
+    /// Those whose rate nobody knows and that were not to be measured since they have been there: each is told once. They are there if they
+    /// carry something and both boxes answer.
     pub fn unmeasured(
         &mut self,
         carries: impl Fn(&Cable) -> bool,
@@ -246,7 +247,7 @@ impl Cables {
             }
             let is_there = carries(&cable);
             let Some(memory) = self.memory.get_mut(&ends) else { continue };
-            if !std::mem::replace(&mut memory.tried, is_there) && is_there {
+            if !std::mem::replace(&mut memory.tried, is_there) && is_there && cable.link.rate.is_none() {
                 new.push(cable.link);
             }
         }
