@@ -60,6 +60,13 @@ impl Boxes {
             idle = if now.frames == heard.frames { idle + 1 } else { 0 };
             heard = now;
         }
+        log::debug!(
+            "train from {from} to {to}: {} frames at {} b/s, of which {} came at {} b/s",
+            sent.frames,
+            sent.rate,
+            heard.frames,
+            heard.rate
+        );
         Ok((sent.rate, heard.rate))
     }
 }

@@ -4,7 +4,7 @@
 pub const MOST: usize = 2 << 20;
 /// With fewer frames there is no saying.
 pub const FEWEST: usize = 64;
-/// Parts of the second half, each with a rate of its own.
+/// Parts, each with a rate of its own.
 const PARTS: usize = 16;
 
 /// Bits per second of the link that a train has come over, by when each of its frames came, in nanoseconds, and its bytes; `None` where too
@@ -16,16 +16,25 @@ pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
     if arrivals.len() < FEWEST {
         return None;
     }
-    let late = &arrivals[arrivals.len() / 2..];
-    let part = |n: usize| {
-        let (from, to) = (n * (late.len() - 1) / PARTS, (n + 1) * (late.len() - 1) / PARTS);
-        let bytes: u64 = late[from + 1..=to].iter().map(|(_, bytes)| u64::from(*bytes)).sum();
-        let time = late[to].0.saturating_sub(late[from].0).max(1);
-        (u128::from(bytes) * 8_000_000_000 / u128::from(time)) as u64
-    };
-    let mut rates: Vec<u64> = (0..PARTS).map(part).collect();
+    let mut rates = parts(&arrivals[arrivals.len() / 2..]);
     rates.sort_unstable();
     Some(rates[PARTS / 2].midpoint(rates[PARTS / 2 - 1]))
+}
+
+/// Bits per second that a sender can do, by when it has sent each frame: those of the fastest part. In others it may have been held up.
+pub fn fastest(sent: &[(u64, u32)]) -> Option<u64> {
+    if sent.len() < FEWEST { None } else { parts(sent).into_iter().max() }
+}
+
+/// Rates of parts in a row.
+fn parts(frames: &[(u64, u32)]) -> Vec<u64> {
+    let part = |n: usize| {
+        let (from, to) = (n * (frames.len() - 1) / PARTS, (n + 1) * (frames.len() - 1) / PARTS);
+        let bytes: u64 = frames[from + 1..=to].iter().map(|(_, bytes)| u64::from(*bytes)).sum();
+        let time = frames[to].0.saturating_sub(frames[from].0).max(1);
+        (u128::from(bytes) * 8_000_000_000 / u128::from(time)) as u64
+    };
+    (0..PARTS).map(part).collect()
 }
 
 #[cfg(test)]
@@ -81,6 +90,7 @@ mod tests {
         #[test]
         fn times_of_any_kind_are_no_reason_to_fail(train in proptest::collection::vec((any::<u64>(), any::<u32>()), 0..300)) {
             rate(&train);
+            fastest(&train);
         }
     }
 }

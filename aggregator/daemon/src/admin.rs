@@ -25,6 +25,7 @@ use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, se
 use super::netlink::{Found, Netlink};
 use super::state::{Inner, Shared};
 use super::trace;
+use super::trains::Trains;
 use super::worker::PortFinder;
 use super::{device, diagnose, memory};
 
@@ -280,6 +281,7 @@ impl Admin for AdminService {
         };
         let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
         let trains = self.netlink.as_ref().and_then(|netlink| netlink.trains.as_ref());
+        trains.map(Trains::hear);
         let mut inner = self.shared.lock();
         // A manager that has nothing to order says by this that it is there.
         election.map(|election| inner.hear(election));

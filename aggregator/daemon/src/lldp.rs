@@ -2,7 +2,7 @@
 //! frames.
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -85,7 +85,7 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, chas
 }
 
 /// Sends a frame.
-pub(crate) fn send(socket: &AsyncFd<Socket>, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
+pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
         sll_protocol: ethertype.to_be(),

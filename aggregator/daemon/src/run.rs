@@ -124,7 +124,7 @@ impl Ready {
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }
-        netlink.trains = trains.map(Trains::new).transpose()?;
+        netlink.trains = trains.map(Trains::new);
         let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
         log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
         log::info!("administration on {}", config.admin.display());

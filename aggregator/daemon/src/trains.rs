@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use netsum_api::v1 as api;
-use netsum_core::train::{FEWEST, MOST, rate};
+use netsum_core::train::{FEWEST, MOST, fastest, rate};
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::unix::AsyncFd;
 
 use super::lldp::{HEADER, NEAREST, send};
 use super::message::mac_from_text;
@@ -58,7 +57,7 @@ struct Arrivals {
 /// Sends and hears trains.
 #[derive(Clone)]
 pub struct Trains {
-    socket: Arc<AsyncFd<Socket>>,
+    socket: Arc<Socket>,
     /// The last train of each interface.
     heard: Arc<Mutex<HashMap<u32, Arrivals>>>,
     /// Two at once would slow each other down.
@@ -66,16 +65,25 @@ pub struct Trains {
 }
 
 impl Trains {
-    /// Begins to hear, within a tokio runtime.
-    pub fn new(socket: Socket) -> Result<Self> {
-        // SAFETY: the socket owns its descriptor for as long as it lives, and always names the same one.
-        let socket = Arc::new(unsafe { AsyncFd::register(socket) }.context("trains")?);
-        let trains = Self { socket, heard: Arc::default(), one: Arc::default() };
-        tokio::spawn(trains.clone().keep_hearing());
-        Ok(trains)
+    /// With a socket of [`open`].
+    pub fn new(socket: Socket) -> Self {
+        Self { socket: Arc::new(socket), heard: Arc::default(), one: Arc::default() }
     }
 
-    /// What has come of the last train by an interface.
+    /// Takes note of what has come. Nobody needs to be awake while a train comes in: that would hold up a sender on the same machine.
+    pub fn hear(&self) {
+        loop {
+            match next(&self.socket) {
+                Ok(Some((ifindex, number, time, bytes))) => self.take_note(ifindex, number, time, bytes),
+                Ok(None) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // As where a port is taken down.
+                Err(e) => return log::debug!("trains: {e}"),
+            }
+        }
+    }
+
+    /// What was heard of the last train by an interface.
     pub fn heard(&self, ifindex: u32) -> Option<api::Train> {
         let all = self.arrivals();
         let Arrivals { number, frames } = all.get(&ifindex)?;
@@ -94,10 +102,10 @@ impl Trains {
         let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes(), &number.to_be_bytes()].concat();
         frame.resize(HEADER + (port.mtu as usize).clamp(64, FRAME), 0);
         let wanted = (bytes.min(MOST) / frame.len()).max(FEWEST);
-        let (start, mut waited, mut frames) = (Instant::now(), Duration::ZERO, 0);
-        while frames < wanted && start.elapsed() < LONGEST {
-            match send(&self.socket, ETHERTYPE, port.ifindex, &frame) {
-                Ok(()) => frames += 1,
+        let (start, mut waited, mut sent) = (Instant::now(), Duration::ZERO, Vec::new());
+        while sent.len() < wanted && start.elapsed() < LONGEST {
+            match send(&*self.socket, ETHERTYPE, port.ifindex, &frame) {
+                Ok(()) => sent.push(((start.elapsed() - waited).as_nanos() as u64, frame.len() as u32)),
                 Err(e)
                     if e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS) =>
                 {
@@ -108,31 +116,11 @@ impl Trains {
                 Err(e) => return Err(e),
             }
         }
-        let busy = (start.elapsed() - waited).as_secs_f64();
-        let rate = ((frames * frame.len() * 8) as f64 / busy) as u64;
-        Ok(api::Train { number, frames: frames as u32, rate })
+        Ok(api::Train { number, frames: sent.len() as u32, rate: fastest(&sent).unwrap_or_default() })
     }
 
     fn arrivals(&self) -> MutexGuard<'_, HashMap<u32, Arrivals>> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn keep_hearing(self) {
-        loop {
-            let result = async {
-                let mut guard = self.socket.readable().await?;
-                while let Ok(heard) = guard.try_io(|socket| hear(socket)) {
-                    if let Some((ifindex, number, time, bytes)) = heard? {
-                        self.take_note(ifindex, number, time, bytes);
-                    }
-                }
-                io::Result::Ok(())
-            };
-            if let Err(e) = result.await {
-                // As where a port is taken down.
-                log::debug!("trains: {e}");
-            }
-        }
     }
 
     fn take_note(&self, ifindex: u32, number: u64, time: u64, bytes: u32) {
@@ -148,7 +136,7 @@ impl Trains {
 }
 
 /// The next frame: its interface, its train's number, when it came, and its bytes. `None` where it is none of a train.
-fn hear(socket: &AsyncFd<Socket>) -> io::Result<Option<(u32, u64, u64, u32)>> {
+fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
     let mut head = [0; HEADER + NUMBER];
     let mut parts = [IoSliceMut::new(&mut head)];
     let mut space = cmsg_space!(TimeSpec);
