@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::manager::Manager;
+use netsum_lab::netns::output;
 use netsum_lab::{LabSpec, Rate};
 use serde_json::{Value, json};
 
@@ -127,12 +128,27 @@ fn links_as_fast_as_the_machine_keep_their_nominal_rates() {
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
     let manager = cluster.start_manager().unwrap();
-    for _ in 0..3 {
+    let all_nominal = || {
         measure(&cluster, &manager);
         for link in links(&cluster, &manager) {
             assert_eq!((&link["rate"], &link["measured"]), (&json!(10_000 * MBIT), &Value::Null), "{link}");
             assert!(link["unmeasured"].as_str().unwrap().ends_with("or more"), "{link}");
         }
+    };
+    (0..3).for_each(|_| all_nominal());
+    // A queue of the port itself holds its sender back, or loses what does not fit, one way.
+    let leaf = cluster.lab().leaf(0);
+    let tc = |arguments: &str| {
+        let words = arguments.split_whitespace();
+        output(leaf.command("tc").args(["qdisc"]).args(words)).unwrap();
+    };
+    for (rate, limit) in [(50, 100_000), (250, 100_000), (250, 10_000_000), (1000, 10_000_000)] {
+        tc(&format!("add dev uplink root tbf rate {rate}mbit burst 64kb limit {limit}"));
+        let measured = measure(&cluster, &manager);
+        assert!(measured[0][0].is_some_and(|m| m.abs_diff(rate) * 20 <= rate), "{measured:?}");
+        assert_eq!(measured[0][1], None);
+        tc("del dev uplink root");
+        all_nominal();
     }
 }
 
