@@ -39,6 +39,7 @@
 pub mod attacker;
 pub mod boxes;
 pub mod cluster;
+pub mod cpu;
 pub mod data;
 pub mod differential;
 pub mod evidence;

@@ -13,8 +13,9 @@ use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, OBJECT, Pinned, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, OBJECT, count};
 
+use crate::cpu::Pinned;
 use crate::frames::{FrameSpec, lanes};
 
 /// The loopback interface, where packets of a test run come in.

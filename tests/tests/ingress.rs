@@ -7,7 +7,7 @@ use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{Opcode, mark};
 use netsum_core::plane::FlowSpec;
 use netsum_dataplane::DataPlane;
-use netsum_dataplane::Pinned;
+use netsum_lab::cpu::Pinned;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{Bench, DROP, LOOPBACK, PASS, REDIRECT, flow, fragment, host, ring, tag};
 

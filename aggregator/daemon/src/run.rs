@@ -219,7 +219,7 @@ impl Ready {
 /// Bytes that one of these CPUs adds in a second, by a self-test: with the path MTU that jobs have by default.
 fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
     let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
-    let adds = speed::adds(*cpus.first()?, mtu).inspect_err(|e| {
+    let adds = speed::adds(mtu).inspect_err(|e| {
         log::warn!("how much this box adds could not be measured, and limits no plan: {e:#}")
     });
     let adds = adds.ok()?;

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `plane` | [`DataPlane`], what the controller asks; tests implement it with something simpler |
 //! | `bpf` | [`BpfDataPlane`], the loaded programs and their maps; `load`: how they get into the kernel |
-//! | `operations` | [`DataPlane`] with aya; `ports`, `rings`, `flows`, `in_band`, `cpus`, `pinned`, `trace`, `facts`: what belongs to each |
+//! | `operations` | [`DataPlane`] with aya; `ports`, `rings`, `flows`, `in_band`, `cpus`, `trace`, `facts`: what belongs to each |
 //! | [`held`] | a packet for a sum that no packet takes along |
 //! | [`pins`] | what outlives the daemon; `takeover`: what the next one makes of it |
 //! | [`speed`] | how fast this machine adds |
@@ -19,7 +19,6 @@ pub mod held;
 mod in_band;
 mod load;
 mod operations;
-mod pinned;
 pub mod pins;
 mod plane;
 mod ports;
@@ -33,5 +32,4 @@ mod trace;
 pub use bpf::{BpfDataPlane, Logger};
 pub use cpus::online_cpus;
 pub use load::{LoadOptions, OBJECT};
-pub use pinned::Pinned;
 pub use plane::{Attached, DataPlane, ProgramFacts, Traced, XdpMode, count};

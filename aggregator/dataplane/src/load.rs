@@ -10,7 +10,7 @@ use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
 
 use super::bpf::{BpfDataPlane, Threads, guard, ignore_missing, program};
 use super::pins::Pins;
-use super::replica::PROBE_EGRESS;
+use super::replica::{PROBE_AGGREGATE, PROBE_EGRESS};
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
@@ -67,14 +67,12 @@ impl BpfDataPlane {
         Ok(plane)
     }
 
-    /// Programs that are run by hand alone, on this CPU: no thread serves it, and contributions are taken at once.
-    pub(super) fn load_for_test_runs(cpu: u32) -> Result<Self> {
+    /// The twins of programs that can be test-run, and no thread that serves a CPU.
+    pub(super) fn load_for_test_runs() -> Result<Self> {
         let mut ebpf = open(OBJECT, None)?;
-        load(&mut ebpf, &[programs::INGRESS, programs::AGGREGATE_INLINE, programs::EGRESS, PROBE_EGRESS])?;
-        let options = LoadOptions { cpus: vec![cpu], cpu_queue: 1, inline: true };
-        let mut plane = Self::of(ebpf, &options, None, programs::AGGREGATE_INLINE)?;
-        plane.take_inline(true)?;
-        Ok(plane)
+        load(&mut ebpf, &[programs::EGRESS, PROBE_AGGREGATE, PROBE_EGRESS])?;
+        let options = LoadOptions { cpus: vec![0], cpu_queue: 1, inline: false };
+        Self::of(ebpf, &options, None, PROBE_AGGREGATE)
     }
 
     /// With programs that are loaded; threads are to run `aggregate`.

@@ -244,7 +244,7 @@ impl Replica {
 }
 
 /// Twins of `aggregate` and `egress` that can be test-run.
-const PROBE_AGGREGATE: &str = "probe_aggregate";
+pub(super) const PROBE_AGGREGATE: &str = "probe_aggregate";
 pub(super) const PROBE_EGRESS: &str = "probe_egress";
 
 fn spec(ring: RingNumber, config: &RingConfig, cpus: &[u32]) -> RingSpec {

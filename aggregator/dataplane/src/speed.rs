@@ -1,13 +1,13 @@
 //! How fast this machine adds. Contributions go through a second instance of the programs, one by one, which has maps of its own: no port, no
 //! job and no map of a box at work notices.
 //!
-//! What drivers and the kernel do around the programs is not in it, so a box adds less than this.
+//! What finds a contribution's ring, and what drivers and the kernel do around the programs, is not in it, so a box adds less than this.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use aya::programs::{TestRun as _, TestRunOptions};
-use netsum_common::abi::{Flow, FlowKey, RingConfig, RingNumber, maps, programs};
+use netsum_common::abi::{RingConfig, RingNumber};
 use netsum_common::icrc;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::{
@@ -17,9 +17,8 @@ use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
-use super::pinned::Pinned;
 use super::plane::DataPlane as _;
-use super::replica::{LOOPBACK, PROBE_EGRESS, XDP_REDIRECT};
+use super::replica::{LOOPBACK, PROBE_AGGREGATE, PROBE_EGRESS, XDP_REDIRECT};
 
 /// Contributions are sent for so long.
 const TIME: Duration = Duration::from_millis(50);
@@ -32,19 +31,13 @@ const QPN: u32 = 0x100;
 ///
 /// # Errors
 /// If the kernel refuses the programs, or they do not add.
-pub fn adds(cpu: u32, mtu: u32) -> Result<u64> {
-    let _here = Pinned::to(cpu)?;
-    let mut plane = BpfDataPlane::load_for_test_runs(cpu)?;
+pub fn adds(mtu: u32) -> Result<u64> {
+    let mut plane = BpfDataPlane::load_for_test_runs()?;
     let config = RingConfig { ranks: RANKS, slots: SLOTS, credit: SLOTS / 2, mtu, ..RingConfig::default() };
     let ring = RingSpec { id: RingNumber(1), cpu: 0, config };
     plane.create_ring(&ring)?;
     for rank in 0..RANKS {
-        let flow = flow(&ring, rank);
-        plane.add_flow(&flow)?;
-        // As if the packet before its first had been taken: the first is not queued either.
-        let mut flows = plane.hash::<FlowKey, Flow>(maps::FLOWS)?;
-        let there = flows.get(&flow.key(), 0)?;
-        flows.insert(flow.key(), Flow { next_psn: 0, ..there }, 0)?;
+        plane.add_flow(&flow(&ring, rank))?;
     }
     plane.activate_ring(&ring, &[LOOPBACK; RANKS as usize])?;
     let mut times = Vec::new();
@@ -63,7 +56,7 @@ fn fragment(plane: &mut BpfDataPlane, index: u32, mtu: u32) -> Result<Duration> 
     let (mut time, mut sum) = (Duration::ZERO, Vec::new());
     for rank in 0..RANKS {
         let frame = frame(rank, index, mtu).context("a frame without headers")?;
-        let (verdict, spent, out) = run(plane, programs::INGRESS, &frame)?;
+        let (verdict, spent, out) = run(plane, PROBE_AGGREGATE, &frame)?;
         if (verdict == XDP_REDIRECT) != (rank == RANKS - 1) {
             bail!("rank {rank}'s contribution to fragment {index}: verdict {verdict}");
         }

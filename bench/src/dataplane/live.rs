@@ -29,7 +29,7 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::{OBJECT, Settings, USUAL_RANKS, cpu, gbps};
-use netsum_dataplane::Pinned;
+use netsum_lab::cpu::Pinned;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{LOOPBACK, flow, host, qpn, ring};
 use netsum_lab::{Host, Lab, LabSpec};

@@ -1,4 +1,4 @@
-//! On which CPU a thread runs, which is the one that a test-run program runs on and takes for its own.
+//! On which CPU a thread runs: which one a test-run program runs on, and what it takes for its own.
 
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
