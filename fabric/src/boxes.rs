@@ -21,6 +21,7 @@ use crate::config::{BoxConfig, Config, End, Link};
 use crate::diagnosis::{self, Said};
 use crate::hosts::{Hosts, TWICE};
 use crate::layout::Ways;
+use crate::measured::Carries;
 
 /// So many hosts' places are remembered.
 const MOST_HOSTS: usize = 1 << 16;
@@ -32,6 +33,8 @@ pub struct Boxes {
     finder: Hosts,
     election: Election,
     known: Mutex<Known>,
+    /// Links are measured one at a time.
+    pub(crate) measuring: tokio::sync::Mutex<()>,
 }
 
 /// What is known of them by now.
@@ -49,6 +52,8 @@ struct Known {
     stuck: HashSet<String>,
     /// What boxes have been told.
     trees: Vec<api::FabricJob>,
+    /// Bytes that each adds in a second, as far as it knows.
+    adds: HashMap<String, u64>,
     /// What each sums.
     jobs: HashMap<String, Vec<String>>,
     /// Those that get no new rings.
@@ -68,8 +73,8 @@ struct Drain {
 }
 
 impl Known {
-    fn carries(&self, Cable { link, carries, .. }: &Cable) -> bool {
-        *carries && !self.down.contains(&link.below) && !self.down.contains(&link.above)
+    fn carries(&self, cable: &Cable) -> bool {
+        carries(&self.down, cable)
     }
 
     fn links(&self) -> Vec<Link> {
@@ -99,6 +104,11 @@ impl Known {
     }
 }
 
+/// Whether a cable carries something both ways, where these ports carry nothing.
+fn carries(down: &HashSet<End>, Cable { link, carries, .. }: &Cable) -> bool {
+    *carries && !down.contains(&link.below) && !down.contains(&link.above)
+}
+
 /// What a look at a box has shown.
 pub struct Seen {
     pub jobs: Vec<api::Job>,
@@ -121,7 +131,14 @@ impl Boxes {
         let finder = Hosts::new(all.clone(), CONNECT);
         let levels = config.boxes.iter().map(|b| (b.name.clone(), b.level)).collect();
         let known = Known { cables: Cables::new(config.links.clone(), levels), ..Known::default() };
-        Ok(Self { all, addresses, finder, election, known: Mutex::new(known) })
+        Ok(Self {
+            all,
+            addresses,
+            finder,
+            election,
+            known: Mutex::new(known),
+            measuring: tokio::sync::Mutex::default(),
+        })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -179,6 +196,27 @@ impl Boxes {
     /// Whether others were found since this was asked last.
     pub fn has_found(&self) -> bool {
         self.known().cables.has_changed()
+    }
+
+    /// Takes up the rates that an earlier manager has measured, once its links are known.
+    pub fn rates_again(&self, rates: &BTreeMap<String, u64>) {
+        self.known().cables.restore_rates(rates);
+    }
+
+    /// Rates of links that count in place of the nominal ones, by their lower ends.
+    pub fn rates(&self) -> BTreeMap<String, u64> {
+        self.known().cables.measured()
+    }
+
+    /// Takes note of what a link carries, or why that is not known.
+    pub fn have_measured(&self, link: &Link, carries: Result<Carries, String>) {
+        self.known().cables.have_measured(link, carries);
+    }
+
+    /// Links that have come into being since this was asked last, and whose rates nobody knows.
+    pub fn unmeasured(&self) -> Vec<Link> {
+        let Known { cables, down, silent, .. } = &mut *self.known();
+        cables.unmeasured(|cable| carries(down, cable), |name| silent.contains_key(name))
     }
 
     /// A port by its number here.
@@ -327,6 +365,7 @@ impl Boxes {
             drain: known.drains.get(name).map(|drain| drain.reason.clone()),
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
+            adds: known.adds.get(name).copied(),
         };
         let link = |cable: Cable| api::FabricLink {
             up: known.carries(&cable),
@@ -334,6 +373,9 @@ impl Boxes {
             above: cable.link.above.to_string(),
             trouble: cable.trouble,
             rate: cable.link.rate.map_or(0, |rate| rate.0),
+            nominal: cable.nominal.map_or(0, |rate| rate.0),
+            measured: cable.measured.iter().flatten().copied().next().unwrap_or_default(),
+            unmeasured: cable.measured.and_then(Result::err),
         };
         let boxes = self.all.iter().map(|(name, _)| name).zip(&self.addresses).map(of);
         let links = known.cables.all().into_iter().map(link);
@@ -421,7 +463,7 @@ impl Boxes {
         let (mut seen, mut said) = (HashMap::new(), HashMap::new());
         while let Some(Ok((name, answer))) = looks.join_next().await {
             match answer {
-                Ok((api::ListPortsReply { ports, protocol, release, election, listens }, jobs)) => {
+                Ok((api::ListPortsReply { ports, protocol, release, election, listens, adds }, jobs)) => {
                     let mut known = self.known();
                     said.insert(name.clone(), Answer { ports: ports.clone(), listens });
                     known.look_at_version(&name, protocol, &release);
@@ -439,6 +481,7 @@ impl Boxes {
                     if known.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");
                     }
+                    adds.map(|adds| known.adds.insert(name.clone(), adds));
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
@@ -521,6 +564,15 @@ impl AskBoxes for Boxes {
             fabric.boxes.iter_mut().filter(|b| b.name == name).for_each(|b| b.hosts.clone_from(&hosts));
         }
         fabric
+    }
+
+    async fn measure(&self) {
+        let links = {
+            let known = self.known();
+            let carry = known.cables.all().into_iter().filter(|cable| known.carries(cable));
+            carry.map(|cable| cable.link).collect()
+        };
+        self.measure_links(links).await;
     }
 
     async fn diagnose(&self, request: api::DiagnoseRequest, heard: Vec<Option<Duration>>) -> api::Diagnosis {

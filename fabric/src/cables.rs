@@ -8,6 +8,7 @@ use netsum_api::v1 as api;
 use netsum_core::rate::Rate;
 
 use crate::config::{End, Link};
+use crate::measured::{Carries, settle};
 
 /// A box that has just started has heard nothing yet, and one frame may be lost.
 const GRACE: Duration = Duration::from_secs(3);
@@ -28,6 +29,10 @@ pub struct Cable {
     pub carries: bool,
     /// What is wrong with it, in words.
     pub trouble: Option<String>,
+    /// Bits per second by its file or by drivers.
+    pub nominal: Option<Rate>,
+    /// What it has carried when it was measured last, or why that is not known.
+    pub measured: Option<Result<u64, String>>,
 }
 
 /// What is remembered of one from look to look.
@@ -37,6 +42,11 @@ struct Memory {
     /// A direction is missing since then.
     missing: Option<Instant>,
     trouble: Option<String>,
+    /// Bits per second that count in place of what its file or drivers say.
+    rate: Option<u64>,
+    measured: Option<Result<u64, String>>,
+    /// It was to be measured, since it has been there.
+    tried: bool,
 }
 
 /// All cables.
@@ -186,6 +196,64 @@ impl Cables {
         self.ends = Arc::new(ends);
     }
 
+    /// Takes up the rates that an earlier manager has measured, by their links' lower ends.
+    pub fn restore_rates(&mut self, rates: &BTreeMap<String, u64>) {
+        for ([below, _], memory) in &mut self.memory {
+            memory.rate = rates.get(&below.to_string()).copied();
+        }
+    }
+
+    /// Those that count in place of the nominal ones.
+    pub fn measured(&self) -> BTreeMap<String, u64> {
+        let all = self.memory.iter();
+        all.filter_map(|([below, _], memory)| Some((below.to_string(), memory.rate?))).collect()
+    }
+
+    /// Takes note of what a link carries, or why that is not known.
+    pub fn have_measured(&mut self, link: &Link, carries: Result<Carries, String>) {
+        let ends = [link.below.clone(), link.above.clone()];
+        let cable = self.all().into_iter().find(|cable| cable.link.below == link.below);
+        let (Some(cable), Some(memory)) = (cable, self.memory.get_mut(&ends)) else { return };
+        let nominal = cable.nominal;
+        let before = memory.rate;
+        if let Ok(carries) = carries {
+            memory.rate = settle(nominal.map(|rate| rate.0), before, carries);
+        }
+        if memory.rate != before {
+            let now =
+                memory.rate.map(Rate).or(nominal).map_or_else(|| "?".to_owned(), |rate| rate.to_string());
+            log::info!("link {} to {}: plans count with {now} from now on", link.below, link.above);
+            self.changed = true;
+        }
+        memory.measured = Some(match carries {
+            Ok(Carries::Just(rate)) => Ok(rate),
+            Ok(Carries::AtLeast(rate)) => Err(format!("carries {} or more", Rate(rate))),
+            Err(why) => Err(why),
+        });
+    }
+
+    /// Those whose rate nobody knows and that were not to be measured since they have been there: each is told once. They are there if they
+    /// carry something and both boxes answer.
+    pub fn unmeasured(
+        &mut self,
+        carries: impl Fn(&Cable) -> bool,
+        silent: impl Fn(&str) -> bool,
+    ) -> Vec<Link> {
+        let mut new = Vec::new();
+        for cable in self.all() {
+            let ends = [cable.link.below.clone(), cable.link.above.clone()];
+            if ends.iter().any(|end| silent(&end.of) || self.port(end).is_none()) {
+                continue;
+            }
+            let is_there = carries(&cable);
+            let Some(memory) = self.memory.get_mut(&ends) else { continue };
+            if !std::mem::replace(&mut memory.tried, is_there) && is_there && cable.link.rate.is_none() {
+                new.push(cable.link);
+            }
+        }
+        new
+    }
+
     /// Ports that are ends of cables to other boxes.
     pub fn ends(&self) -> Arc<BTreeSet<End>> {
         self.ends.clone()
@@ -220,7 +288,8 @@ impl Cables {
         let ends = [link.below.clone(), link.above.clone()];
         let memory = self.memory.get(&ends).cloned().unwrap_or_default();
         let rates = ends.iter().filter_map(|end| self.port(end)).map(|p| p.rate).filter(|rate| *rate > 0);
-        link.rate = link.rate.or(rates.min().map(Rate));
+        let nominal = link.rate.or(rates.min().map(Rate));
+        link.rate = memory.rate.map(Rate).or(nominal);
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
         let [below, above] = [level(&link.below), level(&link.above)];
         let flat = self.typed.is_empty() && below == above;
@@ -236,6 +305,8 @@ impl Cables {
             link,
             carries: memory.carries && !flat,
             trouble: (!troubles.is_empty()).then(|| troubles.join("; ")),
+            nominal,
+            measured: memory.measured,
         }
     }
 

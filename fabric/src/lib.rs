@@ -9,6 +9,7 @@
 //! | [`config`] | the configuration file: boxes, and links between them |
 //! | [`layout`] | which box adds up what: pure |
 //! | [`share`] | how many of its rings go by which parent: pure |
+//! | [`measured`] | what a link's rate is taken for: pure; [`measure`]: how it is found out |
 //! | [`nowhere`] | the data plane of a machine that has no ports |
 //! | [`diagnosis`] | what boxes say of a job, as one answer: pure |
 //! | [`client`] | connections to the boxes |
@@ -26,6 +27,8 @@ pub mod diagnosis;
 pub mod etcd;
 pub mod hosts;
 pub mod layout;
+pub mod measure;
+pub mod measured;
 pub mod nowhere;
 pub mod program;
 pub mod run;

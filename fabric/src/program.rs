@@ -69,6 +69,10 @@ impl netsum_daemon::state::Boxes for Changes {
         self.boxes.found()
     }
 
+    fn rates(&self) -> BTreeMap<String, u64> {
+        self.boxes.rates()
+    }
+
     fn is_stuck(&self, job: &str) -> bool {
         self.boxes.is_stuck(job)
     }
@@ -418,6 +422,10 @@ impl Programmer {
     /// Looks whether the boxes do as they were told. Where one does not, or a link is down, the ranks connect anew.
     async fn look(&mut self) {
         let seen = self.boxes.look().await;
+        let (new, boxes) = (self.boxes.unmeasured(), self.boxes.clone());
+        if !new.is_empty() {
+            tokio::spawn(async move { boxes.measure_links(new).await });
+        }
         for (at, name) in self.over(&seen) {
             self.delete(&at, &name, false).await;
         }

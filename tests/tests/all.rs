@@ -21,6 +21,7 @@ mod ipv6;
 mod lab;
 mod limits;
 mod links;
+mod measured;
 mod monitor;
 mod mtu;
 mod operate;

@@ -39,7 +39,7 @@ pub struct TestArgs {
 const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
 
 /// What runs alone: it measures times, floods, or minds what others leave or make on the machine.
-const ALONE: [&str; 12] = [
+const ALONE: [&str; 13] = [
     "benchmarks",
     "congestion",
     "contest",
@@ -47,6 +47,7 @@ const ALONE: [&str; 12] = [
     "inline",
     "lab",
     "links",
+    "measured",
     "renewal",
     "security",
     "shaped",

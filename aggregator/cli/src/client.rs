@@ -132,10 +132,10 @@ impl Client {
         Ok(said(self.admin.list_ports(api::ListPortsRequest::default()).await)?.ports)
     }
 
-    /// The boxes of a fabric; the hosts below them if asked for.
-    pub async fn show_fabric(&mut self, hosts: bool) -> Result<api::Fabric> {
+    /// The boxes of a fabric; the hosts below them if asked for; and whether links are to be measured first.
+    pub async fn show_fabric(&mut self, hosts: bool, measure: bool) -> Result<api::Fabric> {
         log::debug!("ShowFabric");
-        said(self.admin.show_fabric(api::ShowFabricRequest { hosts }).await)
+        said(self.admin.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
     }
 
     /// Has a box get no new rings, for a reason; or, without one, get them again.

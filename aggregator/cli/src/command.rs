@@ -74,13 +74,17 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
             let ports = client.list_ports().await?;
             print::ports(out, format, only(ports, "IFNAME", wanted, |p| &p.name)?)
         }
-        Command::Fabric(FabricCommand::Show) => fabric::show(out, format, client.show_fabric(false).await?),
-        Command::Fabric(FabricCommand::Probe) => fabric::probe(out, format, client.show_fabric(true).await?),
+        Command::Fabric(FabricCommand::Show) => {
+            fabric::show(out, format, client.show_fabric(false, false).await?)
+        }
+        Command::Fabric(FabricCommand::Probe { measure }) => {
+            fabric::probe(out, format, client.show_fabric(true, measure).await?, measure)
+        }
         Command::Fabric(FabricCommand::Topology(args)) => {
-            topology::show(out, format, &args, client.show_fabric(true).await?)
+            topology::show(out, format, &args, client.show_fabric(true, false).await?)
         }
         Command::Fabric(FabricCommand::Job { command: FabricJobCommand::Show { job } }) => {
-            let fabric = client.show_fabric(false).await?;
+            let fabric = client.show_fabric(false, false).await?;
             trees::show(out, format, &fabric, client.list_jobs().await?, &job)
         }
         Command::Fabric(FabricCommand::Drain { name, reason }) => client.drain_box(name, Some(reason)).await,

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::failure::Result;
 use super::format::Format;
-use super::layout::{self, Entry, FAIR, plain, styled};
+use super::layout::{self, Entry, FAIR, attribute, plain, styled};
+use super::plan::speed;
 use super::print::name;
 
 /// A fabric, as its manager knows it.
@@ -34,6 +35,8 @@ pub struct Node {
     pub drain: Option<String>,
     /// It gets none, and has none any more.
     pub drained: bool,
+    /// Bytes of contributions that its CPUs add in a second; null where that is not known.
+    pub adds: Option<u64>,
 }
 
 /// A cable.
@@ -47,8 +50,14 @@ pub struct Link {
     pub up: bool,
     /// What is wrong with it; null where nothing is known to be.
     pub trouble: Option<String>,
-    /// Bits per second of the slower end; 0 where it is not known.
+    /// Bits per second that plans count with; 0 where it is not known.
     pub rate: u64,
+    /// What the manager's file says, or else the driver of the slower end; 0 where neither does.
+    pub nominal: u64,
+    /// What the link has carried when it was measured last; null where that is not known.
+    pub measured: Option<u64>,
+    /// Why that is not known; null where it is, or where it was not tried.
+    pub unmeasured: Option<String>,
 }
 
 /// A port of a box, and the other end of its cable, as they hear each other by LLDP.
@@ -103,19 +112,43 @@ impl From<api::Fabric> for Fabric {
             jobs: b.jobs,
             drain: b.drain,
             drained: b.drained,
+            adds: b.adds,
         };
-        let link = |l: api::FabricLink| Link {
+        Self {
+            boxes: f.boxes.into_iter().map(node).collect(),
+            links: f.links.into_iter().map(Link::from).collect(),
+        }
+    }
+}
+
+impl From<api::FabricLink> for Link {
+    fn from(l: api::FabricLink) -> Self {
+        Self {
             below: l.below,
             above: l.above,
             up: l.up,
             trouble: l.trouble,
             rate: l.rate,
-        };
-        Self {
-            boxes: f.boxes.into_iter().map(node).collect(),
-            links: f.links.into_iter().map(link).collect(),
+            nominal: l.nominal,
+            measured: (l.measured > 0).then_some(l.measured),
+            unmeasured: l.unmeasured,
         }
     }
+}
+
+/// Links, with their rates: as they should be, and as they were measured.
+pub fn links(links: &[Link]) -> impl Iterator<Item = Entry> {
+    let text = |rate: u64| if rate == 0 { "?".to_owned() } else { Rate(rate).to_string() };
+    links.iter().map(move |l| {
+        let state = if l.up { plain("up") } else { styled("down", FAIR) };
+        let mut entry = Entry::new(vec![name(&l.below), plain(format!("to {}", l.above)), state]);
+        let mut facts = vec![attribute("rate", text(l.rate)), attribute("nominal", text(l.nominal))];
+        facts.extend(l.measured.map(|rate| attribute("measured", text(rate))));
+        facts.extend(l.unmeasured.as_ref().map(|why| plain(format!("not measured: {why}"))));
+        facts.extend(l.trouble.as_ref().map(|trouble| styled(trouble.clone(), FAIR)));
+        entry.attributes(0, facts);
+        entry
+    })
 }
 
 pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result<()> {
@@ -127,6 +160,7 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
     let node = |b: &Node| {
         let mut entry = Entry::new(vec![name(&b.name), state(b.answers, ["answers", "silent"])]);
         let mut facts = vec![plain(b.address.clone())];
+        facts.extend(b.adds.map(|adds| attribute("adds", speed(adds as f64))));
         if !b.jobs.is_empty() {
             facts.push(plain(format!("jobs {}", b.jobs.join(", "))));
         }
@@ -136,19 +170,13 @@ pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result
         entry.attributes(0, facts);
         entry
     };
-    let link = |l: &Link| {
-        let mut entry =
-            Entry::new(vec![name(&l.below), plain(format!("to {}", l.above)), state(l.up, ["up", "down"])]);
-        let rate = (l.rate > 0).then(|| plain(Rate(l.rate).to_string()));
-        let trouble = l.trouble.as_ref().map(|trouble| styled(trouble.clone(), FAIR));
-        entry.attributes(0, rate.into_iter().chain(trouble).collect());
-        entry
-    };
-    let entries: Vec<_> = fabric.boxes.iter().map(node).chain(fabric.links.iter().map(link)).collect();
+    let entries: Vec<_> = fabric.boxes.iter().map(node).chain(links(&fabric.links)).collect();
     Ok(layout::print(out, &entries)?)
 }
 
-pub fn probe(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result<()> {
+/// Ports, and links where they have been measured.
+pub fn probe(out: &mut impl Write, format: Format, fabric: api::Fabric, measured: bool) -> Result<()> {
+    let cables: Vec<Link> = fabric.links.into_iter().filter(|_| measured).map(Link::from).collect();
     let ports: Vec<Probe> = fabric.ports.into_iter().map(Probe::from).collect();
     if format.json(out, &ports)? {
         return Ok(());
@@ -172,7 +200,7 @@ pub fn probe(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Resul
         entry.attributes(0, facts);
         entry
     };
-    Ok(layout::print(out, &ports.iter().map(entry).collect::<Vec<_>>())?)
+    Ok(layout::print(out, &ports.iter().map(entry).chain(links(&cables)).collect::<Vec<_>>())?)
 }
 
 #[cfg(test)]
@@ -189,6 +217,7 @@ mod tests {
             drain: drain.map(str::to_owned),
             drained: jobs.is_empty(),
             hosts: Vec::new(),
+            adds: answers.then_some(2_900_000_000),
         };
         let link = |below: &str, up, trouble: Option<&str>| api::FabricLink {
             below: below.into(),
@@ -196,6 +225,9 @@ mod tests {
             up,
             trouble: trouble.map(str::to_owned),
             rate: 2_500_000_000,
+            nominal: 10_000_000_000,
+            measured: if up { 2_500_000_000 } else { 0 },
+            unmeasured: (!up).then(|| "a job has its rings at swp9".to_owned()),
         };
         let fabric = api::Fabric {
             boxes: vec![
@@ -241,7 +273,7 @@ mod tests {
             port("spine0/swp2", "leaf1/swp9", [false, false, true], 9000),
         ];
         let mut out = anstream::StripStream::new(Vec::new());
-        probe(&mut out, Format::Text, api::Fabric { ports, ..api::Fabric::default() }).unwrap();
+        probe(&mut out, Format::Text, api::Fabric { ports, ..api::Fabric::default() }, false).unwrap();
         insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());
     }
 }

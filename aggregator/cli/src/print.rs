@@ -8,6 +8,7 @@ use netsum_core::size::Size;
 use super::failure::Result;
 use super::format::Format;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
+use super::plan::speed;
 use super::timing::{self, Sums};
 use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, Stats};
 
@@ -317,6 +318,9 @@ pub fn programs(out: &mut impl Write, format: Format, programs: Programs) -> Res
                 attribute("verified", format!("{} insns", p.verified_insns)),
             ],
         );
+        if let Some(adds) = programs.adds.filter(|_| p.name == netsum_common::abi::programs::AGGREGATE) {
+            entry.attributes(0, vec![attribute("adds", speed(adds as f64))]);
+        }
         if p.run_cnt > 0 {
             let mean = p.run_time_ns as f64 / p.run_cnt as f64;
             let runs = format!("run_time_ns {}  run_cnt {}  {mean:.0} ns a run", p.run_time_ns, p.run_cnt);

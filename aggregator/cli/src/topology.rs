@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::args::TopologyArgs;
+use super::fabric::{Link, links};
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, plain, styled};
@@ -20,6 +21,8 @@ use super::print::name;
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Topology {
     pub boxes: Vec<Node>,
+    /// Cables between them.
+    pub links: Vec<Link>,
 }
 
 /// A box.
@@ -72,7 +75,8 @@ impl Topology {
             name: b.name,
             hosts: b.hosts.into_iter().map(host).collect(),
         };
-        Self { boxes: fabric.boxes.into_iter().map(node).collect() }
+        let links = fabric.links.into_iter().map(Link::from).collect();
+        Self { boxes: fabric.boxes.into_iter().map(node).collect(), links }
     }
 
     /// A tree: of several boxes above a leaf the one that is above most.
@@ -184,7 +188,7 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Pla
         *links.entry((box_of(&link.below), box_of(&link.above))).or_default() += rate;
     }
     for b in &fabric.boxes {
-        plan.box_(&b.name);
+        add_box(&mut plan, b);
         for host in &b.hosts {
             let end = format!("{}/{}", b.name, host.port);
             let rate = fabric.ports.iter().find(|port| port.port == end).map_or(0, |port| port.rate);
@@ -195,6 +199,15 @@ fn to_plan(fabric: &api::Fabric, names: &BTreeMap<String, String>) -> Result<Pla
     }
     links.into_iter().for_each(|((below, above), rate)| plan.link(below, above, rate));
     Ok(plan)
+}
+
+/// Adds a box to a plan's network.
+pub fn add_box(plan: &mut netsum_plan::topology::Topology, b: &api::FabricBox) {
+    plan.boxes.push(netsum_plan::topology::Box_ {
+        name: b.name.clone(),
+        adds: b.adds.map(|adds| adds as f64),
+        slots: None,
+    });
 }
 
 /// The box of BOX/PORT.
@@ -244,7 +257,7 @@ fn table(out: &mut impl Write, topology: &Topology) -> Result<()> {
         }
         entry
     };
-    let entries: Vec<_> = topology.boxes.iter().map(entry).collect();
+    let entries: Vec<_> = topology.boxes.iter().map(entry).chain(links(&topology.links)).collect();
     Ok(layout::print(out, &entries)?)
 }
 

@@ -17,7 +17,7 @@ use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
 use super::plan::{few, speed};
 use super::print::name;
-use super::topology::{box_of, known};
+use super::topology::{add_box, box_of, known};
 
 /// A job of a fabric, its trees, and the plan for all jobs that are there.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -81,7 +81,7 @@ fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<Network> {
     // A box that gets no rings is in no tree, and of several links between two boxes rings use one.
     let usable: BTreeSet<&str> =
         fabric.boxes.iter().filter(|b| b.answers && b.drain.is_none()).map(|b| &*b.name).collect();
-    fabric.boxes.iter().for_each(|b| topology.box_(&b.name));
+    fabric.boxes.iter().for_each(|b| add_box(&mut topology, b));
     let mut links = BTreeMap::new();
     for link in fabric.links.iter().filter(|link| link.up) {
         let ends = [box_of(&link.below), box_of(&link.above)];
@@ -287,8 +287,8 @@ mod tests {
             below: below.into(),
             above: above.into(),
             up: true,
-            trouble: None,
             rate,
+            ..api::FabricLink::default()
         };
         let tree = |root: &str, rings| api::FabricTree { root: root.into(), rings };
         let box_ =
@@ -353,6 +353,15 @@ mod tests {
         assert!((share(&fabric) - 5e8).abs() < 1e3, "a second link between two boxes");
         fabric.boxes[3].drain = Some("new fan".into());
         assert!((share(&fabric) - 1.25e8).abs() < 1e3, "without spine1");
+    }
+
+    #[test]
+    fn a_box_that_adds_slowly_limits_the_plan() {
+        let mut fabric = fabric();
+        // spine1 adds up two leaves: 150 MB/s of each, where its links would carry 375.
+        fabric.boxes[3].adds = Some(300_000_000);
+        let plan = Job::new(&fabric, vec![job("train")], "train").unwrap().plan.unwrap();
+        assert!((plan.share - 2.75e8).abs() < 1e3 && plan.full.contains(&"spine1's CPU".into()), "{plan:?}");
     }
 
     #[test]

@@ -387,6 +387,8 @@ pub struct Programs {
     pub abi: u32,
     /// The programs.
     pub programs: Vec<Program>,
+    /// Bytes of contributions that they add in a second, on all CPUs for rings; null where that could not be measured.
+    pub adds: Option<u64>,
 }
 
 /// A program.
@@ -434,7 +436,7 @@ impl From<api::ListProgramsReply> for Programs {
             run_time_ns: p.run_ns,
             attached: p.attached,
         };
-        Self { abi: reply.abi, programs: reply.programs.into_iter().map(program).collect() }
+        Self { abi: reply.abi, programs: reply.programs.into_iter().map(program).collect(), adds: reply.adds }
     }
 }
 

@@ -18,6 +18,7 @@
 //! | [`size`] | sizes in bytes as people write them |
 //! | [`token`] | the secret of a job |
 //! | [`trace`] | which packets somebody wants to see |
+//! | [`train`] | what frames in a row say of their link's rate |
 //! | [`uplinks`] | the ports towards parent boxes |
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
@@ -41,6 +42,7 @@ pub mod tenant;
 mod tests;
 pub mod token;
 pub mod trace;
+pub mod train;
 pub mod uplinks;
 pub mod watch;
 
@@ -165,6 +167,11 @@ impl Controller {
             tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
             admitted: BTreeMap::new(),
         }
+    }
+
+    /// CPUs that rings are spread over.
+    pub fn cpus(&self) -> usize {
+        self.pool.cpus()
     }
 
     /// Bytes that the jobs' rings take.

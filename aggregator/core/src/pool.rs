@@ -45,6 +45,11 @@ impl Pool {
         Self { total, used: 0, available: u64::MAX, rings: [false; MAX_RINGS as usize], load }
     }
 
+    /// CPUs that rings are spread over.
+    pub fn cpus(&self) -> usize {
+        self.load.len()
+    }
+
     /// Bytes in all.
     pub fn total(&self) -> u64 {
         self.total

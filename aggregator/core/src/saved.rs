@@ -26,9 +26,15 @@ pub struct Saved {
     /// Links between boxes that a manager has found: their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<[String; 2]>,
+    /// What links between boxes carry where that is not what they should, in bits per second, by their lower ends.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rates: BTreeMap<String, u64>,
     /// Of a manager: its election. Of a box: the highest of a manager that has called.
     #[serde(default)]
     pub election: u64,
+    /// Bytes that one of a box's CPUs adds in a second, as it was measured before there were jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adds: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +124,7 @@ impl Controller {
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
         let jobs = self.jobs.values().map(job).collect();
-        Saved { ports: self.ports.clone(), jobs, drained: BTreeMap::new(), found: Vec::new(), election: 0 }
+        Saved { ports: self.ports.clone(), jobs, ..Saved::default() }
     }
 
     /// What the jobs were created with: enough to create them again.

@@ -25,6 +25,7 @@ use super::message::{job_message, job_spec, mac_from_text, mac_text, refused, se
 use super::netlink::{Found, Netlink};
 use super::state::{Inner, Shared};
 use super::trace;
+use super::trains::Trains;
 use super::worker::PortFinder;
 use super::{device, diagnose, memory};
 
@@ -279,6 +280,8 @@ impl Admin for AdminService {
             None => Vec::new(),
         };
         let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
+        let trains = self.netlink.as_ref().and_then(|netlink| netlink.trains.as_ref());
+        trains.map(Trains::hear);
         let mut inner = self.shared.lock();
         // A manager that has nothing to order says by this that it is there.
         election.map(|election| inner.hear(election));
@@ -304,6 +307,7 @@ impl Admin for AdminService {
                 [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
             }
             let heard = heard.and_then(|heard| heard.get(p.ifindex, Instant::now()));
+            port.train = trains.and_then(|trains| trains.heard(p.ifindex));
             port.neighbour = heard.map(|(n, age)| api::Neighbour {
                 mac: mac_text(n.mac),
                 chassis: n.chassis,
@@ -319,10 +323,38 @@ impl Admin for AdminService {
             release,
             election: inner.election,
             listens: heard.is_some(),
+            adds: inner.adds(),
         }))
     }
 
+    async fn send_train(&self, request: Request<api::SendTrainRequest>) -> Answer<api::SendTrainReply> {
+        let (election, request) = (election(&request)?, request.into_inner());
+        let netlink = self.netlink.as_ref();
+        let trains = netlink.and_then(|netlink| Some((netlink, netlink.trains.as_ref()?)));
+        let (netlink, trains) =
+            trains.ok_or_else(|| Status::failed_precondition("this box cannot send trains"))?;
+        let interfaces = netlink.interfaces().await.map_err(internal)?;
+        let port = {
+            let inner = self.order(election)?;
+            let port = inner.controller.ports().iter().find(|port| port.name == request.port);
+            let port =
+                port.ok_or_else(|| Status::not_found(format!("port `{}`: there is none", request.port)))?;
+            if inner.controller.jobs().flat_map(|job| &job.flows).any(|flow| flow.ifindex == port.ifindex) {
+                return Err(Status::failed_precondition(format!("a job has its rings at {}", port.name)));
+            }
+            port.ifindex
+        };
+        let port = interfaces.iter().find(|l| l.ifindex == port && l.up);
+        let port = port.ok_or_else(|| Status::failed_precondition(format!("{} is down", request.port)))?;
+        let train = trains.send(port, request.bytes as usize).await;
+        let train = train.map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
+        Ok(Response::new(api::SendTrainReply { train: Some(train) }))
+    }
+
     async fn show_fabric(&self, request: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {
+        if let (true, PortFinder::Boxes(boxes)) = (request.get_ref().measure, &self.ports) {
+            boxes.measure().await;
+        }
         if let (true, PortFinder::Boxes(boxes)) = (request.get_ref().hosts, &self.ports) {
             return Ok(Response::new(boxes.topology().await));
         }
@@ -469,7 +501,7 @@ impl Admin for AdminService {
         let inner = self.shared.lock();
         let programs = inner.plane.programs().map_err(internal)?;
         let programs = programs.into_iter().map(|p| program_message(&inner, p)).collect();
-        Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION }))
+        Ok(Response::new(api::ListProgramsReply { programs, abi: abi::VERSION, adds: inner.adds() }))
     }
 
     type TraceStream = trace::Tracing;

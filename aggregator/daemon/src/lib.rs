@@ -17,6 +17,7 @@
 //! | [`socket`] | the administration socket: who may open it |
 //! | [`tls`] | TLS for workers |
 //! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: who gets which |
+//! | [`trains`] | frames in a row, which tell a link's rate |
 //! | [`privileges`] | the capabilities that the daemon keeps |
 //! | [`load`] | how full rings are, and what their jobs have counted |
 //! | [`metrics`] | the same for Prometheus, over HTTP |
@@ -53,5 +54,6 @@ pub mod state;
 pub mod tls;
 pub mod trace;
 pub mod tracers;
+pub mod trains;
 mod uplinks;
 pub mod worker;

@@ -2,7 +2,7 @@
 //! frames.
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -20,9 +20,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const TTL: u16 = 3;
 
 /// The nearest bridge, of whatever kind.
-const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
+pub(crate) const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 const ETHERTYPE: u16 = 0x88cc;
-const HEADER: usize = 14;
+pub(crate) const HEADER: usize = 14;
 
 /// Types of TLVs, and of what is in the first two.
 const END: u8 = 0;
@@ -78,16 +78,17 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, chas
     {
         let Some(mac) = mac_from_text(&mac) else { continue };
         // The next one follows soon.
-        if let Err(e) = send(socket, ifindex, &frame(mac, chassis, &name)) {
+        if let Err(e) = send(socket, ETHERTYPE, ifindex, &frame(mac, chassis, &name)) {
             log::debug!("LLDP: port {name}: {e}");
         }
     }
 }
 
-fn send(socket: &AsyncFd<Socket>, ifindex: u32, frame: &[u8]) -> io::Result<()> {
+/// Sends a frame.
+pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
-        sll_protocol: ETHERTYPE.to_be(),
+        sll_protocol: ethertype.to_be(),
         sll_ifindex: ifindex as i32,
         sll_hatype: 0,
         sll_pkttype: 0,

@@ -20,6 +20,7 @@ use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage,
 use tokio::sync::Mutex;
 
 use super::neighbours::Heard;
+use super::trains::Trains;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub struct Netlink {
     one_list: Arc<Mutex<()>>,
     /// What ports hear; `None` where nobody listens.
     pub heard: Option<Heard>,
+    /// Sends and hears trains; `None` where nobody does.
+    pub trains: Option<Trains>,
 }
 
 impl Netlink {
@@ -64,7 +67,7 @@ impl Netlink {
     pub fn open() -> Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection().context("netlink")?;
         tokio::spawn(connection);
-        Ok(Self { handle, one_list: Arc::default(), heard: None })
+        Ok(Self { handle, one_list: Arc::default(), heard: None, trains: None })
     }
 
     /// All interfaces.

@@ -184,6 +184,8 @@ pub struct Begun {
     pub store: Option<Store>,
     /// The highest of a manager that has called.
     pub election: u64,
+    /// What one CPU adds, if it has been measured.
+    pub adds: Option<u64>,
 }
 
 /// Begins anew, or goes on where a daemon was killed.
@@ -207,7 +209,15 @@ pub fn begin(
         let mut plane = BpfDataPlane::load(&options)?;
         attach(&mut plane, config, interfaces, &[], &[])?;
         let spread = Spreader::begin(&config.spread, None)?;
-        return Ok(Begun { plane, spread, controller, actions: Vec::new(), store: None, election: 0 });
+        return Ok(Begun {
+            plane,
+            spread,
+            controller,
+            actions: Vec::new(),
+            store: None,
+            election: 0,
+            adds: None,
+        });
     };
     let store = Store::new(config.state.clone());
     let mut old = Vec::new();
@@ -233,7 +243,15 @@ pub fn begin(
             plane.unpin()?;
             return Err(e);
         }
-        return Ok(Begun { plane, spread, controller, actions: Vec::new(), store: Some(store), election: 0 });
+        return Ok(Begun {
+            plane,
+            spread,
+            controller,
+            actions: Vec::new(),
+            store: Some(store),
+            election: 0,
+            adds: None,
+        });
     };
 
     refuse_strangers(interfaces, &pins.links())?;
@@ -254,7 +272,7 @@ pub fn begin(
             }
         }
     }
-    let (jobs, election) = (saved.jobs.len(), saved.election);
+    let (jobs, election, adds) = (saved.jobs.len(), saved.election, saved.adds);
     let why = |job: &SavedJob| {
         let half = job.rings().any(|r| broken.contains(&r.id));
         half.then(|| "the one before was killed while it changed the job".to_owned())
@@ -267,7 +285,7 @@ pub fn begin(
         "taken over from the daemon before: {} ports, {jobs} jobs, {ended} connections whose job has ended",
         taken.len()
     );
-    Ok(Begun { plane, spread, controller, actions, store: Some(store), election })
+    Ok(Begun { plane, spread, controller, actions, store: Some(store), election, adds })
 }
 
 /// That no port has an XDP program of somebody else.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use netsum_api::v1::admin_server::AdminServer;
 use netsum_api::v1::worker_server::WorkerServer;
-use netsum_core::{Controller, JobSpec};
-use netsum_dataplane::{Logger, online_cpus};
+use netsum_core::{Controller, JobSpec, largest_mtu};
+use netsum_dataplane::{Logger, online_cpus, speed};
 use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, UnixListener};
@@ -26,6 +26,7 @@ use super::reload::Reloader;
 use super::socket::{self, SocketFile};
 use super::spread::Spreader;
 use super::state::Shared;
+use super::trains::{self, Trains};
 use super::worker::{PortFinder, WorkerService};
 use super::{
     device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls, uplinks,
@@ -59,6 +60,8 @@ struct Ready {
     metrics: Option<std::net::TcpListener>,
     /// Links are not found without.
     lldp: Option<Socket>,
+    /// Nor are their rates measured.
+    trains: Option<Socket>,
 }
 
 impl Ready {
@@ -89,16 +92,19 @@ impl Ready {
         if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
             jobs.clear();
         }
-        let begun = begin(config, &cpus, &interfaces, reset, controller)?;
+        let mut begun = begin(config, &cpus, &interfaces, reset, controller)?;
+        begun.adds = begun.adds.or_else(|| measure(&cpus, &interfaces));
         device::tell(&interfaces, config.xdp, &cpus);
         let lldp = lldp::open().inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
-        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp })
+        let trains = trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
+        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp } = self;
-        let Begun { mut plane, spread, controller, actions, store, election } = begun;
+        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains } =
+            self;
+        let Begun { mut plane, spread, controller, actions, store, election, adds } = begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
             tokio::spawn(forward_log(logger));
@@ -107,7 +113,7 @@ impl Ready {
         {
             let mut inner = shared.lock();
             memory::tell(&mut inner.controller);
-            (inner.store, inner.election, inner.spread) = (store, election, spread);
+            (inner.store, inner.election, inner.spread, inner.adds) = (store, election, spread, adds);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
             if let Some((wanted, jobs)) = wanted {
                 inner.create_again(wanted, jobs);
@@ -118,6 +124,7 @@ impl Ready {
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }
+        netlink.trains = trains.map(Trains::new);
         let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
         log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
         log::info!("administration on {}", config.admin.display());
@@ -207,6 +214,17 @@ impl Ready {
         }
         ended
     }
+}
+
+/// Bytes that one of these CPUs adds in a second, by a self-test: with the path MTU that jobs have by default.
+fn measure(cpus: &[u32], interfaces: &[Interface]) -> Option<u64> {
+    let mtu = largest_mtu(interfaces.iter().map(|l| l.mtu).min()?);
+    let adds = speed::adds(mtu).inspect_err(|e| {
+        log::warn!("how much this box adds could not be measured, and limits no plan: {e:#}")
+    });
+    let adds = adds.ok()?;
+    log::info!("adds {} MB/s with each of {} CPUs, at path MTU {mtu}", adds / 1_000_000, cpus.len());
+    Some(adds)
 }
 
 /// Where workers call.

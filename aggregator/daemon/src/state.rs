@@ -41,6 +41,8 @@ pub trait Boxes: Send {
     fn drained(&self) -> BTreeMap<String, String>;
     /// Ends of the links that were found.
     fn found(&self) -> Vec<[String; 2]>;
+    /// What links carry where that is not what they should, by their lower ends.
+    fn rates(&self) -> BTreeMap<String, u64>;
     /// No boxes could sum for this job now: its ranks need not try.
     fn is_stuck(&self, job: &str) -> bool;
 }
@@ -80,6 +82,8 @@ pub struct Inner {
     pub refused_jobs: RefusedJobs,
     /// Of a manager: its election. Of a box: the highest of a manager that has called.
     pub election: u64,
+    /// Bytes that one CPU adds in a second, as far as is known.
+    pub adds: Option<u64>,
     /// Where the controller's state is kept for the next daemon.
     pub store: Option<Store>,
     /// Where the jobs are kept for every start.
@@ -138,6 +142,7 @@ impl Shared {
             tracers: Tracers::default(),
             refused_jobs: RefusedJobs::default(),
             election: 0,
+            adds: None,
             store: None,
             wanted: None,
             waiters: HashMap::new(),
@@ -202,6 +207,11 @@ impl Inner {
         result
     }
 
+    /// Bytes that all CPUs for rings add in a second, as far as is known.
+    pub fn adds(&self) -> Option<u64> {
+        Some(self.adds? * self.controller.cpus() as u64)
+    }
+
     /// Takes note of a manager that has called, by its election. Whether none has called since that was elected later.
     pub fn hear(&mut self, election: u64) -> bool {
         if election > self.election {
@@ -215,10 +225,17 @@ impl Inner {
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
-            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found()));
-            let (drained, found) = boxes.unwrap_or_default();
+            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found(), boxes.rates()));
+            let (drained, found, rates) = boxes.unwrap_or_default();
             store.keep(
-                &Saved { drained, found, election: self.election, ..self.controller.save() },
+                &Saved {
+                    drained,
+                    found,
+                    rates,
+                    election: self.election,
+                    adds: self.adds,
+                    ..self.controller.save()
+                },
                 "if the daemon is killed now, its jobs end",
             );
         }

@@ -49,6 +49,8 @@ pub trait AskBoxes: Send + Sync {
     ) -> Result<(u32, [u8; 6]), Status>;
     /// The boxes and the hosts below them.
     async fn topology(&self) -> api::Fabric;
+    /// Measures the links between them that no job has its rings on.
+    async fn measure(&self);
     /// Why a job that is at work stands still; how long ago each of its ranks was heard of.
     async fn diagnose(&self, request: api::DiagnoseRequest, heard: Vec<Option<Duration>>) -> api::Diagnosis;
 }

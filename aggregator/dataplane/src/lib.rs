@@ -7,6 +7,7 @@
 //! | `operations` | [`DataPlane`] with aya; `ports`, `rings`, `flows`, `in_band`, `cpus`, `trace`, `facts`: what belongs to each |
 //! | [`held`] | a packet for a sum that no packet takes along |
 //! | [`pins`] | what outlives the daemon; `takeover`: what the next one makes of it |
+//! | [`speed`] | how fast this machine adds |
 //! | [`spread`] | flows that are not summed, over a box's uplinks |
 //! | [`replica`] | a second instance, for `netsum simulate` |
 
@@ -23,6 +24,7 @@ mod plane;
 mod ports;
 pub mod replica;
 mod rings;
+pub mod speed;
 pub mod spread;
 mod takeover;
 mod trace;

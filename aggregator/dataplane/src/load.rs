@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context as _, Result, bail};
-use aya::EbpfLoader;
 use aya::maps::{ProgramArray, RingBuf};
+use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
 
 use super::bpf::{BpfDataPlane, Threads, guard, ignore_missing, program};
 use super::pins::Pins;
+use super::replica::{PROBE_AGGREGATE, PROBE_EGRESS};
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");
@@ -45,42 +46,15 @@ impl BpfDataPlane {
         if options.cpus.is_empty() {
             bail!("no CPU is given to serve rings");
         }
-        // 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for trace.
-        let level = log::max_level() as usize as u8;
-        let mut loader = EbpfLoader::new();
-        loader.override_global(aya_log::LEVEL, &level, false);
-        if let Some(pins) = &pins {
-            pins.make()?;
-            for name in maps::ALL {
-                loader.map_pin_path(name, pins.map(name));
-            }
-        }
-        let mut ebpf =
-            loader.load(object).context("the kernel does not take the maps of the XDP programs")?;
-        for name in [programs::INGRESS, programs::AGGREGATE, programs::AGGREGATE_INLINE, programs::EGRESS] {
-            program(&mut ebpf, name)?
-                .load()
-                .with_context(|| format!("the kernel does not take the XDP program `{name}`"))?;
-        }
+        let mut ebpf = open(object, pins.as_ref())?;
+        load(
+            &mut ebpf,
+            &[programs::INGRESS, programs::AGGREGATE, programs::AGGREGATE_INLINE, programs::EGRESS],
+        )?;
         guard(&mut ebpf)?
             .load()
             .with_context(|| format!("the kernel does not take the program `{}`", programs::GUARD))?;
-        let logger = if level > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
-        let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
-        let aggregate = program(&mut ebpf, programs::AGGREGATE)?.fd()?.try_clone()?;
-        let events = RingBuf::try_from(ebpf.take_map(maps::EVENTS).context(maps::EVENTS)?)?;
-        let mut plane = Self {
-            ebpf,
-            logger,
-            egress,
-            cpus: options.cpus.clone(),
-            threads: Threads { configured: options.cpus.clone(), queue: options.cpu_queue, aggregate },
-            ports: HashMap::new(),
-            pins,
-            ended: HashSet::new(),
-            rings: HashMap::new(),
-            events,
-        };
+        let mut plane = Self::of(ebpf, options, pins, programs::AGGREGATE)?;
         for &cpu in &options.cpus {
             if cpu >= MAX_CPUS {
                 bail!("CPU {cpu} is out of range: at most {}", MAX_CPUS - 1);
@@ -93,6 +67,34 @@ impl BpfDataPlane {
         Ok(plane)
     }
 
+    /// The twins of programs that can be test-run, and no thread that serves a CPU.
+    pub(super) fn load_for_test_runs() -> Result<Self> {
+        let mut ebpf = open(OBJECT, None)?;
+        load(&mut ebpf, &[programs::EGRESS, PROBE_AGGREGATE, PROBE_EGRESS])?;
+        let options = LoadOptions { cpus: vec![0], cpu_queue: 1, inline: false };
+        Self::of(ebpf, &options, None, PROBE_AGGREGATE)
+    }
+
+    /// With programs that are loaded; threads are to run `aggregate`.
+    fn of(mut ebpf: Ebpf, options: &LoadOptions, pins: Option<Pins>, aggregate: &str) -> Result<Self> {
+        let logger = if level() > 0 { EbpfLogger::init(&mut ebpf).ok() } else { None };
+        let egress = program(&mut ebpf, programs::EGRESS)?.fd()?.try_clone()?;
+        let aggregate = program(&mut ebpf, aggregate)?.fd()?.try_clone()?;
+        let events = RingBuf::try_from(ebpf.take_map(maps::EVENTS).context(maps::EVENTS)?)?;
+        Ok(Self {
+            ebpf,
+            logger,
+            egress,
+            cpus: options.cpus.clone(),
+            threads: Threads { configured: options.cpus.clone(), queue: options.cpu_queue, aggregate },
+            ports: HashMap::new(),
+            pins,
+            ended: HashSet::new(),
+            rings: HashMap::new(),
+            events,
+        })
+    }
+
     /// Whether contributions that come in on their ring's CPU are taken there at once, from now on.
     pub fn take_inline(&mut self, wanted: bool) -> Result<()> {
         let program = program(&mut self.ebpf, programs::AGGREGATE_INLINE)?.fd()?.try_clone()?;
@@ -100,4 +102,30 @@ impl BpfDataPlane {
         let mut array = ProgramArray::try_from(map)?;
         if wanted { Ok(array.set(0, &program, 0)?) } else { ignore_missing(array.clear_index(&0)) }
     }
+}
+
+/// 0 silences the programs; otherwise the numbers of `log` and aya-log agree, 1 for error to 5 for trace.
+fn level() -> u8 {
+    log::max_level() as usize as u8
+}
+
+/// Makes the maps, or uses those on that are pinned.
+fn open(object: &[u8], pins: Option<&Pins>) -> Result<Ebpf> {
+    let level = level();
+    let mut loader = EbpfLoader::new();
+    loader.override_global(aya_log::LEVEL, &level, false);
+    if let Some(pins) = pins {
+        pins.make()?;
+        for name in maps::ALL {
+            loader.map_pin_path(name, pins.map(name));
+        }
+    }
+    loader.load(object).context("the kernel does not take the maps of the XDP programs")
+}
+
+fn load(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
+    names.iter().try_for_each(|name| {
+        let loaded = program(ebpf, name)?.load();
+        loaded.with_context(|| format!("the kernel does not take the XDP program `{name}`"))
+    })
 }

@@ -24,11 +24,11 @@ use super::load::{LoadOptions, OBJECT};
 use super::plane::{DataPlane as _, Traced};
 
 /// The interface that clones leave by in a test run, the loopback interface.
-const LOOPBACK: u32 = 1;
+pub(super) const LOOPBACK: u32 = 1;
 /// The longest frame that is run: what fits a page beside the kernel's own parts. No result is as long.
 pub const LONGEST: usize = 3400;
 /// XDP verdicts (`include/uapi/linux/bpf.h`).
-const XDP_REDIRECT: u32 = 4;
+pub(super) const XDP_REDIRECT: u32 = 4;
 
 /// The second instance.
 pub struct Replica {
@@ -244,8 +244,8 @@ impl Replica {
 }
 
 /// Twins of `aggregate` and `egress` that can be test-run.
-const PROBE_AGGREGATE: &str = "probe_aggregate";
-const PROBE_EGRESS: &str = "probe_egress";
+pub(super) const PROBE_AGGREGATE: &str = "probe_aggregate";
+pub(super) const PROBE_EGRESS: &str = "probe_egress";
 
 fn spec(ring: RingNumber, config: &RingConfig, cpus: &[u32]) -> RingSpec {
     let cpu = cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32;

@@ -94,7 +94,7 @@ impl View for Fabric {
     type Reading = api::Fabric;
 
     async fn ask(client: &mut Client) -> Result<api::Fabric> {
-        client.show_fabric(false).await
+        client.show_fabric(false, false).await
     }
 
     fn take(&mut self, reading: std::result::Result<api::Fabric, String>, _: f64) {
@@ -173,8 +173,8 @@ mod tests {
             below: below.into(),
             above: above.into(),
             up: true,
-            trouble: None,
             rate: 1_000_000_000,
+            ..Default::default()
         };
         let port = |name: &str, rx: u64, tx: u64| api::FabricPort {
             port: name.into(),

@@ -1,0 +1,96 @@
+//! What a train of frames says of the link that it has come over: frames that queue before it come out at its rate.
+
+/// Bytes that a train has at most.
+pub const MOST: usize = 2 << 20;
+/// With fewer frames there is no saying.
+pub const FEWEST: usize = 64;
+/// Parts, each with a rate of its own.
+const PARTS: usize = 16;
+
+/// Bits per second of the link that a train has come over, by when each of its frames came, in nanoseconds, and its bytes; `None` where too
+/// few have come.
+///
+/// The first half is not looked at: a token bucket lets what it has saved pass at once. Of the second half the middle one of the rates of
+/// its parts counts, so that neither a sender that was held up is slow, nor what it makes up for fast.
+pub fn rate(arrivals: &[(u64, u32)]) -> Option<u64> {
+    if arrivals.len() < FEWEST {
+        return None;
+    }
+    let mut rates = parts(&arrivals[arrivals.len() / 2..]);
+    rates.sort_unstable();
+    Some(rates[PARTS / 2].midpoint(rates[PARTS / 2 - 1]))
+}
+
+/// Bits per second that a sender can do, by when it has sent each frame: those of the fastest part. In others it may have been held up.
+pub fn fastest(sent: &[(u64, u32)]) -> Option<u64> {
+    if sent.len() < FEWEST { None } else { parts(sent).into_iter().max() }
+}
+
+/// Rates of parts in a row.
+fn parts(frames: &[(u64, u32)]) -> Vec<u64> {
+    let part = |n: usize| {
+        let (from, to) = (n * (frames.len() - 1) / PARTS, (n + 1) * (frames.len() - 1) / PARTS);
+        let bytes: u64 = frames[from + 1..=to].iter().map(|(_, bytes)| u64::from(*bytes)).sum();
+        let time = frames[to].0.saturating_sub(frames[from].0).max(1);
+        (u128::from(bytes) * 8_000_000_000 / u128::from(time)) as u64
+    };
+    (0..PARTS).map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Frames of a train that come over a link: `free` bytes at once, the rest at its rate, each late by up to `jitter` ns.
+    fn arrivals(bits: u64, frames: usize, free: u64, late: &[u64]) -> Vec<(u64, u32)> {
+        let mut sent = 0u64;
+        let mut last = 0;
+        let mut all = Vec::new();
+        for n in 0..frames {
+            sent += 1514;
+            let due = sent.saturating_sub(free) * 8_000_000_000 / bits;
+            last = last.max(due + late[n % late.len()]);
+            all.push((last, 1514));
+        }
+        all
+    }
+
+    #[test]
+    fn few_frames_say_nothing() {
+        assert_eq!(rate(&arrivals(1_000_000_000, FEWEST - 1, 0, &[0])), None);
+        assert!(rate(&arrivals(1_000_000_000, FEWEST, 0, &[0])).is_some());
+    }
+
+    #[test]
+    fn a_pause_of_the_sender_is_no_rate() {
+        let mut train = arrivals(1_000_000_000, 1000, 0, &[0]);
+        // It stands still for 20 ms, and what it has been late with comes at once.
+        let at = train[800].0 + 20_000_000;
+        train[800..].iter_mut().for_each(|(time, _)| *time = (*time).max(at));
+        let measured = rate(&train).unwrap();
+        assert!(measured.abs_diff(1_000_000_000) < 10_000_000, "{measured}");
+    }
+
+    proptest! {
+        #[test]
+        fn the_links_rate_is_seen_whatever_passes_at_once_and_however_late_frames_are(
+            bits in 5_000_000u64..10_000_000_000,
+            frames in 400usize..1400,
+            free in 0u64..200_000,
+            late in proptest::collection::vec(0u64..2000, 1..50),
+        ) {
+            let measured = rate(&arrivals(bits, frames, free, &late)).unwrap() as f64;
+            // A part of the second half has at least 12 frames: 2 us more or less for it.
+            let error = 2e-6 / (12.0 * 1514.0 * 8.0 / bits as f64) + 0.001;
+            prop_assert!((measured / bits as f64 - 1.0).abs() <= error.max(0.001), "{measured} of {bits}");
+        }
+
+        #[test]
+        fn times_of_any_kind_are_no_reason_to_fail(train in proptest::collection::vec((any::<u64>(), any::<u32>()), 0..300)) {
+            rate(&train);
+            fastest(&train);
+        }
+    }
+}

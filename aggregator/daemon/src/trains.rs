@@ -1,0 +1,160 @@
+//! Trains: frames in a row, from one box to the box at the other end of a cable. How they come in there tells the link's rate
+//! ([`netsum_core::train`]). Bridges do not forward them, and hosts do not know them.
+
+use std::collections::HashMap;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use netsum_api::v1 as api;
+use netsum_core::train::{FEWEST, MOST, fastest, rate};
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsockopt, sockopt};
+use nix::sys::time::TimeSpec;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::lldp::{HEADER, NEAREST, send};
+use super::message::mac_from_text;
+use super::netlink::Interface;
+
+/// IEEE 802 keeps this one for experiments of one's own.
+const ETHERTYPE: u16 = 0x88b5;
+/// A train's number follows the header.
+const NUMBER: usize = 8;
+/// A train that a slow link holds up ends after so long.
+const LONGEST: Duration = Duration::from_millis(200);
+/// Frames are no longer, whatever the MTU.
+const FRAME: usize = 9000;
+/// Most frames that are taken note of.
+const FRAMES: usize = MOST / 1024;
+/// What is full has room again.
+const SOON: Duration = Duration::from_millis(1);
+
+/// A socket for the trains of all interfaces, with room for one. To open it takes CAP_NET_RAW.
+pub fn open() -> Result<Socket> {
+    let protocol = Protocol::from(i32::from(ETHERTYPE.to_be()));
+    let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol))
+        .context("trains: packet socket (CAP_NET_RAW)")?;
+    // Times are the kernel's: this process may be late.
+    setsockopt(&socket, sockopt::ReceiveTimestampns, &true).context("trains: times of frames")?;
+    // A frame takes more room than its bytes.
+    setsockopt(&socket, sockopt::RcvBufForce, &(2 * MOST)).context("trains: buffer")?;
+    setsockopt(&socket, sockopt::SndBufForce, &(2 * MOST)).context("trains: buffer")?;
+    Ok(socket)
+}
+
+/// A train that comes in.
+#[derive(Default)]
+struct Arrivals {
+    number: u64,
+    /// When, in nanoseconds, and how many bytes.
+    frames: Vec<(u64, u32)>,
+}
+
+/// Sends and hears trains.
+#[derive(Clone)]
+pub struct Trains {
+    socket: Arc<Socket>,
+    /// The last train of each interface.
+    heard: Arc<Mutex<HashMap<u32, Arrivals>>>,
+    /// Two at once would slow each other down.
+    one: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Trains {
+    /// With a socket of [`open`].
+    pub fn new(socket: Socket) -> Self {
+        Self { socket: Arc::new(socket), heard: Arc::default(), one: Arc::default() }
+    }
+
+    /// Takes note of what has come. Nobody needs to be awake while a train comes in: that would hold up a sender on the same machine.
+    pub fn hear(&self) {
+        loop {
+            match next(&self.socket) {
+                Ok(Some((ifindex, number, time, bytes))) => self.take_note(ifindex, number, time, bytes),
+                Ok(None) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // As where a port is taken down.
+                Err(e) => return log::debug!("trains: {e}"),
+            }
+        }
+    }
+
+    /// What was heard of the last train by an interface.
+    pub fn heard(&self, ifindex: u32) -> Option<api::Train> {
+        let all = self.arrivals();
+        let Arrivals { number, frames } = all.get(&ifindex)?;
+        let (number, rate) = (*number, rate(frames).unwrap_or_default());
+        Some(api::Train { number, frames: frames.len() as u32, rate })
+    }
+
+    /// Sends a train by a port; its rate is what the sender can do at most, whatever the link carries.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub async fn send(&self, port: &Interface, bytes: usize) -> io::Result<api::Train> {
+        let _one = self.one.lock().await;
+        let mac = mac_from_text(&port.mac).ok_or(io::ErrorKind::InvalidInput)?;
+        let number = getrandom::u64().map_err(io::Error::other)?;
+        let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes(), &number.to_be_bytes()].concat();
+        frame.resize(HEADER + (port.mtu as usize).clamp(64, FRAME), 0);
+        let wanted = (bytes.min(MOST) / frame.len()).max(FEWEST);
+        let (start, mut waited, mut sent) = (Instant::now(), Duration::ZERO, Vec::new());
+        while sent.len() < wanted && start.elapsed() < LONGEST {
+            match send(&*self.socket, ETHERTYPE, port.ifindex, &frame) {
+                Ok(()) => sent.push(((start.elapsed() - waited).as_nanos() as u64, frame.len() as u32)),
+                Err(e)
+                    if e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS) =>
+                {
+                    let since = Instant::now();
+                    tokio::time::sleep(SOON).await;
+                    waited += since.elapsed();
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(api::Train { number, frames: sent.len() as u32, rate: fastest(&sent).unwrap_or_default() })
+    }
+
+    fn arrivals(&self) -> MutexGuard<'_, HashMap<u32, Arrivals>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_note(&self, ifindex: u32, number: u64, time: u64, bytes: u32) {
+        let mut all = self.arrivals();
+        let arrivals = all.entry(ifindex).or_default();
+        if arrivals.number != number {
+            *arrivals = Arrivals { number, frames: Vec::new() };
+        }
+        if arrivals.frames.len() < FRAMES {
+            arrivals.frames.push((time, bytes));
+        }
+    }
+}
+
+/// The next frame: its interface, its train's number, when it came, and its bytes. `None` where it is none of a train.
+fn next(socket: &Socket) -> io::Result<Option<(u32, u64, u64, u32)>> {
+    let mut head = [0; HEADER + NUMBER];
+    let mut parts = [IoSliceMut::new(&mut head)];
+    let mut space = cmsg_space!(TimeSpec);
+    // The whole length, of a frame that is cut off.
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
+    let fd = socket.as_fd().as_raw_fd();
+    let (bytes, from, time) = match recvmsg::<LinkAddr>(fd, &mut parts, Some(&mut space), flags) {
+        Ok(message) => {
+            let time = message.cmsgs()?.find_map(|m| match m {
+                ControlMessageOwned::ScmTimestampns(time) => Some(Duration::from(time).as_nanos() as u64),
+                _ => None,
+            });
+            (message.bytes as u32, message.address, time)
+        }
+        Err(Errno::EAGAIN) => return Err(io::ErrorKind::WouldBlock.into()),
+        Err(e) => return Err(e.into()),
+    };
+    let number = head.last_chunk().map(|number| u64::from_be_bytes(*number));
+    let is_train = head[..6] == NEAREST && bytes as usize >= head.len();
+    Ok(is_train.then_some(()).and_then(|()| Some((from?.ifindex() as u32, number?, time?, bytes))))
+}

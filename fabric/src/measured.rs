@@ -1,0 +1,122 @@
+//! What trains of frames over a link say of its rate, and when plans count with that: pure.
+
+use netsum_core::train::MOST;
+
+/// A train takes so much of a second from a link, at most.
+const PART: u64 = 10;
+/// Trains each way, beside a short first one that says how long they may be.
+pub const TRAINS: usize = 3;
+/// Bytes of that.
+pub const FIRST: u32 = 256 << 10;
+/// Rates that differ by no more are the same, in percent.
+const SAME: u64 = 10;
+
+/// What a link carries: bits per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carries {
+    /// The link held the frames back.
+    Just(u64),
+    /// It carried all that the sender could send.
+    AtLeast(u64),
+}
+
+/// What trains in one direction say: of each, what its sender could send at most, and the rate at which it came in; `None` where too little
+/// came. The fastest counts: other traffic, and a sender that was held up, make one slower, and nothing makes one faster.
+pub fn direction(trains: &[(u64, u64)]) -> Option<Carries> {
+    let &(sent, rate) = trains.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
+    // What comes in about as fast as it can be sent has met no queue. Half of that may be for want of a CPU.
+    Some(if rate < sent / 2 { Carries::Just(rate) } else { Carries::AtLeast(rate) })
+}
+
+/// What a link carries in both directions, which sums need.
+pub fn both(up: Carries, down: Carries) -> Carries {
+    match (up, down) {
+        (Carries::Just(a), Carries::Just(b)) => Carries::Just(a.min(b)),
+        (Carries::Just(a), Carries::AtLeast(_)) | (Carries::AtLeast(_), Carries::Just(a)) => Carries::Just(a),
+        (Carries::AtLeast(a), Carries::AtLeast(b)) => Carries::AtLeast(a.min(b)),
+    }
+}
+
+/// Bytes of a train on a link of about this rate.
+pub fn bytes(rate: u64) -> u32 {
+    (rate / 8 / PART).min(MOST as u64) as u32
+}
+
+/// The rate that plans count with from now on in place of the nominal one, if any. A plan is not made anew for what is but noise.
+pub fn settle(nominal: Option<u64>, before: Option<u64>, carries: Carries) -> Option<u64> {
+    let differs =
+        |used: u64, rate: u64| u128::from(used.abs_diff(rate)) * 100 > u128::from(used) * u128::from(SAME);
+    match (before.or(nominal), carries) {
+        (Some(used), Carries::Just(rate)) if !differs(used, rate) => before,
+        (_, Carries::Just(rate)) => Some(rate),
+        // How much more nobody has seen; the nominal rate may be right again.
+        (_, Carries::AtLeast(rate)) => before.filter(|used| *used >= rate || !differs(*used, rate)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_fastest_train_counts_and_one_that_met_no_queue_tells_the_least() {
+        assert_eq!(direction(&[(8, 0), (8, 0)]), None);
+        assert_eq!(direction(&[(8000, 250), (8000, 180), (8000, 251)]), Some(Carries::Just(251)));
+        assert_eq!(direction(&[(8000, 7900), (8000, 250), (8000, 8100)]), Some(Carries::AtLeast(8100)));
+        assert_eq!(both(Carries::Just(5), Carries::AtLeast(9)), Carries::Just(5));
+        assert_eq!(both(Carries::Just(5), Carries::Just(4)), Carries::Just(4));
+    }
+
+    #[test]
+    fn trains_are_short_on_slow_links_and_bounded_on_fast_ones() {
+        assert_eq!([bytes(50_000_000), bytes(100_000_000_000)], [625_000, 2 << 20]);
+    }
+
+    #[test]
+    fn a_link_that_is_fast_again_has_its_nominal_rate() {
+        let slow = settle(Some(10_000), None, Carries::Just(250));
+        assert_eq!(slow, Some(250));
+        assert_eq!(settle(Some(10_000), slow, Carries::AtLeast(5_000)), None);
+        assert_eq!(settle(Some(10_000), slow, Carries::AtLeast(240)), slow);
+        assert_eq!(settle(None, None, Carries::AtLeast(5_000)), None, "not known, and at least something");
+    }
+
+    proptest! {
+        #[test]
+        fn ten_percent_more_or_less_change_nothing(
+            used in 1_000_000u64..1_000_000_000_000, of_1000 in 901u64..1099, is_nominal: bool,
+        ) {
+            let rate = used / 1000 * of_1000;
+            let (nominal, before) = if is_nominal { (Some(used), None) } else { (Some(7), Some(used)) };
+            prop_assert_eq!(settle(nominal, before, Carries::Just(rate)), before);
+        }
+
+        #[test]
+        fn more_than_ten_percent_count_and_then_the_same_again_changes_nothing(
+            used in 1_000_000u64..1_000_000_000_000, of_1000 in prop_oneof![1u64..899, 1102u64..5000],
+        ) {
+            let rate = used / 1000 * of_1000;
+            let settled = settle(Some(used), None, Carries::Just(rate));
+            prop_assert_eq!(settled, Some(rate));
+            prop_assert_eq!(settle(Some(used), settled, Carries::Just(rate)), settled);
+        }
+
+        #[test]
+        fn noise_of_less_than_five_percent_changes_a_rate_once_at_most(
+            rate in 1_000_000u64..1_000_000_000_000,
+            nominal in proptest::option::of(1u64..1_000_000_000_000),
+            noise in proptest::collection::vec(955u64..1045, 1..50),
+        ) {
+            let mut settled = None;
+            let mut changes = 0;
+            for of_1000 in noise {
+                let now = settle(nominal, settled, Carries::Just(rate / 1000 * of_1000));
+                changes += u32::from(now != settled);
+                settled = now;
+            }
+            prop_assert!(changes <= 1, "{changes}");
+        }
+    }
+}
