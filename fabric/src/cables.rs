@@ -587,6 +587,43 @@ mod tests {
     }
 
     #[test]
+    fn a_link_whose_rate_nobody_knows_is_to_be_measured_once_each_time_it_comes_up() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        let with_rate = |rate| {
+            let mut said = answers(&BOTH);
+            said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = rate);
+            said
+        };
+        cables.look(with_rate(0), now);
+        let unmeasured = |cables: &mut Cables, up| cables.unmeasured(|_| up, |_| false).len();
+        assert_eq!(cables.unmeasured(|_| true, |of| of == "s").len(), 0, "a box is silent");
+        assert_eq!([true, true, false, true, true].map(|up| unmeasured(&mut cables, up)), [1, 0, 0, 1, 0]);
+        cables.look(with_rate(10_000), now);
+        assert_eq!([false, true].map(|up| unmeasured(&mut cables, up)), [0, 0], "its driver knows");
+    }
+
+    #[test]
+    fn what_is_measured_counts_and_the_next_manager_knows() {
+        let (mut first, now) = (cables(&[("a/up", "s/1")]), Instant::now());
+        first.look(answers(&BOTH), now);
+        let rate = |cables: &Cables| cables.all()[0].link.rate.map(|rate| rate.0);
+        let of = link("a/up", "s/1");
+        first.has_changed();
+        for (carries, counts, changed) in [
+            (Ok(Carries::Just(1000)), 1000, true),
+            (Ok(Carries::Just(1090)), 1000, false),
+            (Err("a job has its rings at up".to_owned()), 1000, false),
+            (Ok(Carries::Just(890)), 890, true),
+        ] {
+            first.have_measured(&of, carries);
+            assert_eq!((rate(&first), first.has_changed()), (Some(counts), changed));
+        }
+        let mut next = cables(&[("a/up", "s/1")]);
+        next.restore_rates(&first.measured());
+        assert_eq!(rate(&next), Some(890));
+    }
+
+    #[test]
     fn ports_show_whom_they_hear_and_who_hears_them() {
         let mut cables = cables(&[]);
         cables.look(

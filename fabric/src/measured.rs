@@ -21,7 +21,7 @@ pub enum Carries {
 }
 
 /// What trains in one direction say: of each, what its sender could send at most, and the rate at which it came in; `None` where too little
-/// came. The fastest counts: other traffic, and a sender that was held up, make one slower, and nothing makes one faster.
+/// came. The fastest counts: other traffic, and a sender that was held up, make one slower. What makes one faster is less.
 pub fn direction(trains: &[(u64, u64)]) -> Option<Carries> {
     let &(sent, rate) = trains.iter().filter(|(_, came)| *came > 0).max_by_key(|(_, came)| *came)?;
     // What comes in about as fast as it can be sent has met no queue. Half of that may be for want of a CPU.
