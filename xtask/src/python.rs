@@ -169,7 +169,12 @@ impl Environment {
     fn make(&self, python: &Path, wheel: &Path) -> Result<PathBuf> {
         let wheel = wheel.display().to_string();
         if !self.debian {
-            return environment(python, self.name, &[], &[&wheel, &locked("numpy")?, &locked("kubernetes-validate")?]);
+            return environment(
+                python,
+                self.name,
+                &[],
+                &[&wheel, &locked("numpy")?, &locked("kubernetes-validate")?],
+            );
         }
         ensure!(python.starts_with("/usr/bin"), "{} is not Debian's", python.display());
         setup::require_debian_numpy()?;
