@@ -75,7 +75,7 @@ fn what_another_uses_is_avoided_and_what_it_cannot_use_is_not() {
     // Its hosts are slow.
     let mut slow = self::fabric(1.0, &[vec![4.0, 4.0], vec![4.0, 4.0]], None);
     let other = vec![slow.tree(&[0, 1], 0, 0, 1.0)];
-    let Beside { share, rooms, .. } = slow.beside(&[other.clone()], &[0, 1], 1);
+    let Beside { share, rooms, .. } = slow.beside(std::slice::from_ref(&other), &[0, 1], 1);
     near(share, 1.0);
     near(rooms[0], 3.0);
     near(rooms[1], 4.0);
