@@ -207,4 +207,84 @@ mod tests {
         assert_eq!(spread(&[(true, 0), (false, 0)], 1), [1, 0]);
         assert_eq!(spread(&[(false, 100), (true, 1), (true, 1)], 2), [0, 1, 1]);
     }
+
+    use netsum_core::rate::Rate;
+    use proptest::prelude::*;
+
+    fn end(text: &str) -> End {
+        End::try_from(text.to_owned()).unwrap()
+    }
+
+    /// Leaves a and b, and of each spine the rate of both links to it.
+    fn spines(rates: &[Option<u64>]) -> (Vec<Link>, Vec<Candidate>) {
+        let link = |leaf: &str, spine: usize, rate: Option<u64>| Link {
+            below: end(&format!("{leaf}/up{spine}")),
+            above: end(&format!("s{spine}/{leaf}")),
+            rate: rate.map(Rate),
+        };
+        let all = || rates.iter().copied().enumerate();
+        let links = all().flat_map(|(n, rate)| ["a", "b"].map(|leaf| link(leaf, n, rate)));
+        let candidate = |(n, rate): (usize, Option<u64>)| Candidate {
+            name: format!("s{n}"),
+            rate: rate.unwrap_or(0),
+            is_needed: n == 0,
+        };
+        (links.collect(), all().map(candidate).collect())
+    }
+
+    fn rings_of(share: Share<'_>, rings: u32, rates: &[Option<u64>]) -> Vec<u32> {
+        let (links, candidates) = spines(rates);
+        let links: Vec<&Link> = links.iter().collect();
+        share.rings(rings, &candidates, &[end("a/1"), end("b/1")], &links)
+    }
+
+    fn at(trees: &[u32]) -> AtWork {
+        let trees = trees.iter().enumerate().filter(|(_, rings)| **rings > 0);
+        let trees = trees.map(|(n, rings)| (format!("s{n}"), *rings)).collect();
+        AtWork { ends: vec![end("a/2"), end("b/2")], trees }
+    }
+
+    #[test]
+    fn where_no_rate_is_known_shares_are_equal_whoever_is_there() {
+        let others = [at(&[4, 0])];
+        assert_eq!(rings_of(Share::Beside(&others, &|_| 0), 4, &[None, None]), [2, 2]);
+        assert_eq!(rings_of(Share::Beside(&others, &|_| 0), 4, &[Some(9000), Some(9000)]), [1, 3]);
+        // One that is not known is as the least that is.
+        assert_eq!(rings_of(Share::Beside(&[], &|_| 0), 5, &[Some(8000), Some(32_000)]), [1, 4]);
+        assert_eq!(rings_of(Share::Beside(&[], &|_| 0), 6, &[None, Some(9000)]), [3, 3]);
+    }
+
+    #[test]
+    fn noise_is_no_change_and_neither_is_a_spine_that_is_silent() {
+        let of = |rates: &[Option<u64>]| spines(rates).1;
+        let before = of(&[Some(100), Some(50), None]);
+        assert!(!has_changed(&before, &of(&[Some(110), Some(45), None])));
+        assert!(!has_changed(&before, &before[..2]));
+        assert!(has_changed(&before, &of(&[Some(111), Some(50), None])));
+        assert!(has_changed(&before, &of(&[Some(100), Some(44), None])));
+        assert!(has_changed(&before, &of(&[Some(100), Some(50), Some(1)])));
+        assert!(has_changed(&before[..2], &before));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+        #[test]
+        fn all_rings_are_given_the_same_each_time_and_kept(
+            rates in prop::collection::vec(prop::option::of(8u64..100_000), 1..5),
+            before in prop::collection::vec(prop::collection::vec(0u32..4, 5), 0..4),
+            rings in 1u32..12,
+        ) {
+            let mut others: Vec<AtWork> =
+                before.iter().map(|trees| at(&trees[..rates.len()])).filter(|job| !job.trees.is_empty()).collect();
+            let mine = rings_of(Share::Beside(&others, &|_| 0), rings, &rates);
+            prop_assert_eq!(mine.iter().sum::<u32>(), rings);
+            prop_assert!(mine[0] > 0, "one is needed there: {:?}", mine);
+            others.reverse();
+            prop_assert_eq!(&rings_of(Share::Beside(&others, &|_| 0), rings, &rates), &mine);
+            // At work it keeps them, whoever is there and whatever links carry.
+            let other: Vec<Option<u64>> = rates.iter().rev().copied().collect();
+            prop_assert_eq!(&rings_of(Share::Kept(&at(&mine).trees), rings, &other), &mine);
+        }
+    }
 }
