@@ -360,7 +360,7 @@ mod tests {
         let mut fabric = fabric();
         // spine1 adds up two leaves: 150 MB/s of each, where its links would carry 375.
         fabric.boxes[3].adds = Some(300_000_000);
-        let plan = Job::new(&fabric, vec![job("train")], "train").unwrap().plan.unwrap();
+        let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
         assert!((plan.share - 2.75e8).abs() < 1e3 && plan.full.contains(&"spine1's CPU".into()), "{plan:?}");
     }
 
