@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::failure::Result;
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
-use super::plan::speed;
 use super::print::name;
+use super::print::speed;
 
 /// A fabric, as its manager knows it.
 #[derive(Debug, Serialize, JsonSchema)]

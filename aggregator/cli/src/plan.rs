@@ -13,7 +13,7 @@ use super::args::PlanArgs;
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, attribute, plain};
-use super::print::name;
+use super::print::{name, speed};
 
 /// What jobs would get.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -131,11 +131,6 @@ fn view(network: &Network, tree: &Planned, bytes: f64) -> Tree {
         bytes: bytes.round() as u64,
         hops: tree.hops.iter().map(hop).collect(),
     }
-}
-
-/// Bytes in a second, for people.
-pub fn speed(rate: f64) -> String {
-    if rate < 1e8 { format!("{:.1} MB/s", rate / 1e6) } else { format!("{:.2} GB/s", rate / 1e9) }
 }
 
 /// The first few, and how many more there are.

@@ -8,7 +8,6 @@ use netsum_core::size::Size;
 use super::failure::Result;
 use super::format::Format;
 use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
-use super::plan::speed;
 use super::timing::{self, Sums};
 use super::view::{Flow, InBand, Job, Port, Programs, Ring, Slots, State, Stats};
 
@@ -354,6 +353,11 @@ pub fn stats(out: &mut impl Write, format: Format, reply: &api::StatsReply, job:
         Some(job) => timing::print(out, &Sums::new(job), reply.sampled),
         None => Ok(()),
     }
+}
+
+/// Bytes in a second, for people.
+pub fn speed(rate: f64) -> String {
+    if rate < 1e8 { format!("{:.1} MB/s", rate / 1e6) } else { format!("{:.2} GB/s", rate / 1e9) }
 }
 
 #[cfg(test)]

@@ -15,8 +15,9 @@ use serde::Serialize;
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
-use super::plan::{few, speed};
+use super::plan::few;
 use super::print::name;
+use super::print::speed;
 use super::topology::{add_box, box_of, known};
 
 /// A job of a fabric, its trees, and the plan for all jobs that are there.

@@ -346,7 +346,9 @@ impl Admin for AdminService {
         };
         let port = interfaces.iter().find(|l| l.ifindex == port && l.up);
         let port = port.ok_or_else(|| Status::failed_precondition(format!("{} is down", request.port)))?;
-        let train = trains.send(port, request.bytes as usize).await;
+        let mac = mac_from_text(&port.mac)
+            .ok_or_else(|| Status::failed_precondition(format!("{} has no address", request.port)))?;
+        let train = trains.send(port.ifindex, mac, port.mtu, request.bytes as usize).await;
         let train = train.map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
         Ok(Response::new(api::SendTrainReply { train: Some(train) }))
     }

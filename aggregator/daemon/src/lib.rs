@@ -17,6 +17,7 @@
 //! | [`socket`] | the administration socket: who may open it |
 //! | [`tls`] | TLS for workers |
 //! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: who gets which |
+//! | `frames` | to who is at the other end of a port |
 //! | [`trains`] | frames in a row, which tell a link's rate |
 //! | [`privileges`] | the capabilities that the daemon keeps |
 //! | [`load`] | how full rings are, and what their jobs have counted |
@@ -34,6 +35,7 @@ pub mod config;
 pub mod device;
 pub mod diagnose;
 pub mod doorman;
+mod frames;
 pub mod hops;
 pub mod in_band;
 pub mod lldp;

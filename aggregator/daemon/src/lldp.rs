@@ -2,14 +2,15 @@
 //! frames.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::sys::socket::{LinkAddr, MsgFlags, SockaddrLike as _, recvfrom, sendto};
+use nix::sys::socket::{LinkAddr, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::unix::AsyncFd;
 
+use super::frames::{HEADER, NEAREST, send};
 use super::message::{mac_from_text, mac_text};
 use super::neighbours::{Heard, Neighbour};
 use super::netlink::{Interface, Netlink};
@@ -19,10 +20,7 @@ use super::state::Shared;
 const INTERVAL: Duration = Duration::from_secs(1);
 const TTL: u16 = 3;
 
-/// The nearest bridge, of whatever kind.
-pub(crate) const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 const ETHERTYPE: u16 = 0x88cc;
-pub(crate) const HEADER: usize = 14;
 
 /// Types of TLVs, and of what is in the first two.
 const END: u8 = 0;
@@ -82,25 +80,6 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, chas
             log::debug!("LLDP: port {name}: {e}");
         }
     }
-}
-
-/// Sends a frame.
-pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
-    let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: ethertype.to_be(),
-        sll_ifindex: ifindex as i32,
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: 0,
-        sll_addr: [0; 8],
-    };
-    let length = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the address lives, has this length, and is of this family.
-    let address = unsafe { LinkAddr::from_raw((&raw const address).cast(), Some(length)) };
-    let address = address.ok_or(io::ErrorKind::InvalidInput)?;
-    sendto(socket.as_fd().as_raw_fd(), frame, &address, MsgFlags::MSG_DONTWAIT)?;
-    Ok(())
 }
 
 /// Takes note of the next frame.

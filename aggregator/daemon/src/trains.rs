@@ -16,9 +16,7 @@ use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsock
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::lldp::{HEADER, NEAREST, send};
-use super::message::mac_from_text;
-use super::netlink::Interface;
+use super::frames::{HEADER, NEAREST, send};
 
 /// IEEE 802 keeps this one for experiments of one's own.
 const ETHERTYPE: u16 = 0x88b5;
@@ -95,16 +93,15 @@ impl Trains {
     ///
     /// # Errors
     /// What the kernel says.
-    pub async fn send(&self, port: &Interface, bytes: usize) -> io::Result<api::Train> {
+    pub async fn send(&self, ifindex: u32, mac: [u8; 6], mtu: u32, bytes: usize) -> io::Result<api::Train> {
         let _one = self.one.lock().await;
-        let mac = mac_from_text(&port.mac).ok_or(io::ErrorKind::InvalidInput)?;
         let number = getrandom::u64().map_err(io::Error::other)?;
         let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes(), &number.to_be_bytes()].concat();
-        frame.resize(HEADER + (port.mtu as usize).clamp(64, FRAME), 0);
+        frame.resize(HEADER + (mtu as usize).clamp(64, FRAME), 0);
         let wanted = (bytes.min(MOST) / frame.len()).max(FEWEST);
         let (start, mut waited, mut sent) = (Instant::now(), Duration::ZERO, Vec::new());
         while sent.len() < wanted && start.elapsed() < LONGEST {
-            match send(&*self.socket, ETHERTYPE, port.ifindex, &frame) {
+            match send(&*self.socket, ETHERTYPE, ifindex, &frame) {
                 Ok(()) => sent.push(((start.elapsed() - waited).as_nanos() as u64, frame.len() as u32)),
                 Err(e)
                     if e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS) =>

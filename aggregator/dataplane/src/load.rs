@@ -10,7 +10,10 @@ use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
 
 use super::bpf::{BpfDataPlane, Threads, guard, ignore_missing, program};
 use super::pins::Pins;
-use super::replica::{PROBE_AGGREGATE, PROBE_EGRESS};
+
+/// Twins of `aggregate` and `egress` that can be test-run.
+pub(super) const PROBE_AGGREGATE: &str = "probe_aggregate";
+pub(super) const PROBE_EGRESS: &str = "probe_egress";
 
 /// The BPF object as built by `cargo xtask build-ebpf`.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/netsum.bpf.o");

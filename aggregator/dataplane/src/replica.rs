@@ -20,7 +20,7 @@ use netsum_core::plane::RingSpec;
 
 use super::bpf::{BpfDataPlane, program};
 use super::held;
-use super::load::{LoadOptions, OBJECT};
+use super::load::{LoadOptions, OBJECT, PROBE_AGGREGATE, PROBE_EGRESS};
 use super::plane::{DataPlane as _, Traced};
 
 /// The interface that clones leave by in a test run, the loopback interface.
@@ -242,10 +242,6 @@ impl Replica {
         Ok((Step { action: result.return_value, traced }, out))
     }
 }
-
-/// Twins of `aggregate` and `egress` that can be test-run.
-pub(super) const PROBE_AGGREGATE: &str = "probe_aggregate";
-pub(super) const PROBE_EGRESS: &str = "probe_egress";
 
 fn spec(ring: RingNumber, config: &RingConfig, cpus: &[u32]) -> RingSpec {
     let cpu = cpus.iter().position(|&cpu| cpu == config.cpu).unwrap_or(0) as u32;

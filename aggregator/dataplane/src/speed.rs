@@ -17,8 +17,9 @@ use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
+use super::load::{PROBE_AGGREGATE, PROBE_EGRESS};
 use super::plane::DataPlane as _;
-use super::replica::{LOOPBACK, PROBE_AGGREGATE, PROBE_EGRESS, XDP_REDIRECT};
+use super::replica::{LOOPBACK, XDP_REDIRECT};
 
 /// Contributions are sent for so long.
 const TIME: Duration = Duration::from_millis(50);

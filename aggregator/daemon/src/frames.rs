@@ -1,0 +1,30 @@
+//! Frames to who is at the other end of a port.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _};
+
+use nix::sys::socket::{LinkAddr, MsgFlags, SockaddrLike as _, sendto};
+
+/// The nearest bridge, of whatever kind.
+pub(crate) const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
+/// Bytes of the two addresses and the type.
+pub(crate) const HEADER: usize = 14;
+
+/// Sends a frame.
+pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: ethertype.to_be(),
+        sll_ifindex: ifindex as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the address lives, has this length, and is of this family.
+    let address = unsafe { LinkAddr::from_raw((&raw const address).cast(), Some(length)) };
+    let address = address.ok_or(io::ErrorKind::InvalidInput)?;
+    sendto(socket.as_fd().as_raw_fd(), frame, &address, MsgFlags::MSG_DONTWAIT)?;
+    Ok(())
+}
