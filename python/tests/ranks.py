@@ -2,8 +2,10 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import tempfile
 
 CASES = pathlib.Path(__file__).with_name("cases.py")
 
@@ -38,3 +40,28 @@ def run(case, ranks=2, **more):
         if rank.returncode != 0:
             raise AssertionError(f"{case}, rank {number}: {rank.returncode}\n{out}{err}")
     return [out for _, out, _ in ended]
+
+
+def launched(command, environment, timeout=180):
+    """What a launcher and its ranks print. All must end well; what they leave in the folder of temporary files goes with that."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = subprocess.Popen(
+            command,
+            env=environment | {"OMP_NUM_THREADS": "1", "TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = started.communicate(timeout=timeout)
+        finally:
+            # Also the ranks, if the launcher has not ended them.
+            try:
+                os.killpg(started.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            started.wait()
+    if started.returncode != 0:
+        raise AssertionError(f"{command}: {started.returncode}\n{out}{err}")
+    return out

@@ -5,13 +5,11 @@ import os
 import pathlib
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import unittest
 
-from ranks import addresses
+from ranks import addresses, launched
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
 SUM = str(DEPLOY / "launch/sum.py")
@@ -28,26 +26,7 @@ def run(*command, **more):
     words = ("NETSUM_", "SLURM_", "OMPI_", "RANK", "WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(words)}
     environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{environment['PATH']}:/usr/sbin"
-    started = subprocess.Popen(
-        command,
-        env=environment | {"OMP_NUM_THREADS": "1"} | more,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = started.communicate(timeout=120)
-    finally:
-        # Also what it has started.
-        try:
-            os.killpg(started.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        started.wait()
-    if started.returncode != 0:
-        raise AssertionError(f"{command}: {started.returncode}\n{out}{err}")
-    return out
+    return launched(command, environment | more)
 
 
 class Launchers(unittest.TestCase):

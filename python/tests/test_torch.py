@@ -4,12 +4,10 @@ import importlib.util
 import os
 import pathlib
 import re
-import signal
-import subprocess
 import sys
 import unittest
 
-from ranks import addresses
+from ranks import addresses, launched
 
 CASES = pathlib.Path(__file__).with_name("torch_cases.py")
 TORCH = importlib.util.find_spec("torch") is not None
@@ -28,26 +26,7 @@ def torchrun(*cases, ranks=2, **more):
         # Its "nothing is redirected" is None there. This is the same for ranks that are none.
         command += ["-r", "9:1", "-t", "9:1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")}
-    started = subprocess.Popen(
-        [*command, str(CASES), *cases],
-        env=environment | {"OMP_NUM_THREADS": "1"} | more,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = started.communicate(timeout=180)
-    finally:
-        # Also the ranks, if torchrun has not ended them.
-        try:
-            os.killpg(started.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        started.wait()
-    if started.returncode != 0:
-        raise AssertionError(f"{cases}, {ranks} ranks: {started.returncode}\n{out}{err}")
-    return out
+    return launched([*command, str(CASES), *cases], environment | more)
 
 
 @unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")
