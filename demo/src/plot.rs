@@ -1,9 +1,10 @@
 //! The picture: the loss over the steps, and the bytes on each host's link; or what a failure did to the training.
 
-use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
+use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 
-use crate::report::Summary;
+use crate::report::{LinkBytes, Summary};
 
 pub mod curves;
 mod timeline;
@@ -30,6 +31,77 @@ const GREY: RGBColor = RGBColor(150, 150, 150);
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Chart<'a, 'b, C = Cartesian2d<RangedCoordf64, RangedCoordf64>> = ChartContext<'a, SVGBackend<'b>, C>;
+
+/// The mesh that all have in common.
+macro_rules! mesh {
+    ($chart:expr) => {{
+        let mut mesh = $chart.configure_mesh();
+        mesh.light_line_style(WHITE)
+            .bold_line_style(BLACK.mix(0.12))
+            .label_style((FONT, 14))
+            .axis_desc_style((FONT, 15))
+            .x_label_formatter(&|x| rounded(*x))
+            .y_label_formatter(&|y| rounded(*y));
+        mesh
+    }};
+}
+use mesh;
+
+fn builder<'a, 'b>(area: &'a Area<'b>, caption: &str) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
+    let mut builder = ChartBuilder::on(area);
+    builder.caption(caption, (FONT, 22)).margin(16).x_label_area_size(44).y_label_area_size(72);
+    builder
+}
+
+/// Names the series that have a label.
+fn legend<'a, 'b: 'a, C: CoordTranslate>(chart: &mut Chart<'a, 'b, C>) -> Result<(), PlotError> {
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.9))
+        .border_style(GREY)
+        .label_font((FONT, 14))
+        .draw()?;
+    Ok(())
+}
+
+fn line(style: ShapeStyle) -> impl Fn((i32, i32)) -> PathElement<(i32, i32)> {
+    move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style)
+}
+
+fn block(style: ShapeStyle) -> impl Fn((i32, i32)) -> Rectangle<(i32, i32)> {
+    move |(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], style)
+}
+
+/// Bars of one colour for each series, side by side over each name; `highest` is what the axis has to hold.
+fn bars<'a, 'b>(
+    area: &'a Area<'b>,
+    [caption, y]: [&str; 2],
+    names: &[String],
+    series: &[(&str, ShapeStyle, Vec<f64>)],
+    highest: f64,
+) -> Result<Chart<'a, 'b>, PlotError> {
+    // Room for the legend above the bars.
+    let mut chart =
+        builder(area, caption).build_cartesian_2d(-0.5..names.len() as f64 - 0.5, 0.0..highest * 1.4)?;
+    let name = |x: &f64| names.get(*x as usize).filter(|_| x.fract() == 0.0 && *x >= 0.0).cloned();
+    mesh!(chart)
+        .disable_x_mesh()
+        .x_labels(2 * names.len() + 1)
+        .x_label_formatter(&|x| name(x).unwrap_or_default())
+        .y_desc(y)
+        .draw()?;
+    let width = 0.8 / series.len() as f64;
+    for (i, (label, style, values)) in series.iter().enumerate() {
+        let left = |group: usize| group as f64 - 0.4 + i as f64 * width;
+        let bars = values.iter().enumerate().map(|(group, value)| {
+            Rectangle::new([(left(group), 0.0), (left(group) + width * 0.92, *value)], *style)
+        });
+        chart.draw_series(bars)?.label(*label).legend(block(*style));
+    }
+    Ok(chart)
+}
 
 /// Draws a summary as SVG.
 ///
@@ -68,139 +140,56 @@ fn loss(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
     let highest = steps.iter().copied().fold(0.0f32, f32::max);
     // Over some decades: a logarithm shows that it still falls when it is small.
     let lowest = steps.iter().copied().fold(f32::INFINITY, f32::min).max(1e-6);
-    let mut chart = ChartBuilder::on(area)
-        .caption(
-            format!(
-                "Loss; {:.1} % of the test images right",
-                100.0 * summary.ranks.first().map_or(0.0, |r| r.accuracy)
-            ),
-            (FONT, 22),
-        )
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(72)
+    let right = 100.0 * summary.ranks.first().map_or(0.0, |r| r.accuracy);
+    let mut chart = builder(area, &format!("Loss; {right:.1} % of the test images right"))
         .build_cartesian_2d(
             0.0..steps.len() as f64 / per_epoch as f64,
             (f64::from(lowest) * 0.8..f64::from(highest) * 1.25).log_scale(),
         )?;
-    chart
-        .configure_mesh()
-        .x_desc("epoch")
-        .y_desc("cross entropy, nats")
-        .light_line_style(WHITE)
-        .bold_line_style(BLACK.mix(0.12))
-        .label_style((FONT, 14))
-        .axis_desc_style((FONT, 15))
-        .x_label_formatter(&|x| rounded(*x))
-        .y_label_formatter(&|y| rounded(*y))
-        .draw()?;
+    mesh!(chart).x_desc("epoch").y_desc("cross entropy, nats").draw()?;
     let epoch_of = |step: usize| step as f64 / per_epoch as f64;
     let each = steps.iter().enumerate().map(|(i, l)| (epoch_of(i), f64::from(l.max(lowest))));
-    chart
-        .draw_series(LineSeries::new(each, LIGHT_BLUE.stroke_width(1)))?
-        .label("each step")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], LIGHT_BLUE.stroke_width(1)));
+    let thin = LIGHT_BLUE.stroke_width(1);
+    chart.draw_series(LineSeries::new(each, thin))?.label("each step").legend(line(thin));
     let means = steps.chunks(per_epoch).enumerate().map(|(epoch, losses)| {
         let mean = losses.iter().map(|l| f64::from(*l)).sum::<f64>() / losses.len() as f64;
         (epoch as f64 + 0.5 * losses.len() as f64 / per_epoch as f64, mean.max(f64::from(lowest)))
     });
-    chart
-        .draw_series(LineSeries::new(means, BLUE.stroke_width(3)))?
-        .label("mean of an epoch")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLUE.stroke_width(3)));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.9))
-        .border_style(GREY)
-        .label_font((FONT, 14))
-        .draw()?;
-    Ok(())
+    let thick = BLUE.stroke_width(3);
+    chart.draw_series(LineSeries::new(means, thick))?.label("mean of an epoch").legend(line(thick));
+    legend(&mut chart)
 }
 
 fn bytes(area: &Area<'_>, summary: &Summary) -> Result<(), PlotError> {
     let mega = |bytes: u64| bytes as f64 / 1e6;
+    let both = |links: &[LinkBytes]| {
+        let all = |way: fn(&LinkBytes) -> u64| links.iter().map(|l| mega(way(l))).collect::<Vec<_>>();
+        [all(|l| l.sent), all(|l| l.received)]
+    };
+    let [sent, received] = both(&summary.links);
+    let mut series = vec![("sent", BLUE.filled(), sent), ("received", LIGHT_BLUE.filled(), received)];
+    if let Some(measured) = &summary.ring {
+        let [sent, received] = both(&measured.links);
+        series.push(("sent, ring measured", ORANGE.filled(), sent));
+        series.push(("received, ring measured", ORANGE.mix(0.5).filled(), received));
+    }
     let ring = mega(summary.ring_computed());
-    let measured = summary.ring.as_ref().map_or(&[][..], |ring| &ring.links);
-    let highest = summary
-        .links
-        .iter()
-        .chain(measured)
-        .flat_map(|l| [mega(l.sent), mega(l.received)])
-        .fold(ring, f64::max);
-    let hosts = summary.links.len();
-    let mut chart = ChartBuilder::on(area)
-        .caption(format!("Bytes on each host's link; summed by {}", summary.summed_by()), (FONT, 22))
-        .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(72)
-        // Room for the legend above the bars.
-        .build_cartesian_2d(-0.5..hosts as f64 - 0.5, 0.0..highest * 1.4)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .x_labels(2 * hosts + 1)
-        .x_label_formatter(&|x| match x.fract() == 0.0 && *x >= 0.0 {
-            true => format!("host {x}"),
-            false => String::new(),
-        })
-        .y_desc("megabytes")
-        .y_label_formatter(&|y| rounded(*y))
-        .light_line_style(WHITE)
-        .bold_line_style(BLACK.mix(0.12))
-        .label_style((FONT, 14))
-        .axis_desc_style((FONT, 15))
-        .draw()?;
-
-    let sent = summary.links.iter().map(|l| mega(l.sent)).collect();
-    let received = summary.links.iter().map(|l| mega(l.received)).collect();
-    let mut groups: Vec<(&str, ShapeStyle, Vec<f64>)> =
-        vec![("sent", BLUE.filled(), sent), ("received", LIGHT_BLUE.filled(), received)];
-    if !measured.is_empty() {
-        groups.push((
-            "sent, ring measured",
-            ORANGE.filled(),
-            measured.iter().map(|l| mega(l.sent)).collect(),
-        ));
-        groups.push((
-            "received, ring measured",
-            ORANGE.mix(0.5).filled(),
-            measured.iter().map(|l| mega(l.received)).collect(),
-        ));
-    }
-    let width = 0.8 / groups.len() as f64;
-    for (i, (label, style, values)) in groups.into_iter().enumerate() {
-        let left = move |host: usize| host as f64 - 0.4 + i as f64 * width;
-        let bars = values
-            .into_iter()
-            .enumerate()
-            .map(|(host, v)| Rectangle::new([(left(host), 0.0), (left(host) + width * 0.92, v)], style));
-        chart
-            .draw_series(bars)?
-            .label(label)
-            .legend(move |(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], style));
-    }
-    let line = [(-0.5, ring), (hosts as f64 - 0.5, ring)];
-    chart
-        .draw_series(DashedLineSeries::new(line, 8, 5, BLACK.stroke_width(2)))?
-        .label("a ring at best, each way")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK.stroke_width(2)));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.9))
-        .border_style(GREY)
-        .label_font((FONT, 14))
-        .draw()?;
-    Ok(())
+    let highest = series.iter().flat_map(|(_, _, values)| values).copied().fold(ring, f64::max);
+    let hosts: Vec<String> = (0..summary.links.len()).map(|host| format!("host {host}")).collect();
+    let caption = format!("Bytes on each host's link; summed by {}", summary.summed_by());
+    let mut chart = bars(area, [&caption, "megabytes"], &hosts, &series, highest)?;
+    let (best, style) = ([(-0.5, ring), (hosts.len() as f64 - 0.5, ring)], BLACK.stroke_width(2));
+    let dashes = chart.draw_series(DashedLineSeries::new(best, 8, 5, style))?;
+    dashes.label("a ring at best, each way").legend(line(style));
+    legend(&mut chart)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::failure::tests::failure;
+    use crate::report::Ring;
     use crate::report::tests::summary;
-    use crate::report::{LinkBytes, Ring};
 
     #[test]
     fn the_picture_shows_a_loss_curve_and_a_bar_for_each_host_and_direction() {

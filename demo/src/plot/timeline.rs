@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::{Area, BLUE, FONT, GREY, ORANGE, PlotError, rounded};
+use super::{Area, BLUE, FONT, GREY, ORANGE, PlotError, block, legend, mesh, rounded};
 use crate::failure::Failure;
 use crate::report::Summary;
 
@@ -69,45 +69,30 @@ fn panel(area: &Area<'_>, panel: &Panel<'_>, failure: &Failure) -> Result<(), Pl
         .x_label_area_size(if panel.x.is_empty() { 24 } else { 40 })
         .y_label_area_size(72)
         .build_cartesian_2d(0.0..end, (lowest..top).log_scale())?;
-    chart
-        .configure_mesh()
+    mesh!(chart)
         .x_desc(panel.x)
         .y_desc(panel.y)
-        .light_line_style(WHITE)
-        .bold_line_style(BLACK.mix(0.1))
-        .label_style((FONT, 14))
-        .axis_desc_style((FONT, 15))
-        .x_label_formatter(&|x| rounded(*x))
         .y_label_formatter(&|y| if *y > highest * 1.5 { String::new() } else { rounded(*y) })
         .draw()?;
     for (by_box, who, colour) in WHO {
         let phases = failure.phases().into_iter().filter(|phase| phase.by_box == by_box);
         let shades = phases
             .map(|phase| Rectangle::new([(phase.from, lowest), (phase.to, top)], colour.mix(0.12).filled()));
-        chart
-            .draw_series(shades)?
-            .label(who)
-            .legend(move |(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], colour.mix(0.6).filled()));
+        chart.draw_series(shades)?.label(who).legend(block(colour.mix(0.6).filled()));
     }
     let pauses = failure.pauses().map(|step| [(step.at - step.took, lowest), (step.at, top)]);
     let grey = GREY.mix(0.45).filled();
     chart
         .draw_series(pauses.map(|corners| Rectangle::new(corners, grey)))?
         .label("all wait")
-        .legend(move |(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], grey));
+        .legend(block(grey));
     if panel.dots {
         let dots = times().zip(values()).zip(&failure.steps).map(|(dot, step)| {
             let colour = if step.by_box { BLUE } else { ORANGE };
             Circle::new(dot, 2, colour.filled())
         });
         chart.draw_series(dots)?;
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.9))
-            .border_style(GREY)
-            .label_font((FONT, 14))
-            .draw()?;
+        legend(&mut chart)?;
     } else {
         chart.draw_series(LineSeries::new(times().zip(values()), BLACK.stroke_width(1)))?;
     }
