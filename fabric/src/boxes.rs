@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use netsum_api::v1 as api;
 use netsum_api::{PROTOCOL, RELEASE};
+use netsum_core::saved::Measured;
 use netsum_core::{PortInfo, Refusal};
 use netsum_daemon::message::{mac_from_text, mac_text};
 use netsum_daemon::worker::AskBoxes;
@@ -22,6 +23,7 @@ use crate::diagnosis::{self, Said};
 use crate::hosts::{Hosts, TWICE};
 use crate::layout::Ways;
 use crate::measured::Carries;
+use crate::share::Speeds;
 
 /// So many hosts' places are remembered.
 const MOST_HOSTS: usize = 1 << 16;
@@ -198,13 +200,13 @@ impl Boxes {
         self.known().cables.has_changed()
     }
 
-    /// Takes up the rates that an earlier manager has measured, once its links are known.
-    pub fn rates_again(&self, rates: &BTreeMap<String, u64>) {
-        self.known().cables.restore_rates(rates);
+    /// Takes up what an earlier manager has measured, once its links are known.
+    pub fn measured_before(&self, rates: &[Measured]) {
+        self.known().cables.restore_measured(rates);
     }
 
-    /// Rates of links that count in place of the nominal ones, by their lower ends.
-    pub fn rates(&self) -> BTreeMap<String, u64> {
+    /// Rates of links that count in place of the nominal ones.
+    pub fn measured(&self) -> Vec<Measured> {
         self.known().cables.measured()
     }
 
@@ -229,7 +231,7 @@ impl Boxes {
         let known = self.known();
         let cables = known.cables.all();
         let mut first = HashMap::new();
-        for Cable { link, .. } in &cables {
+        for Cable { link, .. } in cables.iter().filter(|cable| !cable.is_flat) {
             first.entry(link.below.of.clone()).or_insert_with(|| link.clone());
         }
         let cables = cables.into_iter().filter(|cable| known.carries(cable));
@@ -247,11 +249,6 @@ impl Boxes {
     /// All links, also those that carry nothing.
     pub fn links(&self) -> Vec<Link> {
         self.known().links()
-    }
-
-    /// Bits per second of a port; 0 where its driver does not know.
-    pub fn rate(&self, end: &End) -> u64 {
-        self.known().cables.rate(end)
     }
 
     /// Whether a box has not answered when it was asked last.
@@ -507,6 +504,16 @@ impl Boxes {
         }
         self.known().cables.look(said, Instant::now().into_std());
         seen
+    }
+}
+
+impl Speeds for Boxes {
+    fn rate(&self, port: &End) -> u64 {
+        self.known().cables.rate(port)
+    }
+
+    fn adds(&self, of: &str) -> Option<u64> {
+        self.known().adds.get(of).copied()
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
 use netsum_core::rate::Rate;
+use netsum_core::saved::Measured;
 
 use crate::config::{End, Link};
 use crate::measured::{Carries, settle};
@@ -27,6 +28,8 @@ pub struct Cable {
     pub link: Link,
     /// Both directions carry something.
     pub carries: bool,
+    /// It was found between boxes of one level, and is not used.
+    pub is_flat: bool,
     /// What is wrong with it, in words.
     pub trouble: Option<String>,
     /// Bits per second by its file or by drivers.
@@ -42,11 +45,18 @@ struct Memory {
     /// A direction is missing since then.
     missing: Option<Instant>,
     trouble: Option<String>,
-    /// Bits per second that count in place of what its file or drivers say.
-    rate: Option<u64>,
+    /// Bits per second that count in place of what its file or drivers say, and what that was; 0 where it was nothing.
+    rate: Option<(u64, u64)>,
     measured: Option<Result<u64, String>>,
     /// It was to be measured, since it has been there.
     tried: bool,
+}
+
+impl Memory {
+    /// What was measured, of a link of this nominal rate.
+    fn counts(&self, nominal: Option<u64>) -> Option<u64> {
+        self.rate.filter(|(_, then)| *then == nominal.unwrap_or(0)).map(|(rate, _)| rate)
+    }
 }
 
 /// All cables.
@@ -181,7 +191,8 @@ impl Cables {
         });
         for (end, heard) in hears {
             let Hears::Box(other) = heard else { continue };
-            if elsewhere(other, end) {
+            // One end alone may have heard somebody who says that he is the other.
+            if hears.get(other) != Some(&Hears::Box(end.clone())) {
                 continue;
             }
             let mut ends = [end.clone(), other.clone()];
@@ -196,17 +207,22 @@ impl Cables {
         self.ends = Arc::new(ends);
     }
 
-    /// Takes up the rates that an earlier manager has measured, by their links' lower ends.
-    pub fn restore_rates(&mut self, rates: &BTreeMap<String, u64>) {
-        for ([below, _], memory) in &mut self.memory {
-            memory.rate = rates.get(&below.to_string()).copied();
+    /// Takes up what an earlier manager has measured.
+    pub fn restore_measured(&mut self, before: &[Measured]) {
+        for (ends, memory) in &mut self.memory {
+            let ends = ends.clone().map(|end| end.to_string());
+            let of = before.iter().find(|of| of.ends == ends);
+            memory.rate = of.map(|of| (of.rate, of.nominal));
         }
     }
 
-    /// Those that count in place of the nominal ones.
-    pub fn measured(&self) -> BTreeMap<String, u64> {
-        let all = self.memory.iter();
-        all.filter_map(|([below, _], memory)| Some((below.to_string(), memory.rate?))).collect()
+    /// What counts in place of the nominal rates.
+    pub fn measured(&self) -> Vec<Measured> {
+        let of = |(ends, memory): (&[End; 2], &Memory)| {
+            let (rate, nominal) = memory.rate?;
+            Some(Measured { ends: ends.clone().map(|end| end.to_string()), rate, nominal })
+        };
+        self.memory.iter().filter_map(of).collect()
     }
 
     /// Takes note of what a link carries, or why that is not known.
@@ -214,14 +230,15 @@ impl Cables {
         let ends = [link.below.clone(), link.above.clone()];
         let cable = self.all().into_iter().find(|cable| cable.link.below == link.below);
         let (Some(cable), Some(memory)) = (cable, self.memory.get_mut(&ends)) else { return };
-        let nominal = cable.nominal;
-        let before = memory.rate;
+        let nominal = cable.nominal.map(|rate| rate.0);
+        let before = memory.counts(nominal);
         if let Ok(carries) = carries {
-            memory.rate = settle(nominal.map(|rate| rate.0), before, carries);
+            let rate = settle(nominal, before, carries);
+            memory.rate = rate.map(|rate| (rate, nominal.unwrap_or(0)));
         }
-        if memory.rate != before {
-            let now =
-                memory.rate.map(Rate).or(nominal).map_or_else(|| "?".to_owned(), |rate| rate.to_string());
+        let now = memory.counts(nominal);
+        if now != before {
+            let now = now.or(nominal).map_or_else(|| "?".to_owned(), |rate| Rate(rate).to_string());
             log::info!("link {} to {}: plans count with {now} from now on", link.below, link.above);
             self.changed = true;
         }
@@ -247,7 +264,7 @@ impl Cables {
             }
             let is_there = carries(&cable);
             let Some(memory) = self.memory.get_mut(&ends) else { continue };
-            if !std::mem::replace(&mut memory.tried, is_there) && is_there && cable.link.rate.is_none() {
+            if !std::mem::replace(&mut memory.tried, is_there) && is_there && cable.nominal.is_none() {
                 new.push(cable.link);
             }
         }
@@ -289,7 +306,7 @@ impl Cables {
         let memory = self.memory.get(&ends).cloned().unwrap_or_default();
         let rates = ends.iter().filter_map(|end| self.port(end)).map(|p| p.rate).filter(|rate| *rate > 0);
         let nominal = link.rate.or(rates.min().map(Rate));
-        link.rate = memory.rate.map(Rate).or(nominal);
+        link.rate = memory.counts(nominal.map(|rate| rate.0)).map(Rate).or(nominal);
         let level = |end: &End| self.levels.get(&end.of).copied().unwrap_or_default();
         let [below, above] = [level(&link.below), level(&link.above)];
         let flat = self.typed.is_empty() && below == above;
@@ -304,6 +321,7 @@ impl Cables {
         Cable {
             link,
             carries: memory.carries && !flat,
+            is_flat: flat,
             trouble: (!troubles.is_empty()).then(|| troubles.join("; ")),
             nominal,
             measured: memory.measured,
@@ -372,7 +390,9 @@ impl std::fmt::Display for Hears {
 /// Whom ports hear, by MAC addresses; where several ports of a box have one, by what the neighbour calls its port.
 fn hears(fresh: &HashMap<String, Answer>, older: &BTreeMap<String, Answer>) -> HashMap<End, Hears> {
     let older = older.iter().filter(|(name, _)| !fresh.contains_key(*name));
-    let all: Vec<(&String, &Answer)> = fresh.iter().chain(older).collect();
+    let mut all: Vec<(&String, &Answer)> = fresh.iter().chain(older).collect();
+    // Of ports that claim one address, the same one each time.
+    all.sort_unstable_by_key(|(name, _)| *name);
     let mut owners: HashMap<&str, Vec<End>> = HashMap::new();
     let mut heard = Vec::new();
     for (name, answer) in all {
@@ -472,7 +492,8 @@ mod tests {
     fn a_link_is_found_when_both_ends_hear_each_other() {
         let (mut cables, now) = (cables(&[]), Instant::now());
         cables.look(answers(&HALF), now);
-        assert_eq!(state(&cables), [is("a/up s/1", false, "")], "not yet");
+        assert_eq!(state(&cables), [], "whoever says that he is s/1");
+        assert!(cables.found().is_empty() && cables.ends().is_empty());
         cables.look(answers(&BOTH), now);
         assert_eq!(state(&cables), [is("a/up s/1", true, "")]);
         assert_eq!(cables.all()[0].link.rate, Some(Rate(10)));
@@ -548,6 +569,7 @@ mod tests {
         cables.look(answers(&[("a", &[("x", "b/y")]), ("b", &[("y", "a/x")])]), now);
         assert_eq!(state(&cables), [is("a/x b/y", false, "both boxes are of level 0: it is not used")]);
         assert!(cables.ends().contains(&end("b/y")), "no host is there");
+        assert!(cables.all()[0].is_flat, "no bridge's way up");
     }
 
     #[test]
@@ -598,6 +620,9 @@ mod tests {
         let unmeasured = |cables: &mut Cables, up| cables.unmeasured(|_| up, |_| false).len();
         assert_eq!(cables.unmeasured(|_| true, |of| of == "s").len(), 0, "a box is silent");
         assert_eq!([true, true, false, true, true].map(|up| unmeasured(&mut cables, up)), [1, 0, 0, 1, 0]);
+        let of = cables.all().remove(0).link;
+        cables.have_measured(&of, Ok(Carries::Just(1000)));
+        assert_eq!([false, true].map(|up| unmeasured(&mut cables, up)), [0, 1], "it may be another cable");
         cables.look(with_rate(10_000), now);
         assert_eq!([false, true].map(|up| unmeasured(&mut cables, up)), [0, 0], "its driver knows");
     }
@@ -618,9 +643,17 @@ mod tests {
             first.have_measured(&of, carries);
             assert_eq!((rate(&first), first.has_changed()), (Some(counts), changed));
         }
-        let mut next = cables(&[("a/up", "s/1")]);
-        next.restore_rates(&first.measured());
-        assert_eq!(rate(&next), Some(890));
+        let again = |typed, nominal| {
+            let mut next = cables(&[("a/up", typed)]);
+            next.restore_measured(&first.measured());
+            let mut said = answers(&BOTH);
+            said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = nominal);
+            next.look(said, now);
+            rate(&next)
+        };
+        assert_eq!(again("s/1", 10), Some(890));
+        assert_eq!(again("t/1", 10), Some(10), "the cable goes elsewhere");
+        assert_eq!(again("s/1", 20), Some(20), "it is another one");
     }
 
     #[test]

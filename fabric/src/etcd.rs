@@ -2,9 +2,13 @@
 //!
 //! The leader's key lives as long as its lease. State is written only while that key is still the one that this manager has made.
 
+use std::io::Read as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use flate2::Compression;
+use flate2::bufread::GzDecoder;
+use flate2::read::GzEncoder;
 use netsum_api::tls::{authority, identity};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -70,6 +74,23 @@ fn channel(config: &Etcd) -> Result<Channel> {
     Ok(Channel::balance_list(endpoints.into_iter()))
 }
 
+/// etcd takes requests of 1.5 MiB by default, and has the state as one value.
+fn packed(state: &str) -> Result<Vec<u8>> {
+    let mut packed = Vec::new();
+    GzEncoder::new(state.as_bytes(), Compression::fast()).read_to_end(&mut packed)?;
+    Ok(packed)
+}
+
+fn unpacked(value: Vec<u8>) -> Result<String> {
+    // Earlier releases have written it as it is.
+    if value.starts_with(b"{") {
+        return Ok(String::from_utf8(value)?);
+    }
+    let mut state = String::new();
+    GzDecoder::new(&*value).read_to_string(&mut state)?;
+    Ok(state)
+}
+
 async fn within<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T> {
     let answer = timeout(PATIENCE, answer).await.map_err(|_| anyhow!("no answer within {PATIENCE:?}"))?;
     answer.map_err(|status| anyhow!("{}", status.message()))
@@ -133,7 +154,7 @@ async fn campaign(config: &Etcd, me: &str, channel: &Channel) -> Result<Result<L
     if now.lease != id {
         return Ok(Err(now.value));
     }
-    let state = get(&mut kv, &key).await?.map(|state| String::from_utf8(state.value)).transpose()?;
+    let state = get(&mut kv, &key).await?.map(|state| unpacked(state.value)).transpose()?;
     let (made, ttl) = (now.create_revision, Duration::from_secs(config.lease_s.into()));
     Ok(Ok(Leading { state, lead: Lead { kv, lease, id, leader, made, key, ttl, since, unwritten: false } }))
 }
@@ -144,9 +165,7 @@ impl Leading {
     /// # Errors
     /// If etcd does not take it, or another manager leads by now.
     pub async fn write(&mut self, state: String) -> Result<()> {
-        let Lead { kv, leader, made, key, .. } = &mut self.lead;
-        let state = pb::PutRequest { key: key.clone(), value: state.into_bytes(), lease: 0 };
-        let written = put(kv, leader, *made, state).await.context("etcd: the state cannot be written")?;
+        let written = self.lead.write(&state).await.context("etcd")?;
         ensure!(written, "etcd: another manager leads by now");
         Ok(())
     }
@@ -185,7 +204,7 @@ impl Lead {
         if result.is_err() != *failing {
             *failing = !*failing;
             match &result {
-                Err(e) => log::warn!("etcd: {e:#}; it is tried again, and this manager ends with its lease"),
+                Err(e) => log::warn!("etcd: {e:#}; it is tried again"),
                 Ok(_) => log::info!("etcd: answers again"),
             }
         }
@@ -208,13 +227,19 @@ impl Lead {
 
     /// Writes the last state, and gives the lease back.
     async fn leave(&mut self, states: &watch::Receiver<String>) -> Result<()> {
-        let value = states.borrow().clone().into_bytes();
-        if !value.is_empty() {
-            let state = pb::PutRequest { key: self.key.clone(), value, lease: 0 };
-            put(&mut self.kv, &self.leader, self.made, state).await.context("the state is not written")?;
+        let state = states.borrow().clone();
+        if !state.is_empty() {
+            self.write(&state).await?;
         }
         within(self.lease.lease_revoke(pb::LeaseRevokeRequest { id: self.id })).await?;
         Ok(())
+    }
+
+    /// Whether this manager leads still: otherwise nothing is written.
+    async fn write(&mut self, state: &str) -> Result<bool> {
+        let put_state = pb::PutRequest { key: self.key.clone(), value: packed(state)?, lease: 0 };
+        let written = put(&mut self.kv, &self.leader, self.made, put_state).await;
+        written.context("the state is not written, and a next manager would not know it")
     }
 
     /// Why it leads no more, if so.
@@ -223,21 +248,37 @@ impl Lead {
         let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id: self.id }).into_request();
         let answer =
             within(async { self.lease.lease_keep_alive(request).await?.into_inner().message().await });
-        if answer.await?.is_none_or(|answer| answer.ttl <= 0) {
+        let answer = answer.await.and_then(|answer| answer.context("no answer"));
+        if answer.context("the lease is not renewed, and this manager ends with it")?.ttl <= 0 {
             return Ok(Some("the lease in etcd has ended: another manager may lead".to_owned()));
         }
         self.since = asked;
         if self.unwritten || states.has_changed().unwrap_or_default() {
             // Also where this is given up in the middle.
             self.unwritten = true;
-            let value = states.borrow_and_update().clone().into_bytes();
-            let state = pb::PutRequest { key: self.key.clone(), value, lease: 0 };
-            let written = put(&mut self.kv, &self.leader, self.made, state).await;
-            if !written.context("the state is not written")? {
+            let state = states.borrow_and_update().clone();
+            if !self.write(&state).await? {
                 return Ok(Some("another manager leads by now".to_owned()));
             }
             self.unwritten = false;
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_packed_and_that_of_an_earlier_release_read() {
+        let ranks: String =
+            (0..9999).map(|rank| format!("{{\"rank\":{rank},\"psn\":{}}},", rank * 7919 % 65536)).collect();
+        let state = format!("{{\"ranks\":[{ranks}]}}");
+        let small = packed(&state).unwrap();
+        assert!(small.len() < state.len() / 3, "{} of {}", small.len(), state.len());
+        assert_eq!(unpacked(small).unwrap(), state);
+        assert_eq!(unpacked(state.clone().into_bytes()).unwrap(), state);
+        assert!(unpacked(b"nonsense".to_vec()).is_err());
     }
 }

@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use netsum_api::v1 as api;
-use tokio::time::{sleep, timeout};
-use tonic::Status;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::{Response, Status};
 
 use crate::boxes::Boxes;
 use crate::client::PATIENCE;
 use crate::config::{End, Link};
 use crate::measured::{Carries, FIRST, TRAINS, both, bytes, direction};
 
-/// How often the receiver is asked, and how often nothing more may have come since: then the rest is lost.
+/// How often the receiver is asked, and how often nothing more may have come since: then the rest is lost. Nobody waits longer, whatever a
+/// box says.
 const ASK: Duration = Duration::from_millis(30);
 const IDLE: u32 = 5;
+const LONGEST: Duration = Duration::from_secs(2);
 
 impl Boxes {
     /// Measures links, one after the other.
@@ -45,20 +47,19 @@ impl Boxes {
         let no_box = || Status::not_found("there is no such box");
         let mut sender = self.client(&from.of).ok_or_else(no_box)?;
         let mut receiver = self.client(&to.of).ok_or_else(no_box)?;
-        let late = |_| Status::deadline_exceeded(format!("no answer within {PATIENCE:?}"));
+        let listen = api::HearTrainRequest { port: to.port.clone() };
+        within(receiver.hear_train(listen.clone())).await?;
         let request = api::SendTrainRequest { port: from.port.clone(), bytes };
-        let sent = timeout(PATIENCE, sender.send_train(request)).await.map_err(late)??.into_inner();
-        let sent = sent.train.ok_or_else(|| Status::internal("no train"))?;
-        let (mut heard, mut idle) = (api::Train::default(), 0);
-        while heard.frames < sent.frames && idle < IDLE {
+        let sent = within(sender.send_train(request)).await?.train.unwrap_or_default();
+        let (mut heard, mut idle, end) = (api::Train::default(), 0, Instant::now() + LONGEST);
+        while heard.frames < sent.frames && idle < IDLE && Instant::now() < end {
             sleep(ASK).await;
-            let ports = receiver.list_ports(api::ListPortsRequest::default());
-            let ports = timeout(PATIENCE, ports).await.map_err(late)??.into_inner().ports;
-            let port = ports.into_iter().find(|port| port.name == to.port);
-            let now = port.and_then(|port| port.train).filter(|train| train.number == sent.number);
-            let now = now.unwrap_or_default();
-            idle = if now.frames == heard.frames { idle + 1 } else { 0 };
-            heard = now;
+            let now = within(receiver.hear_train(listen.clone())).await?.train.unwrap_or_default();
+            if now.number == sent.number && now.frames > heard.frames {
+                (heard, idle) = (now, 0);
+            } else {
+                idle += 1;
+            }
         }
         log::debug!(
             "train from {from} to {to}: {} frames at {} b/s, of which {} came at {} b/s",
@@ -69,4 +70,9 @@ impl Boxes {
         );
         Ok((sent.rate, heard.rate))
     }
+}
+
+async fn within<T>(answer: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
+    let late = |_| Status::deadline_exceeded(format!("no answer within {PATIENCE:?}"));
+    timeout(PATIENCE, answer).await.map_err(late)?.map(Response::into_inner)
 }

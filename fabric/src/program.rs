@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use netsum_api::v1 as api;
+use netsum_core::saved::Measured;
 use netsum_core::{Job, Refusal, State};
 use netsum_daemon::state::{Shared, Waiting};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -69,8 +70,8 @@ impl netsum_daemon::state::Boxes for Changes {
         self.boxes.found()
     }
 
-    fn rates(&self) -> BTreeMap<String, u64> {
-        self.boxes.rates()
+    fn measured(&self) -> Vec<Measured> {
+        self.boxes.measured()
     }
 
     fn is_stuck(&self, job: &str) -> bool {
@@ -212,7 +213,7 @@ impl Programmer {
         let begin = Instant::now();
         let others = self.told.iter().filter(|(of, _)| **of != job.spec.name);
         let others: Vec<AtWork> = others.map(|(_, told)| told.layout.at_work.clone()).collect();
-        let share = Share::Beside(&others, &|end| self.boxes.rate(end));
+        let share = Share::Beside(&others, &*self.boxes);
         let layout = block_in_place(|| self.layout_by(job, self.boxes.ways(), share));
         log::debug!("job {}: planned beside {} in {:.1?}", job.spec.name, others.len(), begin.elapsed());
         layout
@@ -422,9 +423,12 @@ impl Programmer {
     /// Looks whether the boxes do as they were told. Where one does not, or a link is down, the ranks connect anew.
     async fn look(&mut self) {
         let seen = self.boxes.look().await;
-        let (new, boxes) = (self.boxes.unmeasured(), self.boxes.clone());
-        if !new.is_empty() {
-            tokio::spawn(async move { boxes.measure_links(new).await });
+        // What comes meanwhile is measured afterwards.
+        if self.boxes.measuring.try_lock().is_ok() {
+            let (new, boxes) = (self.boxes.unmeasured(), self.boxes.clone());
+            if !new.is_empty() {
+                tokio::spawn(async move { boxes.measure_links(new).await });
+            }
         }
         for (at, name) in self.over(&seen) {
             self.delete(&at, &name, false).await;

@@ -58,7 +58,7 @@ pub async fn run(config: &Config) -> Result<()> {
     boxes.elect(election);
     boxes.number_again(&saved.ports);
     boxes.find_again(&saved.found);
-    boxes.rates_again(&saved.rates);
+    boxes.measured_before(&saved.measured);
     // Jobs are at work by links that are found by this.
     let seen = boxes.look().await;
     for (name, reason) in &saved.drained {

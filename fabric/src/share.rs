@@ -35,13 +35,21 @@ pub struct Candidate {
     pub is_needed: bool,
 }
 
+/// What boxes say of themselves.
+pub trait Speeds {
+    /// Bits per second of a port; 0 where nobody knows.
+    fn rate(&self, port: &End) -> u64;
+    /// Bytes that a box adds in a second, where that is known.
+    fn adds(&self, of: &str) -> Option<u64>;
+}
+
 /// How rings are shared out.
 #[derive(Clone, Copy)]
 pub enum Share<'a> {
     /// As they are, where that can be; otherwise by the links.
     Kept(&'a [(String, u32)]),
-    /// By what the others leave. The function knows the rates of ports.
-    Beside(&'a [AtWork], &'a dyn Fn(&End) -> u64),
+    /// By what the others leave.
+    Beside(&'a [AtWork], &'a dyn Speeds),
     /// By the links alone.
     Links,
 }
@@ -60,8 +68,8 @@ impl Share<'_> {
                 }
                 by_links(candidates)
             }
-            Self::Beside(others, rate) if links.iter().any(|link| link.rate.is_some()) => {
-                rooms(others, rate, candidates, ends, links).unwrap_or_else(|e| {
+            Self::Beside(others, speeds) if links.iter().any(|link| link.rate.is_some()) => {
+                rooms(others, *speeds, candidates, ends, links).unwrap_or_else(|e| {
                     log::warn!("no plan: {e}; rings are shared out by the rates of links alone");
                     by_links(candidates)
                 })
@@ -97,10 +105,15 @@ impl Numbers<'_> {
     }
 }
 
+/// A rate that a plan can count with, whatever a box says.
+fn bits(rate: u64) -> f64 {
+    (rate as f64).clamp(8.0, FAST)
+}
+
 /// What the fair shares of the others leave at each candidate.
 fn rooms(
     others: &[AtWork],
-    rate: impl Fn(&End) -> u64,
+    speeds: &dyn Speeds,
     candidates: &[Candidate],
     ends: &[End],
     links: &[&Link],
@@ -118,11 +131,14 @@ fn rooms(
         boxes: boxes.iter().copied().zip(hosts.len()..).collect(),
     };
     // Names of boxes may be any; a network's may not.
-    numbers.boxes.values().for_each(|n| topology.box_(n.to_string()));
+    for (of, n) in &numbers.boxes {
+        topology.box_(n.to_string());
+        topology.boxes[n - hosts.len()].adds = speeds.adds(of).map(|adds| (adds as f64).clamp(1.0, FAST));
+    }
     for (end, n) in &numbers.hosts {
-        let rate = match rate(end) {
+        let rate = match speeds.rate(end) {
             0 => FAST,
-            rate => rate as f64,
+            rate => bits(rate),
         };
         topology.host(n.to_string());
         topology.link(n.to_string(), numbers.boxes[&*end.of].to_string(), rate);
@@ -131,8 +147,7 @@ fn rooms(
     let least = rates.filter(|rate| *rate > 0).min().unwrap_or(1);
     for link in links {
         let [below, above] = [&link.below, &link.above].map(|end| numbers.boxes[&*end.of].to_string());
-        let rate = link.rate.map_or(least, |rate| rate.0.max(8));
-        topology.link(below, above, rate as f64);
+        topology.link(below, above, bits(link.rate.map_or(least, |rate| rate.0)));
     }
     let network = Network::new(&topology)?;
     let of = |job: &AtWork| -> Vec<Tree> {
@@ -232,6 +247,17 @@ mod tests {
         (links.collect(), all().map(candidate).collect())
     }
 
+    struct Unknown;
+
+    impl Speeds for Unknown {
+        fn rate(&self, _: &End) -> u64 {
+            0
+        }
+        fn adds(&self, _: &str) -> Option<u64> {
+            None
+        }
+    }
+
     fn rings_of(share: Share<'_>, rings: u32, rates: &[Option<u64>]) -> Vec<u32> {
         let (links, candidates) = spines(rates);
         let links: Vec<&Link> = links.iter().collect();
@@ -247,11 +273,36 @@ mod tests {
     #[test]
     fn where_no_rate_is_known_shares_are_equal_whoever_is_there() {
         let others = [at(&[4, 0])];
-        assert_eq!(rings_of(Share::Beside(&others, &|_| 0), 4, &[None, None]), [2, 2]);
-        assert_eq!(rings_of(Share::Beside(&others, &|_| 0), 4, &[Some(9000), Some(9000)]), [1, 3]);
+        assert_eq!(rings_of(Share::Beside(&others, &Unknown), 4, &[None, None]), [2, 2]);
+        assert_eq!(rings_of(Share::Beside(&others, &Unknown), 4, &[Some(9000), Some(9000)]), [1, 3]);
         // One that is not known is as the least that is.
-        assert_eq!(rings_of(Share::Beside(&[], &|_| 0), 5, &[Some(8000), Some(32_000)]), [1, 4]);
-        assert_eq!(rings_of(Share::Beside(&[], &|_| 0), 6, &[None, Some(9000)]), [3, 3]);
+        assert_eq!(rings_of(Share::Beside(&[], &Unknown), 5, &[Some(8000), Some(32_000)]), [1, 4]);
+        assert_eq!(rings_of(Share::Beside(&[], &Unknown), 6, &[None, Some(9000)]), [3, 3]);
+    }
+
+    /// Boxes add so much, ports carry more than there is.
+    struct Adds<'a>(&'a [(&'a str, u64)]);
+
+    impl Speeds for Adds<'_> {
+        fn rate(&self, _: &End) -> u64 {
+            u64::MAX
+        }
+        fn adds(&self, of: &str) -> Option<u64> {
+            self.0.iter().find(|(name, _)| *name == of).map(|(_, adds)| *adds)
+        }
+    }
+
+    #[test]
+    fn a_spine_that_adds_slowly_gets_fewer_rings_than_its_links_carry() {
+        let of =
+            |adds: &[(&str, u64)], rates: &[Option<u64>]| rings_of(Share::Beside(&[], &Adds(adds)), 6, rates);
+        let both = [Some(8000), Some(8000)];
+        // Of two leaves at 1000 bytes per second each.
+        assert_eq!(of(&[("s0", 2000), ("s1", 9000)], &both), [3, 3]);
+        assert_eq!(of(&[("s0", 1000), ("s1", 9000)], &both), [2, 4]);
+        assert_eq!(of(&[("s0", 0), ("s1", u64::MAX)], &both), [1, 5], "one is needed there");
+        // No number that a box can say is a reason to plan by links alone, which would give it all.
+        assert_eq!(of(&[("s1", 1000)], &[Some(8000), Some(u64::MAX)]), [4, 2]);
     }
 
     #[test]
@@ -277,11 +328,11 @@ mod tests {
         ) {
             let mut others: Vec<AtWork> =
                 before.iter().map(|trees| at(&trees[..rates.len()])).filter(|job| !job.trees.is_empty()).collect();
-            let mine = rings_of(Share::Beside(&others, &|_| 0), rings, &rates);
+            let mine = rings_of(Share::Beside(&others, &Unknown), rings, &rates);
             prop_assert_eq!(mine.iter().sum::<u32>(), rings);
             prop_assert!(mine[0] > 0, "one is needed there: {:?}", mine);
             others.reverse();
-            prop_assert_eq!(&rings_of(Share::Beside(&others, &|_| 0), rings, &rates), &mine);
+            prop_assert_eq!(&rings_of(Share::Beside(&others, &Unknown), rings, &rates), &mine);
             // At work it keeps them, whoever is there and whatever links carry.
             let other: Vec<Option<u64>> = rates.iter().rev().copied().collect();
             prop_assert_eq!(&rings_of(Share::Kept(&at(&mine).trees), rings, &other), &mine);

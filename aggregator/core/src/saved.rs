@@ -26,15 +26,25 @@ pub struct Saved {
     /// Links between boxes that a manager has found: their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<[String; 2]>,
-    /// What links between boxes carry where that is not what they should, in bits per second, by their lower ends.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub rates: BTreeMap<String, u64>,
+    /// What links between boxes carry where that is not what they should.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Measured>,
     /// Of a manager: its election. Of a box: the highest of a manager that has called.
     #[serde(default)]
     pub election: u64,
     /// Bytes that one of a box's CPUs adds in a second, as it was measured before there were jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adds: Option<u64>,
+}
+
+/// A link between boxes as it was measured, in bits per second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Lower end and upper end.
+    pub ends: [String; 2],
+    pub rate: u64,
+    /// What it should have carried; 0 where nobody knew. Where that is another number by now, it is another link.
+    pub nominal: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

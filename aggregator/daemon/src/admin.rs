@@ -15,7 +15,7 @@ use netsum_common::slot::Slot;
 use netsum_common::timing::{self, RankTiming};
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::tenant::{Limits, TenantView};
-use netsum_core::{Action, Job, JobRing, Rank, State};
+use netsum_core::{Action, Job, JobRing, PortInfo, Rank, State};
 use netsum_dataplane::spread::Ends;
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
@@ -70,6 +70,12 @@ impl AdminService {
             }
             _ => Ok(inner),
         }
+    }
+
+    fn trains(&self) -> Result<(&Netlink, &Trains), Status> {
+        let netlink = self.netlink.as_ref();
+        let trains = netlink.and_then(|netlink| Some((netlink, netlink.trains.as_ref()?)));
+        trains.ok_or_else(|| Status::failed_precondition("this box has no trains"))
     }
 
     async fn create(&self, request: Request<api::CreateJobRequest>) -> Result<api::Job, Status> {
@@ -199,6 +205,11 @@ fn of_24_bits(option: &str, number: u32) -> Result<u32, Status> {
     Ok(number)
 }
 
+fn port<'a>(inner: &'a Inner, name: &str) -> Result<&'a PortInfo, Status> {
+    let port = inner.controller.ports().iter().find(|port| port.name == name);
+    port.ok_or_else(|| Status::not_found(format!("port `{name}`: there is none")))
+}
+
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn create_job(&self, request: Request<api::CreateJobRequest>) -> Answer<api::Job> {
@@ -280,8 +291,10 @@ impl Admin for AdminService {
             None => Vec::new(),
         };
         let heard = self.netlink.as_ref().and_then(|netlink| netlink.heard.as_ref());
-        let trains = self.netlink.as_ref().and_then(|netlink| netlink.trains.as_ref());
-        trains.map(Trains::hear);
+        let ports = self.netlink.as_ref().map(|_| self.shared.lock().controller.ports().to_vec());
+        // Drivers may take their time: nobody waits for them.
+        let rates: HashMap<u32, u64> =
+            ports.iter().flatten().map(|p| (p.ifindex, device::rate(&p.name))).collect();
         let mut inner = self.shared.lock();
         // A manager that has nothing to order says by this that it is there.
         election.map(|election| inner.hear(election));
@@ -303,11 +316,10 @@ impl Admin for AdminService {
                 port.mac.clone_from(&interface.mac);
                 (port.mtu, port.up) = (interface.mtu, interface.up);
                 port.xdp = interface.xdp.unwrap_or_default().into();
-                port.rate = device::rate(&p.name);
+                port.rate = rates.get(&p.ifindex).copied().unwrap_or_default();
                 [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
             }
             let heard = heard.and_then(|heard| heard.get(p.ifindex, Instant::now()));
-            port.train = trains.and_then(|trains| trains.heard(p.ifindex));
             port.neighbour = heard.map(|(n, age)| api::Neighbour {
                 mac: mac_text(n.mac),
                 chassis: n.chassis,
@@ -329,16 +341,11 @@ impl Admin for AdminService {
 
     async fn send_train(&self, request: Request<api::SendTrainRequest>) -> Answer<api::SendTrainReply> {
         let (election, request) = (election(&request)?, request.into_inner());
-        let netlink = self.netlink.as_ref();
-        let trains = netlink.and_then(|netlink| Some((netlink, netlink.trains.as_ref()?)));
-        let (netlink, trains) =
-            trains.ok_or_else(|| Status::failed_precondition("this box cannot send trains"))?;
+        let (netlink, trains) = self.trains()?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
         let port = {
             let inner = self.order(election)?;
-            let port = inner.controller.ports().iter().find(|port| port.name == request.port);
-            let port =
-                port.ok_or_else(|| Status::not_found(format!("port `{}`: there is none", request.port)))?;
+            let port = port(&inner, &request.port)?;
             if inner.controller.jobs().flat_map(|job| &job.flows).any(|flow| flow.ifindex == port.ifindex) {
                 return Err(Status::failed_precondition(format!("a job has its rings at {}", port.name)));
             }
@@ -351,6 +358,17 @@ impl Admin for AdminService {
         let train = trains.send(port.ifindex, mac, port.mtu, request.bytes as usize).await;
         let train = train.map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
         Ok(Response::new(api::SendTrainReply { train: Some(train) }))
+    }
+
+    async fn hear_train(&self, request: Request<api::HearTrainRequest>) -> Answer<api::HearTrainReply> {
+        let (election, request) = (election(&request)?, request.into_inner());
+        let (_, trains) = self.trains()?;
+        let port = {
+            let inner = self.order(election)?;
+            port(&inner, &request.port)?.ifindex
+        };
+        let train = trains.hear(port).map_err(|e| Status::unavailable(format!("{}: {e}", request.port)))?;
+        Ok(Response::new(api::HearTrainReply { train: Some(train) }))
     }
 
     async fn show_fabric(&self, request: Request<api::ShowFabricRequest>) -> Answer<api::Fabric> {

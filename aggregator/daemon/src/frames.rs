@@ -3,15 +3,15 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-use nix::sys::socket::{LinkAddr, MsgFlags, SockaddrLike as _, sendto};
+use nix::sys::socket::{LinkAddr, MsgFlags, SockaddrLike as _, bind, sendto};
 
 /// The nearest bridge, of whatever kind.
 pub(crate) const NEAREST: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 /// Bytes of the two addresses and the type.
 pub(crate) const HEADER: usize = 14;
 
-/// Sends a frame.
-pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
+/// Frames of a type at an interface.
+fn address(ethertype: u16, ifindex: u32) -> io::Result<LinkAddr> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
         sll_protocol: ethertype.to_be(),
@@ -24,7 +24,16 @@ pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8
     let length = size_of_val(&address) as libc::socklen_t;
     // SAFETY: the address lives, has this length, and is of this family.
     let address = unsafe { LinkAddr::from_raw((&raw const address).cast(), Some(length)) };
-    let address = address.ok_or(io::ErrorKind::InvalidInput)?;
-    sendto(socket.as_fd().as_raw_fd(), frame, &address, MsgFlags::MSG_DONTWAIT)?;
+    address.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// Sends a frame.
+pub(crate) fn send(socket: &impl AsFd, ethertype: u16, ifindex: u32, frame: &[u8]) -> io::Result<()> {
+    sendto(socket.as_fd().as_raw_fd(), frame, &address(ethertype, ifindex)?, MsgFlags::MSG_DONTWAIT)?;
     Ok(())
+}
+
+/// Has a socket receive what comes in at this interface, and nothing else.
+pub(crate) fn listen(socket: &impl AsFd, ethertype: u16, ifindex: u32) -> io::Result<()> {
+    Ok(bind(socket.as_fd().as_raw_fd(), &address(ethertype, ifindex)?)?)
 }

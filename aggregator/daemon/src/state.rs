@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use netsum_api::v1 as api;
 use netsum_core::ended::Ended;
-use netsum_core::saved::Saved;
+use netsum_core::saved::{Measured, Saved};
 use netsum_core::watch::{Patience, Watch};
 use netsum_core::{Action, Controller, JobSpec, Refusal};
 use netsum_dataplane::DataPlane;
@@ -42,7 +42,7 @@ pub trait Boxes: Send {
     /// Ends of the links that were found.
     fn found(&self) -> Vec<[String; 2]>;
     /// What links carry where that is not what they should, by their lower ends.
-    fn rates(&self) -> BTreeMap<String, u64>;
+    fn measured(&self) -> Vec<Measured>;
     /// No boxes could sum for this job now: its ranks need not try.
     fn is_stuck(&self, job: &str) -> bool;
 }
@@ -225,13 +225,13 @@ impl Inner {
     /// Writes what is to outlive the daemon.
     fn keep(&mut self) {
         if let Some(store) = &mut self.store {
-            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found(), boxes.rates()));
-            let (drained, found, rates) = boxes.unwrap_or_default();
+            let boxes = self.boxes.as_ref().map(|boxes| (boxes.drained(), boxes.found(), boxes.measured()));
+            let (drained, found, measured) = boxes.unwrap_or_default();
             store.keep(
                 &Saved {
                     drained,
                     found,
-                    rates,
+                    measured,
                     election: self.election,
                     adds: self.adds,
                     ..self.controller.save()

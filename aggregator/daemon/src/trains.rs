@@ -1,10 +1,9 @@
 //! Trains: frames in a row, from one box to the box at the other end of a cable. How they come in there tells the link's rate
 //! ([`netsum_core::train`]). Bridges do not forward them, and hosts do not know them.
 
-use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -16,7 +15,7 @@ use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsock
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::frames::{HEADER, NEAREST, send};
+use super::frames::{HEADER, NEAREST, listen, send};
 
 /// IEEE 802 keeps this one for experiments of one's own.
 const ETHERTYPE: u16 = 0x88b5;
@@ -26,15 +25,17 @@ const NUMBER: usize = 8;
 const LONGEST: Duration = Duration::from_millis(200);
 /// Frames are no longer, whatever the MTU.
 const FRAME: usize = 9000;
-/// Most frames that are taken note of.
+/// Most frames that are taken note of. Who sends more keeps nobody busy.
 const FRAMES: usize = MOST / 1024;
+/// Frames sent in a row before others have their turn.
+const TURN: usize = 64;
 /// What is full has room again.
 const SOON: Duration = Duration::from_millis(1);
 
-/// A socket for the trains of all interfaces, with room for one. To open it takes CAP_NET_RAW.
+/// A socket for trains, with room for one. It receives nothing until it listens. To open it takes CAP_NET_RAW.
 pub fn open() -> Result<Socket> {
-    let protocol = Protocol::from(i32::from(ETHERTYPE.to_be()));
-    let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol))
+    let nothing = Some(Protocol::from(0));
+    let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), nothing)
         .context("trains: packet socket (CAP_NET_RAW)")?;
     // Times are the kernel's: this process may be late.
     setsockopt(&socket, sockopt::ReceiveTimestampns, &true).context("trains: times of frames")?;
@@ -44,9 +45,10 @@ pub fn open() -> Result<Socket> {
     Ok(socket)
 }
 
-/// A train that comes in.
+/// The last train that has come in at an interface.
 #[derive(Default)]
 struct Arrivals {
+    ifindex: u32,
     number: u64,
     /// When, in nanoseconds, and how many bytes.
     frames: Vec<(u64, u32)>,
@@ -56,8 +58,7 @@ struct Arrivals {
 #[derive(Clone)]
 pub struct Trains {
     socket: Arc<Socket>,
-    /// The last train of each interface.
-    heard: Arc<Mutex<HashMap<u32, Arrivals>>>,
+    heard: Arc<Mutex<Arrivals>>,
     /// Two at once would slow each other down.
     one: Arc<tokio::sync::Mutex<()>>,
 }
@@ -68,25 +69,27 @@ impl Trains {
         Self { socket: Arc::new(socket), heard: Arc::default(), one: Arc::default() }
     }
 
-    /// Takes note of what has come. Nobody needs to be awake while a train comes in: that would hold up a sender on the same machine.
-    pub fn hear(&self) {
-        loop {
+    /// What has come in of the last train at an interface, since it was asked for the first time. Nobody needs to be awake while a train
+    /// comes in: that would hold up a sender on the same machine.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn hear(&self, ifindex: u32) -> io::Result<api::Train> {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if heard.ifindex != ifindex {
+            listen(&*self.socket, ETHERTYPE, ifindex)?;
+            *heard = Arrivals { ifindex, ..Arrivals::default() };
+        }
+        for _ in 0..2 * FRAMES {
             match next(&self.socket) {
-                Ok(Some((ifindex, number, time, bytes))) => self.take_note(ifindex, number, time, bytes),
-                Ok(None) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // As where a port is taken down.
-                Err(e) => return log::debug!("trains: {e}"),
+                Ok(Some((at, number, time, bytes))) if at == ifindex => heard.take_note(number, time, bytes),
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => return Err(e),
             }
         }
-    }
-
-    /// What was heard of the last train by an interface.
-    pub fn heard(&self, ifindex: u32) -> Option<api::Train> {
-        let all = self.arrivals();
-        let Arrivals { number, frames } = all.get(&ifindex)?;
-        let (number, rate) = (*number, rate(frames).unwrap_or_default());
-        Some(api::Train { number, frames: frames.len() as u32, rate })
+        let (frames, rate) = (heard.frames.len() as u32, rate(&heard.frames).unwrap_or_default());
+        Ok(api::Train { number: heard.number, frames, rate })
     }
 
     /// Sends a train by a port; its rate is what the sender can do at most, whatever the link carries.
@@ -102,7 +105,12 @@ impl Trains {
         let (start, mut waited, mut sent) = (Instant::now(), Duration::ZERO, Vec::new());
         while sent.len() < wanted && start.elapsed() < LONGEST {
             match send(&*self.socket, ETHERTYPE, ifindex, &frame) {
-                Ok(()) => sent.push(((start.elapsed() - waited).as_nanos() as u64, frame.len() as u32)),
+                Ok(()) => {
+                    sent.push(((start.elapsed() - waited).as_nanos() as u64, frame.len() as u32));
+                    if sent.len().is_multiple_of(TURN) {
+                        tokio::task::yield_now().await;
+                    }
+                }
                 Err(e)
                     if e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS) =>
                 {
@@ -115,19 +123,15 @@ impl Trains {
         }
         Ok(api::Train { number, frames: sent.len() as u32, rate: fastest(&sent).unwrap_or_default() })
     }
+}
 
-    fn arrivals(&self) -> MutexGuard<'_, HashMap<u32, Arrivals>> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take_note(&self, ifindex: u32, number: u64, time: u64, bytes: u32) {
-        let mut all = self.arrivals();
-        let arrivals = all.entry(ifindex).or_default();
-        if arrivals.number != number {
-            *arrivals = Arrivals { number, frames: Vec::new() };
+impl Arrivals {
+    fn take_note(&mut self, number: u64, time: u64, bytes: u32) {
+        if self.number != number {
+            (self.number, self.frames) = (number, Vec::new());
         }
-        if arrivals.frames.len() < FRAMES {
-            arrivals.frames.push((time, bytes));
+        if self.frames.len() < FRAMES {
+            self.frames.push((time, bytes));
         }
     }
 }
