@@ -3,7 +3,7 @@
 /// Messages that the command line reads as they are.
 const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
 /// Their options, beyond names and comments.
-const OPTIONS: [(&str, &str); 23] = [
+const OPTIONS: [(&str, &str); 24] = [
     ("CreateJobRequest.ranks", r#"value_name = "N""#),
     ("CreateJobRequest.dtype", r#"default_value = "i32""#),
     (
@@ -25,6 +25,7 @@ const OPTIONS: [(&str, &str); 23] = [
     ("CreateJobRequest.groups", r#"default_value = "", value_name = "RANKS,..""#),
     ("CreateJobRequest.uplink", r#"default_value = "", value_name = "IFNAME""#),
     ("CreateJobRequest.ring_order", r#"default_value = "", value_name = "RANK,..""#),
+    ("CreateJobRequest.or_ring", ""),
     ("Flow.ring", r#"value_parser = number, value_name = "R""#),
     ("Flow.rank", r#"value_parser = number, value_name = "K""#),
     ("Flow.port", r#"value_name = "IFNAME""#),

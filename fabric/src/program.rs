@@ -109,6 +109,8 @@ pub struct Programmer {
     boxes: Arc<Boxes>,
     busy: Busy,
     told: BTreeMap<String, Told>,
+    /// Epochs of jobs that no boxes could sum when their ranks joined, and whose ranks have begun all the same.
+    by_ring: HashMap<String, u32>,
     /// Epochs of jobs that an earlier manager has had summed, where it is not known yet by which boxes.
     taken_over: HashMap<String, u32>,
     /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect anew leave first.
@@ -134,9 +136,9 @@ impl Programmer {
     pub fn new(shared: Shared, boxes: Arc<Boxes>, seen: &HashMap<String, Seen>) -> Self {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (told, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
-        let taken_over = HashMap::new();
+        let (by_ring, taken_over) = (HashMap::new(), HashMap::new());
         let mut programmer =
-            Self { shared, boxes, busy: Arc::default(), told, taken_over, left, leftover, unknown };
+            Self { shared, boxes, busy: Arc::default(), told, by_ring, taken_over, left, leftover, unknown };
         // A box that is drained may sum for any of them still.
         let at: Vec<String> = programmer.unknown.iter().cloned().collect();
         for name in programmer.names() {
@@ -196,6 +198,7 @@ impl Programmer {
             match job.state {
                 // Where its ranks are at work, they stay where they are until they connect anew.
                 State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => return Wanted::Same,
+                State::Active if self.by_ring.get(name) == Some(&epoch(job)) => return Wanted::Same,
                 State::Active if self.taken_over.get(name) == Some(&epoch(job)) => return Wanted::Same,
                 State::Active => job.clone(),
                 // Nothing has begun since, as if somebody had restarted it: its ranks have left.
@@ -300,6 +303,11 @@ impl Programmer {
             }
             let Err(why) = done else { continue };
             let mut inner = self.shared.lock();
+            if inner.controller.goes_without_box(&name, now) {
+                log::warn!(NETSUM_JOB = name; "job {name}: no boxes sum it, its ranks do by themselves: {why:#}");
+                self.by_ring.insert(name, now);
+                continue;
+            }
             log::error!(NETSUM_JOB = name; "job {name}: {why:#}");
             refusal = Some(Refusal::NotNow(format!("job `{name}`: {why:#}")));
             if inner.controller.job(&name).is_ok_and(|job| epoch(job) == now) {
@@ -457,13 +465,15 @@ impl Programmer {
             self.taken_over.remove(&name);
             told.map(|told| self.told.insert(name, told));
         }
-        let (mut stuck, mut changed) = (HashSet::new(), Vec::new());
+        let cannot = |job: &Job| {
+            layout::lay_out(job, &self.boxes.ways(), Share::Links, |port| self.boxes.end(port)).is_err()
+        };
+        self.by_ring.retain(|name, of| inner.controller.job(name).is_ok_and(|job| epoch(job) == *of));
+        let by_ring = self.by_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
+        let (mut stuck, mut changed) = (by_ring.cloned().collect::<HashSet<_>>(), Vec::new());
         for (name, told) in &self.told {
             let Ok(job) = inner.controller.job(name) else { continue };
-            let place = |port| self.boxes.end(port);
-            if job.epoch.as_ref().is_some_and(|epoch| epoch.without_box)
-                && layout::lay_out(job, &self.boxes.ways(), Share::Links, place).is_err()
-            {
+            if job.epoch.as_ref().is_some_and(|epoch| epoch.without_box) && cannot(job) {
                 stuck.insert(name.clone());
                 continue;
             }

@@ -186,6 +186,7 @@ impl System {
             groups: (*u.choose(&["", "", "", "2-3", "0-0,1-1"])?).into(),
             uplink: (*u.choose(&["", "", "p0"])?).into(),
             ring_order: String::new(),
+            or_ring: u.ratio(1u8, 4u8)?,
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };
         // The daemon would make one up, and a run would not be the same twice.

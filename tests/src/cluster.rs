@@ -57,6 +57,8 @@ pub struct JobSpec {
     pub retry: (u8, u8),
     /// Ranks that are to send and receive over AF_XDP.
     pub xdp: Vec<u32>,
+    /// Ranks begin also where no boxes of a fabric can sum.
+    pub or_ring: bool,
 }
 
 impl JobSpec {
@@ -74,6 +76,7 @@ impl JobSpec {
             connect_timeout: Duration::from_secs(20),
             retry: (17, 7),
             xdp: Vec::new(),
+            or_ring: false,
         }
     }
 
@@ -90,7 +93,8 @@ impl JobSpec {
             ("--order", (*order).to_owned()),
         ];
         let words = ["job", "create", name].map(str::to_owned).into_iter();
-        words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value])).collect()
+        let words = words.chain(options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]));
+        words.chain(self.or_ring.then(|| "--or-ring".to_owned())).collect()
     }
 
     /// Its layout for the library.

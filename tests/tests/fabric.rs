@@ -240,6 +240,33 @@ fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn a_job_that_no_boxes_can_sum_is_refused_or_begins_by_itself_when_asked_to() {
+    let cluster = fabric(1);
+    let manager = cluster.start_manager().unwrap();
+    manager.json(&cluster, &["fabric", "drain", "spine0", "--reason", "new fan"]).unwrap();
+    let ranks = |job: &JobSpec| cluster.ranks_of(&manager, job, &one_on_each_host(4));
+    let refused = ranks(&JobSpec::new(JOB, 4)).map(drop).unwrap_err();
+    assert!(format!("{refused:#}").contains("is drained: new fan"), "{refused:#}");
+
+    let mut group = ranks(&JobSpec { or_ring: true, ..JobSpec::new("anyway", 4) }).unwrap();
+    for seed in 0..5 {
+        for outcome in group.all_reduce("f32", 30_000, seed).unwrap() {
+            assert_eq!((&*outcome.mode, outcome.wrong, outcome.fall_backs), ("ring", 0, 0), "{outcome:?}");
+        }
+    }
+    assert!(group.log().contains("no boxes sum job anyway now"), "{}", group.log());
+    let shown = manager.netsum(&cluster, &["fabric", "job", "show", "anyway"]).unwrap();
+    assert!(shown.contains("no boxes sum it"), "{shown}");
+    // It is not tried in vain meanwhile.
+    let seen = work_for("no box is free", &mut group, || manager.log(), Duration::from_secs(4));
+    assert!(seen.without == seen.sums && seen.pause < Duration::from_secs(1), "{seen:?}");
+    manager.json(&cluster, &["fabric", "undrain", "spine0"]).unwrap();
+    until_boxes("spine0 gets rings again", &mut group, || manager.log());
+    work(&mut group, 6);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
     let cluster = fabric(2);
     let spine1 = cluster.lab().spec().spine(1);

@@ -183,7 +183,10 @@ impl Job {
         let told = fabric.jobs.iter().find(|job| job.name == wanted);
         let told = told.map_or(&[][..], |job| &job.trees);
         let planned = if told.is_empty() {
-            Err(Failure::new(Kind::Failed, "its ranks have not joined"))
+            Err(Failure::new(
+                Kind::Failed,
+                "no boxes sum it: its ranks have not joined, or sum by themselves",
+            ))
         } else {
             Plan::new(fabric, jobs, mine)
         };
@@ -374,7 +377,7 @@ mod tests {
         assert!(shown.contains("spine1"), "trees are there all the same: {shown}");
         fabric.jobs.clear();
         let shown = text(&fabric, vec![job("train")]);
-        assert!(shown.contains("no plan: its ranks have not joined"), "{shown}");
+        assert!(shown.contains("no plan: no boxes sum it: its ranks have not joined"), "{shown}");
         let error = Job::new(&fabric, &[], "train").unwrap_err();
         assert_eq!(error.message, "JOB `train`: there is none");
     }

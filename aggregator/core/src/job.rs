@@ -47,6 +47,9 @@ pub struct JobSpec {
     /// Who contributes here, where boxes are in levels.
     #[serde(default)]
     pub members: Members,
+    /// Its ranks begin also where no boxes can sum for them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub or_ring: bool,
 }
 
 /// Most ranks of a job over several boxes, each of which has 64 members at most.

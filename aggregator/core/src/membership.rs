@@ -310,6 +310,13 @@ impl Controller {
         Ok(job)
     }
 
+    /// No boxes sum for the ranks of this epoch. Whether they may begin all the same.
+    pub fn goes_without_box(&mut self, name: &str, epoch: u32) -> bool {
+        let Some(job) = self.jobs.get_mut(name).filter(|job| job.spec.or_ring) else { return false };
+        let current = job.epoch.as_mut().filter(|current| current.number == epoch);
+        current.map(|current| current.without_box = true).is_some()
+    }
+
     /// No heartbeat of these jobs' ranks could be heard for so long: that is nobody's silence.
     pub fn was_deaf(&mut self, took: Duration, of: impl Fn(&str) -> bool) {
         let jobs = self.jobs.values_mut().filter(|job| of(&job.spec.name));

@@ -25,6 +25,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         verify_icrc: true,
         in_order: None,
         in_band: false,
+        or_ring: false,
         token: "t".into(),
         tenant: "default".into(),
         members: members::Members::default(),

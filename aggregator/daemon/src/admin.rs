@@ -81,6 +81,9 @@ impl AdminService {
     async fn create(&self, request: Request<api::CreateJobRequest>) -> Result<api::Job, Status> {
         let (election, request) = (election(&request)?, request.into_inner());
         let spec = job_spec(request)?;
+        if spec.or_ring && !matches!(self.ports, PortFinder::Boxes(_)) {
+            return Err(Status::invalid_argument("--or-ring: only a fabric's manager chooses boxes"));
+        }
         let name = spec.name.clone();
         self.look_at_ports().await?;
         let mut inner = self.order(election)?;

@@ -230,6 +230,7 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         token: if r.token.is_empty() { token()? } else { r.token }.into(),
         tenant: if r.tenant.is_empty() { tenant::DEFAULT.to_owned() } else { r.tenant },
         members: members(&r.members, &r.groups, &r.uplink, &r.ring_order)?,
+        or_ring: r.or_ring,
     })
 }
 

@@ -251,10 +251,10 @@ impl Worker for WorkerService {
             any_ip_id: a.any_ip_id,
             selective: a.selective,
         });
-        let ranks = ranks.collect();
+        let (ranks, without_box) = (ranks.collect(), job.spec.or_ring && current.without_box);
         let heartbeat = self.shared.heartbeat.as_millis() as u32;
         let job = Some(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false));
-        Ok(Response::new(api::JoinReply { job, ranks }))
+        Ok(Response::new(api::JoinReply { job, ranks, without_box }))
     }
 
     async fn heartbeat(&self, request: Request<api::HeartbeatRequest>) -> Answer<api::HeartbeatReply> {

@@ -24,6 +24,8 @@ pub(crate) struct Membership {
     pub ranks: Vec<RankNumbers>,
     /// Their numbers.
     pub names: Vec<u32>,
+    /// No box will sum.
+    pub without_box: bool,
     /// `None` without a daemon.
     pub heartbeat: Option<Heartbeat>,
 }
@@ -72,7 +74,7 @@ pub(crate) fn bootstrap(
                 selective: true,
             });
             let names = (0..config.ranks).collect();
-            Ok(Membership { shape, ranks: ranks.collect(), names, heartbeat: None })
+            Ok(Membership { shape, ranks: ranks.collect(), names, without_box: false, heartbeat: None })
         }
         Bootstrap::Controller { address, job, .. } => {
             let mut control = control(config)?;
@@ -162,7 +164,12 @@ fn join(
     let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
-    Ok(Membership { shape, ranks, names, heartbeat })
+    if reply.without_box && config.rank == 0 {
+        log::warn!(
+            "rank 0: no boxes sum job {job} now, the ranks do it themselves by an ordinary ring; its manager's log says why"
+        );
+    }
+    Ok(Membership { shape, ranks, names, without_box: reply.without_box, heartbeat })
 }
 
 fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> {

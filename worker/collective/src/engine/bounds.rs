@@ -52,7 +52,8 @@ impl Rank {
     /// Rank 1 of 3, greeted, in its first operation.
     fn new() -> Self {
         let (now, mut told) = (Instant::now(), Told::default());
-        let settings = Settings { rank: 1, shape: SHAPE, timeout: Duration::from_secs(10), run: 1 };
+        let settings =
+            Settings { rank: 1, shape: SHAPE, timeout: Duration::from_secs(10), run: 1, without_box: false };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.hear(&Frame::Hello { shape: SHAPE, rank: 0 }, &[]);

@@ -49,6 +49,8 @@ pub(super) struct Spec {
     pub run: u64,
     /// How long a rank waits for the previous one to greet it.
     pub connect_timeout: Duration,
+    /// The ranks know from the start that there is no box.
+    pub without_box: bool,
     /// When the box sums.
     pub present: Range<Duration>,
     /// And when it does not, in between.
@@ -90,6 +92,7 @@ impl Spec {
             timeout: Duration::from_secs(10),
             run: 1,
             connect_timeout: Duration::from_secs(10),
+            without_box: false,
             present: ALWAYS,
             absent: NEVER,
             death: None,
@@ -556,7 +559,7 @@ fn connect(
     let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
     let mut stack = QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections");
     let run = Rng(spec.seed << 32 ^ (spec.run + anew) << 8 ^ u64::from(rank)).next();
-    let settings = Settings { rank, shape, timeout: spec.timeout, run };
+    let settings = Settings { rank, shape, timeout: spec.timeout, run, without_box: spec.without_box };
     let engine = Engine::new(now, settings, &mut stack);
     (stack, engine)
 }

@@ -79,6 +79,21 @@ fn layouts() -> impl Iterator<Item = Layout> {
 }
 
 #[test]
+fn where_ranks_know_that_there_is_no_box_nobody_looks_for_one() {
+    for seed in 0..20 {
+        let layout = Layout { message_size: 1024, window: 4, rings: 2 };
+        let lossy = even(20, 5, 5);
+        let spec = Spec { without_box: true, present: NEVER, faults: lossy, ..Spec::new(4, layout, seed) };
+        let sim = check(&spec, &[0, 1, 300, 5000]);
+        for host in &sim.hosts {
+            let statistics = host.engine.statistics();
+            assert_eq!((statistics.fall_backs, statistics.box_bytes), (0, 0), "seed {seed}");
+            assert!(statistics.ring_bytes > 0 && host.engine.mode() == Mode::Ring);
+        }
+    }
+}
+
+#[test]
 fn the_box_sums_without_loss() {
     for ranks in [2, 3, 4, 8] {
         for layout in layouts() {
