@@ -521,6 +521,15 @@ fn free_port() -> u16 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_takes_the_jobs_over_when_the_leader_is_killed() {
+    takes_over(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_takes_over_by_an_etcd_that_wants_certificates_and_beside_a_dead_endpoint() {
+    takes_over(true).await;
+}
+
+async fn takes_over(tls: bool) {
     let Some(program) = etcd() else {
         println!("SKIP: no program `etcd`, of Debian's package etcd-server");
         return;
@@ -528,19 +537,36 @@ async fn a_standby_takes_the_jobs_over_when_the_leader_is_killed() {
     let daemon = Daemon::start().await;
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let [client, peer] = [free_port(), free_port()].map(|port| format!("http://127.0.0.1:{port}"));
+    let scheme = if tls { "https" } else { "http" };
+    let client = format!("{scheme}://127.0.0.1:{}", free_port());
+    let peer = format!("http://127.0.0.1:{}", free_port());
+    let (mut endpoints, mut lines, mut wants) = (vec![client.clone()], String::new(), Vec::new());
+    if tls {
+        let authority = Authority::new(folder.path(), "authority");
+        let files = |name: &str| {
+            let (cert, key) = authority.sign(name, "127.0.0.1", false);
+            [cert, key, authority.ca()].map(|path| path.to_str().unwrap().to_owned())
+        };
+        let [cert, key, ca] = files("etcd");
+        wants.extend([format!("--cert-file={cert}"), format!("--key-file={key}")]);
+        wants.extend([format!("--trusted-ca-file={ca}"), "--client-cert-auth".to_owned()]);
+        let [cert, key, ca] = files("manager");
+        lines = format!("[etcd.tls]\ncert = {cert:?}\nkey = {key:?}\nca = {ca:?}\n");
+        endpoints.insert(0, format!("https://127.0.0.1:{}", free_port()));
+    }
     let data = path("data");
     let etcd = ["--data-dir", &data, "--listen-client-urls", &client, "--advertise-client-urls", &client];
     let etcd = [&etcd[..], &["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]].concat();
     let cluster = format!("default={peer}");
-    let etcd = [&etcd[..], &["--initial-cluster", &cluster]].concat();
+    let mut etcd = [&etcd[..], &["--initial-cluster", &cluster]].concat();
+    etcd.extend(wants.iter().map(String::as_str));
     // Both have the address that ranks call.
     let (port, socket) = (free_port(), daemon.folder.path().join("netsum.sock"));
     let manager = |name: &str| {
         let admin = path(&format!("{name}.sock"));
         let file = path(&format!("{name}.toml"));
         let text = format!(
-            "workers = \"127.0.0.1:{port}\"\nadmin = {admin:?}\n[etcd]\nendpoints = [{client:?}]\nlease-s = 2\n[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n",
+            "workers = \"127.0.0.1:{port}\"\nadmin = {admin:?}\n[etcd]\nendpoints = {endpoints:?}\nlease-s = 2\n{lines}[[box]]\nname = \"a\"\naddress = \"unix:{}\"\n",
             socket.display()
         );
         std::fs::write(&file, text).unwrap();

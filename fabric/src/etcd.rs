@@ -42,8 +42,8 @@ pub struct Leading {
 }
 
 struct Lead {
-    kv: KvClient<Channel>,
-    lease: LeaseClient<Channel>,
+    /// To each endpoint. The first is asked, until it fails.
+    channels: Vec<Channel>,
     id: i64,
     leader: Vec<u8>,
     /// The revision that its key was made at.
@@ -56,9 +56,8 @@ struct Lead {
     unwritten: bool,
 }
 
-fn channel(config: &Etcd) -> Result<Channel> {
-    let mut endpoints = Vec::new();
-    for url in &config.endpoints {
+fn channels(config: &Etcd) -> Result<Vec<Channel>> {
+    let channel = |url: &String| {
         let mut endpoint = Endpoint::from_shared(url.clone())?
             .connect_timeout(PATIENCE)
             // A machine that lost its power says no goodbye.
@@ -69,9 +68,17 @@ fn channel(config: &Etcd) -> Result<Channel> {
             let tls = ClientTlsConfig::new().timeout(PATIENCE).ca_certificate(authority(&files.ca)?);
             endpoint = endpoint.tls_config(tls.identity(identity(&files.cert, &files.key)?))?;
         }
-        endpoints.push(endpoint);
-    }
-    Ok(Channel::balance_list(endpoints.into_iter()))
+        Ok(endpoint.connect_lazy())
+    };
+    config.endpoints.iter().map(channel).collect()
+}
+
+fn kv(channels: &[Channel]) -> KvClient<Channel> {
+    KvClient::new(channels[0].clone())
+}
+
+fn lease(channels: &[Channel]) -> LeaseClient<Channel> {
+    LeaseClient::new(channels[0].clone())
 }
 
 /// etcd takes requests of 1.5 MiB by default, and has the state as one value.
@@ -96,13 +103,13 @@ async fn within<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T>
     answer.map_err(|status| anyhow!("{}", status.message()))
 }
 
-async fn get(kv: &mut KvClient<Channel>, key: &[u8]) -> Result<Option<pb::KeyValue>> {
+async fn get(channels: &[Channel], key: &[u8]) -> Result<Option<pb::KeyValue>> {
     let request = pb::RangeRequest { key: key.to_vec() };
-    Ok(within(kv.range(request)).await?.into_inner().kvs.pop())
+    Ok(within(kv(channels).range(request)).await?.into_inner().kvs.pop())
 }
 
 /// Puts a key if the leader's key was made at this revision; 0 where there is none.
-async fn put(kv: &mut KvClient<Channel>, leader: &[u8], made: i64, put: pb::PutRequest) -> Result<bool> {
+async fn put(channels: &[Channel], leader: &[u8], made: i64, put: pb::PutRequest) -> Result<bool> {
     let compare = pb::Compare {
         target: pb::compare::CompareTarget::Create.into(),
         key: leader.to_vec(),
@@ -110,7 +117,7 @@ async fn put(kv: &mut KvClient<Channel>, leader: &[u8], made: i64, put: pb::PutR
     };
     let success = pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put)) };
     let request = pb::TxnRequest { compare: vec![compare], success: vec![success] };
-    Ok(within(kv.txn(request)).await?.into_inner().succeeded)
+    Ok(within(kv(channels).txn(request)).await?.into_inner().succeeded)
 }
 
 /// Waits until this manager leads. `me` is what others are told of it.
@@ -118,10 +125,14 @@ async fn put(kv: &mut KvClient<Channel>, leader: &[u8], made: i64, put: pb::PutR
 /// # Errors
 /// If the configuration cannot be used.
 pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
-    let channel = channel(config).context("etcd")?;
+    let mut channels = channels(config).context("etcd")?;
     let (mut said, mut other) = (None::<Instant>, Vec::new());
     loop {
-        match campaign(config, me, &channel).await {
+        let tried = campaign(config, me, &channels).await;
+        if tried.is_err() {
+            channels.rotate_left(1);
+        }
+        match tried {
             Ok(Ok(leading)) => return Ok(leading),
             Ok(Err(leader)) if leader != other => {
                 log::info!("standby: {} leads", String::from_utf8_lossy(&leader));
@@ -139,24 +150,24 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leading> {
 }
 
 /// Leads if nobody does; otherwise says who.
-async fn campaign(config: &Etcd, me: &str, channel: &Channel) -> Result<Result<Leading, Vec<u8>>> {
-    let (mut kv, mut lease) = (KvClient::new(channel.clone()), LeaseClient::new(channel.clone()));
+async fn campaign(config: &Etcd, me: &str, channels: &[Channel]) -> Result<Result<Leading, Vec<u8>>> {
     let [leader, key] = ["leader", "state"].map(|name| format!("{}/{name}", config.prefix).into_bytes());
-    if let Some(other) = get(&mut kv, &leader).await? {
+    if let Some(other) = get(channels, &leader).await? {
         return Ok(Err(other.value));
     }
     let since = Instant::now();
     let request = pb::LeaseGrantRequest { ttl: i64::from(config.lease_s) };
-    let id = within(lease.lease_grant(request)).await?.into_inner().id;
+    let id = within(lease(channels).lease_grant(request)).await?.into_inner().id;
     let claim = pb::PutRequest { key: leader.clone(), value: me.into(), lease: id };
-    put(&mut kv, &leader, 0, claim).await?;
-    let now = get(&mut kv, &leader).await?.context("the leader's key is gone already")?;
+    put(channels, &leader, 0, claim).await?;
+    let now = get(channels, &leader).await?.context("the leader's key is gone already")?;
     if now.lease != id {
         return Ok(Err(now.value));
     }
-    let state = get(&mut kv, &key).await?.map(|state| unpacked(state.value)).transpose()?;
+    let state = get(channels, &key).await?.map(|state| unpacked(state.value)).transpose()?;
     let (made, ttl) = (now.create_revision, Duration::from_secs(config.lease_s.into()));
-    Ok(Ok(Leading { state, lead: Lead { kv, lease, id, leader, made, key, ttl, since, unwritten: false } }))
+    let channels = channels.to_vec();
+    Ok(Ok(Leading { state, lead: Lead { channels, id, leader, made, key, ttl, since, unwritten: false } }))
 }
 
 impl Leading {
@@ -165,7 +176,14 @@ impl Leading {
     /// # Errors
     /// If etcd does not take it, or another manager leads by now.
     pub async fn write(&mut self, state: String) -> Result<()> {
-        let written = self.lead.write(&state).await.context("etcd")?;
+        let mut written = self.lead.write(&state).await;
+        for _ in 1..self.lead.channels.len() {
+            if written.is_err() {
+                self.lead.channels.rotate_left(1);
+                written = self.lead.write(&state).await;
+            }
+        }
+        let written = written.context("etcd")?;
         ensure!(written, "etcd: another manager leads by now");
         Ok(())
     }
@@ -219,6 +237,7 @@ impl Lead {
             },
             Ok(why) => why,
             Err(_) => {
+                self.channels.rotate_left(1);
                 sleep(AGAIN).await;
                 None
             }
@@ -231,14 +250,14 @@ impl Lead {
         if !state.is_empty() {
             self.write(&state).await?;
         }
-        within(self.lease.lease_revoke(pb::LeaseRevokeRequest { id: self.id })).await?;
+        within(lease(&self.channels).lease_revoke(pb::LeaseRevokeRequest { id: self.id })).await?;
         Ok(())
     }
 
     /// Whether this manager leads still: otherwise nothing is written.
     async fn write(&mut self, state: &str) -> Result<bool> {
         let put_state = pb::PutRequest { key: self.key.clone(), value: packed(state)?, lease: 0 };
-        let written = put(&mut self.kv, &self.leader, self.made, put_state).await;
+        let written = put(&self.channels, &self.leader, self.made, put_state).await;
         written.context("the state is not written, and a next manager would not know it")
     }
 
@@ -246,8 +265,9 @@ impl Lead {
     async fn renew_and_write(&mut self, states: &mut watch::Receiver<String>) -> Result<Option<String>> {
         let asked = Instant::now();
         let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id: self.id }).into_request();
-        let answer =
-            within(async { self.lease.lease_keep_alive(request).await?.into_inner().message().await });
+        let answer = within(async {
+            lease(&self.channels).lease_keep_alive(request).await?.into_inner().message().await
+        });
         let answer = answer.await.and_then(|answer| answer.context("no answer"));
         if answer.context("the lease is not renewed, and this manager ends with it")?.ttl <= 0 {
             return Ok(Some("the lease in etcd has ended: another manager may lead".to_owned()));
