@@ -60,6 +60,12 @@ class Backend(unittest.TestCase):
     def test_trains_and_does_all_that_the_network_can(self):
         torchrun("trains", "collectives", "half_by_backend", ranks=3, NETSUM_PEERS=",".join(addresses(3)))
 
+    def test_callbacks_may_wait_for_operations(self):
+        torchrun("nested")
+
+    def test_an_interrupted_rank_ends(self):
+        self.assertIn("ENDED", torchrun("interrupted"))
+
     def test_gloo_does_the_rest_and_that_is_said_once(self):
         torchrun("by_gloo", ranks=3)
 

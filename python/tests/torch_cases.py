@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 
@@ -397,6 +399,66 @@ def collectives():
         y = torch.full((4,), torch.inf if rank == 0 else 1.0)
         dist.all_reduce(y)
         assert y.isnan().all()
+
+
+def nested():
+    """A callback waits for other operations: for those it begins, and for those behind its own."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    with backend():
+        ranks = dist.get_world_size()
+        model = Net()
+        ddp = DistributedDataParallel(model, bucket_cap_mb=100)
+        state = power.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        ddp.register_comm_hook(state, power.powerSGD_hook)
+        for x in batches(6):
+            ddp(x).square().mean().backward()
+        assert same_everywhere(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        first = dist.all_reduce(torch.ones(3), async_op=True)
+        later = [dist.all_reduce(torch.full((3,), float(i)), async_op=True) for i in range(5)]
+        waited = first.get_future().then(lambda _: [work.get_future().wait()[0][0].item() for work in later])
+        assert waited.wait() == [float(i * ranks) for i in range(5)]
+        # Each within another.
+        order = []
+
+        def deeper(depth):
+            order.append(depth)
+            if depth < 5:
+                dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda _: deeper(depth + 1)).wait()
+
+        deeper(0)
+        assert order == list(range(6))
+        # One after the other, where none waits.
+        order.clear()
+        works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(50)]
+        ends = [work.get_future().then(lambda _, i=i: order.append(i)) for i, work in enumerate(works)]
+        torch.futures.wait_all(ends)
+        assert sorted(order) == list(range(50))
+
+
+def interrupted():
+    """Ctrl-C ends a wait for a rank that is elsewhere, and then the process."""
+    dist.init_process_group("netsum")
+    pids = [None] * 2
+    dist.all_gather_object(pids, os.getpid())
+    if dist.get_rank() == 0:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        raises(KeyboardInterrupt, "", dist.barrier)
+        sys.exit()
+    until = time.monotonic() + 8
+    while runs(pids[0]):
+        assert time.monotonic() < until, "rank 0 is still there"
+        time.sleep(0.1)
+    print("ENDED", flush=True)
+
+
+def runs(pid):
+    """Whether a process has not ended, be its end asked for or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def by_compilers():
