@@ -90,11 +90,10 @@ class _Waiter:
 
 
 def completed(
-    comm: Communicator, work: Work, finish: Callable[[Work], T], what: str = "", timeout: "float | None" = None
+    comm: Communicator, work: Work, finish: Callable[[Work], T], timeout: "float | None" = None
 ) -> "torch.futures.Future[T]":
-    """The future of what `finish` makes of the work once that is done. What it raises is the future's error.
-
-    With a timeout, in seconds, so is a TimeoutError that names `what`.
+    """The future of what `finish` makes of the work once that is done, or once so many seconds are over. What it raises is the
+    future's error.
     """
     with _lock:
         waiter = _waiters.get(comm)
@@ -102,14 +101,9 @@ def completed(
             waiter = _waiters[comm] = _Waiter()
             weakref.finalize(comm, waiter.stop)
 
-    def over(_: torch.futures.Future) -> T:
-        if not work.is_done():
-            raise TimeoutError(f"{what} has taken {timeout:g} s, the group's timeout: another rank does not call for it, or is behind")
-        return finish(work)
-
     waited: torch.futures.Future = torch.futures.Future()
     # An exception that a callback raises is an error in C++, too; one that is set is only another value there.
-    future = waited.then(over)
+    future = waited.then(lambda _: finish(work))
     waiter.put(work, waited, timeout)
     return future
 
