@@ -130,7 +130,7 @@ class Launchers(unittest.TestCase):
             for manifest in yaml.safe_load_all(file.read_text()):
                 kubernetes_validate.validate(manifest, "1.30", strict=True)
                 kinds.append(manifest["kind"])
-        self.assertEqual(sorted(kinds), ["ConfigMap", "DaemonSet", "Job", "Pod", "Secret"])
+        self.assertEqual(sorted(kinds), ["ConfigMap", "DaemonSet", "Job", "Pod", "Secret", "Service"])
 
 
 if __name__ == "__main__":
