@@ -533,6 +533,8 @@ def sparse():
         x = torch.sparse_coo_tensor([[rank, ranks]], [1.0, 2.0], (ranks + 1,))
         dist.all_reduce(x)
         assert torch.equal(x.to_dense(), torch.tensor([1.0] * ranks + [2.0 * ranks])), x
+        dist.all_reduce(x, op=dist.ReduceOp.AVG)
+        assert torch.equal(x.to_dense(), torch.tensor([1.0] * ranks + [2.0 * ranks])), x
         model = torch.nn.Embedding(10, 4, sparse=True)
         torch.nn.init.ones_(model.weight)
         ddp = DistributedDataParallel(model)
