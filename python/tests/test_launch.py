@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -76,14 +77,41 @@ class Launchers(unittest.TestCase):
             script = str(pathlib.Path(__file__).with_name("slurm.sh"))
             told = "import os; print(*[os.environ[n] for n in ('NETSUM_CONTROLLER', 'NETSUM_JOB', 'NETSUM_TOKEN')])"
             both = f"python3 -c \"{told}\"; exec python3 {SUM}"
-            srun = ["srun", "-n", "2", "--comment=netsum", "sh", "-c", both]
-            out = run(script, folder, *srun, NETSUM_PEERS=",".join(addresses(2)))
+            other = "echo other: ${NETSUM_JOB-none} ${NETSUM_CONTROLLER-none} ${NETSUM_TOKEN-none}"
+            srun = 'srun -n 2 --comment=netsum sh -c "$0" && srun sh -c "$1"'
+            out = run(script, folder, "sh", "-c", srun, both, other, NETSUM_PEERS=",".join(addresses(2)))
+            self.assertIn("other: none none none", out)
             self.assertEqual(lines(out), LINES)
             controller, job, token = next(line.split() for line in out.splitlines() if "slurm-" in line)
             self.assertEqual((controller, job, len(token)), ("netsum-box:4790", "slurm-1", 32))
             created = f"job create slurm-1 --ranks 2 --token {token}"
             self.assertEqual(calls.read_text().splitlines(), [created, "job delete slurm-1"])
             self.assertEqual(list((root / "tokens").iterdir()), [])
+
+    def test_slurm_without_a_secret_has_no_token(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            shutil.copy(DEPLOY / "slurm/netsum.sh", root)
+            (root / "netsum").write_text(f"#!/bin/sh\ntouch {root}/called\n")
+            (root / "netsum").chmod(0o755)
+            settings = f"NETSUM={root}/netsum\nSECRET={root}/secret\nTOKENS={root}/tokens\nCONTROLLER=box:1\n"
+            (root / "netsum.env").write_text(settings)
+            for secret in (None, "", "\n"):
+                if secret is not None:
+                    (root / "secret").write_text(secret)
+                for context in ("prolog_slurmctld", "prolog_slurmd", "prolog_task"):
+                    environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid())}
+                    ended = subprocess.run(
+                        ["sh", root / "netsum.sh"],
+                        env=environment | {"SLURM_JOB_COMMENT": "netsum"},
+                        capture_output=True,
+                        text=True,
+                        check=True,
+                    )
+                    self.assertEqual(ended.stdout, "")
+                    if context != "prolog_task":
+                        self.assertIn(f"no secret in {root}/secret: job 7 has no box", ended.stderr)
+            self.assertEqual(sorted(path.name for path in root.iterdir()), ["netsum", "netsum.env", "netsum.sh", "secret"])
 
     def test_scripts_are_sound(self):
         self.needs("shellcheck")
@@ -102,7 +130,7 @@ class Launchers(unittest.TestCase):
             for manifest in yaml.safe_load_all(file.read_text()):
                 kubernetes_validate.validate(manifest, "1.30", strict=True)
                 kinds.append(manifest["kind"])
-        self.assertEqual(sorted(kinds), ["ConfigMap", "DaemonSet", "Job", "Pod", "Secret"])
+        self.assertEqual(sorted(kinds), ["ConfigMap", "DaemonSet", "Job", "Pod", "Secret", "Service"])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import socket
 import sys
 import unittest
 
@@ -27,6 +28,11 @@ def torchrun(*cases, ranks=2, **more):
         command += ["-r", "9:1", "-t", "9:1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NETSUM_")}
     return launched([*command, str(CASES), *cases], environment | more)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 @unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")
@@ -59,6 +65,26 @@ class Hook(unittest.TestCase):
 class Backend(unittest.TestCase):
     def test_trains_and_does_all_that_the_network_can(self):
         torchrun("trains", "collectives", "half_by_backend", ranks=3, NETSUM_PEERS=",".join(addresses(3)))
+
+    def test_callbacks_may_wait_for_operations(self):
+        torchrun("nested")
+
+    def test_a_job_that_is_begun_anew(self):
+        more = {"NETSUM_TEST_PORT": str(free_port())}
+        torchrun("again", ranks=3, **more)
+        torchrun("again", ranks=3, NETSUM_IP=",".join(addresses(3)), **more)
+
+    def test_groups_where_the_default_group_is_gloos(self):
+        torchrun("among_gloo", ranks=3)
+
+    def test_mistaken_calls_and_tensors_of_other_forms(self):
+        torchrun("mistaken", "sparse")
+
+    def test_the_groups_timeout(self):
+        torchrun("timed")
+
+    def test_an_interrupted_rank_ends(self):
+        self.assertIn("ENDED", torchrun("interrupted"))
 
     def test_gloo_does_the_rest_and_that_is_said_once(self):
         torchrun("by_gloo", ranks=3)

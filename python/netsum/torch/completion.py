@@ -3,6 +3,7 @@
 import atexit
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,45 +16,95 @@ from .._netsum import Communicator, Work
 
 T = TypeVar("T")
 
+#: How long callbacks have, in seconds, before others go on beside them.
+_PATIENCE = 0.005
+
 _waiters: "weakref.WeakKeyDictionary[Communicator, _Waiter]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 class _Waiter:
-    """A thread that waits for the operations of one communicator, in their order, which is that in which they end."""
+    """Waits for the operations of one communicator, in their order, which is that in which they end, and lets callbacks be called.
+
+    One thread does it. A callback may itself wait for an operation that is behind its own: while it does, another thread goes on.
+    """
 
     def __init__(self) -> None:
-        self.works: queue.SimpleQueue[tuple[Work, torch.futures.Future] | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=_wait, args=(self.works,), name="netsum-torch", daemon=True)
-        self.thread.start()
+        self.works: queue.SimpleQueue[tuple[Work, torch.futures.Future, float | None] | None] = queue.SimpleQueue()
+        #: Whose callbacks run.
+        self.called: torch.futures.Future | None = None
+        self.look, self.is_over = threading.Event(), False
+        self.lock = threading.Lock()
+        self.threads: list[threading.Thread] = []
+        self.next = self._start(self._wait)
+        self._start(self._watch)
+
+    def _start(self, target: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=target, name="netsum-torch", daemon=True)
+        self.threads = [other for other in self.threads if other.is_alive()] + [thread]
+        thread.start()
+        return thread
+
+    def put(self, work: Work, waited: torch.futures.Future, timeout: float | None) -> None:
+        self.works.put((work, waited, None if timeout is None else time.monotonic() + timeout))
+        if self.called is not None:
+            self.look.set()
 
     def stop(self) -> None:
         self.works.put(None)
+        self.look.set()
+
+    def _wait(self) -> None:
+        while (next_one := self.works.get()) is not None:
+            work, waited, until = next_one
+            try:
+                work.wait(None if until is None else max(until - time.monotonic(), 0))
+            except Exception:  # noqa: BLE001, S110: whoever holds the future asks the work again
+                pass
+            self.called = waited
+            if not self.works.empty():
+                self.look.set()
+            waited.set_result(None)
+            with self.lock:
+                if self.next is not threading.current_thread():
+                    return
+                self.called = None
+            # Holds no tensor while it waits for the next one.
+            del next_one, work, waited
+        self.is_over = True
+        self.look.set()
+
+    def _watch(self) -> None:
+        while True:
+            self.look.wait()
+            self.look.clear()
+            if self.is_over:
+                return
+            called = self.called
+            time.sleep(_PATIENCE)
+            with self.lock:
+                if called is not None and called is self.called and not self.works.empty():
+                    self.called = None
+                    self.next = self._start(self._wait)
+            del called
 
 
-def _wait(works: "queue.SimpleQueue[tuple[Work, torch.futures.Future] | None]") -> None:
-    while (next_one := works.get()) is not None:
-        work, waited = next_one
-        try:
-            work.wait()
-        except Exception:  # noqa: BLE001, S110: whoever holds the future asks the work again
-            pass
-        waited.set_result(None)
-        # Holds no tensor while it waits for the next one.
-        del next_one, work, waited
-
-
-def completed(comm: Communicator, work: Work, finish: Callable[[Work], T]) -> "torch.futures.Future[T]":
-    """The future of what `finish` makes of the work once that is done. What it raises is the future's error."""
+def completed(
+    comm: Communicator, work: Work, finish: Callable[[Work], T], timeout: "float | None" = None
+) -> "torch.futures.Future[T]":
+    """The future of what `finish` makes of the work once that is done, or once so many seconds are over. What it raises is the
+    future's error.
+    """
     with _lock:
         waiter = _waiters.get(comm)
         if waiter is None:
             waiter = _waiters[comm] = _Waiter()
             weakref.finalize(comm, waiter.stop)
+
     waited: torch.futures.Future = torch.futures.Future()
     # An exception that a callback raises is an error in C++, too; one that is set is only another value there.
     future = waited.then(lambda _: finish(work))
-    waiter.works.put((work, waited))
+    waiter.put(work, waited, timeout)
     return future
 
 
@@ -112,8 +163,12 @@ class Handle(DistributedWork):
 def _stop() -> None:
     """No thread may still be here when Python goes."""
     with _lock:
-        waiters = list(_waiters.values())
-    for waiter in waiters:
+        waiters = list(_waiters.items())
+    for comm, waiter in waiters:
+        # Else the thread waits as long as another rank does not call for what is in flight.
+        comm.close()
         waiter.stop()
-    for waiter in waiters:
-        waiter.thread.join()
+    until = time.monotonic() + 5
+    for _, waiter in waiters:
+        for thread in waiter.threads:
+            thread.join(max(until - time.monotonic(), 0))

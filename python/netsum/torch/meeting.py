@@ -19,13 +19,23 @@ from ..errors import ConfigError, NoBoxWarning
 T = TypeVar("T")
 
 
+def apart(store: "dist.Store", ranks: int) -> "dist.Store":
+    """A part of the store that no earlier group has had: that of torchrun's agent outlives destroy_process_group.
+
+    The store counts, as a rank that was started anew does not know of earlier groups. A group's ranks have all come here before one of
+    them comes for the next.
+    """
+    generation = (store.add(f"netsum/{ranks}", 1) - 1) // ranks
+    return dist.PrefixStore(f"netsum/{ranks}/{generation}", store)
+
+
 def meet(store: "dist.Store", rank: int, ranks: int) -> tuple[Communicator, str]:
     """The communicator of all ranks, and this rank's address.
 
     With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", as netsum.init() does. With none of these at any rank the ranks tell one
     another their addresses over the store, and sum by themselves.
     """
-    told = _all(store, rank, ranks, "netsum/known", _is_told())
+    told = _all(store, rank, ranks, "known", _is_told())
     if all(told):
         return netsum.init(rank=rank, ranks=ranks), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
     if any(told):
@@ -33,7 +43,7 @@ def meet(store: "dist.Store", rank: int, ranks: int) -> tuple[Communicator, str]
             f"rank {told.index(True)} knows of a box and rank {told.index(False)} does not: set NETSUM_CONTROLLER (or NETSUM_PEERS) at "
             "all ranks, or at none"
         )
-    addresses = _all(store, rank, ranks, "netsum/address", _own_address(rank, ranks))
+    addresses = _all(store, rank, ranks, "address", _own_address(rank, ranks))
     peers = _loopback(store, rank, ranks) if len(set(addresses)) == 1 else addresses
     twice = next((a for a in peers if peers.count(a) > 1), None)
     if twice:
@@ -74,6 +84,6 @@ def _own_address(rank: int, ranks: int) -> str:
 
 def _loopback(store: "dist.Store", rank: int, ranks: int) -> list[str]:
     """One address for each rank of one machine, which no other group has."""
-    first = _all(store, rank, ranks, "netsum/loopback", secrets.randbelow(1 << 22))[0]
+    first = _all(store, rank, ranks, "loopback", secrets.randbelow(1 << 22))[0]
     network = int(ipaddress.ip_address("127.64.0.0"))
     return [str(ipaddress.ip_address(network + (first + other + 1) % (1 << 22))) for other in range(ranks)]

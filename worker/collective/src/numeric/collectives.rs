@@ -35,7 +35,7 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
         }
     }
     fn memory(&self) -> Memory {
-        Memory::default().with(&self.data, self.keeps)
+        Memory::default().with(&self.data, true)
     }
 }
 
@@ -183,8 +183,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
         }
     }
     fn memory(&self) -> Memory {
-        let is_source = matches!(self.route, Route::Broadcast { root } if root == self.rank);
-        Memory::default().with(&self.input, false).with(&self.output, !is_source)
+        Memory::default().with(&self.input, false).with(&self.output, true)
     }
 }
 
@@ -193,6 +192,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Else one rank refuses an operation that another one begins.
+    #[test]
+    fn all_ranks_find_the_same_collisions() {
+        for rank in 0..2 {
+            let sum = Reduce { data: vec![0.0f32; 4], keeps: rank == 0, divisor: 1 };
+            assert!(sum.memory().collides(&sum.memory()), "reduce at rank {rank}");
+            let route = Route::Broadcast { root: 0 };
+            let moved = Moved { input: vec![], output: vec![0; 16], route, block: 16, rank, ranks: 2 };
+            assert!(moved.memory().collides(&moved.memory()), "broadcast at rank {rank}");
+        }
+    }
 
     /// Sums bytes as lanes, in ranges of any length.
     fn sum(ranks: &mut [Moved<Vec<u8>, Vec<u8>>], step: usize) {

@@ -6,7 +6,7 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 struct Stretch {
     place: Range<usize>,
-    /// Whether the result goes there.
+    /// Whether the result goes there, at this rank or another: all ranks must find the same collisions.
     written: bool,
 }
 
