@@ -26,7 +26,8 @@ case $SLURM_SCRIPT_CONTEXT in
 prolog_slurmctld)
     token=$(token) || exit 0
     ranks=$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's/.* NumTasks=\([0-9]*\).*/\1/p')
-    $NETSUM job create "slurm-$SLURM_JOB_ID" --ranks "$ranks" --token "$token" 2>&1 | logger -t netsum-slurm || :
+    # Arguments are for all to see.
+    echo "$token" | $NETSUM job create "slurm-$SLURM_JOB_ID" --ranks "$ranks" --token - 2>&1 | logger -t netsum-slurm || :
     ;;
 epilog_slurmctld)
     $NETSUM job delete "slurm-$SLURM_JOB_ID" 2>&1 | logger -t netsum-slurm || :

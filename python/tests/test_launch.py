@@ -69,7 +69,7 @@ class Launchers(unittest.TestCase):
             (root / "hooks.conf").write_text(hooks)
             (etc / "secret").write_text("secret\n")
             # In the place of the box: says how it was called.
-            (root / "netsum").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+            (root / "netsum").write_text(f'#!/bin/sh\necho "$@" $(cat) >> {calls}\n')
             (root / "netsum").chmod(0o755)
             with (etc / "netsum.env").open("a") as settings:
                 settings.write(f"NETSUM={root}/netsum\nSECRET={etc}/secret\nTOKENS={root}/tokens\n")
@@ -84,7 +84,7 @@ class Launchers(unittest.TestCase):
             self.assertEqual(lines(out), LINES)
             controller, job, token = next(line.split() for line in out.splitlines() if "slurm-" in line)
             self.assertEqual((controller, job, len(token)), ("netsum-box:4790", "slurm-1", 32))
-            created = f"job create slurm-1 --ranks 2 --token {token}"
+            created = f"job create slurm-1 --ranks 2 --token - {token}"
             self.assertEqual(calls.read_text().splitlines(), [created, "job delete slurm-1"])
             self.assertEqual(list((root / "tokens").iterdir()), [])
 

@@ -1,6 +1,6 @@
 //! The commands that are one question to the daemon, or the same one time and again.
 
-use std::io::Write;
+use std::io::{BufRead, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::args::{
@@ -12,6 +12,17 @@ use crate::failure::{Failure, Kind, Result};
 use crate::format::Format;
 use crate::view::Programs;
 use crate::{diagnosis, fabric, peers, print, rates, report, spread, tenants, topology, trees};
+
+/// The token is the first line: arguments of a command are for all to see.
+fn token(mut input: impl BufRead) -> Result<String> {
+    let mut line = String::new();
+    let read = input.read_line(&mut line);
+    match line.trim() {
+        _ if read.is_err() => Err(Failure::new(Kind::Failed, "--token -: standard input cannot be read")),
+        "" => Err(Failure::new(Kind::Failed, "--token -: standard input has none")),
+        token => Ok(token.to_owned()),
+    }
+}
 
 /// Carries out one command.
 pub async fn one(command: Command, format: Format, client: &mut Client, out: &mut impl Write) -> Result<()> {
@@ -28,7 +39,10 @@ pub async fn one(command: Command, format: Format, client: &mut Client, out: &mu
                 "`run`, `fabric run`, `batch`, `check`, `plan`, `top`, `trace` and `simulate` stand alone";
             Err(Failure::new(Kind::Failed, message))
         }
-        Command::Job { command: Some(JobCommand::Create(job)) } => {
+        Command::Job { command: Some(JobCommand::Create(mut job)) } => {
+            if job.token == "-" {
+                job.token = token(std::io::stdin().lock())?;
+            }
             print::job(out, format, client.create_job(*job).await?)
         }
         Command::Job { command: None | Some(JobCommand::Show { name: None, .. }) } => {
@@ -149,4 +163,16 @@ async fn stats(show: ShowStats, format: Format, client: &mut Client, out: &mut i
         left = left.map(|n| n - 1);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_can_come_by_standard_input() {
+        assert_eq!(token(&b"sesame\nmore\n"[..]).unwrap(), "sesame");
+        assert!(token(&b"\n"[..]).unwrap_err().to_string().contains("has none"));
+        assert!(token(&b"\xff"[..]).unwrap_err().to_string().contains("cannot be read"));
+    }
 }
