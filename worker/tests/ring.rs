@@ -66,6 +66,32 @@ fn without_a_box_the_ranks_get_the_same_sums() {
 }
 
 #[test]
+fn a_job_may_follow_another_on_the_same_addresses_while_that_ends() {
+    let layout = Layout { message_size: 65_536, window: 4, rings: 1 };
+    let connect = |rank| Communicator::connect(config(20, rank, 2, layout)).unwrap();
+    std::thread::scope(|s| {
+        let first = [0, 1].map(|rank| {
+            s.spawn(move || {
+                let mut comm = connect(rank);
+                comm.barrier().unwrap();
+                comm
+            })
+        });
+        let [a, b] = first.map(|thread| thread.join().unwrap());
+        drop(b);
+        let sum = |mut comm: Communicator| {
+            let mut x = vec![1.0f32; 1_000_000];
+            comm.all_reduce(&mut x).map(|_| x == vec![2.0; 1_000_000])
+        };
+        let second = s.spawn(move || sum(connect(1)));
+        std::thread::sleep(Duration::from_millis(100));
+        // Says goodbye to the second job's rank 1.
+        drop(a);
+        assert_eq!((sum(connect(0)), second.join().unwrap()), (Ok(true), Ok(true)));
+    });
+}
+
+#[test]
 fn tensors_in_one_operation_are_their_concatenation() {
     run(13, 3, LAYOUT, |mut comm| {
         let rank = comm.rank();
