@@ -224,6 +224,31 @@ fn every_handle_hears_of_a_rank_that_leaves() {
 }
 
 #[test]
+fn who_waits_for_room_leaves_the_communicator_to_others() {
+    let over = std::sync::Barrier::new(2);
+    run(21, 2, LAYOUT, |mut comm| {
+        if comm.rank() == 1 {
+            over.wait();
+        } else {
+            let sums: Vec<_> =
+                (0..Communicator::MAX_IN_FLIGHT).map(|_| comm.all_reduce_async(vec![1i32])).collect();
+            let (room, started) = (comm.room(), Instant::now());
+            let waits = std::thread::spawn(move || while !room.wait_for(Duration::from_secs(1)) {});
+            for _ in 0..20 {
+                assert_eq!(comm.statistics().all_reduces, 0);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(comm);
+            // Of which two seconds are for operations in flight, and two for the other rank.
+            assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+            waits.join().unwrap();
+            assert!(sums.into_iter().all(|sum| sum.unwrap().wait().is_err()));
+            over.wait();
+        }
+    });
+}
+
+#[test]
 fn different_lengths_are_an_error_at_every_rank() {
     let errors = run(4, 3, LAYOUT, |mut comm| {
         let length = if comm.rank() == 1 { 5000 } else { 5001 };
