@@ -102,6 +102,12 @@ def arguments():
             raises(bad, "Python's objects", comm.broadcast, x, 0)
             raises(bad, "Python's objects", comm.all_gather, numpy.zeros(1000), x)
         comm.broadcast(numpy.zeros(3, dtype=[("O", "i4"), ("what", "f4")]), 0)
+        x = numpy.ones(100_000, dtype=f)
+        raises(bad, "share memory", comm.all_reduce, [x, x])
+        raises(bad, "share memory", comm.all_reduce, [x[:10], x[9:20]])
+        raises(bad, "share memory", comm.all_gather, x, x[1:50_001])
+        comm.all_reduce([x[:10], x[10:]])
+        assert (x == comm.ranks).all()
         raises(netsum.NonFiniteError, "infinity", comm.all_reduce, numpy.full(3, numpy.inf, dtype=f))
         assert issubclass(bad, ValueError) and issubclass(bad, netsum.Error)
         comm.barrier()  # it can still be used

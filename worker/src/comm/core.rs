@@ -138,8 +138,7 @@ impl Core {
     }
 
     /// Starts an operation behind those that are open, and sends what may be sent.
-    pub fn start(&mut self, data: Owned, promise: Promise) -> Result<(), Error> {
-        let memory = data.memory();
+    pub fn start(&mut self, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
         if let Some(other) = self.promises.iter().position(|(.., other)| other.collides(&memory)) {
             return Err(Error::Argument(format!(
                 "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
