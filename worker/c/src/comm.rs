@@ -8,7 +8,7 @@ use netsum_worker::{Communicator, Element, Error, Op, Owned, Pending, Room};
 
 use crate::config::{netsum_config, settings};
 use crate::memory::Memory;
-use crate::status::{netsum_status, null, status};
+use crate::status::{clear, netsum_status, null, status};
 use crate::work::{netsum_mode, netsum_work};
 
 /// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
@@ -53,7 +53,7 @@ pub const NETSUM_SUM: netsum_op = 0;
 pub const NETSUM_AVERAGE: netsum_op = 1;
 
 /// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells then. To be ended with
-/// netsum_finalize().
+/// netsum_finalize(). `*comm` is NULL where that fails.
 ///
 /// # Safety
 /// `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
@@ -63,6 +63,8 @@ pub unsafe extern "C" fn netsum_init(
     comm: *mut *mut netsum_comm,
 ) -> netsum_status {
     versioned!("netsum_init");
+    // SAFETY: the caller's promise.
+    unsafe { clear(comm) };
     status(|| {
         if comm.is_null() {
             return Err(null("comm"));
@@ -145,6 +147,8 @@ unsafe fn run<B>(
     work: *mut *mut netsum_work,
     start: impl FnOnce(&mut Communicator) -> Result<Pending<B>, Error>,
 ) -> netsum_status {
+    // SAFETY: the caller's promise.
+    unsafe { clear(work) };
     status(|| {
         // SAFETY: the caller's promise.
         let comm = unsafe { comm.as_ref() }.ok_or_else(|| null("comm"))?;
@@ -174,12 +178,16 @@ fn op(op: netsum_op) -> Result<Op, Error> {
     }
 }
 
-fn no_dtype(dtype: netsum_dtype) -> netsum_status {
+/// # Safety
+/// `work` is null, or points to room.
+unsafe fn no_dtype(dtype: netsum_dtype, work: *mut *mut netsum_work) -> netsum_status {
+    // SAFETY: the caller's promise.
+    unsafe { clear(work) };
     status(|| Err(Error::Argument(format!("dtype {dtype}: NETSUM_INT32 or NETSUM_FLOAT32"))))
 }
 
 /// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
-/// `work` is where a handle for netsum_wait() goes; where it is NULL, the call waits.
+/// `work` is where a handle for netsum_wait() goes, or NULL where the operation cannot be started; where `work` itself is NULL, the call waits.
 ///
 /// # Safety
 /// `data` has `count` elements, which are the operation's until it is done.
@@ -244,7 +252,7 @@ unsafe fn reduce(
             NETSUM_FLOAT32 => {
                 run(comm, work, |comm| start::<f32>(comm, Memory::new("data", data.cast(), count), op, root))
             }
-            _ => no_dtype(dtype),
+            _ => no_dtype(dtype, work),
         }
     }
 }
@@ -289,7 +297,7 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
         match dtype {
             NETSUM_INT32 => run(comm, work, |comm| start::<i32>(comm, output, input, count, op)),
             NETSUM_FLOAT32 => run(comm, work, |comm| start::<f32>(comm, output, input, count, op)),
-            _ => no_dtype(dtype),
+            _ => no_dtype(dtype, work),
         }
     }
 }
