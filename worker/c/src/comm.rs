@@ -155,9 +155,14 @@ unsafe fn run<B>(
         if !comm.is_here() {
             return Err(Error::Forked);
         }
-        while !comm.room.wait_for(Duration::from_secs(1)) {}
         let pending = {
             let mut inner = comm.lock();
+            // Not with the lock, which others may want; and with it nobody else takes the place.
+            while !comm.room.wait_for(Duration::ZERO) {
+                drop(inner);
+                comm.room.wait_for(Duration::from_secs(1));
+                inner = comm.lock();
+            }
             inner.wait_first(if work.is_null() { SOON } else { Duration::ZERO });
             start(&mut inner)?.untyped()
         };

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define ASSERT(x) do { if (!(x)) { fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x, netsum_error_text()); exit(1); } } while (0)
@@ -32,6 +33,17 @@ static void at_thread_end(void *config) {
     ASSERT(netsum_config_set(config, "colour", "red") == NETSUM_ERROR_CONFIG);
     ASSERT(strlen(netsum_error_text()) == 0);
     ASSERT(netsum_error_rank() == -1);
+}
+
+enum { PLACES = 8 };
+
+static pthread_barrier_t together;
+
+static void *begins(void *unused) {
+    (void)unused;
+    pthread_barrier_wait(&together);
+    ASSERT(netsum_barrier(comm, NULL) == NETSUM_OK);
+    return NULL;
 }
 
 static pthread_key_t key;
@@ -139,6 +151,24 @@ int main(void) {
     ASSERT(netsum_wait_for(late, 1e300, &there) == NETSUM_OK && there);
     ASSERT(netsum_wait_for(late, NAN, &there) == NETSUM_OK && there);
     ASSERT(netsum_wait(late, NULL) == NETSUM_OK);
+
+    /* Many begin one at once where there are few places left, and the other rank is late: the rest of the library does not wait. */
+    if (rank == 1) {
+        sleep(4);
+        for (int i = 0; i < 61 + PLACES; i++) ASSERT(netsum_barrier(comm, NULL) == NETSUM_OK);
+    } else {
+        netsum_work *works[61];
+        for (int i = 0; i < 61; i++) ASSERT(netsum_barrier(comm, &works[i]) == NETSUM_OK);
+        pthread_t racing[PLACES];
+        ASSERT(pthread_barrier_init(&together, NULL, PLACES) == 0);
+        for (int t = 0; t < PLACES; t++) ASSERT(pthread_create(&racing[t], NULL, begins, NULL) == 0);
+        nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+        time_t before = time(NULL);
+        netsum_get_mode(comm);
+        ASSERT(time(NULL) - before <= 1);
+        for (int t = 0; t < PLACES; t++) ASSERT(pthread_join(racing[t], NULL) == 0);
+        for (int i = 0; i < 61; i++) ASSERT(netsum_wait(works[i], NULL) == NETSUM_OK);
+    }
 
     /* The other rank does not get there: the memory is this one's again, and the handle says so. */
     netsum_work *work;
