@@ -81,8 +81,8 @@ pub unsafe extern "C" fn netsum_wait_for(
         if done.is_null() {
             return Err(null("done"));
         }
-        // Also of what is no number.
-        let seconds = seconds.max(0.0).min(LONGEST);
+        // What is no number is no time.
+        let seconds = if seconds > 0.0 { seconds.min(LONGEST) } else { 0.0 };
         let is_done = work.0.wait_for(Duration::from_secs_f64(seconds));
         // SAFETY: the caller's promise.
         unsafe { done.write(is_done) };
