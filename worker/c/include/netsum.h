@@ -155,7 +155,7 @@ netsum_status netsum_reduce(netsum_comm *comm,
                             netsum_work **work);
 
 // Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input` has `count` times as many as there
-// are ranks. `work` as with netsum_all_reduce().
+// are ranks; its r-th part may be `output`, and otherwise they share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their elements, which are the operation's until it is done.
@@ -178,7 +178,7 @@ netsum_status netsum_broadcast(netsum_comm *comm,
                                netsum_work **work);
 
 // Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which has room for those of all ranks.
-// `work` as with netsum_all_reduce().
+// `input` may be this rank's part of it, and otherwise they share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which are the operation's until it is done.

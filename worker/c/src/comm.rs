@@ -263,7 +263,7 @@ unsafe fn reduce(
 }
 
 /// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input` has `count` times as many as there
-/// are ranks. `work` as with netsum_all_reduce().
+/// are ranks; its r-th part may be `output`, and otherwise they share no memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
 /// `input` and `output` have their elements, which are the operation's until it is done.
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn netsum_broadcast(
 }
 
 /// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which has room for those of all ranks.
-/// `work` as with netsum_all_reduce().
+/// `input` may be this rank's part of it, and otherwise they share no memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
 /// `input` and `output` have their bytes, which are the operation's until it is done.
