@@ -136,14 +136,23 @@ impl Communicator {
         first: Duration,
         start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
     ) -> PyResult<Work> {
-        // Others may have the communicator meanwhile, and Ctrl-C ends the wait.
-        while !py.detach(|| self.room.wait_for(SIGNALS)) {
+        let mut start = Some(start);
+        loop {
+            let begun = self.with(py, |comm| {
+                // Who has the communicator takes no place from others, nor they from it.
+                let Some(start) = start.take_if(|_| self.room.wait_for(Duration::ZERO)) else {
+                    return Ok(None);
+                };
+                comm.wait_first(first);
+                start(comm).map(|pending| Some(Work::new(pending.untyped(), self.fallen_back.clone())))
+            })?;
+            if let Some(work) = begun {
+                return Ok(work);
+            }
+            // Others may have the communicator meanwhile, and Ctrl-C ends the wait.
+            py.detach(|| self.room.wait_for(SIGNALS));
             py.check_signals()?;
         }
-        self.with(py, |comm| {
-            comm.wait_first(first);
-            start(comm).map(|pending| Work::new(pending.untyped(), self.fallen_back.clone()))
-        })
     }
 
     fn reduce_in_place<T: Element>(

@@ -42,6 +42,11 @@ impl Memory {
             return Err(not_contiguous(py, "numpy.ascontiguousarray(x)"));
         }
         let format = buffer.format().to_string_lossy().into_owned();
+        // Between colons are the names of fields.
+        if format.split(':').step_by(2).any(|codes| codes.contains('O')) {
+            let text = "the array holds Python's objects, which are in this process alone: convert it (x.astype(numpy.float32))";
+            return Err(argument(py, text));
+        }
         let native = format.trim_start_matches(['@', '=', '<']);
         let kind = match (native, buffer.item_size()) {
             ("f", 4) => Kind::F32,
@@ -94,7 +99,6 @@ fn dtype(format: &str, size: usize) -> String {
         "?" => "bool",
         "Zf" => "complex64",
         "Zd" => "complex128",
-        "O" => "object",
         "b" | "h" | "i" | "l" | "q" => return format!("int{}", size * 8),
         "B" | "H" | "I" | "L" | "Q" => return format!("uint{}", size * 8),
         _ => format,

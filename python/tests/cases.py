@@ -1,6 +1,7 @@
 """What ranks do: python cases.py NAME."""
 
 import asyncio
+import ctypes
 import gc
 import os
 import signal
@@ -96,6 +97,17 @@ def arguments():
         raises(bad, "times as long", comm.reduce_scatter, numpy.zeros(3, dtype=f), numpy.zeros(3, dtype=f))
         raises(bad, "of the same", comm.reduce_scatter, numpy.zeros(3, dtype=f), numpy.zeros(6, dtype=numpy.int32))
         raises(bad, "one operation sums one", comm.all_reduce, [numpy.zeros(3, dtype=f), numpy.zeros(3, dtype="i4")])
+        records = numpy.zeros(3, dtype=[("O", "i4"), ("what", "O")])
+        for x in (numpy.array(["x", None], dtype=object), (ctypes.py_object * 2)("x", None), records):
+            raises(bad, "Python's objects", comm.broadcast, x, 0)
+            raises(bad, "Python's objects", comm.all_gather, numpy.zeros(1000), x)
+        comm.broadcast(numpy.zeros(3, dtype=[("O", "i4"), ("what", "f4")]), 0)
+        x = numpy.ones(100_000, dtype=f)
+        raises(bad, "share memory", comm.all_reduce, [x, x])
+        raises(bad, "share memory", comm.all_reduce, [x[:10], x[9:20]])
+        raises(bad, "share memory", comm.all_gather, x, x[1:50_001])
+        comm.all_reduce([x[:10], x[10:]])
+        assert (x == comm.ranks).all()
         raises(netsum.NonFiniteError, "infinity", comm.all_reduce, numpy.full(3, numpy.inf, dtype=f))
         assert issubclass(bad, ValueError) and issubclass(bad, netsum.Error)
         comm.barrier()  # it can still be used

@@ -117,6 +117,7 @@ impl StandIn {
                 let config = QpConfig {
                     retry_limit: None,
                     selective: ring.is_none(),
+                    reused: ring.is_none(),
                     ..QpConfig::new(own, rank(remote), qpn, send_psn, recv_psn, mtu)
                 };
                 endpoint.add_qp(config).unwrap()

@@ -66,6 +66,32 @@ fn without_a_box_the_ranks_get_the_same_sums() {
 }
 
 #[test]
+fn a_job_may_follow_another_on_the_same_addresses_while_that_ends() {
+    let layout = Layout { message_size: 65_536, window: 4, rings: 1 };
+    let connect = |rank| Communicator::connect(config(20, rank, 2, layout)).unwrap();
+    std::thread::scope(|s| {
+        let first = [0, 1].map(|rank| {
+            s.spawn(move || {
+                let mut comm = connect(rank);
+                comm.barrier().unwrap();
+                comm
+            })
+        });
+        let [a, b] = first.map(|thread| thread.join().unwrap());
+        drop(b);
+        let sum = |mut comm: Communicator| {
+            let mut x = vec![1.0f32; 1_000_000];
+            comm.all_reduce(&mut x).map(|_| x == vec![2.0; 1_000_000])
+        };
+        let second = s.spawn(move || sum(connect(1)));
+        std::thread::sleep(Duration::from_millis(100));
+        // Says goodbye to the second job's rank 1.
+        drop(a);
+        assert_eq!((sum(connect(0)), second.join().unwrap()), (Ok(true), Ok(true)));
+    });
+}
+
+#[test]
 fn tensors_in_one_operation_are_their_concatenation() {
     run(13, 3, LAYOUT, |mut comm| {
         let rank = comm.rank();
@@ -195,6 +221,31 @@ fn every_handle_hears_of_a_rank_that_leaves() {
         // Or one that has heard of it has left itself.
         assert!(matches!(error, Error::RankLeft { .. }), "{error}");
     }
+}
+
+#[test]
+fn who_waits_for_room_leaves_the_communicator_to_others() {
+    let over = std::sync::Barrier::new(2);
+    run(21, 2, LAYOUT, |mut comm| {
+        if comm.rank() == 1 {
+            over.wait();
+        } else {
+            let sums: Vec<_> =
+                (0..Communicator::MAX_IN_FLIGHT).map(|_| comm.all_reduce_async(vec![1i32])).collect();
+            let (room, started) = (comm.room(), Instant::now());
+            let waits = std::thread::spawn(move || while !room.wait_for(Duration::from_secs(1)) {});
+            for _ in 0..20 {
+                assert_eq!(comm.statistics().all_reduces, 0);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(comm);
+            // Of which two seconds are for operations in flight, and two for the other rank.
+            assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+            waits.join().unwrap();
+            assert!(sums.into_iter().all(|sum| sum.unwrap().wait().is_err()));
+            over.wait();
+        }
+    });
 }
 
 #[test]

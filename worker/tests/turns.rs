@@ -73,6 +73,7 @@ fn one_who_waits_for_a_handle_makes_room_for_other_callers_and_for_the_end() {
         let mut core = turns.end();
         core.ended = true;
         drop(core);
+        assert!(turns.is_over());
         waits.join().unwrap();
     });
     assert!(DRIVEN.load(Ordering::Relaxed) > 0 && REFUSED.load(Ordering::Relaxed) > 0);

@@ -98,7 +98,7 @@ extern "C" {
 const char *netsum_version(void);
 
 // Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells then. To be ended with
-// netsum_finalize().
+// netsum_finalize(). `*comm` is NULL where that fails.
 //
 // The caller promises:
 // `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
@@ -131,7 +131,7 @@ uint32_t netsum_ranks(const netsum_comm *comm);
 netsum_mode netsum_get_mode(const netsum_comm *comm);
 
 // Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
-// `work` is where a handle for netsum_wait() goes; where it is NULL, the call waits.
+// `work` is where a handle for netsum_wait() goes, or NULL where the operation cannot be started; where `work` itself is NULL, the call waits.
 //
 // The caller promises:
 // `data` has `count` elements, which are the operation's until it is done.
@@ -155,7 +155,7 @@ netsum_status netsum_reduce(netsum_comm *comm,
                             netsum_work **work);
 
 // Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input` has `count` times as many as there
-// are ranks. `work` as with netsum_all_reduce().
+// are ranks; its r-th part may be `output`, and otherwise they share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their elements, which are the operation's until it is done.
@@ -178,7 +178,7 @@ netsum_status netsum_broadcast(netsum_comm *comm,
                                netsum_work **work);
 
 // Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which has room for those of all ranks.
-// `work` as with netsum_all_reduce().
+// `input` may be this rank's part of it, and otherwise they share no memory. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which are the operation's until it is done.
@@ -237,7 +237,7 @@ int32_t netsum_error_rank(void);
 // `work` comes from an operation, and `done` points to room.
 netsum_status netsum_test(const netsum_work *work, bool *done);
 
-// Waits for so many seconds at the most, and puts into `done` whether netsum_wait() would return at once.
+// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether netsum_wait() would return at once.
 //
 // The caller promises:
 // `work` comes from an operation, and `done` points to room.

@@ -8,7 +8,7 @@ use netsum_worker::{Communicator, Element, Error, Op, Owned, Pending, Room};
 
 use crate::config::{netsum_config, settings};
 use crate::memory::Memory;
-use crate::status::{netsum_status, null, status};
+use crate::status::{clear, netsum_status, null, status};
 use crate::work::{netsum_mode, netsum_work};
 
 /// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
@@ -53,7 +53,7 @@ pub const NETSUM_SUM: netsum_op = 0;
 pub const NETSUM_AVERAGE: netsum_op = 1;
 
 /// Joins a job, and returns when all ranks are there. `config` may be NULL: the environment tells then. To be ended with
-/// netsum_finalize().
+/// netsum_finalize(). `*comm` is NULL where that fails.
 ///
 /// # Safety
 /// `config` is NULL or comes from netsum_config_new(); `comm` points to room for a pointer.
@@ -63,6 +63,8 @@ pub unsafe extern "C" fn netsum_init(
     comm: *mut *mut netsum_comm,
 ) -> netsum_status {
     versioned!("netsum_init");
+    // SAFETY: the caller's promise.
+    unsafe { clear(comm) };
     status(|| {
         if comm.is_null() {
             return Err(null("comm"));
@@ -145,15 +147,22 @@ unsafe fn run<B>(
     work: *mut *mut netsum_work,
     start: impl FnOnce(&mut Communicator) -> Result<Pending<B>, Error>,
 ) -> netsum_status {
+    // SAFETY: the caller's promise.
+    unsafe { clear(work) };
     status(|| {
         // SAFETY: the caller's promise.
         let comm = unsafe { comm.as_ref() }.ok_or_else(|| null("comm"))?;
         if !comm.is_here() {
             return Err(Error::Forked);
         }
-        while !comm.room.wait_for(Duration::from_secs(1)) {}
         let pending = {
             let mut inner = comm.lock();
+            // Not with the lock, which others may want; and with it nobody else takes the place.
+            while !comm.room.wait_for(Duration::ZERO) {
+                drop(inner);
+                comm.room.wait_for(Duration::from_secs(1));
+                inner = comm.lock();
+            }
             inner.wait_first(if work.is_null() { SOON } else { Duration::ZERO });
             start(&mut inner)?.untyped()
         };
@@ -174,12 +183,16 @@ fn op(op: netsum_op) -> Result<Op, Error> {
     }
 }
 
-fn no_dtype(dtype: netsum_dtype) -> netsum_status {
+/// # Safety
+/// `work` is null, or points to room.
+unsafe fn no_dtype(dtype: netsum_dtype, work: *mut *mut netsum_work) -> netsum_status {
+    // SAFETY: the caller's promise.
+    unsafe { clear(work) };
     status(|| Err(Error::Argument(format!("dtype {dtype}: NETSUM_INT32 or NETSUM_FLOAT32"))))
 }
 
 /// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
-/// `work` is where a handle for netsum_wait() goes; where it is NULL, the call waits.
+/// `work` is where a handle for netsum_wait() goes, or NULL where the operation cannot be started; where `work` itself is NULL, the call waits.
 ///
 /// # Safety
 /// `data` has `count` elements, which are the operation's until it is done.
@@ -244,13 +257,13 @@ unsafe fn reduce(
             NETSUM_FLOAT32 => {
                 run(comm, work, |comm| start::<f32>(comm, Memory::new("data", data.cast(), count), op, root))
             }
-            _ => no_dtype(dtype),
+            _ => no_dtype(dtype, work),
         }
     }
 }
 
 /// Sums `count` elements for each rank, and puts rank r's of the sum into rank r's `output`. `input` has `count` times as many as there
-/// are ranks. `work` as with netsum_all_reduce().
+/// are ranks; its r-th part may be `output`, and otherwise they share no memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
 /// `input` and `output` have their elements, which are the operation's until it is done.
@@ -289,7 +302,7 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
         match dtype {
             NETSUM_INT32 => run(comm, work, |comm| start::<i32>(comm, output, input, count, op)),
             NETSUM_FLOAT32 => run(comm, work, |comm| start::<f32>(comm, output, input, count, op)),
-            _ => no_dtype(dtype),
+            _ => no_dtype(dtype, work),
         }
     }
 }
@@ -314,7 +327,7 @@ pub unsafe extern "C" fn netsum_broadcast(
 }
 
 /// Gives all ranks the `bytes` bytes at each rank's `input`, one behind the other in `output`, which has room for those of all ranks.
-/// `work` as with netsum_all_reduce().
+/// `input` may be this rank's part of it, and otherwise they share no memory. `work` as with netsum_all_reduce().
 ///
 /// # Safety
 /// `input` and `output` have their bytes, which are the operation's until it is done.

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use netsum_worker::{Error, Settings};
 
-use crate::status::{netsum_status, null, status, text};
+use crate::status::{clear, netsum_status, null, status, text};
 
 /// Settings. One thread at a time may use one.
 #[expect(non_camel_case_types, reason = "C's name")]
@@ -18,6 +18,8 @@ pub struct netsum_config(pub(crate) Settings);
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netsum_config_new(config: *mut *mut netsum_config) -> netsum_status {
     versioned!("netsum_config_new");
+    // SAFETY: the caller's promise.
+    unsafe { clear(config) };
     status(|| {
         if config.is_null() {
             return Err(null("config"));

@@ -42,7 +42,7 @@ pub enum netsum_status {
 use netsum_status::*;
 
 thread_local! {
-    /// The last error's text, and the rank that it is about.
+    /// The last error's text, and the rank that it is about. Destructors of other libraries may call when it is gone.
     static LAST: RefCell<(CString, i32)> = RefCell::new((CString::default(), -1));
 }
 
@@ -50,14 +50,14 @@ thread_local! {
 #[unsafe(no_mangle)]
 pub extern "C" fn netsum_error_text() -> *const c_char {
     versioned!("netsum_error_text");
-    LAST.with_borrow(|(text, _)| text.as_ptr())
+    LAST.try_with(|last| last.borrow().0.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// The rank that this thread's last error is about, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn netsum_error_rank() -> i32 {
     versioned!("netsum_error_rank");
-    LAST.with_borrow(|(_, rank)| *rank)
+    LAST.try_with(|last| last.borrow().1).unwrap_or(-1)
 }
 
 /// Runs a function of the interface: keeps its error, and lets no panic into C.
@@ -70,7 +70,9 @@ pub fn status(call: impl FnOnce() -> Result<(), Error>) -> netsum_status {
         }
         Err(_) => (NETSUM_ERROR_INTERNAL, "a defect of netsum: see standard error".to_owned(), -1),
     };
-    LAST.set((CString::new(text.replace('\0', " ")).unwrap_or_default(), rank));
+    let last = (CString::new(text.replace('\0', " ")).unwrap_or_default(), rank);
+    // Where the thread's own data are gone already, nobody keeps it.
+    let _ = LAST.try_with(|place| place.replace(last));
     status
 }
 
@@ -87,6 +89,17 @@ fn kind(error: &Error) -> (netsum_status, Option<u32>) {
         Error::Closed => (NETSUM_ERROR_CLOSED, None),
         Error::Forked => (NETSUM_ERROR_FORKED, None),
         _ => (NETSUM_ERROR_FAILED, None),
+    }
+}
+
+/// Leaves nothing behind a pointer that is filled in when all has gone well.
+///
+/// # Safety
+/// `place` is null, or points to room for a pointer.
+pub unsafe fn clear<T>(place: *mut *mut T) {
+    if !place.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { place.write(std::ptr::null_mut()) };
     }
 }
 

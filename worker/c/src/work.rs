@@ -11,6 +11,9 @@ use crate::status::{netsum_status, null, status};
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_work(pub(crate) Pending<Owned>);
 
+/// Seconds that one call waits at the most.
+const LONGEST: f64 = 86_400.0;
+
 /// Who sums.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +64,7 @@ pub unsafe extern "C" fn netsum_test(work: *const netsum_work, done: *mut bool) 
     unsafe { netsum_wait_for(work, 0.0, done) }
 }
 
-/// Waits for so many seconds at the most, and puts into `done` whether netsum_wait() would return at once.
+/// Waits for so many seconds at the most, and no longer than a day, and puts into `done` whether netsum_wait() would return at once.
 ///
 /// # Safety
 /// `work` comes from an operation, and `done` points to room.
@@ -78,8 +81,9 @@ pub unsafe extern "C" fn netsum_wait_for(
         if done.is_null() {
             return Err(null("done"));
         }
-        let most = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
-        let is_done = work.0.wait_for(most.min(Duration::from_secs(86_400)));
+        // What is no number is no time.
+        let seconds = if seconds > 0.0 { seconds.min(LONGEST) } else { 0.0 };
+        let is_done = work.0.wait_for(Duration::from_secs_f64(seconds));
         // SAFETY: the caller's promise.
         unsafe { done.write(is_done) };
         Ok(())

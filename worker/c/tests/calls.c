@@ -1,11 +1,13 @@
 /* What the functions say of arguments, of errors, of other threads and of forks; two ranks. */
 #include <netsum.h>
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define ASSERT(x) do { if (!(x)) { fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x, netsum_error_text()); exit(1); } } while (0)
@@ -26,13 +28,44 @@ static void *other_thread(void *unused) {
     return NULL;
 }
 
+/* Runs when the library's own data of the thread are gone. */
+static void at_thread_end(void *config) {
+    ASSERT(netsum_config_set(config, "colour", "red") == NETSUM_ERROR_CONFIG);
+    ASSERT(strlen(netsum_error_text()) == 0);
+    ASSERT(netsum_error_rank() == -1);
+}
+
+enum { PLACES = 8 };
+
+static pthread_barrier_t together;
+
+static void *begins(void *unused) {
+    (void)unused;
+    pthread_barrier_wait(&together);
+    ASSERT(netsum_barrier(comm, NULL) == NETSUM_OK);
+    return NULL;
+}
+
+static pthread_key_t key;
+
+static void *ends(void *config) {
+    FAILS(netsum_config_set(config, "colour", "red"), NETSUM_ERROR_CONFIG, "no setting");
+    ASSERT(pthread_setspecific(key, config) == 0);
+    return NULL;
+}
+
 int main(void) {
     netsum_config *config;
     ASSERT(netsum_config_new(&config) == NETSUM_OK);
     FAILS(netsum_config_set(config, "colour", "red"), NETSUM_ERROR_CONFIG, "no setting \"colour\"");
     FAILS(netsum_config_set(config, NULL, "red"), NETSUM_ERROR_ARGUMENT, "name is NULL");
+    pthread_t ending;
+    ASSERT(pthread_key_create(&key, at_thread_end) == 0);
+    ASSERT(pthread_create(&ending, NULL, ends, config) == 0 && pthread_join(ending, NULL) == 0);
     ASSERT(netsum_config_set(config, "transport", "smoke") == NETSUM_OK);
+    comm = (netsum_comm *)config;
     FAILS(netsum_init(config, &comm), NETSUM_ERROR_CONFIG, "auto, udp, xdp or verbs");
+    ASSERT(comm == NULL);
     FAILS(netsum_init(config, NULL), NETSUM_ERROR_ARGUMENT, "comm is NULL");
     ASSERT(netsum_config_set(config, "transport", "udp") == NETSUM_OK);
     ASSERT(netsum_config_set(config, "timeout", "2") == NETSUM_OK);
@@ -50,6 +83,12 @@ int main(void) {
     FAILS(netsum_all_reduce(comm, x, SIZE_MAX, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "more than memory");
     FAILS(netsum_all_reduce(comm, x, 4, NETSUM_INT32, NETSUM_AVERAGE, NULL), NETSUM_ERROR_ARGUMENT, "average");
     FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, NULL), NETSUM_ERROR_ARGUMENT, "root 2");
+    netsum_work *none = (netsum_work *)x;
+    FAILS(netsum_reduce(comm, x, 4, NETSUM_FLOAT32, NETSUM_SUM, 2, &none), NETSUM_ERROR_ARGUMENT, "root 2");
+    ASSERT(none == NULL);
+    none = (netsum_work *)x;
+    FAILS(netsum_all_reduce(comm, x, 4, 7, NETSUM_SUM, &none), NETSUM_ERROR_ARGUMENT, "dtype 7");
+    ASSERT(none == NULL);
     FAILS(netsum_all_reduce(NULL, x, 4, NETSUM_FLOAT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "comm is NULL");
     FAILS(netsum_wait(NULL, NULL), NETSUM_ERROR_ARGUMENT, "work is NULL");
     ASSERT(netsum_all_reduce(comm, NULL, 0, NETSUM_FLOAT32, NETSUM_SUM, NULL) == NETSUM_OK);
@@ -76,6 +115,17 @@ int main(void) {
     ASSERT(netsum_reduce_scatter(comm, &one, two, 1, NETSUM_INT32, NETSUM_SUM, NULL) == NETSUM_OK);
     ASSERT(one == (rank == 0 ? 2 : 4));
 
+    /* In place: just this rank's part of the longer one, and nothing else. */
+    memset(names, 0, 12);
+    memcpy(names + 6 * rank, rank == 0 ? "here0" : "here1", 6);
+    ASSERT(netsum_all_gather(comm, names, names + 6 * rank, 6, NULL) == NETSUM_OK);
+    ASSERT(memcmp(names, "here0\0here1", 12) == 0);
+    FAILS(netsum_all_gather(comm, names, names + 6 * (1 - rank), 6, NULL), NETSUM_ERROR_ARGUMENT, "share memory");
+    FAILS(netsum_all_to_all(comm, names, names, 6, NULL), NETSUM_ERROR_ARGUMENT, "share memory");
+    FAILS(netsum_reduce_scatter(comm, &two[1 - rank], two, 1, NETSUM_INT32, NETSUM_SUM, NULL), NETSUM_ERROR_ARGUMENT, "share memory");
+    ASSERT(netsum_reduce_scatter(comm, &two[rank], two, 1, NETSUM_INT32, NETSUM_SUM, NULL) == NETSUM_OK);
+    ASSERT(two[rank] == (rank == 0 ? 2 : 4) && two[1 - rank] == (rank == 0 ? 2 : 1));
+
     /* Threads: as many calls at both ranks, all alike. */
     pthread_t threads[3];
     for (int t = 0; t < 3; t++) ASSERT(pthread_create(&threads[t], NULL, other_thread, NULL) == 0);
@@ -91,6 +141,34 @@ int main(void) {
     int status;
     ASSERT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     ASSERT(netsum_barrier(comm, NULL) == NETSUM_OK);
+
+    /* For ever is not at once. */
+    netsum_work *late;
+    bool there = false;
+    if (rank == 1) sleep(1);
+    ASSERT(netsum_barrier(comm, &late) == NETSUM_OK);
+    ASSERT(netsum_wait_for(late, INFINITY, &there) == NETSUM_OK && there);
+    ASSERT(netsum_wait_for(late, 1e300, &there) == NETSUM_OK && there);
+    ASSERT(netsum_wait_for(late, NAN, &there) == NETSUM_OK && there);
+    ASSERT(netsum_wait(late, NULL) == NETSUM_OK);
+
+    /* Many begin one at once where there are few places left, and the other rank is late: the rest of the library does not wait. */
+    if (rank == 1) {
+        sleep(4);
+        for (int i = 0; i < 61 + PLACES; i++) ASSERT(netsum_barrier(comm, NULL) == NETSUM_OK);
+    } else {
+        netsum_work *works[61];
+        for (int i = 0; i < 61; i++) ASSERT(netsum_barrier(comm, &works[i]) == NETSUM_OK);
+        pthread_t racing[PLACES];
+        ASSERT(pthread_barrier_init(&together, NULL, PLACES) == 0);
+        for (int t = 0; t < PLACES; t++) ASSERT(pthread_create(&racing[t], NULL, begins, NULL) == 0);
+        nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+        time_t before = time(NULL);
+        netsum_get_mode(comm);
+        ASSERT(time(NULL) - before <= 1);
+        for (int t = 0; t < PLACES; t++) ASSERT(pthread_join(racing[t], NULL) == 0);
+        for (int i = 0; i < 61; i++) ASSERT(netsum_wait(works[i], NULL) == NETSUM_OK);
+    }
 
     /* The other rank does not get there: the memory is this one's again, and the handle says so. */
     netsum_work *work;

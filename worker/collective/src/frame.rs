@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::shape::JobShape;
 
 /// Version of these messages, and of what ranks put into sums.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -69,8 +69,8 @@ impl Reason {
 /// A message on a plain connection.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
-    /// The first: what the sender takes the job to be.
-    Hello { shape: JobShape, rank: u32 },
+    /// The first: what the sender takes the job to be, and a random number, so that it is unlike an earlier run's. One packet.
+    Hello { shape: JobShape, rank: u32, nonce: u64 },
     /// The first of a rank with another version of these messages.
     OtherVersion(u32),
     /// What tells this run's messages from those of others: drawn by rank 0, passed on by all.
@@ -131,13 +131,14 @@ impl Frame {
         let u32s = |w: &mut Buffer, x: &[u32]| x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()));
         let u64 = |w: &mut Buffer, x: u64| w.extend_from_slice(&x.to_le_bytes());
         match self {
-            Self::Hello { shape, rank } => {
+            Self::Hello { shape, rank, nonce } => {
                 let l = shape.layout;
                 let relaxed = u32::from(shape.relaxed);
                 u32s(
                     w,
                     &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, relaxed],
                 );
+                u64(w, *nonce);
             }
             Self::OtherVersion(version) => u32s(w, &[1, *version]),
             Self::Run(run) => {
@@ -209,7 +210,8 @@ impl Frame {
                     rings: word(7)?,
                 };
                 let (ranks, mtu, relaxed) = (word(3)?, word(4)?, word(8)? != 0);
-                Self::Hello { rank: word(2)?, shape: JobShape { ranks, mtu, layout, relaxed } }
+                let shape = JobShape { ranks, mtu, layout, relaxed };
+                Self::Hello { rank: word(2)?, shape, nonce: long(36)? }
             }
             2 => {
                 let longs = longs(4)?;
@@ -266,7 +268,7 @@ mod tests {
             relaxed: true,
         };
         for frame in [
-            Frame::Hello { shape, rank: 2 },
+            Frame::Hello { shape, rank: 2, nonce: 1 << 63 },
             Frame::Status { ranks: vec![Progress { started: 1 << 40, completed: 7 }; 3] },
             Frame::Operation(Descriptor { number: 9, length: 1 << 33, dtype: Dtype::F32 }),
             Frame::FallBack { origin: 1, reason: Reason::Stray, unverified: vec![5, 6, 1 << 50] },

@@ -101,6 +101,8 @@ fn queue_pairs(
             Channel::RingOut(_) | Channel::RingIn(_) => shape.relaxed && ranks.iter().all(|r| r.selective),
         };
         config.waits_for_others = matches!(channel, Channel::RingOut(_) | Channel::RingIn(_));
+        // Numbers of a list follow from the ranks'. Sums tell their run themselves.
+        config.reused = config.selective && !config.waits_for_others;
         // The other side's share may be larger.
         (config.max_early, config.max_message) = match channel {
             Channel::PlainOut | Channel::PlainIn => (128, plain_room(shape)),

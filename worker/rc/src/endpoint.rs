@@ -46,7 +46,7 @@ pub struct Stats {
     pub duplicate_request: u64,
     /// Datagrams with a wrong ICRC.
     pub rx_icrc_encapsulated: u64,
-    /// Datagrams that are no packet, or of no queue pair, or from another address than the queue pair's.
+    /// Datagrams that are no packet, or of no queue pair, from another address than the queue pair's, or of an earlier connection.
     pub discarded: u64,
     /// Messages for which no buffer was posted.
     pub not_ready: u64,
@@ -243,6 +243,10 @@ impl Endpoint {
             let (id, events) = (qp.id, &mut self.events);
             let done = |message, data| events.push_back(Event::Sent { qp: id, id: message, data });
             let psn = Psn::new(packet.bth.psn);
+            if qp.requester.is_of_another(psn, aeth) {
+                self.stats.discarded += 1;
+                return;
+            }
             let effect = match aeth.syndrome {
                 Syndrome::Ack(_) => {
                     qp.requester.on_ack(now, &mut self.path, psn, done);

@@ -80,6 +80,10 @@ pub struct QpConfig {
     pub rnr_retry_limit: Option<u32>,
     /// Both sides are selective: what comes early is kept, and only what is missing is sent again. Of queue pairs of this library alone.
     pub selective: bool,
+    /// An earlier connection may have had the same numbers, and may not be over at the other address. So nothing is kept that comes before
+    /// the first packet, and acknowledgements name that packet, in place of an MSN. It must be unlike those of earlier connections.
+    /// Of queue pairs of this library alone.
+    pub reused: bool,
     /// Most unacknowledged packets.
     pub max_inflight: u32,
     /// How far ahead of the expected packet a selective receiver keeps one. Where the other side may have more in flight, it goes
@@ -113,11 +117,17 @@ impl QpConfig {
             retry_limit: Some(7),
             rnr_retry_limit: None,
             selective: false,
+            reused: false,
             max_inflight: 128,
             max_early: 128,
             max_message: 1 << 24,
         }
     }
+}
+
+/// What a connection's first packet is named by, where numbers are [reused](QpConfig::reused): as long as an MSN.
+fn name(first: &[u8]) -> u32 {
+    netsum_common::icrc::update(!0, first) & 0xff_ffff
 }
 
 /// Properties of an endpoint.

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use netsum_common::wire::Bth;
+use netsum_common::wire::{Aeth, Bth, Syndrome};
 
 use super::congestion::Congestion;
 use super::gaps::Gaps;
@@ -12,7 +12,7 @@ use super::outbox::{Outbox, Part};
 use super::packet::{Extended, OVERHEAD};
 use super::path::{AROUND, Path};
 use super::repeats::Repeats;
-use super::{Operation, Psn, QpConfig, QpError, Qpn};
+use super::{Operation, Psn, QpConfig, QpError, Qpn, name};
 
 /// An acknowledgement is asked for at least this often.
 const ACK_EVERY: u64 = 32;
@@ -42,6 +42,9 @@ struct Sample {
 pub struct Requester {
     qpn: Qpn,
     first_psn: Psn,
+    reused: bool,
+    /// The connection's, where numbers are reused: of its first packet.
+    name: Option<u32>,
     outbox: Outbox,
     congestion: Congestion,
     /// Behind the last packet that asked for an acknowledgement.
@@ -136,6 +139,8 @@ impl Requester {
         Self {
             qpn: c.remote_qpn,
             first_psn: c.send_psn,
+            reused: c.reused,
+            name: None,
             outbox: Outbox::new(c.mtu, c.opcode),
             congestion: Congestion::new(c.max_inflight.max(1) as u64),
             asked: 0,
@@ -171,6 +176,16 @@ impl Requester {
     /// Queues a message. Without an operation it takes the queue pair's own.
     pub fn post(&mut self, id: u64, data: Vec<u8>, operation: Option<Operation>, immediate: Option<u32>) {
         self.outbox.post(id, data, operation, immediate);
+        if self.reused && self.name.is_none() {
+            self.name = self.outbox.packet(0).map(|first| name(first.payload));
+        }
+    }
+
+    /// Whether an acknowledgement is of an earlier connection that had the same numbers.
+    pub fn is_of_another(&self, psn: Psn, aeth: Aeth) -> bool {
+        // Who has taken nothing cannot know the name, and asks for the first packet.
+        let of_none = psn == self.first_psn && !matches!(aeth.syndrome, Syndrome::Ack(_));
+        self.name.is_some_and(|name| name != aeth.msn) && !of_none
     }
 
     /// From now on a posted message, and all before it, is acknowledged as soon as it arrives.

@@ -18,7 +18,7 @@ use netsum_common::wire::{Aeth, IN_ORDER, Nak, Opcode, PAST_GAP, Syndrome};
 use super::gaps::Gaps;
 use super::packet::Packet;
 use super::path::LONGEST_PAUSE;
-use super::{Psn, QpConfig};
+use super::{Psn, QpConfig, name};
 
 /// RNR NAK timer code for 0.64 ms (IBTA table 46).
 const RNR_TIMER: u8 = 12;
@@ -43,7 +43,9 @@ pub struct Responder {
     came: Psn,
     /// How far ahead of the expected packet one may be that is kept.
     reach: u64,
+    /// Messages taken; of reused numbers, the connection's name.
     msn: u32,
+    reused: bool,
     /// The message that is arriving.
     partial: Option<Vec<u8>>,
     buffers: VecDeque<Vec<u8>>,
@@ -126,6 +128,7 @@ impl Responder {
             patience: (c.selective && c.waits_for_others).then(Patience::default),
             reach: u64::from(c.max_early),
             msn: 0,
+            reused: c.reused,
             partial: None,
             buffers: VecDeque::new(),
             mtu: c.mtu,
@@ -200,6 +203,11 @@ impl Responder {
         Arrival::Taken
     }
 
+    /// Whether what comes early may be an earlier connection's. It is not kept, and whoever sent it is asked for the first packet each time.
+    fn waits_for_first(&self) -> bool {
+        self.reused && self.taken == 0
+    }
+
     /// A packet right behind the expected one is kept for a moment.
     fn keep_swapped(&mut self, p: &Packet<'_>, ahead: u64) {
         if self.sums && ahead <= SWAPPED as u64 && p.payload.len() <= self.mtu {
@@ -213,7 +221,9 @@ impl Responder {
         // One NAK for a gap, then silence until the missing packet arrives; but a PSN no farther than the one that
         // was answered shows that the sender has gone back once more, or that the first NAK may be lost.
         let far = ahead >= GAP_PSN_AHEAD as i32;
-        let nak = far || self.nak_sent_for.is_none_or(|answered| psn.ahead_of(answered) <= 0);
+        let nak = far
+            || self.waits_for_first()
+            || self.nak_sent_for.is_none_or(|answered| psn.ahead_of(answered) <= 0);
         if nak {
             self.from_far |= far;
             self.nak_sent_for = Some(psn);
@@ -246,7 +256,7 @@ impl Responder {
             return Arrival::OutOfSequence { nak: lost };
         }
         // Dropped, and told of as where nothing is kept: the list would not have it.
-        let may = ahead < self.reach && p.payload.len() <= self.mtu;
+        let may = ahead < self.reach && p.payload.len() <= self.mtu && !self.waits_for_first();
         let Some(early) = self.early.as_mut().filter(|_| may) else {
             return self.past_gap(Psn::new(p.bth.psn), ahead as i32);
         };
@@ -306,13 +316,16 @@ impl Responder {
                 }
             }
         }
+        if self.waits_for_first() {
+            self.msn = name(payload);
+        }
         self.expected = self.expected.plus(1);
         self.taken += 1;
         if let Some(partial) = &mut self.partial {
             partial.extend_from_slice(payload);
         }
         if op.is_last() {
-            self.msn = serial::add(self.msn, 1);
+            self.msn = if self.reused { self.msn } else { serial::add(self.msn, 1) };
             if let Some(message) = self.partial.take() {
                 done(message, immediate);
             }
@@ -513,6 +526,21 @@ mod tests {
         let mut receiver = Receiver::new(false);
         assert_eq!(receiver.take(&[(1, 0)]), [(0, 1)]);
         assert_eq!(receiver.responder.deadline(), None);
+    }
+
+    #[test]
+    fn what_an_earlier_connection_left_is_not_taken_for_a_packet_of_this_one() {
+        let peer = IpAddr::from([10, 0, 0, 1]);
+        let config = QpConfig::new(Qpn::new(1), peer, Qpn::new(2), Psn::new(0), Psn::new(0), MTU);
+        let mut responder = Responder::new(&QpConfig { selective: true, reused: true, ..config });
+        (0..9).for_each(|_| responder.post(Vec::new()));
+        let mut got = Vec::new();
+        for (psn, payload) in [(5, [1; MTU])].into_iter().chain((0..6).map(|psn| (psn, [2; MTU]))) {
+            let bth = Bth::new(Opcode::SEND_ONLY, 1, psn);
+            let packet = Packet { bth, immediate: None, aeth: None, payload: &payload };
+            responder.on_data(&packet, (Instant::now(), PAUSE), |message, _| got.push(message[0]));
+        }
+        assert_eq!(got, [2; 6]);
     }
 
     #[test]

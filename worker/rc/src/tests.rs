@@ -224,6 +224,7 @@ fn every_message_arrives_once_and_in_order_under_faults() {
             c.mtu = [256, 512, 1024, 2048][seed as usize % 4];
             c.max_inflight = 1 + (seed as u32 * 7) % 130;
             c.selective = seed % 3 == 0;
+            c.reused = seed % 2 == 0;
         });
     }
 }
@@ -585,6 +586,35 @@ fn a_packet_from_far_ahead_is_answered_also_when_results_come_behind_it() {
     let psn = Bth::decode(buf[..12].try_into().unwrap()).psn;
     assert_eq!((buf[12], psn), (0x60, 102), "names the PSN that is expected by now");
     assert!(pair.ends[1].poll_transmit(pair.now, &mut buf).is_none(), "once");
+}
+
+#[test]
+fn what_an_earlier_connection_had_is_not_acknowledged_for_this_one() {
+    use netsum_common::wire::Nak;
+    let mut pair = Pair::new(5, Faults::default(), |c| {
+        (c.send_psn, c.recv_psn) = (Psn::new(100), Psn::new(100));
+        (c.selective, c.reused) = (true, true);
+    });
+    pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
+    pair.ends[1].post_receive(pair.qps[1], Vec::new());
+    // Who had packets of these numbers acknowledges the last of them again, or misses what came behind.
+    let ghost = |pair: &mut Pair| {
+        acknowledge(pair, 104);
+        for syndrome in [Nak::SequenceError, Nak::InvalidRequest].map(Syndrome::Nak) {
+            acknowledge_with(pair, 105, syndrome);
+        }
+        assert_eq!(pair.ends[0].poll_event(), None);
+    };
+    // The first flight is lost.
+    assert_eq!(sent_now(&mut pair, 0).len(), 10);
+    ghost(&mut pair);
+    assert_eq!(sent_now(&mut pair, 0), []);
+    while !matches!(pair.ends[1].poll_event(), Some(Event::Received { data, .. }) if data == [1; 2560]) {
+        assert!(pair.step());
+    }
+    ghost(&mut pair);
+    while pair.step() {}
+    assert!(matches!(pair.ends[0].poll_event(), Some(Event::Sent { .. })));
 }
 
 #[test]

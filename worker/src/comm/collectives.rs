@@ -30,6 +30,9 @@ impl Op {
 
 /// All are in flight when the call returns, as with [`all_reduce_async`](Communicator::all_reduce_async). All ranks must call with the same
 /// lengths, roots and [`Op`]; the wrong root or `Op` at a rank is not noticed.
+///
+/// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be just the other. Otherwise it is an
+/// [`Error::Argument`], and not started. A rank that does that alone is out of step: the others wait for its next operation.
 impl Communicator {
     /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep what they have.
     ///

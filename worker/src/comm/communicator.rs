@@ -228,6 +228,12 @@ impl Communicator {
         back: Back<B>,
     ) -> Result<Pending<B>, Error> {
         forked(self.process)?;
+        let memory = data.memory();
+        if memory.overlaps_itself() {
+            let text = "arrays of the operation share memory, and one is written: give a copy of one. Input and output may share it where \
+                        this rank's part of the longer one is just the other";
+            return Err(Error::Argument(text.to_owned()));
+        }
         let Some(kept) = &self.kept else {
             let outcome = self.all_reduce_alone(&mut data, Instant::now());
             return Ok(Pending::done(outcome.map(|report| (Box::new(data) as Owned, report)), back));
@@ -236,7 +242,7 @@ impl Communicator {
             let mut session = kept.shared.take();
             let core = session.ready()?;
             let (pending, promise) = Pending::new(Arc::clone(&kept.shared), core.retransmissions(), back);
-            core.start(Box::new(data), promise)?;
+            core.start(Box::new(data), promise, memory)?;
             if !self.patience.is_zero() {
                 session.rest(Instant::now() + self.patience, self.patience, || pending.is_done());
             }

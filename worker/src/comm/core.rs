@@ -79,11 +79,7 @@ impl Core {
     }
 
     fn advance(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
-        let until = until.min(self.engine.next_timeout());
-        if let Err(error) = self.connections.drive(until) {
-            self.engine.fail(&mut *self.connections, error.clone());
-            return Err(error);
-        }
+        self.carry(until.min(self.engine.next_timeout()))?;
         if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
@@ -92,6 +88,20 @@ impl Core {
             heartbeat.without_box();
         }
         Ok(())
+    }
+
+    /// Drives the connections alone. Without them the operations are over, too.
+    fn carry(&mut self, until: Instant) -> Result<bool, Error> {
+        self.connections.drive(until).inspect_err(|error| {
+            self.engine.fail(&mut *self.connections, error.clone());
+        })
+    }
+
+    /// Receives and sends what there is, and leaves it to the next step. Whether there was anything.
+    pub fn carry_now(&mut self) -> Result<bool, Error> {
+        let carried = self.carry(Instant::now());
+        self.deliver();
+        carried
     }
 
     /// Waits for the previous rank's greeting, at most until `until`.
@@ -138,8 +148,7 @@ impl Core {
     }
 
     /// Starts an operation behind those that are open, and sends what may be sent.
-    pub fn start(&mut self, data: Owned, promise: Promise) -> Result<(), Error> {
-        let memory = data.memory();
+    pub fn start(&mut self, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
         if let Some(other) = self.promises.iter().position(|(.., other)| other.collides(&memory)) {
             return Err(Error::Argument(format!(
                 "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
@@ -275,4 +284,79 @@ impl Core {
 /// Nothing to reduce: what the engine is given between operations.
 fn idle() -> [i32; 0] {
     []
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd};
+    use std::os::unix::net::UnixStream;
+
+    use netsum_collective::buffer::Buffer;
+    use netsum_collective::channels::{Channel, ChannelEvent, Channels};
+    use netsum_collective::engine::Settings;
+    use netsum_collective::numeric::layout::Layout;
+    use netsum_collective::report::Traffic;
+    use netsum_collective::shape::JobShape;
+
+    use super::*;
+
+    /// An adapter that is gone.
+    struct Gone(UnixStream);
+
+    fn gone() -> Error {
+        Error::Adapter { device: "mlx5_0".to_owned(), reason: "gone".to_owned() }
+    }
+
+    impl Channels for Gone {
+        fn send(&mut self, _: Channel, _: u64, _: Buffer) {}
+        fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
+        fn receive_into(&mut self, _: Channel, _: Buffer) {}
+        fn poll(&mut self) -> Option<ChannelEvent> {
+            None
+        }
+        fn close(&mut self, _: Channel) -> Vec<(u64, Buffer)> {
+            Vec::new()
+        }
+    }
+
+    impl Connections for Gone {
+        fn start(&mut self) -> Result<(), Error> {
+            Ok(())
+        }
+        fn drive(&mut self, _: Instant) -> Result<bool, Error> {
+            Err(gone())
+        }
+        fn next_timeout(&self) -> Option<Instant> {
+            None
+        }
+        fn fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+        fn traffic(&self) -> Option<Traffic> {
+            None
+        }
+        fn restarts(&self) -> u64 {
+            0
+        }
+        fn title(&self) -> String {
+            String::new()
+        }
+    }
+
+    #[test]
+    fn what_ends_the_connections_ends_what_is_in_flight() {
+        let layout = Layout { message_size: 4096, window: 2, rings: 1 };
+        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false };
+        let settings =
+            Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1, without_box: false };
+        let mut connections = Gone(UnixStream::pair().unwrap().0);
+        let engine = Engine::new(Instant::now(), settings, &mut connections);
+        let mut core = Core::new(engine, Box::new(connections), None).unwrap();
+        let (settlement, promise) = Promise::new(None);
+        core.start(Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
+        assert!(settlement.lock().is_none());
+        // As the keeper does between two steps.
+        assert_eq!(core.carry_now().unwrap_err(), gone());
+        assert!(matches!(&*settlement.lock(), Some(Err(error)) if *error == gone()));
+    }
 }

@@ -14,6 +14,9 @@ use netsum_collective::report::Report;
 /// How long one who waits drives without looking whether another thread wants to.
 const SLICE: Duration = Duration::from_millis(10);
 
+/// How long one who waits for room leaves the turn to another thread that wants it.
+const YIELD: Duration = Duration::from_millis(1);
+
 /// Gives the caller back what the engine had.
 pub(super) type Back<B> = fn(Owned) -> Option<B>;
 
@@ -119,19 +122,26 @@ pub struct Room {
 }
 
 impl Room {
-    /// Waits for so long at the most; whether there is room, or nothing to wait for.
+    /// Waits for so long at the most; whether there is room, or nothing to wait for, as in a communicator that is being dropped.
     pub fn wait_for(&self, most: Duration) -> bool {
         let Some(turns) = self.turns.as_ref().filter(|_| forked(self.process).is_ok()) else { return true };
         let until = Instant::now() + most;
-        loop {
+        while !turns.is_over() {
             let mut session = turns.take();
             let left = until.saturating_duration_since(Instant::now());
             if !session.is_full() || left.is_zero() {
                 return !session.is_full();
             }
             let step = SLICE.min(left);
-            session.rest(Instant::now() + step, step, || false);
+            session.rest(Instant::now() + step, step, || turns.is_wanted());
+            let is_wanted = turns.is_wanted();
+            drop(session);
+            if is_wanted {
+                // Who waits for a lock does not get it from one who takes it again at once.
+                std::thread::sleep(YIELD);
+            }
         }
+        true
     }
 }
 

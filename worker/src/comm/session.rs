@@ -185,7 +185,7 @@ impl Session {
                 continue;
             }
             // What comes now is for the engine.
-            if !core.connections.drive(Instant::now()).ok()? {
+            if !core.carry_now().ok()? {
                 let timeout = core.engine.next_timeout();
                 let next = core.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
                 let wait = next.saturating_duration_since(Instant::now()).min(LOOK_UP);

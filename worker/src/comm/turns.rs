@@ -73,6 +73,11 @@ impl<C> Turns<C> {
         state.callers > 1 || state.over
     }
 
+    /// Whether the last one who drives has come, or has been.
+    pub fn is_over(&self) -> bool {
+        lock(&self.state).over
+    }
+
     /// The keeper ends; the caller drives, once those before it have let go.
     pub fn end(&self) -> MutexGuard<'_, C> {
         lock(&self.state).over = true;

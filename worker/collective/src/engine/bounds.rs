@@ -56,7 +56,7 @@ impl Rank {
             Settings { rank: 1, shape: SHAPE, timeout: Duration::from_secs(10), run: 1, without_box: false };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
-        rank.hear(&Frame::Hello { shape: SHAPE, rank: 0 }, &[]);
+        rank.hear(&Frame::Hello { shape: SHAPE, rank: 0, nonce: 1 }, &[]);
         rank.hear(&Frame::Run(5), &[]);
         rank.engine.start(now, &mut rank.told, Work::Lent(&Slice(&mut rank.data[..]))).unwrap();
         rank
@@ -145,7 +145,7 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
-    assert!(text.contains("rank 0 has version 5") && text.contains("all must run the same netsum"), "{text}");
+    assert!(text.contains("rank 0 has version 6") && text.contains("all must run the same netsum"), "{text}");
     let mut rank = Rank::new();
     rank.hear(&Frame::Run(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another run"));

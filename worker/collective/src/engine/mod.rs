@@ -70,7 +70,7 @@ pub struct Settings {
     pub shape: JobShape,
     /// A rank that is silent for so long is dead.
     pub timeout: Duration,
-    /// A random number. That of rank 0 tells this run's messages from those of others.
+    /// A random number, of this connection. That of rank 0 tells this run's messages from those of others.
     pub run: u64,
     /// There is no box: the ranks sum by themselves from the start.
     pub without_box: bool,
@@ -190,6 +190,7 @@ impl Engine {
     /// An engine that has greeted its next rank.
     pub fn new(now: Instant, settings: Settings, channels: &mut dyn Channels) -> Self {
         let JobShape { ranks, layout, .. } = settings.shape;
+        let Settings { rank, run, .. } = settings;
         let mut engine = Self {
             settings,
             member: Member { rank: settings.rank, ranks },
@@ -243,7 +244,7 @@ impl Engine {
             let buffer = channels.buffer(plain_room(&settings.shape));
             channels.receive_into(Channel::PlainIn, buffer);
         }
-        engine.tell(channels, &Frame::Hello { shape: settings.shape, rank: settings.rank });
+        engine.tell(channels, &Frame::Hello { shape: settings.shape, rank, nonce: run });
         if let Some(run) = engine.run {
             engine.tell(channels, &Frame::Run(run));
         }
@@ -324,7 +325,7 @@ impl Engine {
 
     fn on_frame(&mut self, now: Instant, channels: &mut dyn Channels, frame: Frame) {
         match frame {
-            Frame::Hello { shape, rank } => self.on_hello(channels, shape, rank),
+            Frame::Hello { shape, rank, .. } => self.on_hello(channels, shape, rank),
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Run(run) => self.on_run(channels, run),
             Frame::Status { ranks } => self.on_status(channels, &ranks),

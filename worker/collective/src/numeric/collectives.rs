@@ -80,7 +80,8 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
         }
     }
     fn memory(&self) -> Memory {
-        Memory::default().with(&self.input, false).with(&self.output, true)
+        let part = self.start..self.start + self.output.len();
+        Memory::default().with_input(&self.input, part, &self.output).with(&self.output, true)
     }
 }
 
@@ -183,7 +184,12 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
         }
     }
     fn memory(&self) -> Memory {
-        Memory::default().with(&self.input, false).with(&self.output, true)
+        let own = match self.route {
+            Route::AllGather => self.rank * self.block..(self.rank + 1) * self.block,
+            Route::Broadcast { .. } | Route::AllToAll => 0..0,
+        };
+        let input = Memory::default().with_input(&self.input, 0..self.input.len(), &self.output[own]);
+        input.with(&self.output, true)
     }
 }
 

@@ -19,6 +19,12 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// Adds what is read; `own` of it may be where the result for that goes, which it is in place.
+    pub fn with_input<T>(self, input: &[T], own: Range<usize>, result: &[T]) -> Self {
+        let place = if input[own.clone()].as_ptr_range() == result.as_ptr_range() { own } else { 0..0 };
+        self.with(&input[..place.start], false).with(&input[place.end..], false)
+    }
+
     /// Adds a slice.
     pub fn with<T>(mut self, slice: &[T], written: bool) -> Self {
         let Range { start, end } = slice.as_ptr_range();
@@ -30,6 +36,20 @@ impl Memory {
             self.stretches.push(Stretch { place, written });
         }
         self
+    }
+
+    /// Whether an operation would go wrong by itself: it writes what it uses otherwise, too.
+    pub fn overlaps_itself(&self) -> bool {
+        let mut all: Vec<&Stretch> = self.stretches.iter().collect();
+        all.sort_by_key(|stretch| stretch.place.start);
+        // How far what came before reaches, read and written.
+        let mut ends = [0; 2];
+        all.into_iter().any(|Stretch { place, written }| {
+            let [read, write] = ends;
+            let end = &mut ends[usize::from(*written)];
+            *end = place.end.max(*end);
+            write > place.start || *written && read > place.start
+        })
     }
 
     /// Whether two operations at once would go wrong: one writes what the other one uses.
@@ -69,6 +89,11 @@ mod tests {
             }));
             prop_assert_eq!(memory(true).collides(&memory(false)), right);
             prop_assert_eq!(memory(false).collides(&memory(true)), right);
+            let own: Vec<_> = of(true).collect();
+            let right = own.iter().enumerate().any(|(i, a)| own[..i].iter().any(|b| {
+                a.0.max(b.0) < (a.0 + a.1).min(b.0 + b.1) && (a.2 || b.2)
+            }));
+            prop_assert_eq!(memory(true).overlaps_itself(), right);
         }
     }
 }
