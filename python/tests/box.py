@@ -49,6 +49,27 @@ def sums():
     print("fell back", flush=True)
 
 
+def renews():
+    """Operations in flight without a pause, while the ranks connect anew three times."""
+    comm = netsum.init(timeout=5)
+    arrays = [numpy.empty(5000, dtype=numpy.int32) for _ in range(8)]
+    for times in range(1, 4):
+        print("ready", flush=True)
+        renewed = 0
+        # All have the same sum, so all end after the same operation.
+        while renewed < times * comm.ranks:
+            for x in arrays:
+                x.fill(comm.rank)
+            works = [comm.all_reduce_async(x) for x in arrays]
+            for work, x in zip(works, arrays):
+                work.wait()
+                assert (x == comm.ranks * (comm.ranks - 1) // 2).all(), x
+            flag = numpy.array([min(comm.statistics()["renewals"], times)], dtype=numpy.int32)
+            comm.all_reduce(flag)
+            renewed = flag[0]
+    print("renewed", flush=True)
+
+
 def refused():
     """A job that says no: the text that a user sees."""
     try:

@@ -47,6 +47,26 @@ fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
+    let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
+    let token = cluster.create_job(&JobSpec::new("loops", 4)).unwrap();
+    let mut ranks: Vec<Running> =
+        (0..4).map(|rank| start(&cluster, "renews", rank, 4, "loops", &token)).collect();
+    for _ in 0..3 {
+        for rank in &mut ranks {
+            let line = rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
+            assert_eq!(line, "ready");
+        }
+        cluster.netsum(&["job", "renew", "loops"]).unwrap();
+    }
+    for rank in ranks {
+        let said = rank.success(PATIENCE).unwrap();
+        assert!(said.contains("renewed"), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn what_a_job_refuses_is_said_with_what_to_do() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let token = cluster.create_job(&JobSpec::new("strict", 2)).unwrap();

@@ -132,6 +132,8 @@ impl Room {
             if !session.is_full() || left.is_zero() {
                 return !session.is_full();
             }
+            // There is none until the ranks have connected anew.
+            session.renew_if_due();
             let step = SLICE.min(left);
             session.rest(Instant::now() + step, step, || turns.is_wanted());
             let is_wanted = turns.is_wanted();

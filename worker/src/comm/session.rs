@@ -59,9 +59,7 @@ impl Session {
     /// Waits until an operation may be started.
     pub fn ready(&mut self) -> Result<&mut Core, Error> {
         loop {
-            if self.core.as_ref().is_some_and(|core| core.engine.is_to_renew()) {
-                self.renew();
-            }
+            self.renew_if_due();
             let rank = self.config.rank;
             let Some(core) = &mut self.core else { break };
             core.consent(rank, &mut self.way_back)?;
@@ -82,9 +80,7 @@ impl Session {
         core.send_now();
         let again = core.retransmissions().zip(before).map(|(after, before)| after - before);
         let elapsed = called.elapsed();
-        if core.engine.is_to_renew() {
-            self.renew();
-        }
+        self.renew_if_due();
         outcome?.report(elapsed, again)
     }
 
@@ -148,6 +144,13 @@ impl Session {
                 log::warn!("rank {rank}: could not connect anew: {error}");
                 self.broken = Some(error);
             }
+        }
+    }
+
+    /// Connects anew where all ranks have agreed to, and this one has done what comes before.
+    pub fn renew_if_due(&mut self) {
+        if self.core.as_ref().is_some_and(|core| core.engine.is_to_renew()) {
+            self.renew();
         }
     }
 
