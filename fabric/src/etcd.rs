@@ -176,14 +176,7 @@ impl Leading {
     /// # Errors
     /// If etcd does not take it, or another manager leads by now.
     pub async fn write(&mut self, state: String) -> Result<()> {
-        let mut written = self.lead.write(&state).await;
-        for _ in 1..self.lead.channels.len() {
-            if written.is_err() {
-                self.lead.channels.rotate_left(1);
-                written = self.lead.write(&state).await;
-            }
-        }
-        let written = written.context("etcd")?;
+        let written = self.lead.write_by_any(&state).await.context("etcd")?;
         ensure!(written, "etcd: another manager leads by now");
         Ok(())
     }
@@ -248,10 +241,22 @@ impl Lead {
     async fn leave(&mut self, states: &watch::Receiver<String>) -> Result<()> {
         let state = states.borrow().clone();
         if !state.is_empty() {
-            self.write(&state).await?;
+            self.write_by_any(&state).await?;
         }
         within(lease(&self.channels).lease_revoke(pb::LeaseRevokeRequest { id: self.id })).await?;
         Ok(())
+    }
+
+    /// The same at each endpoint, until one answers.
+    async fn write_by_any(&mut self, state: &str) -> Result<bool> {
+        let mut written = self.write(state).await;
+        for _ in 1..self.channels.len() {
+            if written.is_err() {
+                self.channels.rotate_left(1);
+                written = self.write(state).await;
+            }
+        }
+        written
     }
 
     /// Whether this manager leads still: otherwise nothing is written.

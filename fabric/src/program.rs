@@ -109,10 +109,10 @@ pub struct Programmer {
     boxes: Arc<Boxes>,
     busy: Busy,
     told: BTreeMap<String, Told>,
-    /// Epochs of jobs that no boxes could sum when their ranks joined, and whose ranks have begun all the same.
-    by_ring: HashMap<String, u32>,
-    /// Epochs of jobs that an earlier manager has had summed, where it is not known yet by which boxes.
-    taken_over: HashMap<String, u32>,
+    /// Jobs that no boxes could sum when their ranks joined, and whose ranks have begun all the same.
+    by_ring: HashMap<String, Members>,
+    /// Jobs that an earlier manager has had summed, where it is not known yet by which boxes.
+    taken_over: HashMap<String, Members>,
     /// Jobs whose ranks have left, when, and the boxes that summed for them: ranks that connect anew leave first.
     left: HashMap<String, (Instant, Vec<String>)>,
     /// Boxes that may still have a job that is over, and the job.
@@ -143,16 +143,16 @@ impl Programmer {
         let at: Vec<String> = programmer.unknown.iter().cloned().collect();
         for name in programmer.names() {
             programmer.left.insert(name.clone(), (Instant::now(), at.clone()));
-            let (epoch, layout) = {
+            let (of, layout) = {
                 let inner = programmer.shared.lock();
                 let job = inner.controller.job(&name).ok().filter(|job| job.state == State::Active);
                 let Some(job) = job else { continue };
-                (epoch(job), programmer.layout_found(job, seen))
+                (members(job), programmer.layout_found(job, seen))
             };
             match layout {
-                Ok(layout) => drop(programmer.told.insert(name, Told::new(epoch, layout))),
+                Ok(layout) => drop(programmer.told.insert(name, Told::new(of.1, layout))),
                 // As where a box does not answer.
-                Err(_) => drop(programmer.taken_over.insert(name, epoch)),
+                Err(_) => drop(programmer.taken_over.insert(name, of)),
             }
         }
         programmer
@@ -198,8 +198,13 @@ impl Programmer {
             match job.state {
                 // Where its ranks are at work, they stay where they are until they connect anew.
                 State::Active if told.is_some_and(|told| told.epoch == epoch(job)) => return Wanted::Same,
-                State::Active if self.by_ring.get(name) == Some(&epoch(job)) => return Wanted::Same,
-                State::Active if self.taken_over.get(name) == Some(&epoch(job)) => return Wanted::Same,
+                State::Active
+                    if [&self.by_ring, &self.taken_over]
+                        .iter()
+                        .any(|of| of.get(name) == Some(&members(job))) =>
+                {
+                    return Wanted::Same;
+                }
                 State::Active => job.clone(),
                 // Nothing has begun since, as if somebody had restarted it: its ranks have left.
                 _ => {
@@ -305,7 +310,9 @@ impl Programmer {
             let mut inner = self.shared.lock();
             if inner.controller.goes_without_box(&name, now) {
                 log::warn!(NETSUM_JOB = name; "job {name}: no boxes sum it, its ranks do by themselves: {why:#}");
-                self.by_ring.insert(name, now);
+                let of = inner.controller.job(&name).map(members);
+                inner.carry_out(Some(&name), Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
+                of.map(|of| self.by_ring.insert(name, of)).ok();
                 continue;
             }
             log::error!(NETSUM_JOB = name; "job {name}: {why:#}");
@@ -455,11 +462,11 @@ impl Programmer {
             inner.carry_out(None, Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
         }
         // Boxes that were silent when the manager began.
-        let known = self.taken_over.iter().filter_map(|(name, &before)| {
-            let job = inner.controller.job(name).ok().filter(|job| epoch(job) == before);
+        let known = self.taken_over.iter().filter_map(|(name, before)| {
+            let job = inner.controller.job(name).ok().filter(|job| members(job) == *before);
             let layout = job.map(|job| self.layout_found(job, &seen).ok());
             (layout != Some(None))
-                .then(|| (name.clone(), layout.flatten().map(|layout| Told::new(before, layout))))
+                .then(|| (name.clone(), layout.flatten().map(|layout| Told::new(before.1, layout))))
         });
         for (name, told) in known.collect::<Vec<_>>() {
             self.taken_over.remove(&name);
@@ -468,7 +475,7 @@ impl Programmer {
         let cannot = |job: &Job| {
             layout::lay_out(job, &self.boxes.ways(), Share::Links, |port| self.boxes.end(port)).is_err()
         };
-        self.by_ring.retain(|name, of| inner.controller.job(name).is_ok_and(|job| epoch(job) == *of));
+        self.by_ring.retain(|name, of| inner.controller.job(name).is_ok_and(|job| members(job) == *of));
         let by_ring = self.by_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
         let (mut stuck, mut changed) = (by_ring.cloned().collect::<HashSet<_>>(), Vec::new());
         for (name, told) in &self.told {
@@ -504,7 +511,7 @@ impl Programmer {
             inner.controller.renew_job(name).unwrap_or_else(|e| log::warn!("{e}"));
         }
         // Those whose try was in vain are told to boxes no more.
-        let is_told = |name: &str| self.told.contains_key(name);
+        let is_told = |name: &str| self.told.contains_key(name) || self.by_ring.contains_key(name);
         self.boxes.are_stuck(stuck, is_told);
         let tree = |(root, rings)| api::FabricTree { root, rings };
         let job = |(name, told): (&String, &Told)| api::FabricJob {
@@ -549,6 +556,13 @@ impl Programmer {
         }
         over
     }
+}
+
+/// A job and its ranks, told from one of the same name and from those that join later.
+type Members = (String, u32);
+
+fn members(job: &Job) -> Members {
+    (layout::token(job), epoch(job))
 }
 
 fn epoch(job: &Job) -> u32 {

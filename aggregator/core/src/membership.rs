@@ -369,14 +369,12 @@ impl Epoch {
         number: u32,
         ranks: Vec<RankAddress>,
         ring: Vec<Rank>,
-        renew: bool,
         left: &[bool],
         now: Instant,
     ) -> Self {
         let heard = left.iter().map(|&left| (!left).then_some(now)).collect();
         let ring = if ring.is_empty() { Rank::all(ranks.len() as u32).collect() } else { ring };
-        // If they sum by themselves they will say so.
-        Self { number, ranks, ring, renew, without_box: false, heard }
+        Self { number, ranks, ring, renew: false, without_box: false, heard }
     }
 
     /// When a rank was last heard of; `None` when it has left.

@@ -88,6 +88,8 @@ struct SavedEpoch {
     ring: Vec<Rank>,
     #[serde(default)]
     renew: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    without_box: bool,
 }
 
 impl SavedRing {
@@ -130,6 +132,8 @@ impl Controller {
                 left: Rank::all(e.ranks.len() as u32).map(|r| e.heard(r).is_none()).collect(),
                 ring: e.ring.clone(),
                 renew: e.renew,
+                // Others say so themselves.
+                without_box: e.without_box && job.spec.or_ring,
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };
@@ -174,7 +178,11 @@ impl Controller {
             });
             let mut job = Job::new(saved.spec, slots, rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
-            job.epoch = saved.epoch.map(|e| Epoch::resumed(e.number, e.ranks, e.ring, e.renew, &e.left, now));
+            job.epoch = saved.epoch.map(|e| {
+                let mut epoch = Epoch::resumed(e.number, e.ranks, e.ring, &e.left, now);
+                (epoch.renew, epoch.without_box) = (e.renew, e.without_box);
+                epoch
+            });
             job.ended =
                 saved.ended.into_iter().map(|(dst, qpn)| FlowKey { dst_ip: mapped(dst), qpn }).collect();
             actions.extend(job.listen_in_band());

@@ -133,10 +133,10 @@ impl Frame {
         match self {
             Self::Hello { shape, rank, nonce } => {
                 let l = shape.layout;
-                let relaxed = u32::from(shape.relaxed);
+                let flags = u32::from(shape.relaxed) | u32::from(shape.without_box) << 1;
                 u32s(
                     w,
-                    &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, relaxed],
+                    &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, flags],
                 );
                 u64(w, *nonce);
             }
@@ -209,8 +209,9 @@ impl Frame {
                     window: word(6)?,
                     rings: word(7)?,
                 };
-                let (ranks, mtu, relaxed) = (word(3)?, word(4)?, word(8)? != 0);
-                let shape = JobShape { ranks, mtu, layout, relaxed };
+                let (ranks, mtu, flags) = (word(3)?, word(4)?, word(8)?);
+                let (relaxed, without_box) = (flags & 1 != 0, flags & 2 != 0);
+                let shape = JobShape { ranks, mtu, layout, relaxed, without_box };
                 Self::Hello { rank: word(2)?, shape, nonce: long(36)? }
             }
             2 => {
@@ -266,9 +267,15 @@ mod tests {
             mtu: 1024,
             layout: Layout { message_size: 65536, window: 2, rings: 4 },
             relaxed: true,
+            without_box: false,
         };
         for frame in [
             Frame::Hello { shape, rank: 2, nonce: 1 << 63 },
+            Frame::Hello {
+                shape: JobShape { relaxed: false, without_box: true, ..shape },
+                rank: 0,
+                nonce: 0,
+            },
             Frame::Status { ranks: vec![Progress { started: 1 << 40, completed: 7 }; 3] },
             Frame::Operation(Descriptor { number: 9, length: 1 << 33, dtype: Dtype::F32 }),
             Frame::FallBack { origin: 1, reason: Reason::Stray, unverified: vec![5, 6, 1 << 50] },

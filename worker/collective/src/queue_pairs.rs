@@ -180,7 +180,7 @@ mod tests {
             // The box relaxes a ring of its own accord where all say so, and on order whatever they say.
             let all = said == [true; 3];
             for relaxed in [false, true] {
-                let shape = JobShape { ranks: RANKS, mtu: 1024, layout, relaxed };
+                let shape = JobShape { ranks: RANKS, mtu: 1024, layout, relaxed, without_box: false };
                 let of = |rank| queue_pairs(&shape, rank, &ranks, [4096, 92, 0][rank as usize]);
                 let ends: Vec<_> = (0..RANKS).map(of).collect();
                 for (rank, (own, next)) in ends.iter().zip(ends.iter().cycle().skip(1)).enumerate() {

@@ -16,6 +16,8 @@ pub struct JobShape {
     pub layout: Layout,
     /// The box releases sums in any order, and ranks send again only what is missing.
     pub relaxed: bool,
+    /// There is no box: the ranks sum by themselves from the start.
+    pub without_box: bool,
 }
 
 impl JobShape {

@@ -184,7 +184,7 @@ impl Requester {
     /// Whether an acknowledgement is of an earlier connection that had the same numbers.
     pub fn is_of_another(&self, psn: Psn, aeth: Aeth) -> bool {
         // Who has taken nothing cannot know the name, and asks for the first packet.
-        let of_none = psn == self.first_psn && !matches!(aeth.syndrome, Syndrome::Ack(_));
+        let of_none = psn == self.first_psn && aeth.msn == 0 && !matches!(aeth.syndrome, Syndrome::Ack(_));
         self.name.is_some_and(|name| name != aeth.msn) && !of_none
     }
 

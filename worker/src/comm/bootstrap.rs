@@ -24,8 +24,6 @@ pub(crate) struct Membership {
     pub ranks: Vec<RankNumbers>,
     /// Their numbers.
     pub names: Vec<u32>,
-    /// No box will sum.
-    pub without_box: bool,
     /// `None` without a daemon.
     pub heartbeat: Option<Heartbeat>,
 }
@@ -59,7 +57,8 @@ pub(crate) fn bootstrap(
                 return wrong(format!("ip {}: peers has {own} for rank {}", config.ip, config.rank));
             }
             let layout = Layout { message_size: *message_size, window: *window, rings: *rings };
-            let shape = JobShape { ranks: config.ranks, mtu: *mtu, layout, relaxed: false };
+            let shape =
+                JobShape { ranks: config.ranks, mtu: *mtu, layout, relaxed: false, without_box: false };
             shape.check().map_err(Error::Config)?;
             check_mtu(config.ip, *mtu, interface::that_holds(config.ip).as_ref())?;
             let numbers = |rank: usize, ring| {
@@ -74,7 +73,7 @@ pub(crate) fn bootstrap(
                 selective: true,
             });
             let names = (0..config.ranks).collect();
-            Ok(Membership { shape, ranks: ranks.collect(), names, without_box: false, heartbeat: None })
+            Ok(Membership { shape, ranks: ranks.collect(), names, heartbeat: None })
         }
         Bootstrap::Controller { address, job, .. } => {
             let mut control = control(config)?;
@@ -128,7 +127,8 @@ fn join(
     }
     let layout =
         Layout { message_size: described.message_size, window: described.window, rings: described.rings };
-    let shape = JobShape { ranks: described.ranks, mtu: described.mtu, layout, relaxed: false };
+    let shape =
+        JobShape { ranks: described.ranks, mtu: described.mtu, layout, relaxed: false, without_box: false };
     shape.check().map_err(|e| Error::Config(format!("job {job}: {e}")))?;
     let interface = interface::that_holds(config.ip);
     check_mtu(config.ip, shape.mtu, interface.as_ref())?;
@@ -160,7 +160,8 @@ fn join(
         return Err(Error::Controller { address: address.to_owned(), reason });
     }
     let names: Vec<u32> = reply.ranks.iter().map(|r| r.rank).collect();
-    let shape = JobShape { relaxed: reply.job.as_ref().is_some_and(|j| j.order == "relaxed"), ..shape };
+    let relaxed = reply.job.as_ref().is_some_and(|j| j.order == "relaxed");
+    let shape = JobShape { relaxed, without_box: reply.without_box, ..shape };
     let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
@@ -169,7 +170,7 @@ fn join(
             "rank 0: no boxes sum job {job} now, the ranks do it themselves by an ordinary ring; its manager's log says why"
         );
     }
-    Ok(Membership { shape, ranks, names, without_box: reply.without_box, heartbeat })
+    Ok(Membership { shape, ranks, names, heartbeat })
 }
 
 fn rank_numbers(r: &v1::RankAddress, rings: u32) -> Result<RankNumbers, String> {

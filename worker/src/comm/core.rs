@@ -346,9 +346,8 @@ mod tests {
     #[test]
     fn what_ends_the_connections_ends_what_is_in_flight() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
-        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false };
-        let settings =
-            Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1, without_box: false };
+        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
+        let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1 };
         let mut connections = Gone(UnixStream::pair().unwrap().0);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();

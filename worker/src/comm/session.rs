@@ -270,12 +270,12 @@ fn establish(
     membership: Membership,
 ) -> Result<(JobShape, Arc<str>, Core), Error> {
     let CommConfig { rank, timeout, .. } = *config;
-    let Membership { shape, ranks, names, without_box, mut heartbeat } = membership;
+    let Membership { shape, ranks, names, mut heartbeat } = membership;
     let place = names.iter().position(|name| *name == rank).unwrap_or(rank as usize) as u32;
     let previous = (place as usize + ranks.len() - 1) % ranks.len();
     let (before, ip) = (names[previous], ranks[previous].ip);
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
-        let settings = Settings { rank: place, shape, timeout, run: nonce(), without_box };
+        let settings = Settings { rank: place, shape, timeout, run: nonce() };
         let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
         engine.name_ranks(names);
         connections.start().map(|()| (engine, connections))

@@ -16,6 +16,7 @@ const SHAPE: JobShape = JobShape {
     mtu: 1024,
     layout: Layout { message_size: 1024, window: 2, rings: 1 },
     relaxed: false,
+    without_box: false,
 };
 
 /// Connections on which a test says what arrives. What is sent comes back at once.
@@ -52,8 +53,7 @@ impl Rank {
     /// Rank 1 of 3, greeted, in its first operation.
     fn new() -> Self {
         let (now, mut told) = (Instant::now(), Told::default());
-        let settings =
-            Settings { rank: 1, shape: SHAPE, timeout: Duration::from_secs(10), run: 1, without_box: false };
+        let settings = Settings { rank: 1, shape: SHAPE, timeout: Duration::from_secs(10), run: 1 };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.hear(&Frame::Hello { shape: SHAPE, rank: 0, nonce: 1 }, &[]);
@@ -146,6 +146,11 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
     assert!(text.contains("rank 0 has version 6") && text.contains("all must run the same netsum"), "{text}");
+    let mut rank = Rank::new();
+    let shape = JobShape { without_box: true, ..SHAPE };
+    rank.hear(&Frame::Hello { shape, rank: 0, nonce: 1 }, &[]);
+    let text = rank.failure();
+    assert!(text.contains("without_box: true"), "{text}");
     let mut rank = Rank::new();
     rank.hear(&Frame::Run(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another run"));

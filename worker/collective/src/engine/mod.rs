@@ -72,8 +72,6 @@ pub struct Settings {
     pub timeout: Duration,
     /// A random number, of this connection. That of rank 0 tells this run's messages from those of others.
     pub run: u64,
-    /// There is no box: the ranks sum by themselves from the start.
-    pub without_box: bool,
 }
 
 impl Settings {
@@ -189,13 +187,13 @@ pub const MAX_OPEN: usize = 64;
 impl Engine {
     /// An engine that has greeted its next rank.
     pub fn new(now: Instant, settings: Settings, channels: &mut dyn Channels) -> Self {
-        let JobShape { ranks, layout, .. } = settings.shape;
+        let JobShape { ranks, layout, without_box, .. } = settings.shape;
         let Settings { rank, run, .. } = settings;
         let mut engine = Self {
             settings,
             member: Member { rank: settings.rank, ranks },
             names: Vec::new(),
-            summer: if settings.without_box { Summer::Ring } else { Summer::Box },
+            summer: if without_box { Summer::Ring } else { Summer::Box },
             run: (settings.rank == 0).then_some(settings.run),
             reason: None,
             wrong: false,
@@ -230,7 +228,7 @@ impl Engine {
             statistics: Statistics::default(),
         };
         for ring in 0..layout.rings {
-            if settings.without_box {
+            if without_box {
                 channels.close(Channel::RingOut(ring));
                 channels.close(Channel::RingIn(ring));
                 continue;

@@ -195,7 +195,7 @@ const ANSWER: Duration = Duration::from_micros(30);
 impl Sim {
     pub fn new(spec: &Spec, mut calls: impl FnMut(u32) -> Vec<Call>) -> Self {
         let Spec { ranks, layout, mtu, .. } = *spec;
-        let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective };
+        let shape = JobShape { ranks, mtu, layout, relaxed: spec.selective, without_box: false };
         let ips: Vec<IpAddr> = (0..ranks).map(|r| Ipv4Addr::new(10, 0, 0, r as u8 + 1).into()).collect();
         let mut numbers = (0, Rng(spec.seed));
         let all = fresh(&mut numbers, &ips, layout.rings);
@@ -241,7 +241,7 @@ impl Sim {
     fn reconnect(&mut self) {
         let Spec { ranks, layout, mtu, selective, .. } = self.spec;
         let all = fresh(&mut self.numbers, &self.ips, layout.rings);
-        let shape = JobShape { ranks, mtu, layout, relaxed: selective };
+        let shape = JobShape { ranks, mtu, layout, relaxed: selective, without_box: false };
         self.aggregator = boxes(&self.spec, &shape, &all);
         if self.swallows {
             self.aggregator.swallow();
@@ -555,11 +555,11 @@ fn connect(
     anew: u64,
 ) -> (QueuePairChannels, Engine) {
     let Spec { ranks, layout, mtu, selective: relaxed, .. } = *spec;
-    let shape = JobShape { ranks, mtu, layout, relaxed };
+    let shape = JobShape { ranks, mtu, layout, relaxed, without_box: spec.without_box };
     let endpoint = Endpoint::new(all[rank as usize].ip, EndpointConfig::default());
     let mut stack = QueuePairChannels::new(endpoint, &shape, rank, all, 4096).expect("connections");
     let run = Rng(spec.seed << 32 ^ (spec.run + anew) << 8 ^ u64::from(rank)).next();
-    let settings = Settings { rank, shape, timeout: spec.timeout, run, without_box: spec.without_box };
+    let settings = Settings { rank, shape, timeout: spec.timeout, run };
     let engine = Engine::new(now, settings, &mut stack);
     (stack, engine)
 }
