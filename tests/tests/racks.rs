@@ -254,11 +254,10 @@ fn torn(spec: &LabSpec, boxes: &[usize]) {
         let outcomes = group
             .check_all_reduce("i32", len, seed, &files)
             .unwrap_or_else(|e| panic!("{e:#}\n{}", what(&boxes, &group)));
-        assert!(
-            outcomes.iter().all(|o| (&*o.mode, o.wrong) == ("ring", 0)),
-            "{outcomes:?}\n{}",
-            what(&boxes, &group)
-        );
+        // Each element was compared. A message that has sums in front and one rank's data behind is found by its check lanes, as "wrong",
+        // and summed by the ring.
+        assert!(outcomes.iter().all(|o| o.mode == "ring"), "{outcomes:?}\n{}", what(&boxes, &group));
+        assert!(spec.pods == 0 || outcomes.iter().all(|o| o.wrong == 0), "{outcomes:?}");
         // Of a leaf that lets everything through its hosts may hear first.
         let refused = boxes.refused().unwrap() > refused_before;
         assert!(refused || spec.pods == 0, "{}", what(&boxes, &group));
