@@ -19,6 +19,7 @@ from .errors import (
     NonFiniteError,
     RankDiedError,
     RankLeftError,
+    UnderflowWarning,
     UnreachableError,
 )
 

@@ -43,7 +43,9 @@ class MismatchError(Error):
 
 
 class NonFiniteError(Error, ArithmeticError):
-    """An element is infinite or no number at some rank. The communicator can still be used."""
+    """An element is infinite or NaN at some rank: all results of its message are NaN, the others are sums. The communicator can still be
+    used.
+    """
 
 
 class ClosedError(Error):
@@ -52,6 +54,10 @@ class ClosedError(Error):
 
 class NoBoxWarning(UserWarning):
     """A box should sum, and the ranks do it by themselves."""
+
+
+class UnderflowWarning(UserWarning):
+    """Many floats that are not zero counted as 0, beside far larger ones in their message."""
 
 
 class ForkedError(Error):

@@ -13,10 +13,11 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use crate::array;
 use crate::errors::{argument, raised};
 use crate::memory::{Kind, Memory};
-use crate::work::{Report, SIGNALS, Work};
+use crate::work::{Report, SIGNALS, Warned, Work};
 
 /// A member of a job. All ranks call for the same operations in the same order. Threads may share it; the order of their calls is theirs
-/// to keep the same at all ranks.
+/// to keep the same at all ranks. Operations whose kind, root, operator, elements or `tag` (of those in flight: a number for what else
+/// must agree) are not the same at all ranks raise MismatchError at all.
 #[pyclass(frozen, module = "netsum", subclass, weakref)]
 pub struct Communicator {
     /// `None` when it is closed.
@@ -30,8 +31,7 @@ pub struct Communicator {
     ranks: u32,
     /// Which connected. In one that was forked from it a lock may be held by a thread that is not there.
     process: u32,
-    /// Whether a box should sum, and none has; `None` where there is none to.
-    fallen_back: Option<Arc<AtomicBool>>,
+    warned: Arc<Warned>,
 }
 
 /// What the environment and `settings` come to: rank, ranks, ip, controller, job, peers.
@@ -75,14 +75,15 @@ pub fn connect(py: Python<'_>, settings: BTreeMap<String, String>) -> PyResult<C
         match py.detach(move || answer.recv_timeout(SIGNALS)) {
             Ok(Ok(comm)) => {
                 let (rank, ranks) = (comm.rank(), comm.ranks());
-                let fallen_back = (has_box && ranks > 1).then(Arc::default);
+                let fallen_back = (has_box && ranks > 1).then(AtomicBool::default);
+                let warned = Arc::new(Warned { fallen_back, underflow: AtomicBool::default() });
                 return Ok(Communicator {
                     room: comm.room(),
                     inner: Mutex::new(Some(comm)),
                     rank,
                     ranks,
                     process: std::process::id(),
-                    fallen_back,
+                    warned,
                 });
             }
             Ok(Err(error)) => return Err(raised(py, &error)),
@@ -100,8 +101,22 @@ fn op(py: Python<'_>, name: &str) -> PyResult<Op> {
     }
 }
 
-/// How long a call that waits has the communicator for itself: what is over by then wakes no other thread.
-const SOON: Duration = Duration::from_millis(1);
+/// How an operation begins.
+#[derive(Clone, Copy)]
+struct Begin {
+    /// How long it is waited for before it goes on in flight.
+    first: Duration,
+    /// What else all ranks must have the same of.
+    tag: u32,
+}
+
+/// A call that waits: what is over soon wakes no other thread.
+const SOON: Begin = Begin { first: Duration::from_millis(1), tag: 0 };
+
+/// A call that does not wait.
+const fn in_flight(tag: u32) -> Begin {
+    Begin { first: Duration::ZERO, tag }
+}
 
 type Inner = netsum_worker::Communicator;
 
@@ -133,7 +148,7 @@ impl Communicator {
     fn work<B: Send>(
         &self,
         py: Python<'_>,
-        first: Duration,
+        Begin { first, tag }: Begin,
         start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
     ) -> PyResult<Work> {
         let mut start = Some(start);
@@ -144,7 +159,8 @@ impl Communicator {
                     return Ok(None);
                 };
                 comm.wait_first(first);
-                start(comm).map(|pending| Some(Work::new(pending.untyped(), self.fallen_back.clone())))
+                comm.set_tag(tag);
+                start(comm).map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             })?;
             if let Some(work) = begun {
                 return Ok(work);
@@ -161,18 +177,13 @@ impl Communicator {
         memory: Memory,
         op: Op,
         root: Option<u32>,
-        first: Duration,
+        begin: Begin,
     ) -> PyResult<Work> {
         let elements = memory.elements::<T>(py)?;
-        self.work(py, first, move |comm| comm.reduce_async(elements, op, root))
+        self.work(py, begin, move |comm| comm.reduce_async(elements, op, root))
     }
 
-    fn reduce_many<T: Element>(
-        &self,
-        py: Python<'_>,
-        memories: Vec<Memory>,
-        first: Duration,
-    ) -> PyResult<Work> {
+    fn reduce_many<T: Element>(&self, py: Python<'_>, memories: Vec<Memory>, begin: Begin) -> PyResult<Work> {
         if let Some(other) = memories.iter().find(|other| other.kind != memories[0].kind) {
             let text =
                 format!("arrays of dtype {} and {}: one operation sums one", memories[0].dtype, other.dtype);
@@ -180,7 +191,7 @@ impl Communicator {
         }
         let elements =
             memories.into_iter().map(|memory| memory.elements::<T>(py)).collect::<Result<Vec<_>, _>>()?;
-        self.work(py, first, move |comm| comm.all_reduce_many_async(elements))
+        self.work(py, begin, move |comm| comm.all_reduce_many_async(elements))
     }
 
     fn scatter<T: Element>(
@@ -189,19 +200,19 @@ impl Communicator {
         input: Memory,
         output: Memory,
         op: Op,
-        first: Duration,
+        begin: Begin,
     ) -> PyResult<Work> {
         let (input, output) = (input.elements::<T>(py)?, output.elements::<T>(py)?);
-        self.work(py, first, move |comm| comm.reduce_scatter_async(input, output, op))
+        self.work(py, begin, move |comm| comm.reduce_scatter_async(input, output, op))
     }
 }
 
-/// Operations, started: in flight after `first` at the latest.
+/// Operations, started.
 impl Communicator {
-    fn start_all_reduce(&self, array: &Bound<'_, PyAny>, op: &str, first: Duration) -> PyResult<Work> {
+    fn start_all_reduce(&self, array: &Bound<'_, PyAny>, op: &str, begin: Begin) -> PyResult<Work> {
         let py = array.py();
         if !array.is_instance_of::<PyList>() && !array.is_instance_of::<PyTuple>() {
-            return self.start_reduce(array, None, op, first);
+            return self.start_reduce(array, None, op, begin);
         }
         let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
         if self::op(py, op)? != Op::Sum {
@@ -210,8 +221,8 @@ impl Communicator {
         let memories: Vec<_> =
             arrays.iter().map(|array| array::memory(array, true)).collect::<Result<_, _>>()?;
         match memories.first().map_or(Kind::F32, |memory| memory.kind) {
-            Kind::I32 => self.reduce_many::<i32>(py, memories, first),
-            Kind::F32 => self.reduce_many::<f32>(py, memories, first),
+            Kind::I32 => self.reduce_many::<i32>(py, memories, begin),
+            Kind::F32 => self.reduce_many::<f32>(py, memories, begin),
             Kind::Other => Err(memories[0].no_sum(py)),
         }
     }
@@ -221,13 +232,13 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         root: Option<u32>,
         op: &str,
-        first: Duration,
+        begin: Begin,
     ) -> PyResult<Work> {
         let py = array.py();
         let (op, memory) = (self::op(py, op)?, array::memory(array, true)?);
         match memory.kind {
-            Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, first),
-            Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, first),
+            Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, begin),
+            Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, begin),
             Kind::Other => Err(memory.no_sum(py)),
         }
     }
@@ -237,7 +248,7 @@ impl Communicator {
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
         op: &str,
-        first: Duration,
+        begin: Begin,
     ) -> PyResult<Work> {
         let py = output.py();
         let op = self::op(py, op)?;
@@ -250,37 +261,37 @@ impl Communicator {
             return Err(argument(py, &text));
         }
         match input.kind {
-            Kind::I32 => self.scatter::<i32>(py, input, output, op, first),
-            Kind::F32 => self.scatter::<f32>(py, input, output, op, first),
+            Kind::I32 => self.scatter::<i32>(py, input, output, op, begin),
+            Kind::F32 => self.scatter::<f32>(py, input, output, op, begin),
             Kind::Other => Err(input.no_sum(py)),
         }
     }
 
-    fn start_broadcast(&self, array: &Bound<'_, PyAny>, root: u32, first: Duration) -> PyResult<Work> {
+    fn start_broadcast(&self, array: &Bound<'_, PyAny>, root: u32, begin: Begin) -> PyResult<Work> {
         let memory = array::memory(array, true)?.into_bytes();
-        self.work(array.py(), first, move |comm| comm.broadcast_async(memory, root))
+        self.work(array.py(), begin, move |comm| comm.broadcast_async(memory, root))
     }
 
     fn start_all_gather(
         &self,
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
-        first: Duration,
+        begin: Begin,
     ) -> PyResult<Work> {
         let (from, to) =
             (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
-        self.work(output.py(), first, move |comm| comm.all_gather_async(from, to))
+        self.work(output.py(), begin, move |comm| comm.all_gather_async(from, to))
     }
 
     fn start_all_to_all(
         &self,
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
-        first: Duration,
+        begin: Begin,
     ) -> PyResult<Work> {
         let (from, to) =
             (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
-        self.work(output.py(), first, move |comm| comm.all_to_all_async(from, to))
+        self.work(output.py(), begin, move |comm| comm.all_to_all_async(from, to))
     }
 }
 
@@ -294,9 +305,9 @@ impl Communicator {
     }
 
     /// As all_reduce, in flight.
-    #[pyo3(signature = (array, op="sum"))]
-    fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<Work> {
-        self.start_all_reduce(array, op, Duration::ZERO)
+    #[pyo3(signature = (array, op="sum", *, tag=0))]
+    fn all_reduce_async(&self, array: &Bound<'_, PyAny>, op: &str, tag: u32) -> PyResult<Work> {
+        self.start_all_reduce(array, op, in_flight(tag))
     }
 
     /// As all_reduce, but only rank `root` gets the result. None is all ranks.
@@ -306,9 +317,15 @@ impl Communicator {
     }
 
     /// As reduce, in flight.
-    #[pyo3(signature = (array, root, op="sum"))]
-    fn reduce_async(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Work> {
-        self.start_reduce(array, root, op, Duration::ZERO)
+    #[pyo3(signature = (array, root, op="sum", *, tag=0))]
+    fn reduce_async(
+        &self,
+        array: &Bound<'_, PyAny>,
+        root: Option<u32>,
+        op: &str,
+        tag: u32,
+    ) -> PyResult<Work> {
+        self.start_reduce(array, root, op, in_flight(tag))
     }
 
     /// Sums `input`, and puts the rank-th part of the sum into `output`.
@@ -323,14 +340,15 @@ impl Communicator {
     }
 
     /// As reduce_scatter, in flight.
-    #[pyo3(signature = (output, input, op="sum"))]
+    #[pyo3(signature = (output, input, op="sum", *, tag=0))]
     fn reduce_scatter_async(
         &self,
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
         op: &str,
+        tag: u32,
     ) -> PyResult<Work> {
-        self.start_reduce_scatter(output, input, op, Duration::ZERO)
+        self.start_reduce_scatter(output, input, op, in_flight(tag))
     }
 
     /// Gives all ranks the array of rank `root`, of any dtype, in place.
@@ -339,8 +357,9 @@ impl Communicator {
     }
 
     /// As broadcast, in flight.
-    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Work> {
-        self.start_broadcast(array, root, Duration::ZERO)
+    #[pyo3(signature = (array, root, *, tag=0))]
+    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: u32, tag: u32) -> PyResult<Work> {
+        self.start_broadcast(array, root, in_flight(tag))
     }
 
     /// Puts the inputs of all ranks, of any dtype, into `output`, one behind the other.
@@ -349,8 +368,14 @@ impl Communicator {
     }
 
     /// As all_gather, in flight.
-    fn all_gather_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
-        self.start_all_gather(output, input, Duration::ZERO)
+    #[pyo3(signature = (output, input, *, tag=0))]
+    fn all_gather_async(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        tag: u32,
+    ) -> PyResult<Work> {
+        self.start_all_gather(output, input, in_flight(tag))
     }
 
     /// Puts the rank-th part of each rank's input, of any dtype, into `output`, one behind the other.
@@ -359,8 +384,14 @@ impl Communicator {
     }
 
     /// As all_to_all, in flight.
-    fn all_to_all_async(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Work> {
-        self.start_all_to_all(output, input, Duration::ZERO)
+    #[pyo3(signature = (output, input, *, tag=0))]
+    fn all_to_all_async(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        tag: u32,
+    ) -> PyResult<Work> {
+        self.start_all_to_all(output, input, in_flight(tag))
     }
 
     /// Returns once all ranks have called it, and all that was in flight before is done.
@@ -369,8 +400,9 @@ impl Communicator {
     }
 
     /// As barrier, in flight.
-    fn barrier_async(&self, py: Python<'_>) -> PyResult<Work> {
-        self.work(py, Duration::ZERO, Inner::barrier_async)
+    #[pyo3(signature = (*, tag=0))]
+    fn barrier_async(&self, py: Python<'_>, tag: u32) -> PyResult<Work> {
+        self.work(py, in_flight(tag), Inner::barrier_async)
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -411,6 +443,7 @@ impl Communicator {
             ("box_bytes", s.box_bytes),
             ("ring_bytes", s.ring_bytes),
             ("renewals", s.renewals),
+            ("underflows", s.underflows),
         ] {
             all.set_item(name, value)?;
         }

@@ -1,5 +1,6 @@
 //! An operation in flight.
 
+use std::ffi::CString;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -26,6 +27,8 @@ pub struct Report {
     verified: u64,
     /// Packets that were sent again meanwhile; None over an RDMA adapter.
     retransmissions: Option<u64>,
+    /// Floats of this rank that were not zero and counted as 0, beside far larger ones.
+    underflows: u64,
 }
 
 #[pymethods]
@@ -38,7 +41,13 @@ impl Report {
 impl From<netsum_worker::Report> for Report {
     fn from(r: netsum_worker::Report) -> Self {
         let (mode, elapsed) = (r.mode.name(), r.elapsed.as_secs_f64());
-        Self { mode, elapsed, verified: r.verified, retransmissions: r.retransmissions }
+        Self {
+            mode,
+            elapsed,
+            verified: r.verified,
+            retransmissions: r.retransmissions,
+            underflows: r.underflow.zeroed,
+        }
     }
 }
 
@@ -54,12 +63,20 @@ pub struct Work {
     state: Mutex<State>,
     /// The end that is readable when it is done, once somebody has asked for it.
     done: Mutex<Option<UnixStream>>,
-    fallen_back: Option<Arc<AtomicBool>>,
+    warned: Arc<Warned>,
+}
+
+/// What warnings of a communicator have said.
+pub struct Warned {
+    /// Whether a box should sum, and none has; `None` where there is none to.
+    pub fallen_back: Option<AtomicBool>,
+    /// That an operation loses small values.
+    pub underflow: AtomicBool,
 }
 
 impl Work {
-    pub fn new(pending: Pending<Owned>, fallen_back: Option<Arc<AtomicBool>>) -> Self {
-        Self { state: Mutex::new(State::Flying(Arc::new(pending))), done: Mutex::new(None), fallen_back }
+    pub fn new(pending: Pending<Owned>, warned: Arc<Warned>) -> Self {
+        Self { state: Mutex::new(State::Flying(Arc::new(pending))), done: Mutex::new(None), warned }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -84,10 +101,21 @@ impl Work {
         }
     }
 
-    /// Warns where the ranks have begun to sum by themselves.
-    fn tell(&self, py: Python<'_>, mode: Mode) -> PyResult<()> {
-        let Some(fallen_back) = &self.fallen_back else { return Ok(()) };
-        let by_ring = mode == Mode::Ring;
+    /// Warns where the ranks have begun to sum by themselves, and of the first operation that loses
+    /// much.
+    fn warn(&self, py: Python<'_>, report: &netsum_worker::Report) -> PyResult<()> {
+        let netsum_worker::Underflow { zeroed, nonzero } = report.underflow;
+        if report.underflow.is_large() && !self.warned.underflow.swap(true, Ordering::Relaxed) {
+            let category = py.import("netsum.errors")?.getattr("UnderflowWarning")?;
+            let text = format!(
+                "{zeroed} of {nonzero} floats that are not zero counted as 0: they are too small beside the \
+                 largest one of their message. statistics()[\"underflows\"] counts all; there is no \
+                 second warning"
+            );
+            PyErr::warn(py, &category, &CString::new(text)?, 1)?;
+        }
+        let Some(fallen_back) = &self.warned.fallen_back else { return Ok(()) };
+        let by_ring = report.mode == Mode::Ring;
         if fallen_back.swap(by_ring, Ordering::Relaxed) || !by_ring {
             return Ok(());
         }
@@ -139,7 +167,7 @@ impl Work {
         let most = timeout.map(|s| Duration::try_from_secs_f64(s.max(0.0)).unwrap_or(Duration::MAX / 4));
         match self.wait_for(py, most.map(|most| most.min(Duration::from_secs(1 << 30))))? {
             Some(Ok(report)) => {
-                self.tell(py, report.mode)?;
+                self.warn(py, &report)?;
                 Ok(report.into())
             }
             Some(Err(error)) => Err(raised(py, &error)),

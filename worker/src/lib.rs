@@ -42,11 +42,11 @@ mod verbs;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
-pub use comm::{
-    AdapterRetry, Bootstrap, CommConfig, Communicator, Op, Pending, Room, Settings, Tls, Transport,
-};
+pub use comm::{AdapterRetry, Bootstrap, CommConfig, Communicator, Pending, Room, Settings, Tls, Transport};
+pub use netsum_collective::call::Op;
 pub use netsum_collective::error::{Error, Position};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
 pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;
+pub use numeric::quant::Underflow;
 pub use numeric::reference::reference_sum;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Position, reference_sum};
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, reference_sum};
 
 /// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
 fn address(test: u8, rank: u32) -> IpAddr {
@@ -317,6 +317,12 @@ fn non_finite_elements_are_an_error_and_the_communicator_goes_on() {
         }
         let Err(Error::NonFinite { first, end }) = comm.all_reduce(&mut x) else { panic!("no error") };
         assert!((first..end).contains(&7000));
+        // Those of its message are NaN at both, all others are sums.
+        let sums = floats(0, 20_000).into_iter().zip(floats(1, 20_000)).map(|(a, b)| a + b);
+        for (i, (x, sum)) in x.iter().zip(sums).enumerate() {
+            let is_right = if (first..end).contains(&i) { x.is_nan() } else { (x - sum).abs() < 1e-4 };
+            assert!(is_right, "{i}: {x} for {sum}");
+        }
         let mut x = [1.5f32];
         comm.all_reduce(&mut x).unwrap();
         assert_eq!(x, [3.0]);
@@ -347,5 +353,105 @@ fn a_single_rank_is_its_own_sum() {
     let handle = comm.all_reduce_async(vec![4, 5]).unwrap();
     assert!(handle.is_done());
     assert_eq!(handle.wait().unwrap().0, [4, 5]);
-    assert!(comm.all_reduce_async(vec![f32::NAN]).unwrap().wait().is_err());
+    // No float loses a bit.
+    let x = [4096.0, 4.1, 4.1e8, 8.2e-3, 8.2e13, 1e-45, -0.0, f32::NAN, f32::NEG_INFINITY];
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for op in [Op::Sum, Op::Average] {
+        for root in [None, Some(0)] {
+            let (y, report) = comm.reduce_async(x.to_vec(), op, root).unwrap().wait().unwrap();
+            assert_eq!((bits(&y), report.underflow.zeroed), (bits(&x), 0));
+        }
+        let handle = comm.reduce_scatter_async(x.to_vec(), vec![0.0; x.len()], op).unwrap();
+        assert_eq!(bits(&handle.wait().unwrap().0.1), bits(&x));
+    }
+    let bytes = [1, 2, 3, 4, 5];
+    assert_eq!(comm.broadcast_async(bytes.to_vec(), 0).unwrap().wait().unwrap().0, bytes);
+    assert_eq!(comm.all_gather_async(bytes.to_vec(), vec![0; 5]).unwrap().wait().unwrap().0.1, bytes);
+    assert_eq!(comm.all_to_all_async(bytes.to_vec(), vec![0; 5]).unwrap().wait().unwrap().0.1, bytes);
+}
+
+type Caller = fn(&mut Communicator) -> Result<(), Error>;
+
+/// Calls whose messages fit each other, and the words that name each.
+const CALLS: [(&str, Caller); 9] = [
+    ("all_reduce (sum) of 6 elements of i32", |c| c.all_reduce(&mut [1; 6]).map(drop)),
+    ("all_reduce (sum) of 6 elements of i32 (tag 0x5)", |c| {
+        c.set_tag(5);
+        c.all_reduce(&mut [1; 6]).map(drop)
+    }),
+    ("reduce (sum) to rank 0 of 6 elements of i32", |c| {
+        c.reduce_async(vec![1; 6], Op::Sum, Some(0))?.wait().map(drop)
+    }),
+    ("reduce (sum) to rank 1 of 6 elements of i32", |c| {
+        c.reduce_async(vec![1; 6], Op::Sum, Some(1))?.wait().map(drop)
+    }),
+    ("reduce_scatter (sum) of 6 elements of i32", |c| {
+        c.reduce_scatter_async(vec![1; 6], vec![0; 2], Op::Sum)?.wait().map(drop)
+    }),
+    ("broadcast of 24 bytes from rank 0", |c| c.broadcast_async(vec![7; 24], 0)?.wait().map(drop)),
+    ("broadcast of 24 bytes from rank 2", |c| c.broadcast_async(vec![7; 24], 2)?.wait().map(drop)),
+    ("all_gather of 8 bytes from each rank", |c| {
+        c.all_gather_async(vec![7; 8], vec![0; 24])?.wait().map(drop)
+    }),
+    ("all_gather of 7 bytes from each rank", |c| {
+        c.all_gather_async(vec![7; 7], vec![0; 21])?.wait().map(drop)
+    }),
+];
+
+/// And of one element, and of floats.
+const MORE: [(&str, Caller); 5] = [
+    ("barrier", Communicator::barrier),
+    ("all_reduce (sum) of 1 elements of i32", |c| c.all_reduce(&mut [7]).map(drop)),
+    ("all_reduce (sum) of 3 elements of f32", |c| c.all_reduce(&mut [1.0f32; 3]).map(drop)),
+    ("all_reduce (avg) of 3 elements of f32", |c| {
+        c.reduce_async(vec![1.0f32; 3], Op::Average, None)?.wait().map(drop)
+    }),
+    ("reduce_scatter (avg) of 3 elements of f32", |c| {
+        c.reduce_scatter_async(vec![1.0f32; 3], vec![0.0; 1], Op::Average)?.wait().map(drop)
+    }),
+];
+
+#[test]
+fn each_pair_of_different_calls_is_an_error_at_all_ranks_that_names_both() {
+    let pairs = CALLS.iter().enumerate().flat_map(|(i, a)| CALLS[..i].iter().map(move |b| (a, b)));
+    let more = MORE.iter().enumerate().flat_map(|(i, a)| MORE[..i].iter().map(move |b| (a, b)));
+    for (n, (a, b)) in pairs.chain(more).enumerate() {
+        let odd = n as u32 % 3;
+        let errors: Vec<_> = std::thread::scope(|s| {
+            let rank = |rank| {
+                let call = if rank == odd { a } else { b };
+                // The others' error may be there before this rank has greeted them.
+                let connected = Communicator::connect(config(22 + n as u8 % 4, rank, 3, LAYOUT));
+                connected.and_then(|mut comm| call.1(&mut comm)).expect_err("an error")
+            };
+            let threads: Vec<_> = (0..3).map(|r| s.spawn(move || rank(r))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for error in errors {
+            let Error::Mismatch(text) = &error else { panic!("{} and {}: {error}", a.0, b.0) };
+            assert!(text.contains(a.0) && text.contains(b.0), "{} and {}: {text}", a.0, b.0);
+        }
+    }
+}
+
+#[test]
+fn floats_that_count_as_zero_are_counted() {
+    run(26, 4, Layout { message_size: 65536, window: 4, rings: 1 }, |mut comm| {
+        let mut x = vec![0.0f32; 20_000];
+        x[0] = 1e10;
+        // With 4 ranks in steps of 32, as 2^34 is beyond it: 2^-29 of that.
+        (x[1], x[2], x[3], x[19_000]) = (16.0, 17.0, -1e-20, 1e-20);
+        let report = comm.all_reduce(&mut x).unwrap();
+        assert_eq!((report.underflow.zeroed, report.underflow.nonzero), (2, 5));
+        assert_eq!((x[1], x[2], x[3], x[19_000]), (0.0, 128.0, 0.0, 4e-20));
+        assert_eq!(comm.statistics().underflows, 2);
+        // Few go with a guess.
+        for few in [2, 100] {
+            let mut x = vec![1e-20f32; few];
+            x[1] = 1e10;
+            let report = comm.all_reduce(&mut x).unwrap();
+            assert_eq!(report.underflow.zeroed, few as u64 - 1);
+        }
+        assert_eq!(comm.statistics().underflows, 2 + 1 + 99);
+    });
 }

@@ -21,16 +21,13 @@ class Sum:
     def finish(self, work: Work) -> torch.Tensor:
         """Waits, and puts the result into its place.
 
-        An infinity or a NaN at any rank is NaN everywhere at all ranks: a GradScaler can skip the step.
+        An infinity or a NaN at any rank makes its message NaN at all ranks: a GradScaler can skip the step.
         """
         try:
             work.wait()
         except NonFiniteError as error:
-            if not self.kept:
-                return self.tensor
-            warnings.warn(f"{error}: the sum is NaN at all ranks that get it", stacklevel=1)
-            with torch.inference_mode(self.tensor.is_inference()):
-                return self.tensor.fill_(torch.nan)
+            if self.kept:
+                warnings.warn(f"{error}: the sums beside it are NaN at all ranks that get them", stacklevel=1)
         return put(self.tensor, self.summed) if self.kept and self.summed is not self.tensor else self.tensor
 
     def finished(self, work: Work) -> list[torch.Tensor]:

@@ -52,7 +52,7 @@ typedef enum {
 } netsum_mode;
 
 // A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
-// order, with the same counts, types, roots and operators.
+// order, with the same counts, types, roots and operators; where they do not, all get NETSUM_ERROR_MISMATCH.
 typedef struct netsum_comm netsum_comm;
 
 // Settings. One thread at a time may use one.
@@ -76,6 +76,9 @@ typedef struct {
   double elapsed;
   // Sums of messages that were checked.
   uint64_t verified;
+  // Floats of this rank that were not zero and counted as 0, as they are so small beside the
+  // largest of their message.
+  uint64_t underflows;
 } netsum_report;
 
 // 32-bit integers, with a sign or without, summed modulo 2^32.

@@ -15,7 +15,7 @@ use crate::work::{netsum_mode, netsum_work};
 const SOON: Duration = Duration::from_millis(1);
 
 /// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
-/// order, with the same counts, types, roots and operators.
+/// order, with the same counts, types, roots and operators; where they do not, all get NETSUM_ERROR_MISMATCH.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
     inner: Mutex<Communicator>,

@@ -44,12 +44,15 @@ pub struct netsum_report {
     elapsed: f64,
     /// Sums of messages that were checked.
     verified: u64,
+    /// Floats of this rank that were not zero and counted as 0, as they are so small beside the
+    /// largest of their message.
+    underflows: u64,
 }
 
 impl From<Report> for netsum_report {
     fn from(report: Report) -> Self {
         let (mode, elapsed) = (report.mode.into(), report.elapsed.as_secs_f64());
-        Self { mode, elapsed, verified: report.verified }
+        Self { mode, elapsed, verified: report.verified, underflows: report.underflow.zeroed }
     }
 }
 

@@ -89,8 +89,8 @@ pub enum Error {
     /// The ranks called for different operations.
     #[error("{0}")]
     Mismatch(String),
-    /// Elements that are infinite or no numbers, at any rank. The slice keeps its own elements there. The communicator
-    /// can still be used.
+    /// Elements that are infinite or NaN, at any rank. All results of the messages that have them
+    /// are NaN at every rank, the others are sums. The communicator can still be used.
     #[error("elements {first}..{end} hold an infinity or a NaN at some rank")]
     NonFinite {
         /// First element of the first message concerned.

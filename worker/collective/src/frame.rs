@@ -1,13 +1,13 @@
 //! What the ranks tell each other on their plain connections, from each to the next. Little endian.
 
-use crate::numeric::element::Dtype;
-
 use crate::buffer::Buffer;
+use crate::call::{Call, Collective};
 use crate::error::Error;
+use crate::numeric::element::Dtype;
 use crate::shape::JobShape;
 
 /// Version of these messages, and of what ranks put into sums.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -18,24 +18,52 @@ pub const DATA_HEADER: usize = 20;
 pub struct Descriptor {
     /// Counts up from 1.
     pub number: u64,
-    /// Elements.
+    /// Elements, or lanes where bytes are moved.
     pub length: u64,
     pub dtype: Dtype,
+    pub call: Call,
 }
 
 impl Descriptor {
-    /// A number for length and type that is added to the `sequence` lanes of the operation's messages: messages of
-    /// different operations never pass for a sum, however their data looks.
+    /// A hash of all but the number, which is added to the `sequence` lanes of the operation's
+    /// messages: messages of different operations never pass for a sum, however their data looks.
     pub fn tag(&self) -> u32 {
-        let mut h = (self.length ^ u64::from(self.dtype.code()) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        h ^= h >> 29;
-        (h.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
+        let ([kind, op, root, tag], block) = self.call.words();
+        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let words = [self.length, pair(self.dtype.code(), kind), pair(op, root), pair(tag, 0), block];
+        // The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), chained.
+        let hash = words.into_iter().fold(0u64, |h, word| {
+            let mut h = (h ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            h = (h ^ h >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            h = (h ^ h >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            h ^ h >> 31
+        });
+        (hash >> 32) as u32
     }
 }
 
 impl std::fmt::Display for Descriptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} elements of {}", self.length, self.dtype)
+        let Self { length, dtype, call, .. } = self;
+        match call.collective {
+            Collective::AllReduce(op) => write!(f, "all_reduce ({op}) of {length} elements of {dtype}"),
+            Collective::Reduce { op, root } => {
+                write!(f, "reduce ({op}) to rank {root} of {length} elements of {dtype}")
+            }
+            Collective::ReduceScatter(op) => {
+                write!(f, "reduce_scatter ({op}) of {length} elements of {dtype}")
+            }
+            Collective::Broadcast { root, block } => {
+                write!(f, "broadcast of {block} bytes from rank {root}")
+            }
+            Collective::AllGather { block } => write!(f, "all_gather of {block} bytes from each rank"),
+            Collective::AllToAll { block } => write!(f, "all_to_all of {block} bytes for each rank"),
+            Collective::Barrier => f.write_str("barrier"),
+        }?;
+        match call.tag {
+            0 => Ok(()),
+            tag => write!(f, " (tag {tag:#x})"),
+        }
     }
 }
 
@@ -153,9 +181,12 @@ impl Frame {
                 }
             }
             Self::Operation(d) => {
+                let (call, block) = d.call.words();
                 u32s(w, &[3, d.dtype.code()]);
+                u32s(w, &call);
                 u64(w, d.number);
                 u64(w, d.length);
+                u64(w, block);
             }
             Self::FallBack { origin, reason, unverified } => {
                 u32s(w, &[4, *origin, *reason as u32]);
@@ -225,8 +256,9 @@ impl Frame {
             }
             3 => Self::Operation(Descriptor {
                 dtype: Dtype::of_code(word(1)?)?,
-                number: long(8)?,
-                length: long(16)?,
+                call: Call::of_words([word(2)?, word(3)?, word(4)?, word(5)?], long(40)?)?,
+                number: long(24)?,
+                length: long(32)?,
             }),
             4 => Self::FallBack {
                 origin: word(1)?,
@@ -277,7 +309,12 @@ mod tests {
                 nonce: 0,
             },
             Frame::Status { ranks: vec![Progress { started: 1 << 40, completed: 7 }; 3] },
-            Frame::Operation(Descriptor { number: 9, length: 1 << 33, dtype: Dtype::F32 }),
+            Frame::Operation(Descriptor {
+                number: 9,
+                length: 1 << 33,
+                dtype: Dtype::F32,
+                call: Call { collective: Collective::Broadcast { root: 63, block: 1 << 40 }, tag: 7 },
+            }),
             Frame::FallBack { origin: 1, reason: Reason::Stray, unverified: vec![5, 6, 1 << 50] },
             Frame::Failure {
                 origin: 0,
@@ -316,13 +353,36 @@ mod tests {
     }
 
     #[test]
-    fn tags_tell_operations_apart() {
-        let tag = |length, dtype| Descriptor { number: 1, length, dtype }.tag();
+    fn tags_and_texts_tell_operations_apart() {
+        use crate::call::Op;
+        let collectives = [Op::Sum, Op::Average].into_iter().flat_map(|op| {
+            let roots = (0..3).map(move |root| Collective::Reduce { op, root });
+            [Collective::AllReduce(op), Collective::ReduceScatter(op)].into_iter().chain(roots)
+        });
+        let moves = (5..9u64).flat_map(|block| {
+            let roots = (0..3).map(move |root| Collective::Broadcast { root, block });
+            [Collective::AllGather { block }, Collective::AllToAll { block }].into_iter().chain(roots)
+        });
+        let calls: Vec<Call> = collectives
+            .chain(moves)
+            .chain([Collective::Barrier])
+            .flat_map(|collective| [0, 1, 2].map(|tag| Call { collective, tag }))
+            .collect();
         let mut seen = std::collections::HashSet::new();
-        for length in 0..2000 {
-            for dtype in [Dtype::I32, Dtype::F32] {
-                assert!(seen.insert(tag(length, dtype)), "{length} {dtype}");
+        for call in calls {
+            let (words, block) = call.words();
+            assert_eq!(Call::of_words(words, block), Some(call));
+            let text = Descriptor { number: 1, length: 4, dtype: Dtype::I32, call }.to_string();
+            assert!(seen.insert((0, text.clone())), "{text}");
+            for length in (0..100).chain([1 << 20, 1 << 40]) {
+                for dtype in [Dtype::I32, Dtype::F32] {
+                    let tag = Descriptor { number: 1, length, dtype, call }.tag();
+                    assert!(seen.insert((1, tag.to_string())), "{length} {dtype} {call:?}");
+                }
             }
         }
+        assert_eq!(Call::of_words([7, 0, 0, 0], 0), None);
+        assert_eq!(Call::of_words([0, 2, 0, 0], 0), None);
+        assert_eq!(Call::of_words([6, 0, 1, 0], 0), None, "a barrier has no root");
     }
 }

@@ -3,6 +3,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`engine`] | the collective as a state machine |
+//! | [`call`] | what a rank calls for |
 //! | [`channels`] | what the engine needs below itself |
 //! | [`queue_pairs`] | the same by queue pairs of the RC endpoint `netsum-rc` |
 //! | [`frame`] | what the ranks tell each other past the box |
@@ -16,6 +17,7 @@
 //! | `sim` | whole jobs in virtual time; with the feature `simulator` |
 
 pub mod buffer;
+pub mod call;
 pub mod channels;
 pub mod engine;
 pub mod error;

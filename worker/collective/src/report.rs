@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::numeric::quant::Underflow;
+
 /// Who sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Mode {
@@ -40,6 +42,9 @@ pub struct Report {
     pub elapsed: Duration,
     /// Packets that this rank sent again meanwhile; `None` where that is an adapter's business.
     pub retransmissions: Option<u64>,
+    /// This rank's floats that were so small beside the largest of their message that they
+    /// counted as 0.
+    pub underflow: Underflow,
 }
 
 /// What a communicator has done since it was connected.
@@ -64,6 +69,8 @@ pub struct Statistics {
     pub restarts: u64,
     /// How often the ranks have connected anew.
     pub renewals: u64,
+    /// This rank's floats that were not zero and counted as 0; see [`Report::underflow`].
+    pub underflows: u64,
     /// Packets; `None` over an adapter, which counts for itself: see `rdma statistic`.
     pub traffic: Option<Traffic>,
 }
@@ -81,6 +88,7 @@ impl Statistics {
             ring_bytes: self.ring_bytes + o.ring_bytes,
             restarts: self.restarts + o.restarts,
             renewals: self.renewals + o.renewals,
+            underflows: self.underflows + o.underflows,
             traffic: match (self.traffic, o.traffic) {
                 (Some(a), Some(b)) => Some(a.plus(b)),
                 (a, b) => a.or(b),

@@ -4,32 +4,21 @@ use std::ops::{Deref, DerefMut};
 
 use super::communicator::Communicator;
 use super::pending::Pending;
+use netsum_collective::call::{Collective, Op};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::collectives::{Moved, Reduce, Route, Scatter};
-use netsum_collective::numeric::element::{Dtype, Element, take_back};
+use netsum_collective::numeric::element::{Dtype, Element, Slice, take_back};
 
-/// What is made of all ranks' elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-pub enum Op {
-    /// Their sum.
-    #[default]
-    Sum,
-    /// Their sum divided by the number of ranks; of floats only.
-    Average,
-}
-
-impl Op {
-    fn divisor(self, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
-        match (self, dtype) {
-            (Self::Sum, _) => Ok(1),
-            (Self::Average, Dtype::F32) => Ok(ranks),
-            (Self::Average, _) => Err(Error::Argument(format!("{dtype}: only f32 has an average"))),
-        }
+fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
+    match (op, dtype) {
+        (Op::Sum, _) => Ok(1),
+        (Op::Average, Dtype::F32) => Ok(ranks),
+        (Op::Average, _) => Err(Error::Argument(format!("{dtype}: only f32 has an average"))),
     }
 }
 
 /// All are in flight when the call returns, as with [`all_reduce_async`](Communicator::all_reduce_async). All ranks must call with the same
-/// lengths, roots and [`Op`]; the wrong root or `Op` at a rank is not noticed.
+/// lengths, roots and [`Op`]; where they do not, all get [`Error::Mismatch`], which names both calls.
 ///
 /// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be just the other. Otherwise it is an
 /// [`Error::Argument`], and not started. A rank that does that alone is out of step: the others wait for its next operation.
@@ -48,9 +37,12 @@ impl Communicator {
         B: DerefMut<Target = [T]> + Send + 'static,
     {
         root.map_or(Ok(()), |root| self.check_root(root))?;
-        let divisor = op.divisor(T::DTYPE, self.ranks())?;
+        let divisor = divisor(op, T::DTYPE, self.ranks())?;
         let keeps = root.is_none_or(|root| root == self.rank());
-        self.start(Reduce { data, keeps, divisor }, |owned| take_back(owned).map(|Reduce { data, .. }| data))
+        let collective = root.map_or(Collective::AllReduce(op), |root| Collective::Reduce { op, root });
+        self.start(collective, Reduce { data, keeps, divisor }, |owned| {
+            take_back(owned).map(|Reduce { data, .. }| data)
+        })
     }
 
     /// Reduces `input`, and gives each rank one part of it: rank r the r-th.
@@ -68,9 +60,10 @@ impl Communicator {
         O: DerefMut<Target = [T]> + Send + 'static,
     {
         self.check_lengths("input", input.len(), "output", output.len(), "elements")?;
-        let divisor = op.divisor(T::DTYPE, self.ranks())?;
+        let divisor = divisor(op, T::DTYPE, self.ranks())?;
         let start = self.rank() as usize * output.len();
-        self.start(Scatter { input, output, start, divisor }, |owned| {
+        let scatter = Scatter { input, output, start, divisor };
+        self.start(Collective::ReduceScatter(op), scatter, |owned| {
             take_back(owned).map(|Scatter { input, output, .. }| (input, output))
         })
     }
@@ -86,7 +79,9 @@ impl Communicator {
         self.check_root(root)?;
         let block = data.len();
         let moved = self.moved([].as_slice(), data, Route::Broadcast { root: root as usize }, block);
-        self.start(moved, |owned| take_back(owned).map(|Moved::<&[u8], B> { output, .. }| output))
+        self.start(Collective::Broadcast { root, block: block as u64 }, moved, |owned| {
+            take_back(owned).map(|Moved::<&[u8], B> { output, .. }| output)
+        })
     }
 
     /// Gives all ranks the bytes of all, one behind the other.
@@ -101,7 +96,9 @@ impl Communicator {
         self.check_lengths("output", output.len(), "input", input.len(), "bytes")?;
         let block = input.len();
         let moved = self.moved(input, output, Route::AllGather, block);
-        self.start(moved, |owned| take_back(owned).map(|Moved { input, output, .. }| (input, output)))
+        self.start(Collective::AllGather { block: block as u64 }, moved, |owned| {
+            take_back(owned).map(|Moved { input, output, .. }| (input, output))
+        })
     }
 
     /// Gives rank r the r-th part of each rank's bytes, one behind the other. As everything goes to everybody, it takes as many times as
@@ -118,7 +115,9 @@ impl Communicator {
         self.check_lengths("input", input.len(), "each part", block, "bytes")?;
         self.check_lengths("output", output.len(), "each part", block, "bytes")?;
         let moved = self.moved(input, output, Route::AllToAll, block);
-        self.start(moved, |owned| take_back(owned).map(|Moved { input, output, .. }| (input, output)))
+        self.start(Collective::AllToAll { block: block as u64 }, moved, |owned| {
+            take_back(owned).map(|Moved { input, output, .. }| (input, output))
+        })
     }
 
     /// A [`barrier`](Self::barrier) that another rank may be waited for in.
@@ -126,7 +125,7 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async).
     pub fn barrier_async(&mut self) -> Result<Pending<Vec<i32>>, Error> {
-        self.all_reduce_async(vec![0])
+        self.start(Collective::Barrier, Slice(vec![0]), |owned| take_back(owned).map(|Slice(data)| data))
     }
 
     fn moved<I, O>(&self, input: I, output: O, route: Route, block: usize) -> Moved<I, O> {

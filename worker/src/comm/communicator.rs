@@ -15,11 +15,12 @@ use super::forked;
 use super::pending::{Back, Pending, Room};
 use super::session::{Session, keep};
 use super::turns::Turns;
+use netsum_collective::call::{Call, Collective, Op};
 use netsum_collective::engine::{Finished, MAX_OPEN};
 use netsum_collective::error::{Error, Position};
-use netsum_collective::numeric::element::{Data, Dtype, Element, Owned, Slice, Slices, take_back};
-use netsum_collective::numeric::layout::{Layout, Plan};
-use netsum_collective::numeric::quant::{NON_FINITE, Scale};
+use netsum_collective::numeric::element::{Data, Element, Owned, Slice, Slices, take_back};
+use netsum_collective::numeric::layout::Layout;
+use netsum_collective::numeric::quant::Underflow;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
 
@@ -44,6 +45,8 @@ pub struct Communicator {
     alone: Statistics,
     /// See [`wait_first`](Self::wait_first).
     patience: Duration,
+    /// See [`set_tag`](Self::set_tag).
+    tag: u32,
     /// Which connected.
     process: u32,
 }
@@ -108,6 +111,7 @@ impl Communicator {
             kept,
             alone: Statistics::default(),
             patience: Duration::ZERO,
+            tag: 0,
             process: std::process::id(),
         })
     }
@@ -129,6 +133,7 @@ impl Communicator {
             kept: None,
             alone,
             patience: Duration::ZERO,
+            tag: 0,
             process: std::process::id(),
         })
     }
@@ -140,7 +145,7 @@ impl Communicator {
     /// # Errors
     /// See [`Error`]. After an error the slice holds sums in some places and this rank's own elements in others.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T]) -> Result<Report, Error> {
-        self.reduce(&mut Slice(data))
+        self.run(Collective::AllReduce(Op::Sum), &mut Slice(data))
     }
 
     /// One [`all_reduce`](Self::all_reduce) of several tensors, as if they were one behind the other in one slice: the same bits, and
@@ -159,7 +164,7 @@ impl Communicator {
     /// As [`all_reduce`](Self::all_reduce), but [`Error::NonFiniteTensors`] for infinities and NaNs.
     pub fn all_reduce_many<T: Element>(&mut self, tensors: &mut [&mut [T]]) -> Result<Report, Error> {
         let mut data = Slices::new(tensors);
-        self.reduce(&mut data).map_err(|error| match error {
+        self.run(Collective::AllReduce(Op::Sum), &mut data).map_err(|error| match error {
             Error::NonFinite { first, end } => {
                 let position = |element| {
                     let (tensor, element) = data.locate(element);
@@ -200,7 +205,9 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.start(Slice(data), |owned| take_back(owned).map(|Slice(data)| data))
+        self.start(Collective::AllReduce(Op::Sum), Slice(data), |owned| {
+            take_back(owned).map(|Slice(data)| data)
+        })
     }
 
     /// One [`all_reduce_async`](Self::all_reduce_async) of several tensors, as [`all_reduce_many`](Self::all_reduce_many).
@@ -212,7 +219,9 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.start(Slices::new(tensors), |owned| take_back(owned).map(|Slices { tensors, .. }| tensors))
+        self.start(Collective::AllReduce(Op::Sum), Slices::new(tensors), |owned| {
+            take_back(owned).map(|Slices { tensors, .. }| tensors)
+        })
     }
 
     /// Has operations that are started from now on wait for so long before they go on in flight, as if [`Pending::wait_for`] were called: for
@@ -221,9 +230,17 @@ impl Communicator {
         self.patience = patience;
     }
 
+    /// Has operations that are started from now on be the same only where all ranks have set the
+    /// same number, as with MPI's tags: for what else must agree, such as how tensors are laid
+    /// out. 0 at first.
+    pub fn set_tag(&mut self, tag: u32) {
+        self.tag = tag;
+    }
+
     /// Starts an operation whose data the engine owns meanwhile.
     pub(super) fn start<B>(
         &mut self,
+        collective: Collective,
         mut data: impl Data + Send + 'static,
         back: Back<B>,
     ) -> Result<Pending<B>, Error> {
@@ -235,14 +252,14 @@ impl Communicator {
             return Err(Error::Argument(text.to_owned()));
         }
         let Some(kept) = &self.kept else {
-            let outcome = self.all_reduce_alone(&mut data, Instant::now());
+            let outcome = self.run_alone(&mut data, Instant::now());
             return Ok(Pending::done(outcome.map(|report| (Box::new(data) as Owned, report)), back));
         };
         let pending = {
             let mut session = kept.shared.take();
             let core = session.ready()?;
             let (pending, promise) = Pending::new(Arc::clone(&kept.shared), core.retransmissions(), back);
-            core.start(Box::new(data), promise, memory)?;
+            core.start(Call { collective, tag: self.tag }, Box::new(data), promise, memory)?;
             if !self.patience.is_zero() {
                 session.rest(Instant::now() + self.patience, self.patience, || pending.is_done());
             }
@@ -261,36 +278,23 @@ impl Communicator {
         Room { turns: self.kept.as_ref().map(|kept| Arc::clone(&kept.shared)), process: self.process }
     }
 
-    fn reduce(&mut self, data: &mut dyn Data) -> Result<Report, Error> {
+    fn run(&mut self, collective: Collective, data: &mut dyn Data) -> Result<Report, Error> {
         forked(self.process)?;
         let called = Instant::now();
-        let Some(kept) = &self.kept else { return self.all_reduce_alone(data, called) };
+        let Some(kept) = &self.kept else { return self.run_alone(data, called) };
         let mut session = kept.shared.take();
-        let report = session.all_reduce(data, called);
+        let report = session.run(Call { collective, tag: self.tag }, data, called);
         (self.shape, self.title) = (session.shape, session.title.clone());
         report
     }
 
-    /// The same as the sum of one rank.
-    fn all_reduce_alone(&mut self, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
-        let (dtype, layout) = (data.dtype(), Layout { rings: 1, ..self.shape.layout });
-        let plan = Plan::new(&layout, dtype, data.len()).map_err(|reason| Error::Length { dtype, reason })?;
-        let ranges: Vec<_> = (0..plan.data_messages(0)).map(|i| plan.range(0, i)).collect();
-        let is_finite = |range: &&std::ops::Range<usize>| {
-            dtype == Dtype::F32 && data.bucket((*range).clone()) == NON_FINITE
-        };
-        let non_finite = ranges.iter().find(is_finite).cloned();
-        if non_finite.is_none() {
-            let mut lanes = Vec::new();
-            for range in ranges {
-                let scale = Scale::new(data.bucket(range.clone()), 1);
-                lanes.resize(range.len() * 4, 0);
-                data.load(range.clone(), scale, &mut lanes);
-                data.store(range, scale, &lanes);
-            }
-            self.alone.all_reduces += 1;
-        }
-        Finished { mode: Mode::Ring, verified: 0, non_finite }.report(called.elapsed(), Some(0))
+    /// One rank's data is its own sum: floats keep their bits.
+    fn run_alone(&mut self, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
+        data.keep_own();
+        self.alone.all_reduces += 1;
+        let (non_finite, underflow) = (None, Underflow::default());
+        let finished = Finished { mode: Mode::Ring, verified: 0, non_finite, underflow };
+        finished.report(called.elapsed(), Some(0))
     }
 
     /// Returns once all ranks have called it, and all that was in flight before is done.
@@ -298,7 +302,7 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.all_reduce(&mut [0i32]).map(|_| ())
+        self.run(Collective::Barrier, &mut Slice(&mut [0i32][..])).map(|_| ())
     }
 
     /// This rank.

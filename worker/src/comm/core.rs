@@ -9,6 +9,7 @@ use super::network::Connections;
 use super::promise::Promise;
 use crate::control::heartbeat::Heartbeat;
 use crate::unshared::Unshared;
+use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, Finished, Outcome, Work};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::{Data, Owned, Slice};
@@ -36,6 +37,8 @@ pub(super) struct Core {
     lent: Option<Result<Finished, Error>>,
     /// The rank, where the ranks have summed by themselves before and the box has not yet.
     pub returning: Option<u32>,
+    /// Whether a warning has said that an operation loses small values.
+    pub has_warned: bool,
 }
 
 impl Core {
@@ -47,7 +50,8 @@ impl Core {
     ) -> std::io::Result<Self> {
         let fd = Arc::new(Unshared::new(connections.fd().try_clone_to_owned()?));
         let (promises, lent, returning) = (VecDeque::new(), None, None);
-        Ok(Self { engine, connections, heartbeat, fd, promises, lent, returning })
+        let has_warned = false;
+        Ok(Self { engine, connections, heartbeat, fd, promises, lent, returning, has_warned })
     }
 
     /// What is readable when something has arrived. Connections are closed only when nobody has it any more.
@@ -68,6 +72,18 @@ impl Core {
             if let (Ok(Finished { mode: Mode::Box, .. }), Some(rank)) = (&result, self.returning) {
                 log::info!("rank {rank}: the box sums again");
                 self.returning = None;
+            }
+            if let Ok(Finished { underflow, .. }) = &result
+                && underflow.is_large()
+                && !std::mem::replace(&mut self.has_warned, true)
+            {
+                log::warn!(
+                    "rank {}: {} of {} floats that are not zero counted as 0, beside far larger ones in \
+                     their message of an all-reduce; `Report::underflow` counts on, without a warning",
+                    self.engine.own_name(),
+                    underflow.zeroed,
+                    underflow.nonzero
+                );
             }
             match (data, self.promises.pop_front_if(|(n, ..)| *n == number)) {
                 (Some(data), Some((_, promise, _))) => {
@@ -132,8 +148,8 @@ impl Core {
     }
 
     /// An operation from its start to its end, behind those that are open.
-    pub fn all_reduce(&mut self, data: &mut dyn Data) -> Result<Finished, Error> {
-        self.engine.start(Instant::now(), &mut *self.connections, Work::Lent(data))?;
+    pub fn run(&mut self, call: Call, data: &mut dyn Data) -> Result<Finished, Error> {
+        self.engine.start(Instant::now(), &mut *self.connections, call, Work::Lent(data))?;
         self.engine.step(Instant::now(), &mut *self.connections, data);
         self.deliver();
         loop {
@@ -148,7 +164,7 @@ impl Core {
     }
 
     /// Starts an operation behind those that are open, and sends what may be sent.
-    pub fn start(&mut self, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
+    pub fn start(&mut self, call: Call, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
         if let Some(other) = self.promises.iter().position(|(.., other)| other.collides(&memory)) {
             return Err(Error::Argument(format!(
                 "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
@@ -156,7 +172,7 @@ impl Core {
                 self.promises.len()
             )));
         }
-        let number = self.engine.start(Instant::now(), &mut *self.connections, Work::Owned(data))?;
+        let number = self.engine.start(Instant::now(), &mut *self.connections, call, Work::Owned(data))?;
         self.promises.push_back((number, promise, memory));
         self.engine.step(Instant::now(), &mut *self.connections, &mut Slice(&mut idle()[..]));
         self.deliver();
@@ -352,7 +368,7 @@ mod tests {
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let (settlement, promise) = Promise::new(None);
-        core.start(Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
+        core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
         assert!(settlement.lock().is_none());
         // As the keeper does between two steps.
         assert_eq!(core.carry_now().unwrap_err(), gone());

@@ -42,7 +42,6 @@ mod sync {
     pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 
-pub use collectives::Op;
 pub use communicator::Communicator;
 pub use config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 pub use pending::{Pending, Room};

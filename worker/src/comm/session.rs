@@ -17,6 +17,7 @@ use super::numbers::nonce;
 use super::transport;
 use super::turns::Turns;
 use crate::unshared::Unshared;
+use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, Settings};
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Data;
@@ -73,10 +74,10 @@ impl Session {
     }
 
     /// An operation from its start to its end.
-    pub fn all_reduce(&mut self, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
+    pub fn run(&mut self, call: Call, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
         let core = self.ready()?;
         let before = core.retransmissions();
-        let outcome = core.all_reduce(data);
+        let outcome = core.run(call, data);
         core.send_now();
         let again = core.retransmissions().zip(before).map(|(after, before)| after - before);
         let elapsed = called.elapsed();
@@ -123,7 +124,7 @@ impl Session {
         core.go();
         let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
         self.before = self.before.plus(core.statistics());
-        let descriptor = Arc::downgrade(core.fd());
+        let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
         drop(core);
         // Until the keeper has stopped waiting there, the address is in use.
         while descriptor.strong_count() > 0 {
@@ -132,7 +133,7 @@ impl Session {
         log::debug!("rank {rank}: joined again, and left, in {:.1?}", started.elapsed());
         match establish(&config, Instant::now(), network, membership) {
             Ok((shape, title, mut core)) => {
-                core.returning = returning;
+                (core.returning, core.has_warned) = (returning, has_warned);
                 self.before.renewals += 1;
                 // Who comes back to the box says so when it has summed.
                 let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, MAX_OPEN, Settings, Work};
 use crate::buffer::Buffer;
+use crate::call::Call;
 use crate::channels::{Channel, ChannelEvent, Channels};
 use crate::error::Error;
 use crate::frame::{DataHeader, Descriptor, Frame, Progress, Reason, VERSION};
@@ -58,7 +59,7 @@ impl Rank {
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.hear(&Frame::Hello { shape: SHAPE, rank: 0, nonce: 1 }, &[]);
         rank.hear(&Frame::Run(5), &[]);
-        rank.engine.start(now, &mut rank.told, Work::Lent(&Slice(&mut rank.data[..]))).unwrap();
+        rank.engine.start(now, &mut rank.told, Call::SUM, Work::Lent(&Slice(&mut rank.data[..]))).unwrap();
         rank
     }
 
@@ -93,7 +94,8 @@ impl Rank {
 
 #[test]
 fn announcements_are_of_operations_that_there_can_be() {
-    let announce = |number| Frame::Operation(Descriptor { number, length: 1, dtype: Dtype::I32 });
+    let announce =
+        |number| Frame::Operation(Descriptor { number, length: 1, dtype: Dtype::I32, call: Call::SUM });
     let mut rank = Rank::new();
     for number in 2..=MAX_OPEN as u64 + 1 {
         rank.hear(&announce(number), &[]);
@@ -145,7 +147,7 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
-    assert!(text.contains("rank 0 has version 6") && text.contains("all must run the same netsum"), "{text}");
+    assert!(text.contains("rank 0 has version 7") && text.contains("all must run the same netsum"), "{text}");
     let mut rank = Rank::new();
     let shape = JobShape { without_box: true, ..SHAPE };
     rank.hear(&Frame::Hello { shape, rank: 0, nonce: 1 }, &[]);

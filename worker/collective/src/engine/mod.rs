@@ -366,7 +366,7 @@ impl Engine {
         self.names.get(place as usize).copied().unwrap_or(place)
     }
 
-    fn own_name(&self) -> u32 {
+    pub fn own_name(&self) -> u32 {
         self.name(self.member.rank)
     }
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
 use crate::numeric::element::{Data, Owned};
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
-use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale};
+use crate::numeric::quant::{self, HISTOGRAM_BYTES, Scale, Underflow};
 use crate::reduction::Misfit;
 use crate::report::{Mode, Report};
 
@@ -29,6 +29,7 @@ pub(super) struct Operation {
     pub verified: u64,
     pub by_ring: bool,
     pub non_finite: Option<Range<usize>>,
+    pub underflow: Underflow,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +85,8 @@ pub struct Finished {
     pub verified: u64,
     /// Elements of the first message with an infinity or a NaN.
     pub non_finite: Option<Range<usize>>,
+    /// What the scales of the messages were too coarse for.
+    pub underflow: Underflow,
 }
 
 impl Finished {
@@ -91,7 +94,13 @@ impl Finished {
     pub fn report(self, elapsed: Duration, retransmissions: Option<u64>) -> Result<Report, Error> {
         match self.non_finite {
             Some(range) => Err(Error::NonFinite { first: range.start, end: range.end }),
-            None => Ok(Report { mode: self.mode, verified: self.verified, elapsed, retransmissions }),
+            None => Ok(Report {
+                mode: self.mode,
+                verified: self.verified,
+                elapsed,
+                retransmissions,
+                underflow: self.underflow,
+            }),
         }
     }
 }
@@ -276,12 +285,21 @@ impl Engine {
             }
             if again {
                 // The sum comes with the next message.
-            } else if op.plan.scaled() && scale.is_none() {
-                if op.non_finite.as_ref().is_none_or(|n| range.start < n.start) {
-                    op.non_finite = Some(range);
-                }
             } else {
                 let data: &mut dyn Data = op.data.as_mut().map_or(lent, |data| &mut **data);
+                let nothing;
+                match scale {
+                    Some(scale) => op.underflow += data.underflow(range.clone(), scale),
+                    None if op.plan.scaled() => {
+                        if op.non_finite.as_ref().is_none_or(|n| range.start < n.start) {
+                            op.non_finite = Some(range.clone());
+                        }
+                        // A guess message has no values for it.
+                        nothing = vec![0; range.len() * 4];
+                        values = &nothing;
+                    }
+                    None => {}
+                }
                 data.store(range, scale, values);
             }
         }
@@ -317,7 +335,9 @@ impl Engine {
             self.statistics.all_reduces += 1;
             self.parts.push(op.rings);
             let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
-            let finished = Finished { mode, verified: op.verified, non_finite: op.non_finite };
+            self.statistics.underflows += op.underflow.zeroed;
+            let finished =
+                Finished { mode, verified: op.verified, non_finite: op.non_finite, underflow: op.underflow };
             self.outcomes.push_back(Outcome {
                 number: op.descriptor.number,
                 result: Ok(finished),

@@ -4,11 +4,13 @@ use std::time::{Duration, Instant};
 
 use super::operation::{Operation, Outcome, RingPart};
 use super::{Engine, MAX_OPEN, Summer};
+use crate::call::Call;
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Descriptor, Frame, Progress};
 use crate::numeric::element::{Data, Dtype, Owned};
 use crate::numeric::layout::Plan;
+use crate::numeric::quant::Underflow;
 
 /// How long after its start a rank asks who else has started, if no sum has told.
 const FIRST_QUERY: Duration = Duration::from_millis(2);
@@ -33,8 +35,14 @@ impl Work<'_> {
 }
 
 impl Engine {
-    /// Starts an all-reduce, and gives its number. [`outcome`](Self::outcome) tells when it is done.
-    pub fn start(&mut self, now: Instant, channels: &mut dyn Channels, work: Work<'_>) -> Result<u64, Error> {
+    /// Starts an operation, and gives its number. [`outcome`](Self::outcome) tells when it is done.
+    pub fn start(
+        &mut self,
+        now: Instant,
+        channels: &mut dyn Channels,
+        call: Call,
+        work: Work<'_>,
+    ) -> Result<u64, Error> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -47,7 +55,7 @@ impl Engine {
         }
         let number = self.own().started + 1;
         self.own().started = number;
-        let descriptor = Descriptor { number, length: length as u64, dtype };
+        let descriptor = Descriptor { number, length: length as u64, dtype, call };
         let mut rings = self.parts.pop().unwrap_or_default();
         rings.resize_with(self.rings.len(), RingPart::default);
         for (r, (ring, part)) in self.rings.iter_mut().zip(&mut rings).enumerate() {
@@ -70,6 +78,7 @@ impl Engine {
             verified: 0,
             by_ring: self.summer != Summer::Box,
             non_finite: None,
+            underflow: Underflow::default(),
         });
         if self.operations.len() == 1 {
             self.last_progress = now;

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use super::element::{Data, Dtype, Element};
 use super::memory::Memory;
-use super::quant::Scale;
+use super::quant::{Scale, Underflow};
 
 /// A sum in place that this rank may do without, and its average.
 pub struct Reduce<B> {
@@ -29,6 +29,9 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
         T::to_lanes(&self.data[range], scale, out);
     }
+    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
+        T::underflow(&self.data[range], scale)
+    }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         if self.keeps {
             restore(sums, scale, &mut self.data[range], self.divisor);
@@ -41,7 +44,7 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
 
 fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: u32) {
     T::from_lanes(sums, scale, out);
-    // Without a scale they are still this rank's own.
+    // Without a scale they are NaN.
     if divisor > 1 && scale.is_some() {
         T::divide(out, divisor);
     }
@@ -70,6 +73,13 @@ impl<T: Element, I: Deref<Target = [T]>, O: DerefMut<Target = [T]>> Data for Sca
     }
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
         T::to_lanes(&self.input[range], scale, out);
+    }
+    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
+        T::underflow(&self.input[range], scale)
+    }
+    fn keep_own(&mut self) {
+        let part = self.start..self.start + self.output.len();
+        self.output.copy_from_slice(&self.input[part]);
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         let part = self.start..self.start + self.output.len();
@@ -175,6 +185,14 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
                 out[place].copy_from_slice(&given[bytes]);
             }
         }
+    }
+    fn underflow(&self, _: Range<usize>, _: Scale) -> Underflow {
+        Underflow::default()
+    }
+    fn keep_own(&mut self) {
+        let mut lanes = vec![0; self.len() * 4];
+        self.load(0..self.len(), None, &mut lanes);
+        self.store(0..self.len(), None, &lanes);
     }
     fn store(&mut self, range: Range<usize>, _: Option<Scale>, sums: &[u8]) {
         for (block, bytes, place) in self.parts(range) {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ops::{Deref, DerefMut, Range};
 
 use super::memory::Memory;
-use super::quant::{self, Scale};
+use super::quant::{self, Scale, Underflow};
 
 /// Data type of an all-reduce.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -67,7 +67,11 @@ pub trait Element:
     #[doc(hidden)]
     fn to_lanes(x: &[Self], scale: Option<Scale>, out: &mut [u8]);
 
-    /// Reads elements from summed lanes. Floats need a scale; without one they are left as they are.
+    /// What becomes 0 of elements that are not; see [`Scale::underflow`].
+    #[doc(hidden)]
+    fn underflow(x: &[Self], scale: Scale) -> Underflow;
+
+    /// Reads elements from summed lanes. Floats need a scale; without one they become NaN.
     #[doc(hidden)]
     fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]);
 
@@ -87,6 +91,10 @@ impl Element for i32 {
         for (x, out) in x.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = x.to_le_bytes();
         }
+    }
+
+    fn underflow(_: &[Self], _: Scale) -> Underflow {
+        Underflow::default()
     }
 
     fn from_lanes(sums: &[u8], _: Option<Scale>, out: &mut [Self]) {
@@ -112,9 +120,14 @@ impl Element for f32 {
         }
     }
 
+    fn underflow(x: &[Self], scale: Scale) -> Underflow {
+        scale.underflow(x)
+    }
+
     fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]) {
-        if let Some(scale) = scale {
-            scale.restore(sums, out);
+        match scale {
+            Some(scale) => scale.restore(sums, out),
+            None => out.fill(f32::NAN),
         }
     }
 
@@ -130,7 +143,11 @@ pub trait Data {
     fn len(&self) -> usize;
     fn bucket(&self, range: Range<usize>) -> u8;
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]);
+    /// What a scale is too coarse for.
+    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow;
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]);
+    /// Makes this rank's own data the result, as the only rank does.
+    fn keep_own(&mut self) {}
     /// The memory that it uses, where it may be somebody else's, too.
     fn memory(&self) -> Memory {
         Memory::default()
@@ -152,6 +169,9 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Slice<B> {
     }
     fn load(&self, range: Range<usize>, scale: Option<Scale>, out: &mut [u8]) {
         T::to_lanes(&self.0[range], scale, out);
+    }
+    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
+        T::underflow(&self.0[range], scale)
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         T::from_lanes(sums, scale, &mut self.0[range]);
@@ -220,6 +240,13 @@ impl<T: Element, B: DerefMut<Target = [T]>, S: DerefMut<Target = [B]>> Data for 
             T::to_lanes(&self.tensors[tensor][part], scale, &mut out[lanes.start * 4..lanes.end * 4]);
         }
     }
+    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
+        let mut all = Underflow::default();
+        for (tensor, part, _) in parts(&self.ends, range) {
+            all += T::underflow(&self.tensors[tensor][part], scale);
+        }
+        all
+    }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {
         for (tensor, part, lanes) in parts(&self.ends, range) {
             T::from_lanes(&sums[lanes.start * 4..lanes.end * 4], scale, &mut self.tensors[tensor][part]);
@@ -286,6 +313,8 @@ mod tests {
             let (mut one, mut many) = (Slice(&mut whole[..]), Slices::new(&mut tensors[..]));
             prop_assert_eq!(one.len(), many.len());
             prop_assert_eq!(one.bucket(range.clone()), many.bucket(range.clone()));
+            let underflow = one.underflow(range.clone(), scale.unwrap());
+            prop_assert_eq!(underflow, many.underflow(range.clone(), scale.unwrap()));
             let (mut a, mut b) = (vec![7; range.len() * 4], vec![9; range.len() * 4]);
             one.load(range.clone(), scale, &mut a);
             many.load(range.clone(), scale, &mut b);

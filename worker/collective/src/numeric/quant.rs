@@ -43,6 +43,29 @@ pub fn around(bucket: u8, count: u8) -> Range<u8> {
     first..first + count
 }
 
+/// What a scale was too coarse for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Underflow {
+    /// Elements that are not zero.
+    pub nonzero: u64,
+    /// Those of them that became 0.
+    pub zeroed: u64,
+}
+
+impl Underflow {
+    /// More than a hundredth of what is not zero became 0: worth a warning.
+    pub fn is_large(self) -> bool {
+        self.zeroed * 100 > self.nonzero
+    }
+}
+
+impl std::ops::AddAssign for Underflow {
+    fn add_assign(&mut self, other: Self) {
+        self.nonzero += other.nonzero;
+        self.zeroed += other.zeroed;
+    }
+}
+
 /// How floats of one message become integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
@@ -72,6 +95,17 @@ impl Scale {
     /// `x 2^s`, rounded to the nearest integer, ties to even, as little-endian words into `out`.
     pub fn quantise(self, x: &[f32], out: &mut [u8]) {
         quantise(self.exponent, self.limit as u32, x, out);
+    }
+
+    /// How many of these elements are not zero, and how many of those are so small that they
+    /// become 0: at most half of 2^-s, as ties go to even.
+    pub fn underflow(self, x: &[f32]) -> Underflow {
+        // The bits of the largest float that becomes 0, which may be subnormal, or too small for one.
+        let largest = match -1 - self.exponent {
+            e if e >= -126 => ((e + 127) as u32) << 23,
+            e => 1u32.checked_shl((e + 149) as u32).unwrap_or(0),
+        };
+        underflow(largest, x)
     }
 
     /// Sums of quantised values, as little-endian words, back to floats: `sum 2^-s`, rounded once.
@@ -106,6 +140,18 @@ fn quantise(exponent: i32, limit: u32, x: &[f32], out: &mut [u8]) {
         let sign = (bits as i32 >> 31) as u32;
         *out = (magnitude ^ sign).wrapping_sub(sign).to_le_bytes();
     }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
+fn underflow(largest: u32, x: &[f32]) -> Underflow {
+    let (mut nonzero, mut zeroed) = (0u32, 0u32);
+    for x in x {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        nonzero += u32::from(magnitude != 0);
+        // A zero wraps to the largest number.
+        zeroed += u32::from(magnitude.wrapping_sub(1) < largest);
+    }
+    Underflow { nonzero: nonzero.into(), zeroed: zeroed.into() }
 }
 
 /// Bits of an f64 that an f32 has no room for.
@@ -301,6 +347,25 @@ mod tests {
             let magnitude = magnitude.min(i128::from(scale.limit)) as i32;
             let expected = if x.is_sign_negative() { -magnitude } else { magnitude };
             prop_assert_eq!(quantise(scale, &[x])[0], expected);
+        }
+
+        /// What is counted as underflow is what quantising makes 0.
+        #[test]
+        fn underflow_is_what_becomes_zero(
+            x in prop::collection::vec(finite(), 0..40),
+            near in 0u32..3,
+            bucket in 0u8..255,
+            ranks in 1u32..=64,
+        ) {
+            let scale = Scale::new(bucket, ranks).unwrap();
+            // And what is next to the limit, which is the halves of subnormal numbers at the lowest scales.
+            let half = (-f64::from(scale.exponent) - 1.0).exp2() as f32;
+            let edge = f32::from_bits(half.to_bits().saturating_add(near).saturating_sub(1));
+            let x: Vec<f32> = x.into_iter().chain([edge, -edge, 0.0, -0.0, f32::from_bits(1)]).collect();
+            let nonzero = x.iter().filter(|x| **x != 0.0).count() as u64;
+            let becomes_zero = |(x, q): &(&f32, i32)| **x != 0.0 && *q == 0;
+            let zeroed = x.iter().zip(quantise(scale, &x)).filter(becomes_zero).count() as u64;
+            prop_assert_eq!(scale.underflow(&x), Underflow { nonzero, zeroed });
         }
 
         /// The sum errs by at most half a step for each rank (one step for a value at the limit), and by the last rounding.

@@ -10,6 +10,7 @@ use super::aggregator::Aggregator;
 use super::network::{Class, Direction, Faults, Network, Speed};
 use super::rng::Rng;
 use super::vector::Vector;
+use crate::call;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
 use crate::error::Error;
 use crate::numeric::element::{Slice, take_back};
@@ -63,6 +64,8 @@ pub(super) struct Spec {
     pub refused: Option<usize>,
     /// Ranks that sum by themselves try the box again, and go on over new connections.
     pub returns: bool,
+    /// What each rank calls for, every time; a sum if empty.
+    pub called: Vec<call::Call>,
     /// How many calls may be in flight.
     pub depth: usize,
     /// Among those, one of so many is one that the caller waits for; not the same at all ranks.
@@ -99,6 +102,7 @@ impl Spec {
             renew: None,
             refused: None,
             returns: false,
+            called: Vec::new(),
             depth: 1,
             blocking: 5,
             pauses: Vec::new(),
@@ -405,7 +409,8 @@ impl Sim {
             let Spec { depth, blocking, .. } = self.spec;
             let blocking = depth == 1 || (host.begun + rank).is_multiple_of(blocking);
             let work = if blocking { Work::Lent(&data) } else { Work::Owned(Box::new(data.clone())) };
-            match host.engine.start(now, &mut host.stack, work) {
+            let called = self.spec.called.get(rank).copied().unwrap_or(call::Call::SUM);
+            match host.engine.start(now, &mut host.stack, called, work) {
                 Ok(_) if blocking => host.current = Some(data),
                 Ok(_) => {}
                 Err(error) => host.results.push((Err(error), data, elapsed)),

@@ -8,7 +8,9 @@ use super::network::{Class, Direction, Faults, Rates, Victim};
 use super::rng::Rng;
 use super::vector::Vector;
 use super::{describe, simulate};
+use crate::call::{self, Collective, Op};
 use crate::error::Error;
+use crate::frame::Descriptor;
 use crate::numeric::element::Dtype;
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::MIN_ACK_TIMEOUT;
@@ -269,6 +271,51 @@ fn different_operations_are_an_error() {
     }
 }
 
+/// Of the same elements of the same type, so that every message fits every other.
+#[test]
+fn each_pair_of_different_calls_is_an_error_that_names_both() {
+    let of = |collective, tag| call::Call { collective, tag };
+    let calls = [
+        call::Call::SUM,
+        of(Collective::AllReduce(Op::Sum), 1),
+        of(Collective::AllReduce(Op::Average), 0),
+        of(Collective::Reduce { op: Op::Sum, root: 0 }, 0),
+        of(Collective::Reduce { op: Op::Sum, root: 1 }, 0),
+        of(Collective::Reduce { op: Op::Average, root: 0 }, 0),
+        of(Collective::ReduceScatter(Op::Sum), 0),
+        of(Collective::ReduceScatter(Op::Average), 0),
+        of(Collective::Broadcast { root: 0, block: 2800 }, 0),
+        of(Collective::Broadcast { root: 1, block: 2800 }, 0),
+        of(Collective::Broadcast { root: 0, block: 2799 }, 0),
+        of(Collective::AllGather { block: 700 }, 0),
+        of(Collective::AllGather { block: 699 }, 0),
+        of(Collective::AllToAll { block: 175 }, 0),
+        of(Collective::Barrier, 0),
+    ];
+    for (i, usual) in calls.iter().enumerate() {
+        for (j, odd) in calls.iter().enumerate().filter(|(j, _)| *j != i) {
+            let (seed, ranks) = ((i * calls.len() + j) as u64, 2 + (i + j) as u32 % 3);
+            let mut called = vec![*usual; ranks as usize];
+            called[(i + 2 * j) % ranks as usize] = *odd;
+            let present = if seed.is_multiple_of(3) { NEVER } else { ALWAYS };
+            let layout = layouts().nth(seed as usize % 5).unwrap();
+            let spec = Spec { present, called, ..Spec::new(ranks, layout, seed) };
+            let mut sim =
+                Sim::new(&spec, |rank| vec![Call { data: ints(rank, 700, 1), not_before: Duration::ZERO }]);
+            sim.run();
+            for host in &sim.hosts {
+                let Err(Error::Mismatch(text)) = &host.results[0].0 else {
+                    panic!("{usual:?} {odd:?}: {:?}", host.results[0].0)
+                };
+                for call in [usual, odd] {
+                    let d = Descriptor { number: 1, length: 700, dtype: Dtype::I32, call: *call };
+                    assert!(text.contains(&d.to_string()), "{call:?}: {text}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn non_finite_elements_are_named_and_do_no_harm() {
     let layout = Layout { message_size: 600, window: 2, rings: 2 };
@@ -290,6 +337,12 @@ fn non_finite_elements_are_named_and_do_no_harm() {
     for host in &sim.hosts {
         let finished = host.results[0].0.as_ref().unwrap();
         assert_eq!(finished.non_finite, Some(first..first + per_message));
+        // All others are sums, and those are NaN at all ranks.
+        let given = (0..3).map(|rank| bad(rank).swap_remove(0).data);
+        assert_eq!(host.results[0].1.bits(), Vector::sum(&layout, &given.collect::<Vec<_>>()));
+        let Vector::F(sums) = &host.results[0].1 else { panic!() };
+        let nan = sums.iter().filter(|x| x.is_nan()).count();
+        assert_eq!(nan, 2 * per_message);
         assert_eq!(host.results[1].0.as_ref().unwrap().non_finite, None);
         let sums: Vec<Vector> = (0..3).map(|r| floats(r, 10, 2)).collect();
         assert_eq!(host.results[1].1.bits(), Vector::sum(&layout, &sums));

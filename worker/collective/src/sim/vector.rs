@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::rng::Rng;
 use crate::numeric::element::{Data, Dtype};
 use crate::numeric::layout::Layout;
-use crate::numeric::quant::Scale;
+use crate::numeric::quant::{Scale, Underflow};
 use crate::numeric::reference::reference_sum;
 
 /// A slice of either type.
@@ -78,6 +78,12 @@ impl Data for Vector {
         match self {
             Self::I(x) => crate::numeric::element::Element::to_lanes(&x[range], scale, out),
             Self::F(x) => crate::numeric::element::Element::to_lanes(&x[range], scale, out),
+        }
+    }
+    fn underflow(&self, range: Range<usize>, scale: Scale) -> Underflow {
+        match self {
+            Self::I(_) => Underflow::default(),
+            Self::F(x) => scale.underflow(&x[range]),
         }
     }
     fn store(&mut self, range: Range<usize>, scale: Option<Scale>, sums: &[u8]) {

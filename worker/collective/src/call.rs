@@ -1,0 +1,101 @@
+//! What a rank calls for. Two calls are the same operation only if all of it agrees.
+
+use std::fmt;
+
+/// What is made of all ranks' elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum Op {
+    /// Their sum.
+    #[default]
+    Sum,
+    /// Their sum divided by the number of ranks; of floats only.
+    Average,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Average => "avg",
+        })
+    }
+}
+
+/// A collective operation, with all that decides where elements go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Collective {
+    AllReduce(Op),
+    Reduce {
+        op: Op,
+        root: u32,
+    },
+    ReduceScatter(Op),
+    Broadcast {
+        root: u32,
+        /// Bytes that the root gives.
+        block: u64,
+    },
+    AllGather {
+        /// Bytes that each rank gives.
+        block: u64,
+    },
+    AllToAll {
+        /// Bytes that each rank gives each.
+        block: u64,
+    },
+    Barrier,
+}
+
+/// A collective as a rank calls for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Call {
+    pub collective: Collective,
+    /// What else the caller wants compared, such as a number for how its tensors are laid out.
+    pub tag: u32,
+}
+
+impl From<Collective> for Call {
+    fn from(collective: Collective) -> Self {
+        Self { collective, tag: 0 }
+    }
+}
+
+impl Call {
+    /// A plain sum.
+    pub const SUM: Self = Self { collective: Collective::AllReduce(Op::Sum), tag: 0 };
+
+    /// As words: kind, operator, root, tag; and the block.
+    pub fn words(self) -> ([u32; 4], u64) {
+        let (kind, op, root, block) = match self.collective {
+            Collective::AllReduce(op) => (0, op, 0, 0),
+            Collective::Reduce { op, root } => (1, op, root, 0),
+            Collective::ReduceScatter(op) => (2, op, 0, 0),
+            Collective::Broadcast { root, block } => (3, Op::Sum, root, block),
+            Collective::AllGather { block } => (4, Op::Sum, 0, block),
+            Collective::AllToAll { block } => (5, Op::Sum, 0, block),
+            Collective::Barrier => (6, Op::Sum, 0, 0),
+        };
+        ([kind, op as u32, root, self.tag], block)
+    }
+
+    /// The reverse of [`words`](Self::words); `None` for words that no call has.
+    pub fn of_words([kind, op, root, tag]: [u32; 4], block: u64) -> Option<Self> {
+        let op = match op {
+            0 => Op::Sum,
+            1 => Op::Average,
+            _ => return None,
+        };
+        let collective = match kind {
+            0 => Collective::AllReduce(op),
+            1 => Collective::Reduce { op, root },
+            2 => Collective::ReduceScatter(op),
+            3 => Collective::Broadcast { root, block },
+            4 => Collective::AllGather { block },
+            5 => Collective::AllToAll { block },
+            6 => Collective::Barrier,
+            _ => return None,
+        };
+        let call = Self { collective, tag };
+        (call.words() == ([kind, op as u32, root, tag], block)).then_some(call)
+    }
+}
