@@ -474,6 +474,45 @@ def leaves():
 def mismatch():
     comm = netsum.init()
     raises(netsum.MismatchError, "all ranks must call for the same", comm.all_reduce, numpy.ones(1000 + comm.rank, dtype=numpy.int32))
+    # Each by a communicator of its own, as a mismatch ends it.
+    f, i = numpy.float32, numpy.int32
+    for first, second in (
+        (lambda c: c.all_reduce(numpy.ones(4, i)), lambda c: c.broadcast(numpy.ones(4, i), 1)),
+        (lambda c: c.broadcast(numpy.ones(4, f), 0), lambda c: c.broadcast(numpy.ones(4, f), 1)),
+        (lambda c: c.all_reduce(numpy.ones(3, f)), lambda c: c.all_reduce(numpy.ones(3, f), "avg")),
+        (lambda c: c.barrier(), lambda c: c.all_reduce(numpy.ones(1, i))),
+        (lambda c: c.reduce(numpy.ones(4, i), 0), lambda c: c.all_reduce(numpy.ones(4, i))),
+        (lambda c: c.all_gather(numpy.zeros(4, i), numpy.ones(2, i)), lambda c: c.all_reduce(numpy.ones(4, i))),
+        (lambda c: c.barrier_async(tag=1).wait(), lambda c: c.barrier()),
+    ):
+        comm.close()
+        # One may hear of the other's call before it has made its own.
+        def call(first=first, second=second):
+            nonlocal comm
+            comm = netsum.init()
+            (first if comm.rank == 0 else second)(comm)
+        raises(netsum.MismatchError, "all ranks must call for the same", call)
+
+
+def small_beside_large():
+    """Of 4 ranks: floats that become 0 are counted; one operation that loses many warns, later ones do not."""
+    import warnings
+
+    with netsum.init() as comm, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in range(3):
+            x = numpy.full(16_000, 1e-9, dtype=numpy.float32)
+            x[0] = 10
+            report = comm.all_reduce(x)
+            assert x[1] == 0 and report.underflows == 15_999, (x, report.underflows)
+            assert comm.statistics()["underflows"] == 15_999 * (n + 1)
+        warned = [str(w.message) for w in told if w.category is netsum.UnderflowWarning]
+        assert len(warned) == 1 and "15999 of 16000 floats" in warned[0], warned
+        x = numpy.full(40_000, comm.rank, dtype=numpy.float32)
+        x[20_000] = numpy.nan if comm.rank == 1 else 1
+        raises(netsum.NonFiniteError, "16301..32602", comm.all_reduce, x)
+        bad = numpy.isnan(x)
+        assert bad[16_301:32_602].all() and bad.sum() == 16_301 and (x[~bad] == 6).all()
 
 
 def alone():
@@ -481,6 +520,15 @@ def alone():
         x = numpy.arange(5, dtype=numpy.float32)
         comm.all_reduce(x, "avg")
         assert x.tolist() == [0, 1, 2, 3, 4]
+        y = numpy.array([4096, 4.1, 4.1e8, 8.2e-3, 8.2e13, numpy.nan, -numpy.inf, 1e-45], dtype=numpy.float32)
+        before = y.tobytes()
+        for op in ("sum", "avg"):
+            comm.all_reduce(y, op)
+            comm.reduce(y, 0, op)
+            comm.reduce_scatter(y, y.copy(), op)
+            comm.all_reduce([y])
+        comm.broadcast(y, 0)
+        assert y.tobytes() == before and comm.statistics()["underflows"] == 0, y
         out = numpy.zeros(5, dtype=numpy.float32)
         comm.all_gather(out, x)
         assert (out == x).all()
