@@ -38,6 +38,14 @@ fn quantise(b: Bencher<'_, '_>) {
     b.counter(BytesCount::new(LEN)).bench_local(|| scale.quantise(black_box(&x), black_box(&mut out)));
 }
 
+/// Floats that become 0.
+#[divan::bench]
+fn underflow(b: Bencher<'_, '_>) {
+    let x = floats();
+    let scale = scale(&x);
+    b.counter(BytesCount::new(LEN)).bench_local(|| scale.underflow(black_box(&x)));
+}
+
 #[divan::bench]
 fn restore(b: Bencher<'_, '_>) {
     let (mut x, mut lanes) = (floats(), vec![0; LEN]);
