@@ -152,7 +152,7 @@ def main():
     comm = None
     if args.backend == "hook":
         comm = netsum.init()
-        model.register_comm_hook(comm, netsum.torch.comm_hook)
+        model.register_comm_hook(netsum.torch.HookState(comm, model), netsum.torch.comm_hook)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     # Each rank draws other batches.
     generator = torch.Generator().manual_seed(args.seed * 1000 + dist.get_rank())

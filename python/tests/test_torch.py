@@ -57,6 +57,9 @@ class Hook(unittest.TestCase):
     def test_what_cannot_be_summed_is_refused_with_what_to_do(self):
         self.run_beside_gloo("refused")
 
+    def test_a_model_of_some_ranks_is_refused(self):
+        self.run_beside_gloo("hook_of_a_subgroup", ranks=4)
+
     def test_the_rank_that_died_is_named(self):
         self.assertIn("NAMED", self.run_beside_gloo("dies"))
 
@@ -79,6 +82,26 @@ class Backend(unittest.TestCase):
 
     def test_mistaken_calls_and_tensors_of_other_forms(self):
         torchrun("mistaken", "sparse")
+
+    def test_groups_are_apart(self):
+        torchrun("apart", ranks=3)
+
+    def test_tensors_of_any_strides(self):
+        torchrun("strided")
+
+    def test_lists_of_several_sizes(self):
+        torchrun("uneven", ranks=3)
+
+    def test_ranks_that_call_for_different_things(self):
+        for case in range(4):
+            torchrun("differ", NETSUM_TEST_CASE=str(case))
+
+    def test_groups_that_are_not_used_cost_nothing(self):
+        torchrun("many_groups")
+
+    @unittest.skipIf(VERSION < (2, 7), "not tried before 2.7")
+    def test_compiled_models(self):
+        torchrun("compiled")
 
     def test_the_groups_timeout(self):
         torchrun("timed")

@@ -49,7 +49,7 @@ def trained(comm, model, steps=6, lr=0.1, accumulate=1, parts=None, **more):
     """The weights after some steps: by the hook, or by torch.distributed where there is no communicator."""
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.05, **more)
     if comm:
-        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for step, x in enumerate(batches(steps * accumulate)):
         last = (step + 1) % accumulate == 0
@@ -115,7 +115,7 @@ def beside():
             found.append(sum(not future.done() for future in flying))
             return flying[-1]
 
-        ddp.register_comm_hook(comm, hooked)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), hooked)
         for _ in range(3):
             flying.clear()
             found.clear()
@@ -137,7 +137,7 @@ def integers():
             torch.nn.init.zeros_(model.weight)
             ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
             if hooked:
-                ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+                ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
             x = torch.arange(300.0).repeat(4, 1) + dist.get_rank() * 2
             ddp(x).sum().backward()
             found.append(model.weight.grad.clone())
@@ -154,7 +154,7 @@ def unused():
         assert same_everywhere(by_netsum) and close(by_netsum, by_gloo)
         model = Net(ranks + 1)
         ddp = DistributedDataParallel(model, find_unused_parameters=True)
-        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
         ddp(batches(1)[0], rank).sum().backward()
         assert all(p.grad is None for p in model.parts[ranks].parameters()), "nobody has used it"
         # What this rank has not used has the others' gradient.
@@ -169,7 +169,7 @@ def no_sync():
         assert same_everywhere(by_netsum) and close(by_netsum, by_gloo)
         before = comm.statistics()["all_reduces"]
         ddp = DistributedDataParallel(Net())
-        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
         with ddp.no_sync():
             ddp(batches(1)[0]).sum().backward()
         assert comm.statistics()["all_reduces"] == before
@@ -200,7 +200,7 @@ def averaged(comm, dtype):
     model = Scaled(dtype)
     ddp = DistributedDataParallel(model)
     if comm:
-        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
     ranks = dist.get_world_size()
     ddp(torch.full((3000,), 1 + dist.get_rank() / 64, dtype=dtype)).backward()
     mean = torch.tensor(1 + (ranks - 1) / 128, dtype=dtype)
@@ -227,7 +227,7 @@ def not_finite():
     warnings.simplefilter("error")
     with gloo() as comm:
         ddp = DistributedDataParallel(Net())
-        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loss = ddp(batches(1)[0]).sum()
@@ -254,7 +254,7 @@ def workers():
     """Processes that are forked to load data leave the communicator alone."""
     with gloo() as comm:
         ddp = DistributedDataParallel(torch.nn.Linear(10, 2))
-        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
         data = torch.utils.data.TensorDataset(torch.randn(40, 10))
         for _ in range(2):
             for (x,) in torch.utils.data.DataLoader(data, batch_size=10, num_workers=2, multiprocessing_context="fork"):
@@ -268,14 +268,14 @@ def refused():
 
     def step(comm, model):
         ddp = DistributedDataParallel(model)
-        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
         ddp(torch.zeros(1, 50, dtype=next(model.parameters()).dtype)).sum().backward()
 
-    raises(RuntimeError, "netsum.init()", step, None, torch.nn.Linear(50, 2))
+    raises(netsum.ArgumentError, "netsum.init()", step, None, torch.nn.Linear(50, 2))
     with netsum.init() as comm:
         raises(RuntimeError, "model.float()", step, comm, torch.nn.Linear(50, 2).double())
     with netsum.init(rank=0, ranks=1, peers=[f"127.200.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"]) as alone:
-        raises(RuntimeError, "netsum has 1 ranks", step, alone, torch.nn.Linear(50, 2))
+        raises(netsum.ConfigError, "netsum has rank 0 of 1", step, alone, torch.nn.Linear(50, 2))
     dist.barrier()
 
 
@@ -284,7 +284,7 @@ def dies():
     dist.init_process_group("gloo")
     comm = netsum.init(timeout=1)
     ddp = DistributedDataParallel(Net())
-    ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+    ddp.register_comm_hook(netsum.torch.HookState(comm, ddp), netsum.torch.comm_hook)
     for x in batches(2):  # in the second DDP lays its buckets anew, by Gloo
         ddp(x).sum().backward()
     if comm.rank == 1:
@@ -397,8 +397,8 @@ def collectives():
         x = torch.ones(3)
         dist.all_reduce(x, group=everyone)
         assert (x == ranks).all()
-        assert not delegated(caught), delegated(caught)
-        raises(netsum.ArgumentError, "x.contiguous()", dist.all_reduce, torch.zeros(3, 2).t())
+        said = {text.split(":")[0] for text in delegated(caught)}
+        assert said == {"all_to_all", "a second group of all ranks"}, said
         y = torch.full((4,), torch.inf if rank == 0 else 1.0)
         dist.all_reduce(y)
         assert y.isnan().all()
@@ -471,16 +471,18 @@ def among_gloo():
     rank = dist.get_rank()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        kept = None
         for ranks in ([0, 1], [1, 2], [0, 1, 2], [0, 1, 2], [0, 2]):
             group = dist.new_group(ranks, backend="netsum")
             x = torch.ones(5)
             if rank in ranks:
                 dist.all_reduce(x, group=group)
                 assert (x == len(ranks)).all(), (ranks, x)
-                assert (group.comm is not None) == (len(ranks) == 3), ranks
+                assert (group.comm is not None) == (len(ranks) == 3 and kept is None), ranks
                 # Not held by this rank alone.
-                kept = group if rank == 0 else None
-        assert len(delegated(caught)) == 1 and "a group of 2 of 3 ranks" in delegated(caught)[0], delegated(caught)
+                kept = group if len(ranks) == 3 and rank == 0 else kept or len(ranks) == 3 or None
+        said = [text.split(":")[0] for text in delegated(caught)]
+        assert sorted(said) == ["a group of 2 of 3 ranks", "a second group of all ranks"], said
     del kept
 
 
@@ -669,9 +671,189 @@ def by_gloo():
             assert (x == 1).all(), x
         said = delegated(caught)
         assert len(said) == len(set(said)), said
-        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "parts whose sizes"):
+        for words in ("all_reduce of torch.float64", "all_reduce of torch.int64", "all_reduce with MAX", "reduce_scatter of", "all_to_all", "send", "recv"):
             assert sum(words in text for text in said) == 1, (words, said)
         assert rank > 1 or any("a group of 2 of" in text for text in said) or ranks == 2, said
+
+
+def hook_of_a_subgroup():
+    """Two halves of the ranks train apart: the hook, which sums for all, is refused, and a model's own group stays."""
+    dist.init_process_group("gloo")
+    with netsum.init() as comm:
+        rank = dist.get_rank()
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        other_order = dist.new_group([3, 2, 1, 0])
+        ddp = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False), process_group=groups[rank // 2])
+        raises(netsum.ConfigError, "the model's group has 2 of 4 ranks", netsum.torch.HookState, comm, ddp)
+        ddp.register_comm_hook(comm, netsum.torch.comm_hook)
+        out = ddp(torch.full((1, 3), 1.0 if rank < 2 else 1000.0)).sum()
+        raises(RuntimeError, "HookState(netsum.init(), model)", out.backward)
+        raises(netsum.ArgumentError, "DistributedDataParallel is needed", netsum.torch.HookState, comm, ddp.module)
+        if dist.get_rank(other_order) != rank:
+            ddp = DistributedDataParallel(torch.nn.Linear(3, 1), process_group=other_order)
+            raises(netsum.ConfigError, "another order", netsum.torch.HookState, comm, ddp)
+        dist.barrier()
+
+
+def apart():
+    """Operations of two groups never meet, whatever the order of the calls; neither do messages between ranks."""
+    with backend():
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        groups = [dist.group.WORLD, dist.new_group(), dist.new_group(list(range(ranks))), dist.new_group([0, 1])]
+        for turn in range(3):
+            calls = [(i, torch.full((3,), 10.0**i * (rank + 1)), group) for i, group in enumerate(groups) if i < 3 or rank < 2]
+            works = [(i, x, dist.all_reduce(x, group=group, async_op=True)) for i, x, group in calls[:: 1 if (rank + turn) % 2 else -1]]
+            for i, x, work in works:
+                work.wait()
+                of = 2 if i == 3 else ranks
+                assert (x == 10.0**i * of * (of + 1) / 2).all(), (i, x)
+        # Only two of all ranks call, before anything else in that group; the messages are received in another order.
+        for group in (dist.new_group(), dist.new_group(list(range(ranks))[::-1]), dist.new_group([0, 1])):
+            if rank == 0:
+                for to, value in ((dist.group.WORLD, 1.0), (group, 2.0)):
+                    dist.send(torch.full((4,), value), 1, group=to)
+            elif rank == 1:
+                for source, value in ((group, 2.0), (dist.group.WORLD, 1.0)):
+                    x = torch.zeros(4, 2)[:, 0]
+                    assert dist.recv(x, None if value == 2.0 else 0, group=source) == 0
+                    assert (x == value).all(), x
+        raises(netsum.ArgumentError, f"to rank {rank}", dist.group.WORLD.send, [torch.ones(1)], rank)
+        raises(netsum.ArgumentError, "from rank -1", dist.group.WORLD.recv, [torch.ones(1)], -1)
+
+
+def strided():
+    """Tensors that are not contiguous, in every call, by netsum and by Gloo: their numbers are right, and nothing beside them changes."""
+    with backend():
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        for group in (dist.group.WORLD, dist.new_group()):
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                base = torch.arange(16.0, dtype=dtype).view(2, 4, 2)
+
+                def made(fill=None):
+                    """Views of more: a column, a transposed matrix, images with the channels last, and some of these at one rank alone."""
+                    whole = base.clone() if fill is None else torch.full_like(base, fill)
+                    image = torch.empty(1, 2, 2, 2, dtype=dtype).contiguous(memory_format=torch.channels_last)
+                    image.copy_(whole.view(2, 2, 2, 2)[:1])
+                    flat = image.contiguous() if rank == 1 else image
+                    return [(whole[0, :, 0], whole), (whole[0].t(), whole), (flat, flat), (whole[1] if rank else whole[1].t().contiguous().t(), whole)]
+
+                for i in range(4):
+                    x = made()[i][0]
+                    want = x.clone().contiguous()
+
+                    def empty(i=i):
+                        return made(0.0)[i][0]
+
+                    x, whole = made()[i]
+                    before = whole.clone()
+                    dist.all_reduce(x, group=group)
+                    assert torch.equal(x, want * ranks), (i, x)
+                    x.copy_(want)
+                    assert torch.equal(whole, before), "what is beside it has changed"
+                    dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
+                    assert torch.equal(x, want), (i, x)
+                    dist.reduce(x, 0, group=group)
+                    assert rank > 0 or torch.equal(x, want * ranks), (i, x)
+                    x = made()[i][0] if rank == 0 else empty()
+                    dist.broadcast(x, 0, group=group)
+                    assert torch.equal(x, want), (i, x)
+                    parts = [empty() for _ in range(ranks)]
+                    dist.all_gather(parts, made()[i][0], group=group)
+                    assert all(torch.equal(part, want) for part in parts), (i, parts)
+                    out = empty()
+                    dist.reduce_scatter(out, [made()[i][0] for _ in range(ranks)], group=group)
+                    assert torch.equal(out, want * ranks), (i, out)
+                    parts = [empty() for _ in range(ranks)]
+                    dist.all_to_all(parts, [made()[i][0] for _ in range(ranks)], group=group)
+                    assert all(torch.equal(part, want) for part in parts), (i, parts)
+                    parts = [empty() for _ in range(ranks)] if rank == 1 else None
+                    dist.gather(made()[i][0], parts, 1, group=group)
+                    assert rank != 1 or all(torch.equal(part, want) for part in parts), (i, parts)
+                    out = empty()
+                    dist.scatter(out, [made()[i][0] for _ in range(ranks)] if rank == 0 else None, 0, group=group)
+                    assert torch.equal(out, want), (i, out)
+                    if rank == 0:
+                        dist.send(made()[i][0], 1, group=group)
+                    elif rank == 1:
+                        dist.recv(out := empty(), 0, group=group)
+                        assert torch.equal(out, want), (i, out)
+        raises(netsum.ArgumentError, "several elements at one place", dist.all_reduce, torch.zeros(1).expand(3))
+
+
+def uneven():
+    """Lists whose tensors have sizes of their own, and lists that are wrong."""
+    with backend():
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        for group in (dist.group.WORLD, dist.new_group()):
+            for dtype in (torch.float32, torch.int64):
+                parts = [torch.zeros(r + 1, dtype=dtype) for r in range(ranks)]
+                dist.all_gather(parts, torch.full((rank + 1,), rank, dtype=dtype), group=group)
+                assert all((part == r).all() for r, part in enumerate(parts)), parts
+                out = torch.zeros(rank + 1, dtype=dtype)
+                dist.reduce_scatter(out, [torch.full((r + 1,), r + rank, dtype=dtype) for r in range(ranks)], group=group)
+                assert (out == ranks * rank + ranks * (ranks - 1) // 2).all(), out
+        group = dist.group.WORLD
+        raises(netsum.ArgumentError, "must be as long as", group.reduce_scatter, [torch.zeros(2)], [[torch.zeros(1)] * ranks])
+        raises(netsum.ArgumentError, "a part for each rank", group.reduce_scatter, [torch.zeros(1)], [[torch.zeros(1)] * (ranks + 1)])
+        raises(netsum.ArgumentError, "as long as that rank's input", group.allgather, [[torch.zeros(2)] * ranks], [torch.zeros(1)])
+        raises(netsum.ArgumentError, "root 9: 0 to", group.broadcast, torch.zeros(1), 9)
+        # The group's own methods.
+        group.broadcast(x := torch.full((2,), float(rank)), 1).wait()
+        group.allreduce(y := torch.ones(2), dist.ReduceOp.MAX).wait()
+        assert (x == 1).all() and (y == 1).all()
+        if NEW:
+            dist.monitored_barrier()
+
+
+def differ():
+    """Ranks that call for different things: an error at all that names both, and no numbers."""
+    dist.init_process_group("netsum")
+    rank, f = dist.get_rank(), torch.float32
+    one, other = (
+        (lambda: dist.broadcast(torch.ones(4), 0), lambda: dist.broadcast(torch.ones(4, dtype=torch.int32), 0)),
+        (lambda: dist.all_reduce(torch.ones(4)), lambda: dist.all_reduce(torch.ones(4, dtype=torch.bfloat16))),
+        (lambda: dist.broadcast(torch.ones(4), 0), lambda: dist.broadcast(torch.ones(4), 1)),
+        (
+            lambda: dist.reduce_scatter(torch.ones(1 + rank), [torch.ones(1), torch.ones(2, dtype=f)]),
+            lambda: dist.reduce_scatter(torch.ones(1), [torch.ones(2), torch.ones(1)]),
+        ),
+    )[int(os.environ["NETSUM_TEST_CASE"])]
+    raises(netsum.MismatchError, "all ranks must call for the same", one if rank == 0 else other)
+
+
+def many_groups():
+    """Groups that nobody uses, or that are destroyed, leave nothing behind."""
+    with backend():
+
+        def held():
+            return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
+
+        for i in range(200):
+            group = dist.new_group()
+            if i % 50 == 0:
+                dist.all_reduce(x := torch.ones(3, dtype=torch.float64), group=group)
+                assert (x == dist.get_world_size()).all()
+            dist.destroy_process_group(group)
+            del group
+            if i == 20:
+                before = held()
+        until = time.monotonic() + 10
+        while any(now > then + 3 for now, then in zip(held(), before)):
+            assert time.monotonic() < until, (before, held())
+            time.sleep(0.05)
+
+
+def compiled():
+    """torch.compile of DistributedDataParallel, as without it."""
+    with backend():
+        plain = trained(None, Net())
+        ddp = torch.compile(DistributedDataParallel(Net(), bucket_cap_mb=0.05), backend="aot_eager")
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for x in batches(6):
+            ddp(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert close(weights(ddp), plain) and same_everywhere(weights(ddp))
 
 
 def without_a_box():

@@ -7,12 +7,12 @@
     # or, where torch.distributed has another backend
     comm = netsum.init()
     model = torch.nn.parallel.DistributedDataParallel(model)
-    model.register_comm_hook(comm, netsum.torch.comm_hook)
+    model.register_comm_hook(netsum.torch.HookState(comm, model), netsum.torch.comm_hook)
 """
 
 from .backend import Delegated, register as _register
-from .hook import comm_hook
+from .hook import HookState, comm_hook
 
-__all__ = ["Delegated", "comm_hook"]
+__all__ = ["Delegated", "HookState", "comm_hook"]
 
 _register()

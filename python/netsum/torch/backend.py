@@ -1,54 +1,35 @@
 """The backend "netsum" of torch.distributed: sums in the network, and Gloo for what that cannot do."""
 
-import collections
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllreduceOptions,
-    BroadcastOptions,
-    PrefixStore,
-    ProcessGroupGloo,
-    ReduceOptions,
-    Work as DistributedWork,
-)
+from torch._C._distributed_c10d import ProcessGroupGloo, Work as DistributedWork
 
 from .._netsum import Communicator, Work
 from ..errors import ArgumentError
-from .completion import Handle, completed
+from .completion import Handle, all_of, completed, kept, then
+from .gloo import Gloo
 from .meeting import apart, meet
-from .tensors import SUMMED, WIDENED, Sum, as_bytes, contiguous, put
+from .tensors import SUMMED, WIDENED, Memory, Sum, put, tag
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
-#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later.
-OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
-_last: "collections.deque[Handle]" = collections.deque(maxlen=16)
-#: Of groups of all ranks, by the default group of another backend.
-_beside: "weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator]" = weakref.WeakKeyDictionary()
+#: Default groups of another backend that have a group of all ranks by netsum.
+_beside: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()
 
 
 class Delegated(UserWarning):
     """Gloo does what netsum cannot; the text says what."""
 
 
-def _by_gloo(name: str) -> Callable[..., DistributedWork]:
-    def call(self, *arguments):
-        _tell(name)
-        return getattr(self.gloo, name)(*arguments)
-
-    return call
-
-
 class ProcessGroup(dist.ProcessGroup):
-    """All ranks, by netsum; or some of them, by Gloo."""
+    """The first group of all ranks, by netsum; or another one, by Gloo."""
 
-    #: That of all ranks, while somebody has it, and this rank's address.
+    #: The communicator, while somebody has it, and this rank's address.
     last: "weakref.ref[Communicator] | None" = None
     address = ""
     told: set[str] = set()
@@ -58,42 +39,36 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name = self._text = ""
         self._timeout = options.timeout.total_seconds()
-        self._is_default = not dist.is_initialized()
+        world = dist.group.WORLD if dist.is_initialized() else None
         store = apart(options.store, size)
-        self.comm = self._communicator(store, options.global_ranks_in_group)
-        gloo = ProcessGroupGloo._Options()
-        gloo._timeout = options.timeout
-        if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
-            # The default device does not look at it.
-            gloo._devices = [ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")]
-        elif ProcessGroup.address:
-            gloo._devices = [ProcessGroupGloo.create_device(hostname=ProcessGroup.address)]
-        else:
-            gloo._devices = [ProcessGroupGloo.create_default_device()]
-        self.gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, gloo)
+        ranks = list(options.global_ranks_in_group)
+        self.comm = self._communicator(store, world, ranks)
+        world_gloo = world.gloo if isinstance(world, ProcessGroup) else None
+        self.gloo = Gloo(store, rank, size, options.timeout, ProcessGroup.address, world_gloo, ranks)
 
-    def _communicator(self, store: "dist.Store", ranks: Sequence[int]) -> Communicator | None:
-        """That of all ranks, if these are all, in their order; no ranks are all. What one rank does must not depend on its own past."""
-        world = None if self._is_default else dist.group.WORLD
+    def _communicator(self, store: "dist.Store", world: "dist.ProcessGroup | None", ranks: "list[int]") -> Communicator | None:
+        """That of all ranks, for the first group of all ranks, in their order; no ranks are all.
+
+        Operations of two groups must never meet, and a communicator has one order of operations. What one rank does must not depend on
+        its own past.
+        """
         if world is not None:
-            if ranks and list(ranks) != list(range(world.size())):
+            if ranks and ranks != list(range(world.size())):
                 few = self.size() < world.size()
                 return _tell(f"a group of {self.size()} of {world.size()} ranks" if few else "a group with another order of ranks")
-            found = world.comm if isinstance(world, ProcessGroup) else _beside.get(world)
-            if found is not None:
-                return found
+            if isinstance(world, ProcessGroup) or world in _beside:
+                return _tell("a second group of all ranks")
+            _beside.add(world)
         # A model may hold a group that is destroyed.
         if last := ProcessGroup.last and ProcessGroup.last():
             last.close()
         comm, ProcessGroup.address = meet(store, self.rank(), self.size())
         ProcessGroup.last = weakref.ref(comm)
-        if world is not None:
-            _beside[world] = comm
         return comm
 
     def shutdown(self) -> None:
-        """Newer PyTorch calls it in destroy_process_group. Other groups share the communicator."""
-        if self._is_default:
+        """Newer PyTorch calls it in destroy_process_group."""
+        if self.comm is not None:
             self.comm.close()
 
     abort = shutdown
@@ -104,7 +79,7 @@ class ProcessGroup(dist.ProcessGroup):
     # PyTorch's own keeps these in backends of C++.
 
     def _get_backend(self, device: torch.device) -> ProcessGroupGloo:
-        return self.gloo
+        return self.gloo.group
 
     def setGroupName(self, name: str) -> None:
         self._name = name
@@ -142,110 +117,135 @@ class ProcessGroup(dist.ProcessGroup):
                 )
             return finish(work)
 
-        return _kept(Handle().follow(lambda told: completed(self.comm, work, told, self._timeout), done))
+        return kept(Handle().follow(lambda told: completed(self.comm, work, told, self._timeout), done))
+
+    def _root(self, kind: str, root: int) -> int:
+        if not 0 <= root < self.size():
+            raise ArgumentError(f"{kind}: root {root}: 0 to {self.size() - 1} with {self.size()} ranks")
+        return root
 
     # Sums.
 
     def allreduce(self, tensors, opts=None):
-        opts = opts if opts is not None else AllreduceOptions()
-        return self._allreduce(tensors, opts.reduceOp)
-
-    def allreduce_coalesced(self, tensors, opts=None):
-        return self._allreduce(tensors, opts.reduceOp if opts is not None else _SUM)
-
-    def _allreduce(self, tensors, op):
+        tensors, op = _listed(tensors), _option(opts, "reduceOp", _SUM)
         name = self._sums("all_reduce", tensors, op)
         if name is None:
-            return _all([self._gloo_allreduce(tensor, op) for tensor in tensors], tensors)
+            return all_of([self.gloo.allreduce(tensor, op) for tensor in tensors], tensors)
         sums = [Sum(tensor) for tensor in tensors]
-        works = [self.comm.all_reduce_async(one.summed, name) for one in sums]
-        return _all([self._started("all_reduce", *both) for both in zip(works, [one.finished for one in sums], strict=True)], tensors)
+        works = [self.comm.all_reduce_async(one.flat, name, tag=tag(one.tensor.dtype)) for one in sums]
+        return all_of([self._started("all_reduce", *both) for both in zip(works, [one.finished for one in sums], strict=True)], tensors)
 
-    def _gloo_allreduce(self, tensor, op):
-        opts = AllreduceOptions()
-        opts.reduceOp = _SUM if op == _AVG else op
-        work = self.gloo.allreduce([contiguous(tensor)], opts)
-        return _then(work, lambda: [_divided(tensor, self.size())]) if op == _AVG else work
+    allreduce_coalesced = allreduce
 
-    def reduce(self, tensors, opts=None):
-        opts = opts if opts is not None else ReduceOptions()
-        op, root = opts.reduceOp, opts.rootRank
-        name = self._sums("reduce", tensors, op)
+    def reduce(self, tensors, opts=None, op=_SUM):
+        tensor, op = _listed(tensors)[0], getattr(opts, "reduceOp", op)
+        root = self._root("reduce", _option(opts, "rootRank", 0))
+        name = self._sums("reduce", [tensor], op)
         if name is None:
-            plain = ReduceOptions()
-            plain.rootRank, plain.reduceOp = root, _SUM if op == _AVG else op
-            work = self.gloo.reduce([contiguous(tensors[0])], plain)
-            return _then(work, lambda: [_divided(tensors[0], self.size())]) if op == _AVG and self.rank() == root else work
-        result = Sum(tensors[0], kept=self.rank() == root)
-        return self._started("reduce", self.comm.reduce_async(result.summed, root, name), result.finished)
+            return self.gloo.reduce(tensor, root, op)
+        result = Sum(tensor, kept=self.rank() == root)
+        work = self.comm.reduce_async(result.flat, root, name, tag=tag(tensor.dtype))
+        return self._started("reduce", work, result.finished)
 
     def _reduce_scatter_base(self, output, input, opts=None):
-        op = opts.reduceOp if opts is not None else _SUM
+        op = _option(opts, "reduceOp", _SUM)
         if input.numel() != output.numel() * self.size():
             raise ArgumentError(f"reduce_scatter: {input.numel()} elements for {self.size()} ranks, and {output.numel()} for each")
         _one_dtype("reduce_scatter", output, input)
         name = self._sums("reduce_scatter", [output, input], op)
         if name is None:
             # Gloo's own knows neither AVG nor, in older PyTorch, any operation.
-            whole = input.detach().clone(memory_format=torch.contiguous_format)
-            work = self._gloo_allreduce(whole, op)
-            return _then(work, lambda: [put(output, whole.view(self.size(), -1)[self.rank()])])
-        result, whole = Sum(output), Sum(input.contiguous())
-        return self._started("reduce_scatter", self.comm.reduce_scatter_async(result.summed, whole.summed, name), result.finished)
+            return self._part_of_all_reduce(output, input, [output.numel()] * self.size(), op)
+        result, whole = Sum(output), Sum(input, kept=False)
+        work = self.comm.reduce_scatter_async(result.flat, whole.flat, name, tag=tag(output.dtype))
+        return self._started("reduce_scatter", work, result.finished)
+
+    def _part_of_all_reduce(self, output, input, sizes, op):
+        whole = Memory(input, written=False).flat.reshape(-1).clone()
+        name = self._sums("reduce_scatter", [output, input], op)
+        if name is None:
+            work = self.gloo.allreduce(whole, op)
+        else:
+            result = Sum(whole)
+            work = self.comm.all_reduce_async(result.flat, name, tag=tag(whole.dtype, sizes))
+            work = self._started("reduce_scatter", work, result.finished)
+        return then(work, lambda: [put(output, whole.split(sizes)[self.rank()])])
 
     def reduce_scatter(self, outputs, inputs, opts=None):
-        _one_dtype("reduce_scatter", *inputs[0])
-        return self._reduce_scatter_base(outputs[0], torch.cat([part.detach().reshape(-1) for part in inputs[0]]), opts)
+        output, inputs = (outputs, inputs) if isinstance(outputs, torch.Tensor) else (outputs[0], inputs[0])
+        _one_dtype("reduce_scatter", output, *inputs)
+        sizes = [part.numel() for part in inputs]
+        if len(sizes) != self.size() or sizes[self.rank()] != output.numel():
+            raise ArgumentError(
+                f"reduce_scatter: parts of {sizes} elements for {self.size()} ranks, and an output of {output.numel()}: there must be a part "
+                "for each rank, and this rank's part must be as long as the output"
+            )
+        whole = torch.cat([part.detach().reshape(-1) for part in inputs])
+        if len(set(sizes)) == 1:
+            return self._reduce_scatter_base(output, whole, opts)
+        return self._part_of_all_reduce(output, whole, sizes, _option(opts, "reduceOp", _SUM))
 
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
-        return _all([self._reduce_scatter_base(*both, opts) for both in zip(outputs, inputs, strict=True)], outputs)
+        return all_of([self._reduce_scatter_base(*both, opts) for both in zip(outputs, inputs, strict=True)], outputs)
 
     # What moves.
 
     def broadcast(self, tensors, opts=None):
-        root = opts.rootRank if opts is not None else 0
+        tensors, root = _listed(tensors), self._root("broadcast", _option(opts, "rootRank", 0))
         if self.comm is None:
-            plain = BroadcastOptions()
-            plain.rootRank = root
-            return _all([self.gloo.broadcast([contiguous(tensor)], plain) for tensor in tensors], tensors)
-        works = [self.comm.broadcast_async(as_bytes(tensor), root) for tensor in tensors]
-        return _all([self._started("broadcast", work, _finish(tensor)) for work, tensor in zip(works, tensors, strict=True)], tensors)
+            return self.gloo.broadcast(tensors, root)
+        memories = [Memory(tensor, written=self.rank() != root) for tensor in tensors]
+        works = [self.comm.broadcast_async(memory.as_bytes(), root, tag=tag(memory.flat.dtype)) for memory in memories]
+        return all_of([self._started("broadcast", work, _finish([m])) for work, m in zip(works, memories, strict=True)], tensors)
 
     def _allgather_base(self, output, input, opts=None):
         _one_dtype("all_gather", output, input)
+        if output.numel() != input.numel() * self.size():
+            raise ArgumentError(f"all_gather: {input.numel()} elements of each of {self.size()} ranks, and room for {output.numel()}")
         if self.comm is None:
-            parts = list(contiguous(output).view(self.size(), -1))
-            return self.gloo.allgather([parts], [input.detach().reshape(-1)])
-        work = self.comm.all_gather_async(as_bytes(output), as_bytes(input.contiguous()))
-        return self._started("all_gather", work, _finish(output))
+            whole = Memory(output)
+            work = self.gloo.allgather(list(whole.flat.view(self.size(), input.numel())), input.reshape(-1))
+            return then(work, lambda: [whole.put()])
+        whole, own = Memory(output), Memory(input, written=False)
+        work = self.comm.all_gather_async(whole.as_bytes(), own.as_bytes(), tag=tag(output.dtype))
+        return self._started("all_gather", work, _finish([whole]))
 
     def allgather(self, outputs, inputs, opts=None):
-        outputs, own = outputs[0], inputs[0]
+        outputs, own = (outputs, inputs) if isinstance(inputs, torch.Tensor) else (outputs[0], inputs[0])
         _one_dtype("all_gather", own, *outputs)
+        if len(outputs) != self.size() or outputs[self.rank()].numel() != own.numel():
+            raise ArgumentError(
+                f"all_gather: {[output.numel() for output in outputs]} elements of {self.size()} ranks, and {own.numel()} of this one: there "
+                "must be an output for each rank, as long as that rank's input"
+            )
+        if len({output.numel() for output in outputs}) > 1:
+            # Each rank's has a size of its own.
+            put(outputs[self.rank()], own.detach())
+            return all_of([self.broadcast([output], root) for root, output in enumerate(outputs)], outputs)
         if self.comm is None:
-            return self.gloo.allgather([outputs], [own.detach()])
-        if any(output.numel() != own.numel() for output in outputs):
-            raise ArgumentError("all_gather: tensors of several sizes; give them one size, or use broadcast for each")
+            return self.gloo.allgather(outputs, own)
         whole = own.new_empty((len(outputs), own.numel()))
         work = self._allgather_base(whole, own)
-        return _then(work, lambda: [put(out, part) for out, part in zip(outputs, whole, strict=True)])
+        return then(work, lambda: [put(out, part) for out, part in zip(outputs, whole, strict=True)])
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         by_tensor = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
-        return _all([self.allgather([outs], [own]) for outs, own in zip(by_tensor, inputs, strict=True)], inputs)
+        return all_of([self.allgather([outs], [own]) for outs, own in zip(by_tensor, inputs, strict=True)], inputs)
 
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
-        return _all([self._allgather_base(*both) for both in zip(outputs, inputs, strict=True)], outputs)
+        return all_of([self._allgather_base(*both) for both in zip(outputs, inputs, strict=True)], outputs)
+
+    def barrier(self, opts=None):
+        if self.comm is None:
+            return self.gloo.barrier()
+        return self._started("barrier", self.comm.barrier_async(), _finish([]))
+
+    # What goes from rank to rank.
 
     def alltoall_base(self, output, input, output_sizes, input_sizes, opts=None):
         _one_dtype("all_to_all", output, input)
-        # Where sizes are given, another rank's may differ though this one's are all the same.
-        sized = bool(output_sizes or input_sizes)
-        if sized and self.comm is not None:
-            _tell("all_to_all of parts whose sizes are given")
-        if sized or self.comm is None:
-            return self.gloo.alltoall_base(contiguous(output), input.detach().contiguous(), output_sizes, input_sizes)
-        return self._started("all_to_all", self.comm.all_to_all_async(as_bytes(output), as_bytes(input.contiguous())), _finish(output))
+        self._by_gloo("all_to_all")
+        return self.gloo.alltoall_base(output, input, output_sizes, input_sizes)
 
     def alltoall(self, outputs, inputs, opts=None):
         _one_dtype("all_to_all", *outputs, *inputs)
@@ -253,16 +253,44 @@ class ProcessGroup(dist.ProcessGroup):
         whole = outputs[0].new_empty(sum(sizes))
         parts = torch.cat([part.detach().reshape(-1) for part in inputs])
         work = self.alltoall_base(whole, parts, sizes, [part.numel() for part in inputs])
-        return _then(work, lambda: [put(out, part) for out, part in zip(outputs, whole.split(sizes), strict=True)])
+        return then(work, lambda: [put(out, part) for out, part in zip(outputs, whole.split(sizes), strict=True)])
 
-    def barrier(self, opts=None):
-        if self.comm is None:
-            return self.gloo.barrier()
-        return self._started("barrier", self.comm.barrier_async(), _finish())
+    def gather(self, outputs, inputs, opts=None):
+        self._by_gloo("gather")
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs] if outputs else [], [inputs]
+        return self.gloo.gather(outputs, inputs, self._root("gather", _option(opts, "rootRank", 0)))
 
-    # What a network that sums cannot do.
+    def scatter(self, outputs, inputs, opts=None):
+        self._by_gloo("scatter")
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs] if inputs else []
+        return self.gloo.scatter(outputs, inputs, self._root("scatter", _option(opts, "rootRank", 0)))
 
-    gather, scatter, send, recv, recv_anysource = map(_by_gloo, ("gather", "scatter", "send", "recv", "recv_anysource"))
+    def send(self, tensors, to, tag=0):
+        self._by_gloo("send")
+        return self.gloo.send(_listed(tensors), to, tag)
+
+    def recv(self, tensors, source, tag=0):
+        self._by_gloo("recv")
+        return self.gloo.recv(_listed(tensors), source, tag)
+
+    def recv_anysource(self, tensors, tag=0):
+        self._by_gloo("recv")
+        return self.gloo.recv_anysource(_listed(tensors), tag)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        self._by_gloo("monitored_barrier")
+        self.gloo.group.monitored_barrier(self.gloo.timeout if timeout is None else timeout, wait_all_ranks)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """PyTorch asks before it hands monitored_barrier on. It takes a group that has one when it is made for one of C++'s backends."""
+        return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_group_ranks else []
+
+    def _by_gloo(self, kind: str) -> None:
+        if self.comm is not None:
+            _tell(kind)
 
     # Newer names.
     reduce_scatter_single = _reduce_scatter_base
@@ -279,53 +307,40 @@ def _tell(what: str) -> None:
         warnings.warn(f"{what}: Gloo does it, as the network cannot", Delegated, stacklevel=1)
 
 
+def _listed(tensors: "torch.Tensor | Sequence[torch.Tensor]") -> Sequence[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _option(opts, name: str, default):
+    """An option, which the group's own methods also take by itself."""
+    return default if opts is None else getattr(opts, name, opts)
+
+
 def _one_dtype(kind: str, first: torch.Tensor, *others: torch.Tensor) -> None:
     """Else bytes are taken for what they are not."""
     if other := next((other.dtype for other in others if other.dtype != first.dtype), None):
         raise ArgumentError(f"{kind}: tensors of {first.dtype} and {other}; they must be of one type")
 
 
-def _divided(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
-    with torch.inference_mode(tensor.is_inference()):
-        return tensor.detach().div_(ranks, rounding_mode=None if tensor.is_floating_point() or tensor.is_complex() else "trunc")
-
-
-def _finish(*results: torch.Tensor) -> Callable[[Work], list[torch.Tensor]]:
+def _finish(results: Sequence[Memory]) -> Callable[[Work], list[torch.Tensor]]:
     def finish(work: Work) -> list[torch.Tensor]:
         work.wait()
-        return list(results)
+        return [result.put() for result in results]
 
     return finish
 
 
-def _kept(handle: Handle) -> Handle:
-    if OLD:
-        _last.append(handle)
-    return handle
-
-
-def _then(work: DistributedWork, finish: Callable[[], list[torch.Tensor]]) -> Handle:
-    def done(future: torch.futures.Future) -> list[torch.Tensor]:
-        future.wait()
-        return finish()
-
-    return _kept(Handle().follow(work.get_future().then, done))
-
-
-def _all(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
-    """That of all of them."""
-    if len(works) == 1:
-        return works[0]
-
-    def done(future: torch.futures.Future) -> list[torch.Tensor]:
-        for one in future.wait():
-            one.wait()
-        return list(results)
-
-    return _kept(Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done))
+def _untraced(group: type) -> None:
+    """Has torch.compile leave what C++ calls as it is: it cannot look into groups."""
+    untraced = getattr(torch, "_disable_dynamo", None)
+    for name, method in list(vars(group).items()):
+        is_call = name in ("_allgather_base", "_reduce_scatter_base") or name.islower() and name[0] != "_"
+        if untraced is not None and is_call and callable(method):
+            setattr(group, name, untraced(method))
 
 
 def register() -> None:
     """Makes init_process_group("netsum") known."""
+    _untraced(ProcessGroup)
     more = {"devices": ["cpu"]} if "devices" in dist.Backend.register_backend.__code__.co_varnames else {}
     dist.Backend.register_backend("netsum", ProcessGroup, extended_api=True, **more)

@@ -1,11 +1,12 @@
 """Who waits for operations in flight, so that neither autograd nor the caller does; and what the caller gets."""
 
 import atexit
+import collections
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -157,6 +158,40 @@ class Handle(DistributedWork):
 
     def synchronize(self) -> None:
         self.wait()
+
+
+#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+_last: "collections.deque[Handle]" = collections.deque(maxlen=16)
+
+
+def kept(handle: Handle) -> Handle:
+    if OLD:
+        _last.append(handle)
+    return handle
+
+
+def then(work: DistributedWork, finish: "Callable[[], list[torch.Tensor]]") -> Handle:
+    """What is over when another call is, and `finish` has been called."""
+
+    def done(future: torch.futures.Future) -> list[torch.Tensor]:
+        future.wait()
+        return finish()
+
+    return kept(Handle().follow(work.get_future().then, done))
+
+
+def all_of(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
+    """What is over when all of them are."""
+    if len(works) == 1:
+        return works[0]
+
+    def done(future: torch.futures.Future) -> list[torch.Tensor]:
+        for one in future.wait():
+            one.wait()
+        return list(results)
+
+    return kept(Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done))
 
 
 @atexit.register

@@ -1,6 +1,7 @@
 """What of PyTorch's tensors netsum can sum and move, and how."""
 
 import warnings
+import zlib
 
 import torch
 
@@ -11,12 +12,39 @@ SUMMED = (torch.float32, torch.int32)
 WIDENED = (torch.bfloat16, torch.float16)
 
 
-class Sum:
+class Memory:
+    """A tensor's elements in row-major order: where they are, or in a copy, for a tensor that is not contiguous.
+
+    So ranks may have other strides than each other. `put` brings a result from the copy to where it belongs.
+    """
+
+    def __init__(self, tensor: torch.Tensor, dtype: "torch.dtype | None" = None, written: bool = True):
+        if tensor.layout != torch.strided:
+            raise ArgumentError(f"a tensor of {tensor.layout}, which only all_reduce takes: give x.to_dense()")
+        self.tensor = tensor.detach()
+        if written and any(stride == 0 < size - 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ArgumentError(
+                f"a tensor of shape {tuple(tensor.shape)} has several elements at one place in memory: give x.contiguous() and copy the "
+                "result back"
+            )
+        self.flat = self.tensor.resolve_conj().resolve_neg().to(dtype or tensor.dtype).contiguous()
+        self.is_copy = self.flat.data_ptr() != self.tensor.data_ptr() or dtype not in (None, tensor.dtype)
+
+    def put(self) -> torch.Tensor:
+        return put(self.tensor, self.flat) if self.is_copy else self.tensor
+
+    def as_bytes(self) -> torch.Tensor:
+        """Older PyTorch has no booleans and no bfloat16 in DLPack."""
+        # One element is contiguous, whatever its strides.
+        return self.flat.as_strided((self.flat.numel(),), (1,)).view(torch.uint8)
+
+
+class Sum(Memory):
     """A tensor that netsum sums or averages: bfloat16 and float16 as float32. One that is not kept stays as it is."""
 
     def __init__(self, tensor: torch.Tensor, kept: bool = True):
-        self.tensor, self.kept = contiguous(tensor), kept
-        self.summed = self.tensor.float() if tensor.dtype in WIDENED else self.tensor
+        super().__init__(tensor, torch.float32 if tensor.dtype in WIDENED else None, written=kept)
+        self.kept = kept
 
     def finish(self, work: Work) -> torch.Tensor:
         """Waits, and puts the result into its place.
@@ -28,7 +56,7 @@ class Sum:
         except NonFiniteError as error:
             if self.kept:
                 warnings.warn(f"{error}: the sums beside it are NaN at all ranks that get them", stacklevel=1)
-        return put(self.tensor, self.summed) if self.kept and self.summed is not self.tensor else self.tensor
+        return self.put() if self.kept else self.tensor
 
     def finished(self, work: Work) -> list[torch.Tensor]:
         return [self.finish(work)]
@@ -40,21 +68,6 @@ def put(into: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
         return into.detach().copy_(what.view_as(into))
 
 
-def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its graph, if it can be written where it is. A sparse one has no memory that it shares with a copy."""
-    if tensor.layout != torch.strided:
-        return tensor
-    if not tensor.is_contiguous():
-        raise ArgumentError(
-            f"a tensor of shape {tuple(tensor.shape)} is not contiguous in memory, and the result goes where it is: give x.contiguous() "
-            "and copy the result back"
-        )
-    return tensor.detach()
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory. Older PyTorch has no booleans and no bfloat16 in DLPack."""
-    if tensor.layout != torch.strided:
-        raise ArgumentError(f"a tensor of {tensor.layout}, which only all_reduce takes: give x.to_dense()")
-    # One element is contiguous, whatever its strides.
-    return contiguous(tensor).as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+def tag(*what: object) -> int:
+    """A number for what the network does not see and all ranks must have the same of, such as a dtype."""
+    return zlib.crc32(repr(what).encode())

@@ -1,0 +1,262 @@
+"""Gloo's part of a group: what the network cannot do, for tensors of any strides."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cached_property, lru_cache
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    GatherOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceOptions,
+    ScatterOptions,
+    Work as DistributedWork,
+)
+
+from ..errors import ArgumentError
+from .completion import Handle, all_of, kept, then
+from .tensors import Memory
+
+_SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+
+
+@lru_cache(maxsize=1)
+def _devices(interfaces: str, address: str) -> list:
+    """Shared by all groups: each has a thread of its own."""
+    if interfaces:
+        # The default device does not look at it.
+        return [ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")]
+    if address:
+        return [ProcessGroupGloo.create_device(hostname=address)]
+    return [ProcessGroupGloo.create_default_device()]
+
+
+class Gloo:
+    """Gloo for the ranks of a group. It is set up at the first call of a collective, for it costs threads and sockets.
+
+    Setting up waits for all ranks, and those may call first in another group. So another thread does it, and calls wait in line.
+    Messages between two ranks have no such moment, as the others do not call: `world`, which is set up, carries them.
+    """
+
+    def __init__(
+        self,
+        store: "dist.Store",
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        address: str,
+        world: "Gloo | None",
+        ranks: "Sequence[int]",
+    ):
+        self.store, self.rank, self.size, self.timeout, self.address = store, rank, size, timeout, address
+        self.world, self.ranks = world, list(ranks) or list(range(size))
+        self._lock = threading.Lock()
+        #: Calls that wait for it, once somebody has called.
+        self._line: "list[tuple[Callable[[ProcessGroupGloo], DistributedWork], torch.futures.Future]] | None" = None
+        # A store's connection waits for one thing at a time, and older stores have no other.
+        at_once = world is None or not hasattr(store, "clone")
+        self._group = self._make(store) if at_once else None
+
+    def _make(self, store: "dist.Store") -> ProcessGroupGloo:
+        options = ProcessGroupGloo._Options()
+        options._timeout = self.timeout
+        options._devices = _devices(os.environ.get("GLOO_SOCKET_IFNAME", ""), self.address)
+        return ProcessGroupGloo(PrefixStore("gloo", store), self.rank, self.size, options)
+
+    def _set_up(self) -> None:
+        try:
+            group, error = self._make(self.store.clone()), None
+        except Exception as raised:  # noqa: BLE001: each of those in line raises it
+            group, error = None, raised
+        with self._lock:
+            self._group, line, self._line = group, self._line, None
+            for call, over in line:
+                try:
+                    if error is not None:
+                        raise error
+                    call(group).get_future().then(lambda future, over=over: _settle(over, future))
+                except Exception as raised:  # noqa: BLE001: the caller's
+                    over.set_exception(raised)
+
+    def _call(self, call: "Callable[[ProcessGroupGloo], DistributedWork]") -> DistributedWork:
+        with self._lock:
+            if self._group is not None:
+                return call(self._group)
+            if self._line is None:
+                self._line = []
+                threading.Thread(target=self._set_up, name="netsum-gloo", daemon=True).start()
+            over: torch.futures.Future = torch.futures.Future()
+            self._line.append((call, over))
+        return kept(Handle().follow(over.then, lambda future: future.wait()))
+
+    @property
+    def group(self) -> ProcessGroupGloo:
+        """Itself, once it is set up."""
+        if self._group is None:
+            self.barrier().wait()
+        return self._group
+
+    # Collectives.
+
+    def allreduce(self, tensor: torch.Tensor, op: "dist.ReduceOp") -> DistributedWork:
+        opts = AllreduceOptions()
+        opts.reduceOp = _SUM if op == _AVG else op
+        if tensor.layout != torch.strided:
+            work = self._call(lambda gloo: gloo.allreduce([tensor], opts))
+            return then(work, lambda: [_divided(tensor, self.size)]) if op == _AVG else work
+        memory = Memory(tensor)
+        work = self._call(lambda gloo: gloo.allreduce([memory.flat], opts))
+        if op == _AVG:
+            return then(work, lambda: [_divided(memory.flat, self.size), memory.put()][1:])
+        return _put(work, [memory])
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: "dist.ReduceOp") -> DistributedWork:
+        opts = ReduceOptions()
+        opts.rootRank, opts.reduceOp = root, _SUM if op == _AVG else op
+        memory = Memory(tensor, written=self.rank == root)
+        work = self._call(lambda gloo: gloo.reduce([memory.flat], opts))
+        if self.rank != root:
+            return work
+        return then(work, lambda: [_divided(memory.flat, self.size) if op == _AVG else memory.flat, memory.put()][1:])
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int) -> DistributedWork:
+        opts = BroadcastOptions()
+        opts.rootRank = root
+        memories = [Memory(tensor, written=self.rank != root) for tensor in tensors]
+
+        def start(memory: Memory) -> DistributedWork:
+            return _put(self._call(lambda gloo: gloo.broadcast([memory.flat], opts)), [memory])
+
+        return all_of([start(memory) for memory in memories], tensors)
+
+    def allgather(self, outputs: Sequence[torch.Tensor], own: torch.Tensor) -> DistributedWork:
+        memories = [Memory(output) for output in outputs]
+        flat, own = [[memory.flat for memory in memories]], [_given(own)]
+        return _put(self._call(lambda gloo: gloo.allgather(flat, own)), memories)
+
+    def alltoall_base(self, output, input, output_sizes, input_sizes) -> DistributedWork:
+        memory, given = Memory(output), _given(input)
+        return _put(self._call(lambda gloo: gloo.alltoall_base(memory.flat, given, output_sizes, input_sizes)), [memory])
+
+    def gather(self, outputs, inputs, root: int) -> DistributedWork:
+        opts = GatherOptions()
+        opts.rootRank = root
+        memories = [Memory(output) for output in outputs[0]] if outputs else []
+        flat = [[memory.flat for memory in memories]] if outputs else []
+        given = [_given(tensor) for tensor in inputs]
+        return _put(self._call(lambda gloo: gloo.gather(flat, given, opts)), memories)
+
+    def scatter(self, outputs, inputs, root: int) -> DistributedWork:
+        opts = ScatterOptions()
+        opts.rootRank = root
+        memories = [Memory(output) for output in outputs]
+        given = [[_given(tensor) for tensor in inputs[0]]] if inputs else []
+        flat = [memory.flat for memory in memories]
+        return _put(self._call(lambda gloo: gloo.scatter(flat, given, opts)), memories)
+
+    def barrier(self) -> DistributedWork:
+        return self._call(ProcessGroupGloo.barrier)
+
+    # Between two ranks.
+
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> DistributedWork:
+        self._check("send to", to)
+        carrier, ranks, tag = self._carrier(tag)
+        return carrier.send([_given(tensor) for tensor in tensors], ranks[to], tag)
+
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> DistributedWork:
+        self._check("recv from", source)
+        carrier, ranks, tag = self._carrier(tag)
+        memories = [Memory(tensor) for tensor in tensors]
+        return Received(carrier.recv([memory.flat for memory in memories], ranks[source], tag), memories, ranks)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> DistributedWork:
+        carrier, ranks, tag = self._carrier(tag)
+        memories = [Memory(tensor) for tensor in tensors]
+        return Received(carrier.recv_anysource([memory.flat for memory in memories], tag), memories, ranks)
+
+    def _check(self, call: str, rank: int) -> None:
+        if not 0 <= rank < self.size or rank == self.rank:
+            raise ArgumentError(f"{call} rank {rank}: another one of 0 to {self.size - 1}")
+
+    def _carrier(self, tag: int) -> "tuple[ProcessGroupGloo, list[int], int]":
+        """Who carries messages between ranks, what it calls them, and the tag, which is the group's own."""
+        if self.world is None:
+            return self.group, list(range(self.size)), tag
+        if not 0 <= tag < 1 << 16:
+            raise ArgumentError(f"tag {tag}: 0 to 65535 in a group that is not the default one")
+        return self.world.group, self.ranks, self._number << 16 | tag
+
+    @cached_property
+    def _number(self) -> int:
+        """No other group of the job has it: the first rank that asks draws it for all."""
+        if self.store.add("number/asked", 1) == 1:
+            number = self.world.store.add("groups", 1)
+            self.store.set("number", str(number))
+        number = int(self.store.get("number"))
+        if number >= 1 << 15:
+            raise ArgumentError("more than 32,767 groups in which ranks send each other messages")
+        return number
+
+
+class Received(DistributedWork):
+    """A message on its way into a tensor."""
+
+    def __init__(self, work: DistributedWork, memories: Sequence[Memory], ranks: Sequence[int]):
+        super().__init__()
+        self._work, self._memories, self._ranks = work, memories, ranks
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        waited = self._work.wait(timeout) if timeout else self._work.wait()
+        for memory in self._memories:
+            memory.put()
+        return waited
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self):
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return [memory.tensor for memory in self._memories]
+
+    def source_rank(self) -> int:
+        return self._ranks.index(self._work._source_rank())
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+def _settle(over: torch.futures.Future, done: torch.futures.Future) -> None:
+    try:
+        over.set_result(done.wait())
+    except Exception as raised:  # noqa: BLE001: the caller's
+        over.set_exception(raised)
+
+
+def _given(tensor: torch.Tensor) -> torch.Tensor:
+    return Memory(tensor, written=False).flat
+
+
+def _put(work: DistributedWork, memories: Sequence[Memory]) -> DistributedWork:
+    """Is over when the results are where they belong."""
+    if not any(memory.is_copy for memory in memories):
+        return work
+    return then(work, lambda: [memory.put() for memory in memories])
+
+
+def _divided(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+    with torch.inference_mode(tensor.is_inference()):
+        return tensor.detach().div_(ranks, rounding_mode=None if tensor.is_floating_point() or tensor.is_complex() else "trunc")
