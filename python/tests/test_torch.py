@@ -96,6 +96,9 @@ class Backend(unittest.TestCase):
         for case in range(4):
             torchrun("differ", NETSUM_TEST_CASE=str(case))
 
+    def test_a_call_that_one_rank_alone_refuses(self):
+        torchrun("refused_alone")
+
     def test_groups_that_are_not_used_cost_nothing(self):
         torchrun("many_groups")
 

@@ -710,8 +710,10 @@ def apart():
         # Only two of all ranks call, before anything else in that group; the messages are received in another order.
         for group in (dist.new_group(), dist.new_group(list(range(ranks))[::-1]), dist.new_group([0, 1])):
             if rank == 0:
-                for to, value in ((dist.group.WORLD, 1.0), (group, 2.0)):
-                    dist.send(torch.full((4,), value), 1, group=to)
+                # Gloo's send is over when somebody receives.
+                sent = [dist.isend(torch.full((4,), value), 1, group=to) for to, value in ((dist.group.WORLD, 1.0), (group, 2.0))]
+                for work in sent:
+                    work.wait()
             elif rank == 1:
                 for source, value in ((group, 2.0), (dist.group.WORLD, 1.0)):
                     x = torch.zeros(4, 2)[:, 0]
@@ -819,6 +821,24 @@ def differ():
         ),
     )[int(os.environ["NETSUM_TEST_CASE"])]
     raises(netsum.MismatchError, "all ranks must call for the same", one if rank == 0 else other)
+
+
+def refused_alone():
+    """A rank alone whose call cannot be right: no rank waits, or gets a number."""
+    with contextlib.ExitStack() as ends:
+        ends.enter_context(backend())
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        own = torch.zeros(3)
+        # At all ranks: nothing is lost by it.
+        for sizes in ([2, 4], [3], [3, 3, 3]):
+            raises(netsum.ArgumentError, "parts of", dist.reduce_scatter, own, [torch.ones(size) for size in sizes])
+        dist.all_reduce(x := torch.ones(3))
+        assert (x == ranks).all(), x
+        parts = [torch.ones(3), torch.ones(3 + rank)]
+        kind, text = (netsum.ArgumentError, "parts of [3, 4]") if rank == 1 else (netsum.MismatchError, "barrier")
+        raises(kind, text, dist.reduce_scatter, own, parts)
+        raises(netsum.Error, "", dist.all_reduce, own)
+        ends.pop_all()
 
 
 def many_groups():

@@ -1,5 +1,7 @@
 """The backend "netsum" of torch.distributed: sums in the network, and Gloo for what that cannot do."""
 
+import contextlib
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Work as DistributedWork
 
 from .._netsum import Communicator, Work
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Error
 from .completion import Handle, all_of, completed, kept, then
 from .gloo import Gloo
 from .meeting import apart, meet
@@ -135,7 +137,8 @@ class ProcessGroup(dist.ProcessGroup):
         works = [self.comm.all_reduce_async(one.flat, name, tag=tag(one.tensor.dtype)) for one in sums]
         return all_of([self._started("all_reduce", *both) for both in zip(works, [one.finished for one in sums], strict=True)], tensors)
 
-    allreduce_coalesced = allreduce
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self.allreduce(tensors, opts)
 
     def reduce(self, tensors, opts=None, op=_SUM):
         tensor, op = _listed(tensors)[0], getattr(opts, "reduceOp", op)
@@ -292,12 +295,15 @@ class ProcessGroup(dist.ProcessGroup):
         if self.comm is not None:
             _tell(kind)
 
-    # Newer names.
-    reduce_scatter_single = _reduce_scatter_base
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-    all_gather_single = _allgather_base
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-    all_to_all_single = alltoall_base
+
+#: Newer names.
+_NEWER = {
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
 
 
 def _tell(what: str) -> None:
@@ -330,6 +336,30 @@ def _finish(results: Sequence[Memory]) -> Callable[[Work], list[torch.Tensor]]:
     return finish
 
 
+def _tell_refusals(group: type) -> None:
+    """Has a collective that one rank alone refuses be a MismatchError at the others, rather than a wait.
+
+    Where all refuse theirs, nothing comes of it.
+    """
+
+    def telling(call: Callable) -> Callable:
+        @functools.wraps(call)
+        def told(self, *arguments, **more):
+            try:
+                return call(self, *arguments, **more)
+            except ArgumentError as error:
+                if self.comm is not None and not getattr(error, "told", False):
+                    error.told = True
+                    with contextlib.suppress(Error):
+                        self.comm.barrier_async(tag=tag("refused"))
+                raise
+
+        return told
+
+    for name in ("allreduce", "reduce", "_reduce_scatter_base", "reduce_scatter", "broadcast", "_allgather_base", "allgather"):
+        setattr(group, name, telling(getattr(group, name)))
+
+
 def _untraced(group: type) -> None:
     """Has torch.compile leave what C++ calls as it is: it cannot look into groups."""
     untraced = getattr(torch, "_disable_dynamo", None)
@@ -341,6 +371,9 @@ def _untraced(group: type) -> None:
 
 def register() -> None:
     """Makes init_process_group("netsum") known."""
+    _tell_refusals(ProcessGroup)
     _untraced(ProcessGroup)
+    for newer, name in _NEWER.items():
+        setattr(ProcessGroup, newer, getattr(ProcessGroup, name))
     more = {"devices": ["cpu"]} if "devices" in dist.Backend.register_backend.__code__.co_varnames else {}
     dist.Backend.register_backend("netsum", ProcessGroup, extended_api=True, **more)

@@ -171,11 +171,16 @@ def kept(handle: Handle) -> Handle:
     return handle
 
 
+def _over(work: DistributedWork, future: torch.futures.Future) -> None:
+    """Raises what it ended by: in a future each error is a RuntimeError."""
+    (work if isinstance(work, Handle) else future).wait()
+
+
 def then(work: DistributedWork, finish: "Callable[[], list[torch.Tensor]]") -> Handle:
     """What is over when another call is, and `finish` has been called."""
 
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
-        future.wait()
+        _over(work, future)
         return finish()
 
     return kept(Handle().follow(work.get_future().then, done))
@@ -187,8 +192,8 @@ def all_of(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) ->
         return works[0]
 
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
-        for one in future.wait():
-            one.wait()
+        for both in zip(works, future.wait(), strict=True):
+            _over(*both)
         return list(results)
 
     return kept(Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done))
