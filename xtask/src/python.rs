@@ -245,7 +245,7 @@ fn tests() -> u32 {
         let path = paths::root().map(|root| root.join("python/tests").join(file));
         path.and_then(|path| Ok(std::fs::read_to_string(path)?)).unwrap_or_default()
     };
-    let files = ["test_launch.py", "test_netsum.py", "test_torch.py"];
+    let files = ["test_conformance.py", "test_launch.py", "test_netsum.py", "test_torch.py"];
     files.iter().map(|file| text(file).matches("    def test_").count() as u32).sum()
 }
 
