@@ -1,4 +1,4 @@
-//! Pages of the reference that are made from the programs.
+//! Pages of the reference that are made from the programs, and from what tests find.
 
 use std::fmt::Write as _;
 
@@ -7,8 +7,8 @@ use netsum_cli::{Cli, failure};
 use netsum_common::counters::{Counter, Kind};
 
 /// Their names and texts.
-pub fn pages() -> [(&'static str, String); 2] {
-    [("cli.md", command_line()), ("counters.md", counters())]
+pub fn pages() -> [(&'static str, String); 3] {
+    [("cli.md", command_line()), ("counters.md", counters()), ("conformance.md", conformance())]
 }
 
 fn command_line() -> String {
@@ -46,6 +46,46 @@ fn counters() -> String {
         for counter in Counter::ALL.iter().filter(|counter| counter.kind() == kind) {
             let _ = writeln!(text, "| `{}` | {} |", counter.name(), counter.help());
         }
+    }
+    text
+}
+
+/// What `python -m conformance --write` has found: a version, then topic, case, Gloo's and netsum's outcome.
+const CONFORMANCE: &str = include_str!("../../python/tests/conformance/table.tsv");
+
+fn conformance() -> String {
+    let (version, rows) = CONFORMANCE.split_once('\n').unwrap_or_default();
+    let rows: Vec<Vec<&str>> = rows.lines().map(|row| row.split('\t').collect()).collect();
+    let count = |backend: usize, kind: &str| rows.iter().filter(|row| row[backend].starts_with(kind)).count();
+    let mut text = format!(
+        "# PyTorch, case by case\n\nCalls of `torch.distributed`, and models that are trained by them, on Gloo and on netsum without a box: \
+         {} cases with {version}, 4 ranks, CPU. `python -m conformance --write` in `python/tests` runs the cases and writes the table of which \
+         this page is made. `cargo xtask test --torch pypi` checks netsum's column. A case in which Gloo hangs may crash it the next \
+         time.\n\n| outcome | meaning | Gloo | netsum |\n| --- | --- | --- | --- |\n",
+        rows.len()
+    );
+    for (kind, meaning) in [
+        ("right", "the result is what it must be"),
+        ("refused", "an error; its first words follow. A mistaken call must end so"),
+        ("differs", "the numbers are others than Gloo's, for the reason that follows"),
+        ("wrong", "wrong numbers without an error, a mistake that was taken, or an error that names nothing"),
+        ("hang", "ranks did not come back"),
+        ("crash", "a process ended"),
+        ("skipped", "for the reason that follows"),
+    ] {
+        let _ = writeln!(text, "| {kind} | {meaning} | {} | {} |", count(2, kind), count(3, kind));
+    }
+    let cell = |text: &str| match text.split_once(": ") {
+        Some((kind, more)) => format!("{kind}: `{}`", more.replace('`', "'")),
+        None => text.to_owned(),
+    };
+    let mut topic = "";
+    for row in &rows {
+        if row[0] != topic {
+            topic = row[0];
+            let _ = write!(text, "\n## {topic}\n\n| case | Gloo | netsum |\n| --- | --- | --- |\n");
+        }
+        let _ = writeln!(text, "| {} | {} | {} |", row[1].replace('_', "\\_"), cell(row[2]), cell(row[3]));
     }
     text
 }

@@ -11,6 +11,7 @@ fn the_book_is_whole() {
         ("reference/counters.html", "credit_violation"),
         ("reference/cli.html", "netsum job create"),
         ("reference/config.html", "hold-ms"),
+        ("reference/conformance.html", "FSDP2"),
         ("reference/api.html", "service Worker"),
         ("howto/deploy.html", "netsum check --bridge br0"),
         ("howto/library.html", "Communicator::connect"),
