@@ -130,6 +130,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors, opts=None):
         tensors, op = _listed(tensors), _option(opts, "reduceOp", _SUM)
+        if not tensors:
+            raise ArgumentError("all_reduce: no tensors")
         name = self._sums("all_reduce", tensors, op)
         if name is None:
             return all_of([self.gloo.allreduce(tensor, op) for tensor in tensors], tensors)
@@ -290,6 +292,9 @@ class ProcessGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         """PyTorch asks before it hands monitored_barrier on. It takes a group that has one when it is made for one of C++'s backends."""
         return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_group_ranks else []
+
+    def split_group(self, *_ranks, **_more):
+        raise ArgumentError("split_group: netsum has none; new_group makes a group of some of the ranks")
 
     def _by_gloo(self, kind: str) -> None:
         if self.comm is not None:

@@ -168,18 +168,18 @@ class Gloo:
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> DistributedWork:
         self._check("send to", to)
         carrier, ranks, tag = self._carrier(tag)
-        return carrier.send([_given(tensor) for tensor in tensors], ranks[to], tag)
+        return Message(carrier.send([_given(tensor) for tensor in tensors], ranks[to], tag), [], ranks, self.timeout)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> DistributedWork:
         self._check("recv from", source)
         carrier, ranks, tag = self._carrier(tag)
         memories = [Memory(tensor) for tensor in tensors]
-        return Received(carrier.recv([memory.flat for memory in memories], ranks[source], tag), memories, ranks)
+        return Message(carrier.recv([memory.flat for memory in memories], ranks[source], tag), memories, ranks, self.timeout)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> DistributedWork:
         carrier, ranks, tag = self._carrier(tag)
         memories = [Memory(tensor) for tensor in tensors]
-        return Received(carrier.recv_anysource([memory.flat for memory in memories], tag), memories, ranks)
+        return Message(carrier.recv_anysource([memory.flat for memory in memories], tag), memories, ranks, self.timeout)
 
     def _check(self, call: str, rank: int) -> None:
         if not 0 <= rank < self.size or rank == self.rank:
@@ -205,15 +205,15 @@ class Gloo:
         return number
 
 
-class Received(DistributedWork):
-    """A message on its way into a tensor."""
+class Message(DistributedWork):
+    """A message on its way from a tensor, or into one. It has the time of its own group, not that of the carrier."""
 
-    def __init__(self, work: DistributedWork, memories: Sequence[Memory], ranks: Sequence[int]):
+    def __init__(self, work: DistributedWork, memories: Sequence[Memory], ranks: Sequence[int], timeout: timedelta):
         super().__init__()
-        self._work, self._memories, self._ranks = work, memories, ranks
+        self._work, self._memories, self._ranks, self._timeout = work, memories, ranks, timeout
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
-        waited = self._work.wait(timeout) if timeout else self._work.wait()
+        waited = self._work.wait(timeout or self._timeout)
         for memory in self._memories:
             memory.put()
         return waited
