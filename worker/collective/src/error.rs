@@ -137,6 +137,31 @@ pub enum Error {
     Protocol(String),
 }
 
+impl Error {
+    /// What the other ranks are told of an error that a rank has had: of its own troubles, that it
+    /// is lost to them, and why.
+    pub(crate) fn told_by(&self, rank: u32) -> Self {
+        match self {
+            Self::RankDied { .. }
+            | Self::RankLeft { .. }
+            | Self::Mismatch(_)
+            | Self::JobFailed { .. }
+            | Self::Protocol(_) => self.clone(),
+            Self::Config(_)
+            | Self::Controller { .. }
+            | Self::Socket { .. }
+            | Self::Adapter { .. }
+            | Self::Unreachable { .. }
+            | Self::NonFinite { .. }
+            | Self::NonFiniteTensors { .. }
+            | Self::Closed
+            | Self::Argument(_)
+            | Self::Forked
+            | Self::Length { .. } => Self::RankDied { rank, reason: self.to_string() },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

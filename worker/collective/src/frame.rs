@@ -193,13 +193,18 @@ impl Frame {
                 unverified.iter().for_each(|n| u64(w, *n));
             }
             Self::Failure { origin, error } => {
+                let other;
                 let (kind, rank, text) = match error {
                     Error::RankDied { rank, reason } => (0, *rank, reason.as_str()),
                     Error::RankLeft { rank } => (1, *rank, ""),
                     Error::Mismatch(text) => (2, 0, text.as_str()),
                     Error::JobFailed { reason } => (3, 0, reason.as_str()),
                     Error::Protocol(text) => (4, 0, text.as_str()),
-                    _ => (4, 0, "unknown"),
+                    // Those that `Error::told_by` puts in other words.
+                    error => {
+                        other = error.to_string();
+                        (4, 0, other.as_str())
+                    }
                 };
                 let mut end = text.len().min(TEXT);
                 while !text.is_char_boundary(end) {

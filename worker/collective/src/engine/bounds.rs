@@ -1,12 +1,13 @@
 //! What a neighbour can make an engine keep, whatever it sends.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::{Engine, MAX_OPEN, Settings, Work};
 use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::channels::{Channel, ChannelEvent, Channels};
-use crate::error::Error;
+use crate::error::{Error, Position};
 use crate::frame::{DataHeader, Descriptor, Frame, Progress, Reason, VERSION};
 use crate::numeric::element::{Dtype, Slice};
 use crate::numeric::layout::Layout;
@@ -25,12 +26,16 @@ const SHAPE: JobShape = JobShape {
 struct Told {
     arrived: Vec<ChannelEvent>,
     kept: Vec<(u64, Buffer)>,
+    /// What the next rank hears.
+    said: Vec<Frame>,
 }
 
 impl Channels for Told {
     fn send(&mut self, channel: Channel, id: u64, data: Buffer) {
         if channel == Channel::RingOut(0) {
             self.kept.push((id, data));
+        } else {
+            self.said.extend(Frame::decode(&data));
         }
     }
     fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
@@ -156,4 +161,39 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::Run(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another run"));
+}
+
+#[test]
+fn others_hear_whose_error_it_is_and_which() {
+    let text = || "why it is so".to_owned();
+    let at = |element| Position { tensor: 0, element };
+    let ip = IpAddr::from([192, 0, 2, 1]);
+    let as_it_is = [
+        Error::RankDied { rank: 9, reason: text() },
+        Error::RankLeft { rank: 9 },
+        Error::Mismatch(text()),
+        Error::JobFailed { reason: text() },
+        Error::Protocol(text()),
+    ];
+    let own = [
+        Error::Config(text()),
+        Error::Controller { address: "box:1".to_owned(), reason: text() },
+        Error::Socket { ip, reason: text() },
+        Error::Adapter { device: "mlx5_0".to_owned(), reason: text() },
+        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1) },
+        Error::NonFinite { first: 1, end: 2 },
+        Error::NonFiniteTensors { first: at(1), last: at(2) },
+        Error::Closed,
+        Error::Argument(text()),
+        Error::Forked,
+        Error::Length { dtype: Dtype::F32, reason: text() },
+    ];
+    let told = own.map(|e| (e.clone(), Error::RankDied { rank: 7, reason: e.to_string() }));
+    for (error, told) in as_it_is.map(|e| (e.clone(), e)).into_iter().chain(told) {
+        let mut rank = Rank::new();
+        rank.engine.name_ranks(vec![4, 7, 9]);
+        rank.engine.fail(&mut rank.told, error.clone());
+        assert_eq!(rank.engine.failure(), Some(&error));
+        assert_eq!(rank.told.said.pop(), Some(Frame::Failure { origin: 1, error: told }));
+    }
 }

@@ -127,7 +127,8 @@ impl Engine {
         let own = self.member.rank;
         if self.failure.is_none() && self.failures_seen & 1 << own == 0 {
             self.failures_seen |= 1 << own;
-            self.tell(channels, &Frame::Failure { origin: own, error: error.clone() });
+            let told = error.told_by(self.own_name());
+            self.tell(channels, &Frame::Failure { origin: own, error: told });
         }
         self.end(error);
     }
