@@ -172,9 +172,13 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
+        // Silence between operations ends nothing: a stopped process or machine may continue.
+        let waits = !self.operations.is_empty() || self.renewal.is_some();
+        self.waiting = waits.then(|| self.waiting.unwrap_or(now));
         if self.greeted
             && !self.has_left(self.previous())
             && now.saturating_duration_since(self.heard) >= self.settings.timeout
+            && self.waiting.is_some_and(|since| now >= since + self.settings.stall())
         {
             let own = self.own_name();
             let mut reason = format!("rank {own} has heard nothing from it for {:?}", self.settings.timeout);

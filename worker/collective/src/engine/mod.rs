@@ -68,7 +68,7 @@ pub struct Settings {
     /// Its place in the ring.
     pub rank: u32,
     pub shape: JobShape,
-    /// A rank that is silent for so long is dead.
+    /// A rank that is silent for so long is dead, if it is needed.
     pub timeout: Duration,
     /// A random number, of this connection. That of rank 0 tells this run's messages from those of others.
     pub run: u64,
@@ -161,6 +161,8 @@ pub struct Engine {
     renewal: Option<Renewal>,
     greeted: bool,
     heard: Instant,
+    /// Since when the caller waits for other ranks.
+    waiting: Option<Instant>,
     /// When the next rank last acknowledged something.
     answered: Instant,
     next_keep_alive: Instant,
@@ -213,6 +215,7 @@ impl Engine {
             renewal: None,
             greeted: false,
             heard: now,
+            waiting: None,
             answered: now,
             next_keep_alive: now + settings.keep_alive(),
             next_query: now,

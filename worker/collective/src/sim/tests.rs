@@ -1,5 +1,6 @@
 //! What must hold, whatever the network does.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::aggregator::Spoil;
@@ -237,6 +238,51 @@ fn a_dead_rank_is_named_by_all_others_in_time() {
             };
             assert_eq!(*named as usize, dead, "seed {seed} rank {rank}");
             assert!(*when < at + timeout * 3 / 2, "seed {seed} rank {rank}: after {when:?}");
+        }
+    }
+}
+
+#[test]
+fn silence_between_operations_ends_nothing_but_the_next_one_finds_the_dead() {
+    let layout = Layout { message_size: 600, window: 2, rings: 1 };
+    let (second, ms) = (Duration::from_secs(1), Duration::from_millis(1));
+    for (seed, present) in [(1, ALWAYS), (2, NEVER)] {
+        let spec = |pause: Range<Duration>, death| {
+            let pauses = vec![(1, pause)];
+            Spec {
+                present: present.clone(),
+                timeout: 2 * second,
+                pauses,
+                death,
+                ..Spec::new(3, layout, seed)
+            }
+        };
+        let calls = |rank, next| {
+            let at = |not_before| Call { data: floats(rank, 500, seed), not_before };
+            vec![at(Duration::ZERO), at(next), at(next)]
+        };
+        // Stopped for longer than the timeout, until before the next call or just behind it.
+        for next in [8 * second, 5 * second - 300 * ms] {
+            let mut sim = Sim::new(&spec(second..5 * second, None), |rank| calls(rank, next));
+            sim.run();
+            for (rank, host) in sim.hosts.iter().enumerate() {
+                assert!(
+                    host.results.iter().all(|r| r.0.is_ok()),
+                    "seed {seed}, rank {rank}: {:?}",
+                    host.results
+                );
+            }
+        }
+        // Dead: the next call says so, soon.
+        let next = 6 * second;
+        let mut sim = Sim::new(&spec(Duration::ZERO..Duration::ZERO, Some((1, second))), |r| calls(r, next));
+        sim.run();
+        for host in [0, 2].map(|rank| &sim.hosts[rank]) {
+            assert!(host.results[0].0.is_ok());
+            let (Err(Error::RankDied { rank: 1, .. }), _, when) = &host.results[1] else {
+                panic!("seed {seed}: {:?}", host.results[1].0)
+            };
+            assert!(*when < next + second, "seed {seed}: {when:?}");
         }
     }
 }
