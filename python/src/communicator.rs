@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Room, Settings};
+use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Room, Settings, addresses};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -52,6 +52,18 @@ pub fn resolve<'py>(py: Python<'py>, settings: BTreeMap<String, String>) -> PyRe
         }
     }
     Ok(found)
+}
+
+/// The address that this machine has on the way to a host.
+#[pyfunction]
+pub fn towards(py: Python<'_>, host: &str) -> PyResult<String> {
+    Ok(py.detach(|| addresses::towards((host, 9)))?.to_string())
+}
+
+/// This machine's addresses that others may reach.
+#[pyfunction]
+pub fn own_addresses() -> Vec<String> {
+    addresses::reachable().iter().map(ToString::to_string).collect()
 }
 
 fn configuration(py: Python<'_>, settings: &BTreeMap<String, String>) -> PyResult<CommConfig> {

@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _netsum {
     #[pymodule_export]
-    use super::communicator::{Communicator, connect, resolve};
+    use super::communicator::{Communicator, connect, own_addresses, resolve, towards};
     #[pymodule_export]
     use super::work::{Report, Work};
     #[pymodule_export]

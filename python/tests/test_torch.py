@@ -118,6 +118,9 @@ class Backend(unittest.TestCase):
     def test_ranks_without_a_box_find_one_another(self):
         torchrun("without_a_box", ranks=4)
 
+    def test_a_warning_that_is_made_an_error_ends_all_ranks(self):
+        torchrun("warning_is_an_error", ranks=3)
+
     def test_ranks_that_do_not_agree_on_a_box_are_told(self):
         torchrun("some_know")
 

@@ -889,6 +889,12 @@ def without_a_box():
     assert (x == dist.get_world_size()).all()
 
 
+def warning_is_an_error():
+    """Only rank 0 warns; where that is an error, none is left waiting."""
+    warnings.simplefilter("error", netsum.NoBoxWarning)
+    raises(netsum.NoBoxWarning, "no box", dist.init_process_group, "netsum")
+
+
 def some_know():
     """A rank that knows of a box, and one that does not."""
     if os.environ["RANK"] == "1":

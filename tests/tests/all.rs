@@ -45,6 +45,7 @@ mod timing;
 mod trace;
 mod traced;
 mod train;
+mod train_hosts;
 mod train_on;
 mod undaemoned;
 mod vlan;

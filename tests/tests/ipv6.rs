@@ -1,6 +1,6 @@
 //! IPv6 alone, and the addresses that kernel hosts have by themselves.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use netsum_common::wire;
@@ -9,7 +9,7 @@ use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::tap::Tap;
 use netsum_lab::udp_ring::{self, Load};
-use netsum_lab::{Host, LabSpec};
+use netsum_lab::{Host, Lab, LabSpec};
 
 const RANKS: u32 = 3;
 
@@ -36,6 +36,38 @@ fn a_network_without_ipv4() {
     }
     let flows = cluster.netsum_json(&["flow", "list", "six"]).unwrap();
     assert_eq!((&flows[0]["src"], &flows[0]["dst"]), (&"fd00::1".into(), &"fd00::2".into()));
+}
+
+/// A host whose kernel prefers addresses that expire, which has just been given an address.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
+    let lab = Lab::new(LabSpec { ipv6: true, ..LabSpec::hosts(1) }).unwrap();
+    let host = lab.host(0);
+    let ip = |line: &str| output(host.command("ip").args(line.split(' '))).unwrap();
+    let set = |name: &str, value: u32| {
+        output(host.command("sysctl").arg("-qw").arg(format!("net.ipv6.conf.eth0.{name}={value}"))).unwrap();
+    };
+    ip("-6 address flush dev eth0 scope global");
+    set("use_tempaddr", 2);
+    set("accept_dad", 1);
+    set("dad_transmits", 1);
+    ip("address add fd00:7::1/64 dev eth0 mngtmpaddr");
+    assert!(ip("-6 address show dev eth0").contains("temporary"), "the kernel has made none");
+    let stays: IpAddr = "fd00:7::1".parse().unwrap();
+    let (chosen, usual) = host.enter(|| {
+        let chosen = netsum_worker::addresses::towards("[fd00:7::2]:9").unwrap();
+        let socket = UdpSocket::bind("[::]:0").unwrap();
+        socket.connect("[fd00:7::2]:9").unwrap();
+        (chosen, socket.local_addr().unwrap().ip())
+    });
+    assert_eq!(chosen, stays);
+    assert_ne!(usual, stays, "the kernel does not prefer the temporary one");
+    assert_eq!(host.enter(netsum_worker::addresses::reachable).last(), Some(&stays));
+    // One that is still checked cannot be bound.
+    ip("address add fd00:7::9/64 dev eth0");
+    assert!(ip("-6 address show dev eth0").contains("tentative"), "the kernel checks nothing");
+    host.enter(|| netsum_worker::udp::UdpDriver::bind("fd00:7::9".parse().unwrap())).unwrap();
 }
 
 #[test]

@@ -71,3 +71,18 @@ fn a_port_whose_packets_do_not_fit_a_page_is_refused_when_the_daemon_starts() {
     let error = Cluster::start(LabSpec { mtu: 9000, ..LabSpec::hosts(2) }).unwrap_err().to_string();
     assert!(error.contains("port port0: cannot attach") && error.contains("has an MTU of 9000"), "{error}");
 }
+
+/// Nobody is told: a bridge drops what its port does not carry, as many a hop does whose ICMP is filtered.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_path_that_swallows_large_packets_is_named_when_the_ranks_connect() {
+    let cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
+    set_mtu(cluster.lab().box_(), &cluster.lab().box_().port(1), 900);
+    let timeout = std::time::Duration::from_secs(2);
+    let job = JobSpec { timeout, ..JobSpec::new("narrow", 3) };
+    let error = format!("{:#}", cluster.ranks_alone(&job, &one_on_each_host(3)).unwrap_err());
+    let words = ["rank 0 (10.0.0.1) did not answer within 2s", "path MTU, 1024 bytes", "small ones", "--mtu"];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    let small = JobSpec { mtu: 512, ..job };
+    cluster.ranks_alone(&small, &one_on_each_host(3)).unwrap();
+}

@@ -1,9 +1,12 @@
 //! The Python package on hosts of the lab. `cargo xtask test` installs it into target/python.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
 
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, WORKER_PORT};
+use netsum_lab::netns::output;
 use netsum_lab::process::Running;
 
 /// A file of the project.
@@ -13,6 +16,11 @@ fn of_project(path: &str) -> PathBuf {
 
 /// Starts a rank with what torchrun would set, and where the box is. Its address it finds by itself.
 fn start(cluster: &Cluster, case: &str, rank: usize, ranks: usize, job: &str, token: &str) -> Running {
+    let mut command = command(cluster, case, rank, ranks, job, token);
+    Running::start(&format!("Python rank {rank}"), &mut command).unwrap()
+}
+
+fn command(cluster: &Cluster, case: &str, rank: usize, ranks: usize, job: &str, token: &str) -> Command {
     let python = of_project("target/python/pypi/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test python` installs it", python.display());
     let mut command = cluster.lab().host(rank).command(python);
@@ -20,7 +28,7 @@ fn start(cluster: &Cluster, case: &str, rank: usize, ranks: usize, job: &str, to
     command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string()).env("LOCAL_RANK", "0");
     let controller = format!("{}:{WORKER_PORT}", cluster.lab().box_().ip());
     command.env("NETSUM_CONTROLLER", controller).env("NETSUM_JOB", job).env("NETSUM_TOKEN", token);
-    Running::start(&format!("Python rank {rank}"), &mut command).unwrap()
+    command
 }
 
 #[test]
@@ -77,5 +85,39 @@ fn what_a_job_refuses_is_said_with_what_to_do() {
     ] {
         let said = start(&cluster, "refused", 0, ranks, job, token).success(PATIENCE).unwrap();
         assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
+    }
+}
+
+/// A rank that cannot be where it says is told at once, with the address that the box sees.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn an_address_that_is_not_behind_the_box_is_refused_with_the_one_that_is() {
+    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
+    let token = cluster.create_job(&JobSpec::new("lost", 2)).unwrap();
+    let (host, box_) = (cluster.lab().host(1), cluster.lab().box_());
+    let ip = |mut command: Command, line: &str| output(command.args(line.split(' '))).unwrap();
+    let port = box_.port(1);
+    // Of another network, of no interface with a MAC address, and one that the box has, too.
+    ip(host.command("ip"), "link add mgmt0 type veth peer name mgmt1");
+    ip(host.command("ip"), "link set mgmt0 up");
+    ip(host.command("ip"), "address add 192.168.7.2/24 dev mgmt0");
+    ip(host.command("ip"), "address add 10.99.0.1/32 dev lo");
+    ip(host.command("ip"), "address add 10.98.0.1/32 dev eth0");
+    ip(box_.command("ip"), "address add 10.98.0.1/32 dev br0");
+    let seen = format!("its connection comes from {} by port {port}: set NETSUM_IP", host.ip(0));
+    for (address, what) in [
+        ("192.168.7.2", "the bridge has not seen MAC address"),
+        ("10.99.0.1", "the interface with 10.99.0.1 there has no MAC address"),
+        ("127.0.0.1", "no MAC address"),
+        ("10.98.0.1", "10.98.0.1 is an address of the box itself"),
+    ] {
+        let mut command = command(&cluster, "refused", 1, 2, "lost", &token);
+        let started = Instant::now();
+        let rank = Running::start("Python rank 1", command.env("NETSUM_IP", address)).unwrap();
+        let said = rank.success(PATIENCE).unwrap();
+        let words = ["ControllerError", "rank 1", address, what, &seen];
+        assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
+        // The bridge is watched for a second; a rank that is missing is waited for for a minute.
+        assert!(started.elapsed() < PATIENCE / 2, "{address}: {:?}", started.elapsed());
     }
 }

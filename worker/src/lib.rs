@@ -10,6 +10,7 @@
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`comm`] | [`Communicator`]: all-reduce and barrier |
 //! | `control` | client of the box's daemon |
+//! | [`addresses`] | this machine's, and which of them to use |
 //!
 //! A rank's packets go over an RDMA adapter, if one has its address, or else over a UDP socket: [`Transport`]. The feature `verbs`,
 //! on by default, is for the former; it loads libibverbs when an adapter is opened. With the feature `xdp`, also on by default, they
@@ -32,6 +33,7 @@
 // Applications are built on this crate, on no other.
 #![warn(missing_docs)]
 
+pub mod addresses;
 pub mod comm;
 mod control;
 pub use netsum_collective::numeric;

@@ -1,9 +1,12 @@
 //! Descriptors that forked processes lose: with a copy of a socket they would keep its port taken after this process has closed it.
 
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
+
+use nix::sys::socket::{SockaddrStorage, getsockname};
 
 /// Descriptors to be closed, and one more each: 0 is a free place. What finds none is shared.
 static OPEN: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
@@ -30,6 +33,14 @@ impl<T: AsFd> Unshared<T> {
         let place = OPEN.iter().position(take);
         Self { inner, place }
     }
+}
+
+/// Whether one of them is a socket of this process at an address.
+pub(crate) fn is_bound(address: SocketAddr) -> bool {
+    OPEN.iter().any(|place| {
+        let fd = place.load(Ordering::Relaxed) - 1;
+        fd >= 0 && getsockname::<SockaddrStorage>(fd).is_ok_and(|own| own == address.into())
+    })
 }
 
 /// In the forked process.

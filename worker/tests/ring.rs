@@ -309,6 +309,18 @@ fn a_rank_that_never_comes_is_named_by_all_others() {
 }
 
 #[test]
+fn a_second_communicator_at_an_address_is_told_of_the_first() {
+    run(20, 2, LAYOUT, |mut comm| {
+        let error = Communicator::connect(config(20, comm.rank(), 2, LAYOUT)).unwrap_err().to_string();
+        assert!(
+            error.contains("this process has a communicator at 127.") && error.contains("close"),
+            "{error}"
+        );
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
 fn non_finite_elements_are_an_error_and_the_communicator_goes_on() {
     run(6, 2, LAYOUT, |mut comm| {
         let mut x = floats(comm.rank(), 20_000);

@@ -65,6 +65,22 @@ pub(super) struct Forming {
     ranks: BTreeMap<Rank, Waiting>,
 }
 
+impl Forming {
+    /// Two hosts with one address. Ranks of one host may have one, where its adapter tells them apart.
+    fn one_address_twice(&self) -> Option<Refusal> {
+        let mut known: BTreeMap<IpAddr, &RankAddress> = BTreeMap::new();
+        self.ranks.values().find_map(|Waiting { address, .. }| {
+            let first = *known.entry(address.ip).or_insert(address);
+            (first.mac != address.mac).then(|| {
+                Refusal::Exists(format!(
+                    "rank {} and rank {} have one address, {}, on two hosts: set NETSUM_IP there to addresses of their own",
+                    first.rank, address.rank, address.ip
+                ))
+            })
+        })
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Waiting {
     address: RankAddress,
@@ -209,7 +225,10 @@ impl Controller {
                 });
             }
         }
-        let refusal = self.contradiction(name, &flows).or_else(|| self.check_owners(name, &flows).err());
+        let refusal = forming
+            .one_address_twice()
+            .or_else(|| self.contradiction(name, &flows))
+            .or_else(|| self.check_owners(name, &flows).err());
         if refusal.is_none() {
             self.take_over(&flows);
         }

@@ -473,6 +473,36 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     assert!(error.contains("only some of the ranks"), "{error}");
 }
 
+#[test]
+fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
+    let mut c = controller();
+    c.create_job(spec("a", 3)).unwrap();
+    let now = Instant::now();
+    let mut ranks: Vec<Join> = (0..3).map(|rank| join("a", rank, 0, rank.into(), now)).collect();
+    for rank in [0, 2] {
+        (ranks[rank].address.ip, ranks[rank].ifindex) = (IpAddr::from([172, 17, 0, 2]), 10);
+    }
+    let actions: Vec<Action> = ranks.into_iter().flat_map(|rank| c.join(rank, now).unwrap()).collect();
+    assert_eq!(replies(&actions), [(0, false), (1, false), (2, false)]);
+    let Some(Action::Reply { result: Err(refusal), .. }) = actions.first() else { panic!("{actions:?}") };
+    let text = refusal.to_string();
+    assert!(
+        text.contains("rank 0 and rank 2 have one address, 172.17.0.2") && text.contains("NETSUM_IP"),
+        "{text}"
+    );
+    // Ranks of one host may have one: an adapter tells them apart.
+    for rank in 0..3 {
+        let mut join = join("a", rank, 0, 10 + u64::from(rank), now);
+        if rank > 0 {
+            (join.address.ip, join.address.mac) = (IpAddr::from([10, 0, 0, 7]), [2, 0, 0, 0, 0, 7]);
+            (join.mac, join.ifindex) = (join.address.mac, 11);
+        }
+        let actions = c.join(join, now).unwrap();
+        assert_eq!(replies(&actions).len(), if rank == 2 { 3 } else { 0 });
+        assert!(replies(&actions).iter().all(|(_, is_ok)| *is_ok), "{actions:?}");
+    }
+}
+
 /// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3; without the flow of rank 1.
 fn leaf_without_its_last(job: &str, c: &mut Controller) {
     let ranks = Some(members::Group { first: 0, last: 1 });

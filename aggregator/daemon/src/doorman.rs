@@ -111,6 +111,11 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Where it comes from.
+    pub fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
     /// Checks a token with `check`, if this address has a try left, or when it has one again. Whoever knows a job's token
     /// needs no try for that job: a rank is not held up by somebody who guesses from the same address.
     pub async fn authorise(&self, job: &str, check: impl Fn() -> Result<(), Status>) -> Result<(), Status> {

@@ -16,7 +16,7 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
 use tokio::sync::Mutex;
 
 use super::neighbours::Heard;
@@ -167,6 +167,13 @@ impl Netlink {
         Ok(Found::Nothing { router })
     }
 
+    /// The interface behind which a neighbour of this machine is, or the router towards an address, where it is known.
+    pub async fn seen_at(&self, ip: IpAddr) -> Result<Option<u32>> {
+        let Some(Way { mac: Some(mac), ifindex, .. }) = self.way_to(ip).await? else { return Ok(None) };
+        let table = self.neighbours(AddressFamily::Bridge).await.context("the bridge's forwarding table")?;
+        Ok(table.iter().find(|e| mac_of(e) == Some(mac)).map(|e| e.header.ifindex).or(Some(ifindex)))
+    }
+
     /// Entries of a neighbour table.
     async fn neighbours(&self, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {
         let request = self.handle.neighbours().get().set_address_family(family);
@@ -212,6 +219,7 @@ impl Netlink {
             }
         }
         let Some(ifindex) = ifindex else { return Ok(None) };
+        let is_own = answer.iter().any(|route| route.header.kind == RouteType::Local);
         let (family, address) = match next {
             IpAddr::V4(ip) => (AddressFamily::Inet, NeighbourAddress::Inet(ip)),
             IpAddr::V6(ip) => (AddressFamily::Inet6, NeighbourAddress::Inet6(ip)),
@@ -222,7 +230,7 @@ impl Netlink {
                 |a: &NeighbourAttribute| matches!(a, NeighbourAttribute::Destination(d) if *d == address);
             e.header.ifindex == ifindex && e.attributes.iter().any(of)
         };
-        Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of) }))
+        Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of), is_own }))
     }
 }
 
@@ -235,6 +243,8 @@ pub struct Way {
     pub next: IpAddr,
     /// The neighbour's MAC address, where the kernel knows it.
     pub mac: Option<[u8; 6]>,
+    /// The address is one of this machine's.
+    pub is_own: bool,
 }
 
 /// What [`Netlink::port_of`] has found.

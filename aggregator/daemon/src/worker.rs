@@ -88,6 +88,24 @@ impl WorkerService {
         Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
     }
 
+    /// A refusal of a rank's address, with the one that its connection has: several on one host, or a box that is reached by another
+    /// network, are nothing unusual, but a rank with a wrong address mostly has the right one there.
+    async fn misplaced(&self, refusal: Status, from: Option<IpAddr>, ip: &str) -> Status {
+        let Some(from) = from.filter(|from| from.to_string() != ip) else { return refusal };
+        let ifindex = match &self.ports {
+            PortFinder::Bridge(netlink) => netlink.seen_at(from).await.ok().flatten(),
+            _ => None,
+        };
+        let inner = self.shared.lock();
+        let port = inner.controller.ports().iter().find(|p| Some(p.ifindex) == ifindex);
+        let by = port.map(|p| format!(" by port {}", p.name)).unwrap_or_default();
+        let text = format!(
+            "{}; its connection comes from {from}{by}: set NETSUM_IP to its address behind one of the box's ports",
+            refusal.message()
+        );
+        Status::new(refusal.code(), text)
+    }
+
     /// The port behind which a rank is, and the MAC address that its packets have there.
     async fn port_of(
         &self,
@@ -104,6 +122,12 @@ impl WorkerService {
             PortFinder::Boxes(boxes) => return boxes.find(rank, address.mac, address.ip, patience).await,
         };
         let internal = |e: anyhow::Error| Status::internal(format!("{e:#}"));
+        if netlink.way_to(address.ip).await.map_err(internal)?.is_some_and(|way| way.is_own) {
+            return Err(Status::failed_precondition(format!(
+                "rank {rank}: {} is an address of the box itself",
+                address.ip
+            )));
+        }
         let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
         let found = netlink.port_of(address.mac, address.ip, &ports).await.map_err(internal)?;
         let interfaces = netlink.interfaces().await.map_err(internal)?;
@@ -191,6 +215,7 @@ impl Worker for WorkerService {
 
     async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinReply> {
         let (peer, r) = parts(request);
+        let from = peer.as_ref().map(Peer::ip);
         self.authorise(peer, &r.job, &r.token).await?;
         let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
         let rank = a.rank;
@@ -201,8 +226,14 @@ impl Worker for WorkerService {
         let address = RankAddress {
             rank: Rank(rank),
             ip: a.ip.parse().map_err(|_| invalid("ip", &a.ip, "an IPv4 or IPv6 address is needed"))?,
-            mac: mac_from_text(&a.mac)
-                .ok_or_else(|| invalid("mac", &a.mac, "six bytes in hex are needed"))?,
+            mac: match mac_from_text(&a.mac) {
+                Some(mac) => mac,
+                None if a.mac.is_empty() => {
+                    let no_mac = format!("rank {rank}: the interface with {} there has no MAC address", a.ip);
+                    return Err(self.misplaced(Status::failed_precondition(no_mac), from, &a.ip).await);
+                }
+                None => return Err(invalid("mac", &a.mac, "six bytes in hex are needed")),
+            },
             rings: a.rings.into_iter().map(|c| connection(Some(c), "rings")).collect::<Result<_, _>>()?,
             plain: connection(a.plain, "plain")?,
             any_ip_id: a.any_ip_id,
@@ -210,7 +241,10 @@ impl Worker for WorkerService {
         };
         let wait = Duration::from_millis(r.timeout_ms.into()).min(MAX_JOIN);
         let deadline = Instant::now() + wait;
-        let (ifindex, mac) = self.port_of(rank, &address, wait).await?;
+        let (ifindex, mac) = match self.port_of(rank, &address, wait).await {
+            Ok(found) => found,
+            Err(status) => return Err(self.misplaced(status, from, &a.ip).await),
+        };
         let receiver = {
             let mut inner = self.shared.lock();
             let (waiter, receiver) = inner.waiter();

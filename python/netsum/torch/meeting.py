@@ -5,14 +5,18 @@ import json
 import os
 import secrets
 import socket
+import time
 import warnings
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
 
 import netsum
 
-from .._netsum import Communicator, resolve
+from .. import errors
+from .._netsum import Communicator, own_addresses, resolve, towards
+from ..check import own_address
 from ..errors import ConfigError, NoBoxWarning
 
 
@@ -32,31 +36,30 @@ def apart(store: "dist.Store", ranks: int) -> "dist.Store":
 def meet(store: "dist.Store", rank: int, ranks: int) -> tuple[Communicator, str]:
     """The communicator of all ranks, and this rank's address.
 
-    With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", as netsum.init() does. With none of these at any rank the ranks tell one
-    another their addresses over the store, and sum by themselves.
+    With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", as netsum.init() does. With none of these at any rank the ranks send one
+    another their addresses over the store, and sum by themselves. What one of them refuses, all do: none is left waiting.
     """
     told = _all(store, rank, ranks, "known", _is_told())
     if all(told):
         return netsum.init(rank=rank, ranks=ranks), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
     if any(told):
-        raise ConfigError(
-            f"rank {told.index(True)} knows of a box and rank {told.index(False)} does not: set NETSUM_CONTROLLER (or NETSUM_PEERS) at "
-            "all ranks, or at none"
-        )
-    addresses = _all(store, rank, ranks, "address", _own_address(rank, ranks))
-    peers = _loopback(store, rank, ranks) if len(set(addresses)) == 1 else addresses
-    twice = next((a for a in peers if peers.count(a) > 1), None)
-    if twice:
-        raise ConfigError(
-            f"two ranks have the address {twice}: give each one of its own by NETSUM_IP (with several, LOCAL_RANK chooses)"
-        )
+        text = f"rank {told.index(True)} knows of a box and rank {told.index(False)} does not: set NETSUM_CONTROLLER (or NETSUM_PEERS)"
+        raise _together(store, rank, ranks, ConfigError(f"{text} at all ranks, or at none"))
+    peers = _peers(store, rank, ranks)
+    is_good, what, hint = own_address(peers[rank])
+    refusal = None if is_good else ("ConfigError", f"rank {rank}: {what}; {hint}")
     if rank == 0:
-        warnings.warn(
-            "no box: NETSUM_CONTROLLER is not set, and there is no host \"netsum\". The ranks sum by themselves, at "
-            + ", ".join(peers[:4] + ["..."] * (ranks > 4)),
-            NoBoxWarning,
-            stacklevel=2,
-        )
+        try:
+            warnings.warn(
+                "no box: NETSUM_CONTROLLER is not set, and there is no host \"netsum\". The ranks sum by themselves, at "
+                + ", ".join(peers[:4] + ["..."] * (ranks > 4)),
+                NoBoxWarning,
+                stacklevel=2,
+            )
+        except NoBoxWarning as warning:
+            refusal = ("NoBoxWarning", str(warning))
+    for kind, text in filter(None, _all(store, rank, ranks, "ready", refusal)):
+        raise _together(store, rank, ranks, getattr(errors, kind)(text))
     return netsum.init(rank=rank, ranks=ranks, peers=peers, ip=peers[rank]), peers[rank]
 
 
@@ -70,16 +73,103 @@ def _is_told() -> bool:
 
 
 def _all(store: "dist.Store", rank: int, ranks: int, key: str, value: T) -> "list[T]":
-    """What each rank says."""
+    """The value of each rank."""
     store.set(f"{key}/{rank}", json.dumps(value))
     return [json.loads(store.get(f"{key}/{other}")) for other in range(ranks)]
 
 
-def _own_address(rank: int, ranks: int) -> str:
-    """NETSUM_IP, or the address towards rank 0's machine."""
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    master = f"[{master}]:9" if ":" in master else f"{master}:9"
-    return resolve({"rank": str(rank), "ranks": str(ranks), "controller": master, "job": "-", "token": "-"})["ip"]
+def _together(store: "dist.Store", rank: int, ranks: int, error: Exception) -> Exception:
+    """What all ranks raise, when all know: the store may end with rank 0."""
+    store.add("refused", 1)
+    until = time.monotonic() + 5
+    while rank == 0 and store.add("refused", 0) < ranks and time.monotonic() < until:
+        time.sleep(0.01)
+    return error
+
+
+def _peers(store: "dist.Store", rank: int, ranks: int) -> list[str]:
+    """The addresses of all ranks; every rank comes to the same, or to the same error."""
+    places = _all(store, rank, ranks, "place", _place(store, rank, ranks))
+    # On one machine NETSUM_IP counts if it tells the ranks apart.
+    told = {place["ip"] or place["why"] for place in places} if any(place["is_set"] for place in places) else set()
+    if _is_one_machine(places) and len(told) < 2 and all(place["ip"] for place in places if place["is_set"]):
+        return _loopback(store, rank, ranks)
+    own = places[rank]
+    others = [place["ip"] for place in places if place["ip"] and place["machine"] != own["machine"]]
+    if own["ip"] is None and others and not own["is_set"]:
+        try:
+            own["ip"] = towards(others[0])
+        except OSError as error:
+            own["why"] += f"; there is no way to {others[0]}: {error}"
+    places = _all(store, rank, ranks, "placed", own)
+    if refusal := refused(places):
+        raise _together(store, rank, ranks, ConfigError(refusal))
+    return [place["ip"] for place in places]
+
+
+def _is_one_machine(places: Sequence[dict]) -> bool:
+    return all(place["machine"] == places[0]["machine"] for place in places)
+
+
+def refused(places: Sequence[dict]) -> str | None:
+    """Why ranks do not reach one another at their addresses, if that is certain."""
+    seen: dict[str, int] = {}
+    for rank, place in enumerate(places):
+        ip, machine = place["ip"], place["machine"]
+        if ip is None:
+            return f"rank {rank}: {place['why']}. Set NETSUM_IP there to its address on the ranks' network"
+        if ipaddress.ip_address(ip).is_loopback and not _is_one_machine(places):
+            return (
+                f"rank {rank} has the loopback address {ip}, which the ranks on other machines do not reach: set NETSUM_IP there to its "
+                "address on the ranks' network"
+            )
+        first = seen.setdefault(ip, rank)
+        if places[first]["machine"] != machine:
+            return (
+                f"rank {first} and rank {rank} are on different machines, or in different containers, and have one address, {ip}: set "
+                "NETSUM_IP there to addresses that all ranks reach, and start containers in their machine's network (--network host)"
+            )
+    return None
+
+
+def _place(store: "dist.Store", rank: int, ranks: int) -> dict:
+    """This rank's machine, and its address that others reach; without one, the reason."""
+    place = {"machine": _machine(), "ip": None, "is_set": bool(os.environ.get("NETSUM_IP")), "why": ""}
+    if place["is_set"]:
+        try:
+            place["ip"] = resolve({"rank": str(rank), "ranks": str(ranks), "controller": "-", "job": "-", "token": "-"})["ip"]
+        except ConfigError as error:
+            place["why"] = str(error)
+        return place
+    own = own_addresses()
+    place["why"] = f"which of its addresses the others reach is not known ({', '.join(own) or 'there are none but loopback ones'})"
+    if host := _host(store):
+        try:
+            ip = towards(host)
+            if not ipaddress.ip_address(ip).is_loopback:
+                place["ip"] = ip
+                return place
+            place["why"] += f"; its address towards {host} is {ip}"
+        except OSError as error:
+            place["why"] += f"; there is no way to {host}: {error}"
+    by_family = [[ip for ip in own if (":" in ip) == is_v6] for is_v6 in (False, True)]
+    # A machine with addresses of both families has those of IPv4 in mind.
+    first = next(filter(None, by_family), [])
+    place["ip"] = first[0] if len(first) == 1 else None
+    return place
+
+
+def _machine() -> str:
+    """This machine, and what it has for a network: containers share the one, and not always the other."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _host(store: "dist.Store") -> str | None:
+    """The machine that has the store: rank 0's, as a rule. None where it is a file."""
+    while isinstance(store, dist.PrefixStore) and hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
 
 
 def _loopback(store: "dist.Store", rank: int, ranks: int) -> list[str]:

@@ -28,6 +28,19 @@ fn stretch(first: &Position, last: &Position) -> String {
     )
 }
 
+fn unreachable(mtu: Option<u32>) -> String {
+    let Some(mtu) = mtu else {
+        return ": is it running, and does UDP port 4791 get through?".to_owned();
+    };
+    format!(
+        " with packets of the job's path MTU, {mtu} bytes; small ones get through: a hop on the way has an MTU below {}. Raise it there \
+         (`ping -M do -s {} ADDRESS` shows whether it is enough), or make the job's smaller: `netsum job create --mtu`, or NETSUM_MTU at \
+         all ranks",
+        mtu + 80,
+        mtu + 52,
+    )
+}
+
 /// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`] and [`Error::Length`] the communicator is of
 /// no more use: all further calls give the same error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,9 +74,7 @@ pub enum Error {
         reason: String,
     },
     /// A neighbour did not answer when the connections were opened.
-    #[error(
-        "rank {rank} ({ip}) did not answer within {after:?}: is it running, and does UDP port 4791 get through?"
-    )]
+    #[error("rank {rank} ({ip}) did not answer within {after:?}{}", unreachable(*.mtu))]
     Unreachable {
         /// The previous rank in the ring.
         rank: u32,
@@ -71,6 +82,8 @@ pub enum Error {
         ip: IpAddr,
         /// How long was waited.
         after: Duration,
+        /// The path MTU in bytes, where packets arrive from it, but none of that size.
+        mtu: Option<u32>,
     },
     /// A rank has died, or the network to it has.
     #[error("rank {rank} died: {reason}")]
@@ -165,6 +178,16 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_that_drops_large_packets_is_told_from_a_rank_that_is_not_there() {
+        let text = |mtu| {
+            let (ip, after) = ([10, 0, 0, 2].into(), Duration::from_secs(10));
+            Error::Unreachable { rank: 1, ip, after, mtu }.to_string()
+        };
+        assert!(text(None).ends_with("within 10s: is it running, and does UDP port 4791 get through?"));
+        assert!(text(Some(1024)).contains("path MTU, 1024 bytes") && text(Some(1024)).contains("below 1104"));
+    }
 
     #[test]
     fn elements_of_tensors_are_named() {

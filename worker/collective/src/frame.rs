@@ -7,7 +7,7 @@ use crate::numeric::element::Dtype;
 use crate::shape::JobShape;
 
 /// Version of these messages, and of what ranks put into sums.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -97,8 +97,11 @@ impl Reason {
 /// A message on a plain connection.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
-    /// The first: what the sender takes the job to be, and a random number, so that it is unlike an earlier run's. One packet.
+    /// The first: what the sender takes the job to be, and a random number, so that it is unlike an earlier run's. One small packet.
     Hello { shape: JobShape, rank: u32, nonce: u64 },
+    /// Behind the first: one packet of the path MTU, which is so many bytes. A path that carries only
+    /// smaller ones is found by it before anything is summed.
+    FullSize(usize),
     /// The first of a rank with another version of these messages.
     OtherVersion(u32),
     /// What tells this run's messages from those of others: drawn by rank 0, passed on by all.
@@ -144,7 +147,7 @@ fn control_room(ranks: u32, rings: u32) -> usize {
 pub fn plain_room(shape: &JobShape) -> usize {
     let lanes = shape.layout.message_size as usize / 4;
     let step = DATA_HEADER + lanes.div_ceil(shape.ranks as usize) * 4;
-    step.max(control_room(shape.ranks, shape.layout.rings))
+    step.max(control_room(shape.ranks, shape.layout.rings)).max(shape.mtu as usize)
 }
 
 /// Buffers that wait for frames on a plain connection: 64, fewer where that would be more than 32 MiB. Who sends more at
@@ -167,6 +170,10 @@ impl Frame {
                     &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, flags],
                 );
                 u64(w, *nonce);
+            }
+            Self::FullSize(bytes) => {
+                u32s(w, &[10]);
+                w.resize(*bytes);
             }
             Self::OtherVersion(version) => u32s(w, &[1, *version]),
             Self::Run(run) => {
@@ -287,6 +294,7 @@ impl Frame {
             7 => Self::Data(DataHeader { ring: word(1)?, step: word(2)?, number: long(12)? }),
             8 => Self::Renew { decided: word(1)? != 0, after: long(8)? },
             9 => Self::Run(long(4)?),
+            10 => Self::FullSize(b.len()),
             _ => return None,
         })
     }
@@ -330,6 +338,7 @@ mod tests {
             Frame::Data(DataHeader { ring: 3, step: 1, number: 1 << 35 }),
             Frame::Renew { after: 1 << 40, decided: false },
             Frame::Renew { after: 3, decided: true },
+            Frame::FullSize(256),
             Frame::OtherVersion(VERSION - 1),
             Frame::Run(u64::MAX - 5),
         ] {
@@ -342,7 +351,7 @@ mod tests {
                 assert_ne!(Frame::decode(&bytes[..n]).as_ref(), Some(&frame), "{n} bytes of {frame:?}");
             }
         }
-        assert_eq!(Frame::decode(&[10, 0, 0, 0]), None);
+        assert_eq!(Frame::decode(&[11, 0, 0, 0]), None);
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub(crate) fn bootstrap(
                 return wrong(format!("ip {}: peers has {own} for rank {}", config.ip, config.rank));
             }
             let layout = Layout { message_size: *message_size, window: *window, rings: *rings };
+            check_peers(peers).map_err(Error::Config)?;
             let shape =
                 JobShape { ranks: config.ranks, mtu: *mtu, layout, relaxed: false, without_box: false };
             shape.check().map_err(Error::Config)?;
@@ -97,6 +98,38 @@ pub(crate) fn control(config: &CommConfig) -> Result<Control, Error> {
 
 fn wrong<T>(text: String) -> Result<T, Error> {
     Err(Error::Config(text))
+}
+
+/// That the ranks can reach each other at a list of addresses, as far as the list tells: all ranks
+/// have the same one, and all refuse it.
+fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
+    const DO: &str = "set NETSUM_IP there (or NETSUM_PEERS at all ranks) to one that the others reach";
+    for (rank, ip) in peers.iter().enumerate() {
+        let other = |fits: &dyn Fn(&IpAddr) -> bool| peers.iter().position(fits);
+        if ip.is_unspecified() || ip.is_multicast() {
+            return Err(format!("rank {rank} has the address {ip}, which is no machine's: {DO}"));
+        }
+        if let Some(first) = other(&|o| o == ip).filter(|first| *first < rank) {
+            return Err(format!(
+                "rank {first} and rank {rank} have one address, {ip}: each rank needs its own; set NETSUM_IP \
+                 (with several, LOCAL_RANK chooses) or NETSUM_PEERS"
+            ));
+        }
+        if let Some(far) = other(&|o| !o.is_loopback()).filter(|_| ip.is_loopback()) {
+            return Err(format!(
+                "rank {rank} has the loopback address {ip}, and rank {far} has {}: other machines do not reach \
+                 loopback addresses; {DO}",
+                peers[far]
+            ));
+        }
+        if let Some(far) = other(&|o| o.is_ipv4() != ip.is_ipv4()) {
+            return Err(format!(
+                "rank {rank} has the address {ip}, and rank {far} has {}: all must be of one family; set NETSUM_IP",
+                peers[far]
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// That packets of a path MTU can leave by an interface: before anybody waits for this rank.
@@ -236,6 +269,26 @@ mod tests {
             panic!()
         };
         assert!(e.contains("127.0.0.2 for rank 1"), "{e}");
+    }
+
+    #[test]
+    fn addresses_that_cannot_reach_each_other_are_refused() {
+        let check = |peers: &[&str]| {
+            let peers: Vec<IpAddr> = peers.iter().map(|p| p.parse().unwrap()).collect();
+            check_peers(&peers)
+        };
+        assert_eq!(check(&["127.0.0.1", "127.0.0.2"]), Ok(()));
+        assert_eq!(check(&["fd00::1", "fd00::2", "fd00::3"]), Ok(()));
+        for (peers, words) in [
+            (["10.0.0.1", "10.0.0.2", "10.0.0.1"], ["rank 0 and rank 2", "10.0.0.1", "NETSUM_IP"]),
+            (["10.0.0.1", "127.0.1.1", "10.0.0.2"], ["rank 1 has the loopback", "127.0.1.1", "NETSUM_IP"]),
+            (["::1", "fd00::1", "fd00::2"], ["rank 0 has the loopback", "rank 1 has fd00::1", "NETSUM_IP"]),
+            (["10.0.0.1", "10.0.0.2", "fd00::1"], ["rank 2 has fd00::1", "one family", "NETSUM_IP"]),
+            (["10.0.0.1", "0.0.0.0", "10.0.0.2"], ["rank 1", "0.0.0.0", "NETSUM_IP"]),
+        ] {
+            let text = check(&peers).unwrap_err();
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
     }
 
     #[test]

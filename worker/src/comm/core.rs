@@ -120,8 +120,14 @@ impl Core {
         carried
     }
 
-    /// Waits for the previous rank's greeting, at most until `until`.
-    pub fn meet(&mut self, until: Instant, unreachable: Error) -> Result<(), Error> {
+    /// Waits for the previous rank's greeting, at most until `until`; for a packet of the path MTU, which
+    /// comes right behind its first ones, at most `patience`. `unreachable` is told whether small ones came.
+    pub fn meet(
+        &mut self,
+        until: Instant,
+        patience: Duration,
+        unreachable: impl Fn(bool) -> Error,
+    ) -> Result<(), Error> {
         loop {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
@@ -129,7 +135,9 @@ impl Core {
             if self.engine.greeted() {
                 return Ok(());
             }
-            if Instant::now() >= until {
+            let small = self.engine.greeted_by_small_packets();
+            if Instant::now() >= small.map_or(until, |since| until.min(since + patience)) {
+                let unreachable = unreachable(small.is_some());
                 self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }

@@ -294,8 +294,13 @@ fn establish(
     let title = connections.title().into();
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
-    let unreachable = Error::Unreachable { rank: before, ip, after: config.connect_timeout };
-    if let Err(error) = core.meet(started + config.connect_timeout, unreachable) {
+    let patience = timeout.min(config.connect_timeout);
+    let unreachable = |by_small: bool| {
+        let (after, mtu) =
+            if by_small { (patience, Some(shape.mtu)) } else { (config.connect_timeout, None) };
+        Error::Unreachable { rank: before, ip, after, mtu }
+    };
+    if let Err(error) = core.meet(started + config.connect_timeout, patience, unreachable) {
         // The others must hear why.
         core.linger();
         return Err(error);

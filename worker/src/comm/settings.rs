@@ -1,9 +1,11 @@
 //! A communicator's configuration as names and texts: of the environment, as launchers set it, and of whoever calls from another language.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, ToSocketAddrs};
 use std::str::FromStr;
 use std::time::Duration;
+
+use crate::addresses::towards;
 
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 use netsum_collective::error::Error;
@@ -174,7 +176,7 @@ impl Settings {
             (None, Bootstrap::Static { peers, .. }) => peers.get(rank as usize).copied().ok_or_else(|| {
                 Error::Config(format!("NETSUM_PEERS: {} addresses, and none for rank {rank}", peers.len()))
             }),
-            (None, Bootstrap::Controller { address, .. }) => towards(address).map_err(|e| {
+            (None, Bootstrap::Controller { address, .. }) => towards(address.as_str()).map_err(|e| {
                 Error::Config(format!("NETSUM_CONTROLLER {address:?}: HOST:PORT of the box, as netsum:4790; there is no way to this one: {e}"))
             }),
         }
@@ -215,19 +217,6 @@ fn wrong(name: &str, text: &str, right: &str) -> Error {
 fn addresses(name: &str, text: &str) -> Result<Vec<IpAddr>, Error> {
     let parsed: Result<_, std::net::AddrParseError> = text.split(',').map(|ip| ip.trim().parse()).collect();
     parsed.map_err(|_| wrong(name, text, "IP addresses with commas between"))
-}
-
-/// The address that this machine has on the way to another. Nothing is sent.
-fn towards(address: &str) -> std::io::Result<IpAddr> {
-    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-    for to in address.to_socket_addrs()? {
-        let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
-        match UdpSocket::bind((any, 0)).and_then(|s| s.connect(to).and_then(|()| s.local_addr())) {
-            Ok(own) => return Ok(own.ip()),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 #[cfg(test)]

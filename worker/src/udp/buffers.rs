@@ -10,15 +10,19 @@ use socket2::Socket;
 pub fn accept_no_checksum(fd: BorrowedFd<'_>) -> io::Result<()> {
     /// `include/uapi/linux/udp.h`.
     const UDP_NO_CHECK6_RX: libc::c_int = 102;
-    let on: libc::c_int = 1;
+    set_option(fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)
+}
+
+/// Sets an option whose value is an int.
+pub fn set_option(fd: BorrowedFd<'_>, level: i32, option: i32, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the option's value is an int that lives across the call.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
-            libc::SOL_UDP,
-            UDP_NO_CHECK6_RX,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -1,6 +1,6 @@
 //! Drives an [`Endpoint`] over an unprivileged UDP socket, with segmentation offload both ways (quinn-udp).
 
-mod buffers;
+pub(crate) mod buffers;
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::unshared::Unshared;
+use crate::addresses::wait_for_detection;
+use crate::unshared::{self, Unshared};
 use netsum_rc::{Endpoint, Transmit};
 
 /// Bytes of socket buffer asked for, each way. What an unprivileged process gets may be less.
@@ -29,6 +30,11 @@ const PATIENCE: Duration = Duration::from_micros(150);
 /// Why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
+    /// This process has the port on this address.
+    #[error(
+        "this process has a communicator at {0} already: close that one first, or use it; each has an address of its own"
+    )]
+    Ours(IpAddr),
     /// Another program has the port on this address.
     #[error(
         "UDP port {ROCE_PORT} of {0} is in use by another RoCEv2 endpoint, perhaps the kernel's Soft-RoCE; each rank needs an \
@@ -60,7 +66,14 @@ pub(crate) fn open_port(local: IpAddr) -> Result<Unshared<Socket>, BindError> {
     if matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
         return Err(BindError::LinkLocal(local));
     }
-    open().map_err(|e| match e.kind() {
+    let opened = match open() {
+        Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && wait_for_detection(local) => open(),
+        opened => opened,
+    };
+    opened.map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse if unshared::is_bound(SocketAddr::new(local, ROCE_PORT)) => {
+            BindError::Ours(local)
+        }
         io::ErrorKind::AddrInUse => BindError::InUse(local),
         io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress(local),
         _ => BindError::Other(local, e),

@@ -63,6 +63,9 @@ impl Rank {
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
         rank.hear(&Frame::Hello { shape: SHAPE, rank: 0, nonce: 1 }, &[]);
+        assert!(!rank.engine.greeted() && rank.engine.greeted_by_small_packets() == Some(now));
+        rank.hear(&Frame::FullSize(SHAPE.mtu as usize), &[]);
+        assert!(rank.engine.greeted() && rank.engine.greeted_by_small_packets().is_none());
         rank.hear(&Frame::Run(5), &[]);
         rank.engine.start(now, &mut rank.told, Call::SUM, Work::Lent(&Slice(&mut rank.data[..]))).unwrap();
         rank
@@ -152,7 +155,7 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
-    assert!(text.contains("rank 0 has version 7") && text.contains("all must run the same netsum"), "{text}");
+    assert!(text.contains("rank 0 has version 8") && text.contains("all must run the same netsum"), "{text}");
     let mut rank = Rank::new();
     let shape = JobShape { without_box: true, ..SHAPE };
     rank.hear(&Frame::Hello { shape, rank: 0, nonce: 1 }, &[]);

@@ -13,8 +13,8 @@ use crate::frame::{Frame, Progress, Reason, VERSION};
 use crate::shape::JobShape;
 
 impl Engine {
-    pub(super) fn on_hello(&mut self, channels: &mut dyn Channels, shape: JobShape, rank: u32) {
-        self.greeted = true;
+    pub(super) fn on_hello(&mut self, now: Instant, channels: &mut dyn Channels, shape: JobShape, rank: u32) {
+        self.hello = Some(now);
         if rank != self.previous() {
             let text =
                 format!("rank {} speaks where rank {} should", self.name(rank), self.name(self.previous()));

@@ -159,6 +159,8 @@ pub struct Engine {
     leaving: bool,
     /// All are about to connect anew.
     renewal: Option<Renewal>,
+    /// When the previous rank's greeting has come, and whether a packet of the path MTU has, too.
+    hello: Option<Instant>,
     greeted: bool,
     heard: Instant,
     /// Since when the caller waits for other ranks.
@@ -213,6 +215,7 @@ impl Engine {
             left: 0,
             leaving: false,
             renewal: None,
+            hello: None,
             greeted: false,
             heard: now,
             waiting: None,
@@ -246,6 +249,7 @@ impl Engine {
             channels.receive_into(Channel::PlainIn, buffer);
         }
         engine.tell(channels, &Frame::Hello { shape: settings.shape, rank, nonce: run });
+        engine.tell(channels, &Frame::FullSize(settings.shape.mtu as usize));
         if let Some(run) = engine.run {
             engine.tell(channels, &Frame::Run(run));
         }
@@ -326,7 +330,8 @@ impl Engine {
 
     fn on_frame(&mut self, now: Instant, channels: &mut dyn Channels, frame: Frame) {
         match frame {
-            Frame::Hello { shape, rank, .. } => self.on_hello(channels, shape, rank),
+            Frame::Hello { shape, rank, .. } => self.on_hello(now, channels, shape, rank),
+            Frame::FullSize(_) => self.greeted = true,
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Run(run) => self.on_run(channels, run),
             Frame::Status { ranks } => self.on_status(channels, &ranks),
@@ -421,9 +426,14 @@ impl Engine {
         }
     }
 
-    /// Whether the previous rank has said hello.
+    /// Whether the previous rank has said hello, and packets of the path MTU get here from it.
     pub fn greeted(&self) -> bool {
         self.greeted
+    }
+
+    /// Since when the previous rank has said hello, where no packet of the path MTU has come.
+    pub fn greeted_by_small_packets(&self) -> Option<Instant> {
+        self.hello.filter(|_| !self.greeted)
     }
 
     /// What ended this communicator.

@@ -384,7 +384,7 @@ impl Sim {
                 if elapsed >= self.spec.connect_timeout {
                     let previous = (rank + self.ips.len() - 1) % self.ips.len();
                     let (ip, after) = (self.ips[previous], self.spec.connect_timeout);
-                    let error = Error::Unreachable { rank: previous as u32, ip, after };
+                    let error = Error::Unreachable { rank: previous as u32, ip, after, mtu: None };
                     let calls = host.calls.drain(..);
                     host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
                     host.engine.fail_to_meet(&mut host.stack, &error);

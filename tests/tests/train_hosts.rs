@@ -1,0 +1,135 @@
+//! Ranks of PyTorch on several hosts find one another without a box, or are told at once why not.
+//! `cargo xtask test` makes target/python/debian.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use netsum_lab::cluster::PATIENCE;
+use netsum_lab::netns::output;
+use netsum_lab::process::Running;
+use netsum_lab::{Host, Lab, LabSpec};
+
+const RANKS: usize = 2;
+
+/// A file of the project.
+fn of_project(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// The program of a rank, to be run by `command`.
+fn rank(mut command: Command, method: &str, rank: usize) -> Command {
+    let python = of_project("target/python/debian/bin/python");
+    assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
+    command.arg(python).arg(of_project("python/tests/torch_hosts.py")).args([method, &rank.to_string()]);
+    command.arg(RANKS.to_string());
+    for name in ["MASTER_ADDR", "NETSUM_IP", "NETSUM_PEERS", "NETSUM_CONTROLLER"] {
+        command.env_remove(name);
+    }
+    command.env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
+    command
+}
+
+/// What one rank on each host prints.
+fn run(lab: &Lab, method: &str, more: impl Fn(usize, &mut Command)) -> Vec<String> {
+    let start = |number: usize| {
+        let mut command = rank(lab.host(number).command("env"), method, number);
+        more(number, &mut command);
+        Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
+    };
+    let ranks: Vec<Running> = (0..RANKS).map(start).collect();
+    ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect()
+}
+
+/// A store at rank 0.
+fn tcp(host: &str) -> String {
+    format!("tcp://{host}:29500")
+}
+
+/// That each rank has summed at its host's address.
+fn summed(lab: &Lab, said: &[String]) {
+    for (number, said) in said.iter().enumerate() {
+        assert_eq!(said.trim(), format!("summed at {}", lab.host(number).ip(0)));
+    }
+}
+
+/// That all have been told the same.
+fn refused(said: &[String], words: &[&str]) {
+    assert!(said[0].starts_with("refused: ") && said.iter().all(|other| *other == said[0]), "{said:?}");
+    assert!(words.iter().all(|word| said[0].contains(word)), "{words:?}: {}", said[0]);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn the_stores_machine_or_the_only_address_is_enough() {
+    let lab = Lab::new(LabSpec::hosts(RANKS)).unwrap();
+    summed(&lab, &run(&lab, &tcp(&lab.host(0).ip(0).to_string()), |_, _| ()));
+    let folder = tempfile::tempdir().unwrap();
+    summed(&lab, &run(&lab, &format!("file://{}/store", folder.path().display()), |_, _| ()));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn one_of_several_addresses_is_chosen_where_another_rank_has_one() {
+    let lab = Lab::new(LabSpec { ips_per_host: 2, ..LabSpec::hosts(RANKS) }).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| format!("file://{}/{name}", folder.path().display());
+    let second = lab.host(1).ip(1).to_string();
+    refused(
+        &run(&lab, &file("none"), |_, _| ()),
+        &["rank 0: which of its addresses", &second[..5], "NETSUM_IP"],
+    );
+    let said = run(&lab, &file("one"), |rank, command| {
+        if rank == 1 {
+            command.env("NETSUM_IP", &second);
+        }
+    });
+    assert_eq!(said[0].trim(), format!("summed at {}", lab.host(0).ip(0)));
+    assert_eq!(said[1].trim(), format!("summed at {second}"));
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_master_whose_own_name_is_a_loopback_address() {
+    let lab = Lab::new(LabSpec::hosts(RANKS)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let start = |number: usize| {
+        // As Debian's installer has it.
+        let own = if number == 0 { "127.0.1.1".to_owned() } else { lab.host(0).ip(0).to_string() };
+        let hosts = folder.path().join(number.to_string());
+        std::fs::write(&hosts, format!("127.0.0.1 localhost\n{own} master-of-ranks\n")).unwrap();
+        let mut command = lab.host(number).command("unshare");
+        command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]).arg(hosts);
+        let mut command = rank(command, &tcp("master-of-ranks"), number);
+        Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
+    };
+    let ranks: Vec<Running> = (0..RANKS).map(start).collect();
+    let said: Vec<String> = ranks.into_iter().map(|rank| rank.success(PATIENCE).unwrap()).collect();
+    summed(&lab, &said);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn addresses_that_other_machines_do_not_reach_are_refused_at_all_ranks() {
+    let lab = Lab::new(LabSpec::hosts(RANKS)).unwrap();
+    let master = tcp(&lab.host(0).ip(0).to_string());
+    // As two containers have it, each behind its machine.
+    for host in lab.hosts() {
+        output(host.command("ip").args(["address", "add", "172.17.0.2/32", "dev", Host::INTERFACE])).unwrap();
+    }
+    let said = run(&lab, &master, |_, command| {
+        command.env("NETSUM_IP", "172.17.0.2");
+    });
+    refused(&said, &["rank 0 and rank 1", "different machines", "172.17.0.2", "NETSUM_IP"]);
+    let said = run(&lab, &master, |rank, command| {
+        if rank == 1 {
+            command.env("NETSUM_IP", "127.0.0.1");
+        }
+    });
+    refused(&said, &["rank 1 has the loopback address 127.0.0.1", "NETSUM_IP"]);
+    let said = run(&lab, &master, |rank, command| {
+        if rank == 1 {
+            command.env("NETSUM_IP", "10.99.0.1");
+        }
+    });
+    refused(&said, &["rank 1", "10.99.0.1", "NETSUM_IP must be this machine's"]);
+}
