@@ -12,9 +12,9 @@ const OPTIONS: [(&str, &str); 24] = [
     ),
     (
         "CreateJobRequest.message_size",
-        r#"default_value = "64KiB", value_name = "BYTES", value_parser = bytes"#,
+        r#"default_value = netsum_core::job::MESSAGE_SIZE, value_name = "BYTES", value_parser = bytes"#,
     ),
-    ("CreateJobRequest.window", r#"default_value_t = 8, value_name = "W""#),
+    ("CreateJobRequest.window", r#"default_value_t = netsum_core::job::WINDOW, value_name = "W""#),
     ("CreateJobRequest.rings", r#"default_value_t = 1, value_name = "R""#),
     ("CreateJobRequest.icrc", r#"default_value = "verify""#),
     ("CreateJobRequest.order", r#"default_value = "auto""#),

@@ -54,8 +54,8 @@ struct Known {
     stuck: HashSet<String>,
     /// What boxes have been told.
     trees: Vec<api::FabricJob>,
-    /// Bytes that each adds in a second, as far as it knows.
-    adds: HashMap<String, u64>,
+    /// Bytes that each adds in a second, as far as it knows, and by how many CPUs.
+    adds: HashMap<String, (u64, u32)>,
     /// What each sums.
     jobs: HashMap<String, Vec<String>>,
     /// Those that get no new rings.
@@ -362,7 +362,8 @@ impl Boxes {
             drain: known.drains.get(name).map(|drain| drain.reason.clone()),
             drained: known.drains.get(name).is_some_and(|drain| drain.done),
             hosts: Vec::new(),
-            adds: known.adds.get(name).copied(),
+            adds: known.adds.get(name).map(|(adds, _)| *adds),
+            cpus: known.adds.get(name).map(|(_, cpus)| *cpus),
         };
         let link = |cable: Cable| api::FabricLink {
             up: known.carries(&cable),
@@ -460,7 +461,9 @@ impl Boxes {
         let (mut seen, mut said) = (HashMap::new(), HashMap::new());
         while let Some(Ok((name, answer))) = looks.join_next().await {
             match answer {
-                Ok((api::ListPortsReply { ports, protocol, release, election, listens, adds }, jobs)) => {
+                Ok((reply, jobs)) => {
+                    let api::ListPortsReply { ports, protocol, release, election, listens, adds, cpus } =
+                        reply;
                     let mut known = self.known();
                     said.insert(name.clone(), Answer { ports: ports.clone(), listens });
                     known.look_at_version(&name, protocol, &release);
@@ -478,7 +481,8 @@ impl Boxes {
                     if known.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");
                     }
-                    adds.map(|adds| known.adds.insert(name.clone(), adds));
+                    let cpus = cpus.unwrap_or(1).max(1);
+                    adds.map(|adds| known.adds.insert(name.clone(), (adds, cpus)));
                     let names = jobs.iter().map(|job| job.name.clone()).collect();
                     known.jobs.insert(name.clone(), names);
                     let is_there = |end: &End| ports.iter().any(|p| p.name == end.port);
@@ -512,7 +516,7 @@ impl Speeds for Boxes {
         self.known().cables.rate(port)
     }
 
-    fn adds(&self, of: &str) -> Option<u64> {
+    fn adds(&self, of: &str) -> Option<(u64, u32)> {
         self.known().adds.get(of).copied()
     }
 }

@@ -39,8 +39,8 @@ pub struct Candidate {
 pub trait Speeds {
     /// Bits per second of a port; 0 where nobody knows.
     fn rate(&self, port: &End) -> u64;
-    /// Bytes that a box adds in a second, where that is known.
-    fn adds(&self, of: &str) -> Option<u64>;
+    /// Bytes that a box adds in a second, where that is known, and by how many CPUs.
+    fn adds(&self, of: &str) -> Option<(u64, u32)>;
 }
 
 /// How rings are shared out.
@@ -69,7 +69,7 @@ impl Share<'_> {
                 by_links(candidates)
             }
             Self::Beside(others, speeds) if links.iter().any(|link| link.rate.is_some()) => {
-                rooms(others, *speeds, candidates, ends, links).unwrap_or_else(|e| {
+                rooms(others, *speeds, candidates, ends, links, rings).unwrap_or_else(|e| {
                     log::warn!("no plan: {e}; rings are shared out by the rates of links alone");
                     by_links(candidates)
                 })
@@ -95,13 +95,13 @@ struct Numbers<'a> {
 
 impl Numbers<'_> {
     /// The tree by which ranks at these ports are summed.
-    fn tree(&self, ends: &[End], root: &str, rate: f64) -> Tree {
+    fn tree(&self, ends: &[End], root: &str, rings: u32) -> Tree {
         let root = self.boxes[root];
         let host = |end: &End| (self.hosts[end], self.boxes[&*end.of]);
         let below: BTreeSet<Node> = ends.iter().map(|end| host(end).1).filter(|of| *of != root).collect();
         let hosts = ends.iter().map(host).chain(below.into_iter().map(|of| (of, root)));
         let hops = hosts.map(|(child, parent)| Hop { child, parent, via: None }).collect();
-        Tree { root, hops, rate }
+        Tree { root, hops, rate: f64::from(rings), rings }
     }
 }
 
@@ -117,6 +117,7 @@ fn rooms(
     candidates: &[Candidate],
     ends: &[End],
     links: &[&Link],
+    rings: u32,
 ) -> Result<Vec<u64>, Error> {
     let hosts: BTreeSet<&End> = others.iter().flat_map(|job| &job.ends).chain(ends).collect();
     let tops = others.iter().flat_map(|job| job.trees.iter().map(|(name, _)| name));
@@ -133,7 +134,9 @@ fn rooms(
     // Names of boxes may be any; a network's may not.
     for (of, n) in &numbers.boxes {
         topology.box_(n.to_string());
-        topology.boxes[n - hosts.len()].adds = speeds.adds(of).map(|adds| (adds as f64).clamp(1.0, FAST));
+        let Some((adds, cpus)) = speeds.adds(of) else { continue };
+        let of = &mut topology.boxes[n - hosts.len()];
+        (of.adds, of.cpus) = (Some((adds as f64).clamp(1.0, FAST)), Some(cpus));
     }
     for (end, n) in &numbers.hosts {
         let rate = match speeds.rate(end) {
@@ -151,11 +154,11 @@ fn rooms(
     }
     let network = Network::new(&topology)?;
     let of = |job: &AtWork| -> Vec<Tree> {
-        job.trees.iter().map(|(root, rings)| numbers.tree(&job.ends, root, f64::from(*rings))).collect()
+        job.trees.iter().map(|(root, rings)| numbers.tree(&job.ends, root, *rings)).collect()
     };
     let others: Vec<Vec<Tree>> = others.iter().map(of).collect();
-    let trees: Vec<Tree> = candidates.iter().map(|c| numbers.tree(ends, &c.name, 1.0)).collect();
-    let rooms = beside(&network, &others, &trees)?.rooms;
+    let trees: Vec<Tree> = candidates.iter().map(|c| numbers.tree(ends, &c.name, 1)).collect();
+    let rooms = beside(&network, &others, &trees, rings)?.rooms;
     let most = rooms.iter().copied().fold(0.0, f64::max);
     Ok(rooms.iter().map(|room| (PARTS * room / most).round() as u64).collect())
 }
@@ -253,7 +256,7 @@ mod tests {
         fn rate(&self, _: &End) -> u64 {
             0
         }
-        fn adds(&self, _: &str) -> Option<u64> {
+        fn adds(&self, _: &str) -> Option<(u64, u32)> {
             None
         }
     }
@@ -287,8 +290,8 @@ mod tests {
         fn rate(&self, _: &End) -> u64 {
             u64::MAX
         }
-        fn adds(&self, of: &str) -> Option<u64> {
-            self.0.iter().find(|(name, _)| *name == of).map(|(_, adds)| *adds)
+        fn adds(&self, of: &str) -> Option<(u64, u32)> {
+            self.0.iter().find(|(name, _)| *name == of).map(|(_, adds)| (*adds, 1))
         }
     }
 

@@ -16,6 +16,8 @@ pub struct Beside {
     pub others: Vec<f64>,
     /// Bytes in a second that the others' fair shares leave it at each of its trees, by what is not common to all of them.
     pub rooms: Vec<f64>,
+    /// More rings would give it more.
+    pub needs_rings: bool,
 }
 
 /// What one byte in a second takes that is shared out over trees in proportion to their rates.
@@ -35,17 +37,33 @@ pub fn rated(trees: &[Tree], rate: f64) -> Vec<Tree> {
     trees.iter().map(|tree| Tree { rate: rate * tree.rate / all, ..tree.clone() }).collect()
 }
 
-/// Plans a job that may have `trees`, beside others that cannot change the proportions of theirs.
+/// Plans a job that may have `trees`, beside others that cannot change the proportions of theirs. Each
+/// of its rings goes by one of the trees, and does no more than one can there.
 ///
 /// # Errors
 /// If the solver gives up.
-pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree]) -> Result<Beside, Error> {
+pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree], rings: u32) -> Result<Beside, Error> {
     let mut model = Model::new(network);
     let uses: Vec<_> = trees.iter().map(|tree| tree.uses(network, Collective::AllReduce)).collect();
-    let mut vars: Vec<Vec<Var>> =
-        others.iter().map(|trees| vec![model.var(together(network, trees))]).collect();
-    vars.push(uses.iter().map(|uses| model.var(uses.clone())).collect());
-    let (mut shares, _) = shares(&model.program(&BTreeMap::new()), &vec![0; vars.len()], &vars)?;
+    let mut free = BTreeMap::new();
+    let mut vars: Vec<Vec<Var>> = Vec::new();
+    for (job, trees) in others.iter().enumerate() {
+        // Its rings all do as much as the slowest.
+        let each = trees.iter().map(|tree| tree.ring_rate(network)).fold(f64::INFINITY, f64::min);
+        free.insert(Resource::Rings(job), f64::from(trees.iter().map(|tree| tree.rings).sum::<u32>()));
+        let uses = together(network, trees).into_iter().chain([(Resource::Rings(job), 1.0 / each.max(1.0))]);
+        vars.push(vec![model.var(uses)]);
+    }
+    let own = Resource::Rings(others.len());
+    free.insert(own, f64::from(rings));
+    // Rings for a byte in a second; a box may say that it adds nothing.
+    let parts: Vec<f64> = trees.iter().map(|tree| 1.0 / tree.ring_rate(network).max(1.0)).collect();
+    let takes = uses.iter().zip(&parts).map(|(uses, part)| uses.clone().into_iter().chain([(own, *part)]));
+    vars.push(takes.map(|takes| model.var(takes)).collect());
+    let (mut shares, solution) = shares(&model.program(&free), &vec![0; vars.len()], &vars)?;
+    let mine = vars.last().into_iter().flatten().zip(&parts);
+    let busy: f64 = mine.map(|(var, part)| solution[*var] * part).sum();
+    let needs_rings = busy > f64::from(rings) * (1.0 - 1e-6);
     let share = shares.pop().unwrap_or_default();
     let mut taken: BTreeMap<Resource, f64> = BTreeMap::new();
     for (trees, share) in others.iter().zip(&shares) {
@@ -63,5 +81,5 @@ pub fn beside(network: &Network, others: &[Vec<Tree>], trees: &[Tree]) -> Result
         });
         left.fold(f64::INFINITY, f64::min)
     };
-    Ok(Beside { share, rooms: uses.iter().map(room).collect(), others: shares })
+    Ok(Beside { share, rooms: uses.iter().map(room).collect(), others: shares, needs_rings })
 }

@@ -133,7 +133,8 @@ pub fn links(network: &Network) -> String {
         by_rate.entry(rate as u64).or_default().push(Hop { child, parent, via: None });
     }
     // Those of hosts are not drawn.
-    let tree = |(rate, hops): (u64, Vec<Hop>)| Tree { root: hops[0].parent, hops, rate: rate as f64 };
+    let tree =
+        |(rate, hops): (u64, Vec<Hop>)| Tree { root: hops[0].parent, hops, rate: rate as f64, rings: 1 };
     let all: Vec<Tree> = by_rate.into_iter().map(tree).collect();
     let is_drawn = |tree: &Tree| tree.hops.iter().any(|hop| !network.is_host(hop.child));
     let (mut drawn, hosts): (Vec<&Tree>, Vec<&Tree>) = all.iter().partition(|tree| is_drawn(tree));
@@ -201,7 +202,7 @@ mod tests {
         let network = Network::new(&generate::leaf_spine(2, 2, 1, 8e9, 1.0)).unwrap();
         let hop = |child, parent| Hop { child, parent, via: None };
         let hops = vec![hop(0, 4), hop(1, 4), hop(2, 5), hop(3, 5), hop(4, 6), hop(5, 6)];
-        let tree = Tree { root: 6, hops, rate: 1e9 };
+        let tree = Tree { root: 6, hops, rate: 1e9, rings: 1 };
         let dot = dot(&network, &[&tree]);
         assert!(dot.contains("\"leaf0\" [label = \"leaf0\\n2 hosts\"];"), "{dot}");
         assert_eq!(dot.matches("->").count(), 2);

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{Model, Var};
 use crate::topology::{Network, Node};
-use crate::tree::{Collective, Hop, Tree, round_trip, uses};
+use crate::tree::{Collective, Hop, Tree, uses};
 
 const OPTIONS: usize = 256;
 
@@ -42,10 +42,6 @@ pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<
         }
     }
     let leaves: Vec<Node> = below.keys().copied().collect();
-    // Of each leaf the host with the longest way.
-    let latency = |hop: &Hop| hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
-    let far = below.values().filter_map(|hops| hops.iter().max_by(|a, b| latency(a).total_cmp(&latency(b))));
-    let far: Vec<Hop> = far.copied().collect();
     let hosts: Vec<Hop> = below.into_values().flatten().collect();
     let mut found = Vec::new();
     for root in network.boxes().filter(|&b| network.sums(b)) {
@@ -62,45 +58,21 @@ pub fn levels(model: &mut Model, network: &Network, members: &[Node]) -> Option<
     }
     let mut tops = Vec::new();
     for (root, base, pods) in found {
-        // The longest way that any of its trees may have.
-        let longest: Vec<Hop> =
-            far.iter().chain(&base).chain(pods.iter().flatten().flatten()).copied().collect();
-        let longest = worst_round_trip(network, &longest);
-        let take = |hops: &[Hop], root| uses(network, Collective::AllReduce, hops, root, longest);
-        let rate = model.var(take(&base, Some(root)));
+        let take = |hops: &[Hop]| uses(network, Collective::AllReduce, hops);
+        let rate = model.var(take(&base));
         let mut options = Vec::new();
         for pod in pods {
             let pod: Vec<(Var, Vec<Hop>)> =
-                pod.into_iter().map(|hops| (model.var(take(&hops, None)), hops)).collect();
+                pod.into_iter().map(|hops| (model.var(take(&hops)), hops)).collect();
             model.parts(rate, pod.iter().map(|(var, _)| *var).collect());
             options.push(pod);
         }
         tops.push(Top { root, rate, base, pods: options });
     }
     // What is below leaves is the same for all tops.
-    let whole = model.var(uses(network, Collective::AllReduce, &hosts, None, 0.0));
+    let whole = model.var(uses(network, Collective::AllReduce, &hosts));
     model.parts(whole, tops.iter().map(|top| top.rate).collect());
     Some(Levels { hosts, tops })
-}
-
-/// Options have several hops for one child: the one with the longest way is taken.
-fn worst_round_trip(network: &Network, hops: &[Hop]) -> f64 {
-    let seconds = |hop: Hop| hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
-    // There are two levels of hops, so one look further up is enough.
-    let mut above: BTreeMap<Node, f64> = BTreeMap::new();
-    for &hop in hops {
-        let longest = above.entry(hop.child).or_insert(0.0);
-        *longest = longest.max(seconds(hop));
-    }
-    let whole = |hop: &Hop| seconds(*hop) + above.get(&hop.parent).copied().unwrap_or(0.0);
-    let mut worst: BTreeMap<Node, Hop> = BTreeMap::new();
-    for hop in hops {
-        let kept = worst.entry(hop.child).or_insert(*hop);
-        if whole(hop) > whole(kept) {
-            *kept = *hop;
-        }
-    }
-    round_trip(network, &worst.into_values().collect::<Vec<_>>())
 }
 
 /// For each pod below a top its options; none where a leaf does not reach it.
@@ -197,7 +169,7 @@ impl Levels {
                     hops.extend(&chosen.or(pod.last()).map(|(_, hops)| hops.clone()).unwrap_or_default());
                 }
                 hops.sort_unstable();
-                trees.push(Tree { root: top.root, hops, rate: cut[1] - cut[0] });
+                trees.push(Tree { root: top.root, hops, rate: cut[1] - cut[0], rings: 1 });
             }
         }
         trees

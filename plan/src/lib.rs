@@ -6,6 +6,7 @@
 //! | [`plan`](mod@plan) | jobs in, trees and rates out |
 //! | [`beside`](mod@beside) | a job beside others that keep their trees |
 //! | [`tree`] | a tree, what it takes, and how bytes are split over several |
+//! | [`rings`] | whole rings for trees: CPUs and slots are had by the ring |
 //! | [`levels`] | trees of two and three levels, exactly; [`model`]: the linear program |
 //! | [`pack`](mod@pack) | trees in any network; [`arborescence`]: the cheapest one |
 //! | [`draw`] | trees as pictures: DOT and SVG |
@@ -25,6 +26,7 @@ pub mod levels;
 pub mod model;
 pub mod pack;
 pub mod plan;
+pub mod rings;
 pub mod routes;
 pub mod topology;
 pub mod tree;

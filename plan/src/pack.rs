@@ -110,7 +110,7 @@ impl Graph {
         let mut hops: Vec<Hop> =
             chosen.iter().map(|&i| self.arcs[i].2).chain(self.hanging.iter().copied()).collect();
         hops.sort_unstable();
-        Tree { root: self.nodes[0], hops, rate: 0.0 }
+        Tree { root: self.nodes[0], hops, rate: 0.0, rings: 1 }
     }
 }
 
@@ -131,10 +131,7 @@ impl<'a> Market<'a> {
     fn new(network: &'a Network, graph: &'a Graph, collective: Collective, most: f64) -> Self {
         let mut numbers: BTreeMap<Resource, usize> = BTreeMap::new();
         let mut rooms = Vec::new();
-        // Slots depend on the whole tree, and have no price.
         let mut take = |hops: &[Hop]| -> Vec<(usize, f64)> {
-            let uses =
-                uses(network, collective, hops, None, 0.0).into_iter().filter(|(_, amount)| *amount > 0.0);
             let number = |(resource, amount)| {
                 let number = *numbers.entry(resource).or_insert_with(|| {
                     rooms.push(network.capacity(resource));
@@ -142,7 +139,7 @@ impl<'a> Market<'a> {
                 });
                 (number, amount)
             };
-            uses.map(number).collect()
+            uses(network, collective, hops).into_iter().map(number).collect()
         };
         let always = take(&graph.hanging);
         let arcs = graph.arcs.iter().map(|(_, _, hop)| take(&[*hop])).collect();

@@ -1,11 +1,13 @@
 //! Jobs in, trees and their rates out.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::bound::bound;
 use crate::levels::{Levels, levels};
 use crate::model::{Floor, Model, Program, Var};
 use crate::pack::pack;
+use crate::rings::Rings;
 use crate::topology::{Error, Network, Node, Resource};
 use crate::tree::{Collective, Tree, load};
 
@@ -28,11 +30,12 @@ pub struct Job {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub trees: Vec<Tree>,
-    /// Its fair share, which more trees would reach: bytes in a second. 0 beside jobs of a higher priority that need all.
+    /// Its fair share of links and CPUs, which more trees and rings would reach: bytes in a second.
+    /// 0 beside jobs of a higher priority that need all.
     pub share: f64,
     /// What the links alone would allow, were no other job there.
     pub bound: f64,
-    /// What is full, of what its trees take: CPUs first.
+    /// What is full, of what its trees take: CPUs first. Where it has no trees, what one would need.
     pub full: Vec<Resource>,
 }
 
@@ -99,8 +102,9 @@ impl Choice {
     }
 }
 
-/// Plans jobs beside each other. Each gets its max-min fair share of links, CPUs and slots, those of a higher priority first; then the
-/// fewest trees that were found to keep 95 % of it.
+/// Plans jobs beside each other. Each gets its max-min fair share of links and CPUs, those of a higher
+/// priority first; then the fewest trees that were found to keep 95 % of it by whole rings, or as much
+/// as rings can where slots or CPUs are too few for that.
 ///
 /// # Errors
 /// Which job cannot be, and why.
@@ -113,11 +117,41 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
     let priorities: Vec<u32> = jobs.iter().map(|job| job.priority).collect();
     let (mut shares, solution) = shares(&model.program(&BTreeMap::new()), &priorities, &vars)?;
     let mut trees: Vec<Vec<Tree>> = choices.iter().map(|choice| choice.trees(&solution)).collect();
-    for (n, job) in jobs.iter().enumerate() {
-        // What the solver's rounding leaves is nothing.
+    let mut order: Vec<usize> = (0..jobs.len()).collect();
+    order.sort_by_key(|&n| Reverse(priorities[n]));
+    // What the solver's rounding leaves is nothing.
+    for n in 0..jobs.len() {
         if shares[n] <= bounds[n] * 1e-6 {
             shares[n] = 0.0;
             trees[n].clear();
+        }
+    }
+    for (job, trees) in jobs.iter().zip(&mut trees).filter(|(job, _)| job.collective == Collective::AllReduce)
+    {
+        let most = network.shape().members;
+        let crowded = |tree: &Tree| tree.members(network).into_iter().find(|(_, members)| *members > most);
+        let found = trees.iter().find_map(crowded);
+        trees.retain(|tree| crowded(tree).is_none());
+        if let Some((node, members)) = found.filter(|_| trees.is_empty()) {
+            let name = network.name(node);
+            let why = format!("a ring would have {members} members at {name}, {most} are possible");
+            return Err(Error::Job { job: job.name.clone(), why });
+        }
+    }
+    let wanted = trees.clone();
+    // Each has a ring kept for it while others choose theirs.
+    let mut rings: Vec<Vec<Tree>> = vec![Vec::new(); jobs.len()];
+    for &n in order.iter().filter(|&&n| jobs[n].collective == Collective::AllReduce) {
+        let widest = trees[n].iter().max_by(|a, b| a.rate.total_cmp(&b.rate));
+        let Some(rate) = widest.map(|tree| tree.rate) else { continue };
+        let kept = Rings::new(network, rings.iter().flatten());
+        let mut kept = kept.lay(widest.cloned().into_iter().collect(), &BTreeMap::new(), 1, rate);
+        kept.iter_mut().for_each(|tree| tree.rate = tree.rate.min(rate));
+        rings[n] = kept;
+    }
+    for n in order {
+        let job = &jobs[n];
+        if trees[n].is_empty() {
             continue;
         }
         // What the others leave.
@@ -125,7 +159,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
         let others: Vec<(Collective, &Tree)> =
             others.flat_map(|(_, (job, trees))| trees.iter().map(|tree| (job.collective, tree))).collect();
         let taken = load(network, &others);
-        let free =
+        let free: BTreeMap<Resource, f64> =
             taken.into_iter().map(|(r, part)| (r, network.capacity(r) * (1.0 - part).max(0.0))).collect();
         // Trees that were packed have given up something already.
         let optimum = match &choices[n] {
@@ -133,24 +167,42 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
             _ => shares[n],
         };
         let least = (optimum * KEPT).min(shares[n] * (1.0 - 1e-9));
-        trees[n] = fewest(network, job.collective, &trees[n], &free, least)?;
+        rings[n].clear();
+        let others = Rings::new(network, rings.iter().flatten());
+        let lay = |trees| match job.collective {
+            Collective::AllReduce => others.lay(trees, &free, network.shape().rings, least),
+            Collective::Broadcast => trees,
+        };
+        trees[n] = fewest(network, job.collective, &trees[n], &free, least, &lay)?;
+        if job.collective == Collective::AllReduce {
+            rings[n].clone_from(&trees[n]);
+        }
     }
+    let laid = Rings::new(network, rings.iter().flatten());
     let all = jobs.iter().zip(&trees).flat_map(|(job, trees)| trees.iter().map(|t| (job.collective, t)));
     let mut full: Vec<Resource> = load(network, &all.collect::<Vec<_>>())
         .into_iter()
         .take_while(|(_, load)| *load > 1.0 - 1e-6)
         .map(|(resource, _)| resource)
         .collect();
-    full.sort_unstable();
+    full.retain(|resource| !matches!(resource, Resource::Adds(_)));
     let of = |(n, trees): (usize, Vec<Tree>)| {
         let job = &jobs[n];
+        let wants = if trees.is_empty() { &wanted[n] } else { &trees };
         let takes: BTreeMap<_, _> =
-            trees.iter().flat_map(|tree| tree.uses(network, job.collective)).collect();
+            wants.iter().flat_map(|tree| tree.uses(network, job.collective)).collect();
+        let mut full: Vec<Resource> =
+            full.iter().copied().filter(|resource| takes.contains_key(resource)).collect();
+        if job.collective == Collective::AllReduce {
+            full.extend(laid.full(wants, usize::from(trees.is_empty())));
+        }
+        full.sort_unstable();
+        full.dedup();
         Plan {
             // Both are computed, and rounded.
             share: shares[n].min(bounds[n]),
             bound: bounds[n],
-            full: full.iter().copied().filter(|resource| takes.contains_key(resource)).collect(),
+            full,
             trees,
         }
     };
@@ -208,13 +260,14 @@ pub(crate) fn shares(
     Ok((shares, solution))
 }
 
-/// The fewest of these trees that still reach a rate.
+/// The fewest of these trees that still reach a rate when they are laid out, or those that do most.
 fn fewest(
     network: &Network,
     collective: Collective,
     trees: &[Tree],
     free: &BTreeMap<Resource, f64>,
     rate: f64,
+    lay: &dyn Fn(Vec<Tree>) -> Vec<Tree>,
 ) -> Result<Vec<Tree>, Error> {
     let mut model = Model::new(network);
     for tree in trees {
@@ -223,17 +276,19 @@ fn fewest(
     let program = model.program(free);
     let with = |solution: Vec<f64>| -> Vec<Tree> {
         let rated = trees.iter().zip(solution).filter(|(_, rate)| *rate > 0.0);
-        rated.map(|(tree, rate)| Tree { rate, ..tree.clone() }).collect()
+        lay(rated.map(|(tree, rate)| Tree { rate, ..tree.clone() }).collect())
     };
+    let sum = |trees: &[Tree]| trees.iter().map(|tree| tree.rate).sum::<f64>();
+    let mut most = Vec::new();
     // Fewer than this cannot do it, even if they did not share anything.
     let alone =
         (0..trees.len()).map(|tree| Ok(program.most(&[tree])?.0)).collect::<Result<Vec<f64>, Error>>()?;
     let mut best = alone.clone();
     best.sort_by(|a, b| b.total_cmp(a));
-    let mut sum = 0.0;
+    let mut all = 0.0;
     let enough = best.iter().position(|most| {
-        sum += most;
-        sum >= rate
+        all += most;
+        all >= rate
     });
     let mut tried = 0;
     for size in enough.map_or(trees.len(), |last| last + 1)..trees.len() {
@@ -243,7 +298,13 @@ fn fewest(
             if set.iter().map(|&tree| alone[tree]).sum::<f64>() >= rate {
                 let (reached, solution) = program.most(&set)?;
                 if reached >= rate {
-                    return Ok(with(solution));
+                    let laid = with(solution);
+                    if sum(&laid) >= rate {
+                        return Ok(laid);
+                    }
+                    if sum(&laid) > sum(&most) {
+                        most = laid;
+                    }
                 }
             }
             tried += 1;
@@ -253,18 +314,19 @@ fn fewest(
         }
     }
     let mut kept: Vec<usize> = (0..trees.len()).collect();
-    let (_, mut found) = program.most(&kept)?;
+    let mut found = with(program.most(&kept)?.1);
     if tried > SETS {
         kept.sort_by(|&a, &b| trees[a].rate.total_cmp(&trees[b].rate).then(a.cmp(&b)));
         for tree in kept.clone() {
             let without: Vec<usize> = kept.iter().copied().filter(|&i| i != tree).collect();
             let (reached, solution) = program.most(&without)?;
-            if reached >= rate {
-                (kept, found) = (without, solution);
+            let laid = if reached >= rate { with(solution) } else { Vec::new() };
+            if sum(&laid) >= rate {
+                (kept, found) = (without, laid);
             }
         }
     }
-    Ok(with(found))
+    Ok(if sum(&most) > sum(&found) { most } else { found })
 }
 
 /// The next set of as many numbers below `of`, if there is one.

@@ -45,9 +45,13 @@ pub struct Host {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Box_ {
     pub name: String,
-    /// Bytes that its CPUs add in a second, over all members; 0 is a plain switch. Not given: it keeps up with its links.
+    /// Bytes that its CPUs add in a second, over all members; 0 is a plain switch. Not given: it
+    /// keeps up with its links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adds: Option<f64>,
+    /// How many CPUs these are, equally fast; each ring is served by one. Not given: one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
     /// Bytes of its slots. Not given: enough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<f64>,
@@ -98,7 +102,7 @@ impl Topology {
 
     /// A box that keeps up with its links.
     pub fn box_(&mut self, name: impl Into<String>) {
-        self.boxes.push(Box_ { name: name.into(), adds: None, slots: None });
+        self.boxes.push(Box_ { name: name.into(), adds: None, cpus: None, slots: None });
     }
 
     /// A cable that is as fast in both directions.
@@ -118,10 +122,48 @@ pub type Way = usize;
 pub enum Resource {
     /// Bytes in a second that a box adds.
     Adds(Node),
-    /// Bytes of a box's slots.
+    /// Bytes of a box's slots. Whole rings take them, whatever their rates.
     Slots(Node),
     /// Bytes in a second that a link carries in one direction.
     Way(Way),
+    /// Rings of a job, by its number among those that are planned beside each other.
+    Rings(usize),
+}
+
+/// What a ring of a job takes, beside its rate. The planner depends on nothing of netsum's, so it
+/// has no formula for these: `netsum_core::Job` computes them from what boxes and packets are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Bytes that a link carries for each byte of a vector: with headers, and with check lanes.
+    pub wire: f64,
+    /// Bytes that a box adds for each byte of a vector: with check lanes.
+    pub added: f64,
+    /// Bytes of a vector that may be on their way in a ring.
+    pub window: f64,
+    /// Bytes of slots that a ring takes at a box, without any members and more for each.
+    pub slots: f64,
+    pub slots_per_member: f64,
+    /// So many rings a box can have, and a ring so many members there.
+    pub rings: u32,
+    pub members: usize,
+}
+
+impl Shape {
+    /// Rings that take nothing: vectors are all that links carry.
+    pub const IDEAL: Self = Self {
+        wire: 1.0,
+        added: 1.0,
+        window: f64::INFINITY,
+        slots: 0.0,
+        slots_per_member: 0.0,
+        rings: 255,
+        members: usize::MAX,
+    };
+
+    /// Bytes of slots that a ring with so many members takes at a box.
+    pub fn slots_of(&self, members: usize) -> f64 {
+        self.slots + members as f64 * self.slots_per_member
+    }
 }
 
 /// A topology that has been checked, with numbers for names, and bytes for bits.
@@ -132,7 +174,9 @@ pub struct Network {
     hosts: usize,
     relays: Vec<bool>,
     adds: Vec<f64>,
+    cpus: Vec<u32>,
     slots: Vec<f64>,
+    shape: Shape,
     /// Of each directed link.
     ends: Vec<(Node, Node)>,
     rates: Vec<f64>,
@@ -144,7 +188,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Checks a topology.
+    /// Checks a topology; its rings are ideal.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -175,7 +219,12 @@ impl Network {
         };
         let hosts = topology.hosts.len();
         let (mut adds, mut slots) = (vec![f64::INFINITY; names.len()], vec![f64::INFINITY; names.len()]);
+        let mut cpus = vec![1; names.len()];
         for (b, node) in topology.boxes.iter().zip(hosts..) {
+            cpus[node] = b.cpus.unwrap_or(1);
+            if cpus[node] == 0 {
+                return wrong(format!("{}: cpus = 0 cannot be", b.name));
+            }
             for (value, name, to) in [(b.adds, "adds", &mut adds), (b.slots, "slots", &mut slots)] {
                 if let Some(value) = value {
                     to[node] = positive(name, &b.name, value, 0.0)?;
@@ -186,7 +235,9 @@ impl Network {
             hosts,
             relays: topology.hosts.iter().map(|h| h.relays).collect(),
             adds,
+            cpus,
             slots,
+            shape: Shape::IDEAL,
             ends: Vec::new(),
             rates: Vec::new(),
             seconds: Vec::new(),
@@ -222,6 +273,16 @@ impl Network {
             }
         }
         Ok(network)
+    }
+
+    /// The same for jobs whose rings are such: what links carry and CPUs add is counted in bytes of
+    /// vectors from then on.
+    #[must_use]
+    pub fn with_rings(mut self, shape: Shape) -> Self {
+        self.rates.iter_mut().for_each(|rate| *rate *= self.shape.wire / shape.wire);
+        self.adds.iter_mut().for_each(|adds| *adds *= self.shape.added / shape.added);
+        self.shape = shape;
+        self
     }
 
     /// The same without some directed links; numbers stay.
@@ -296,6 +357,21 @@ impl Network {
         self.ends[way]
     }
 
+    /// What rings take.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// CPUs of a box that serve rings.
+    pub fn cpus(&self, node: Node) -> u32 {
+        self.cpus[node]
+    }
+
+    /// Bytes in a second that one of them adds.
+    pub fn cpu_adds(&self, node: Node) -> f64 {
+        self.adds[node] / f64::from(self.cpus[node])
+    }
+
     /// Seconds from end to end.
     pub fn latency(&self, way: Way) -> f64 {
         self.seconds[way]
@@ -307,6 +383,7 @@ impl Network {
             Resource::Way(way) => self.rates[way],
             Resource::Adds(node) => self.adds[node],
             Resource::Slots(node) => self.slots[node],
+            Resource::Rings(_) => f64::INFINITY,
         }
     }
 
@@ -319,6 +396,7 @@ impl Network {
             }
             Resource::Adds(node) => format!("{}'s CPU", self.names[node]),
             Resource::Slots(node) => format!("{}'s slots", self.names[node]),
+            Resource::Rings(job) => format!("the rings of job {job}"),
         }
     }
 }
@@ -353,6 +431,7 @@ mod tests {
             (&GOOD.replace("80e9", "0"), "link h leaf: bits = 0"),
             (&GOOD.replace("80e9", "nan"), "bits = NaN"),
             (&GOOD.replace("4e9", "-1"), "leaf: adds = -1"),
+            (&GOOD.replace("4e9", "4e9\ncpus = 0"), "leaf: cpus = 0"),
             (&GOOD.replace("to = \"leaf\"", "to = \"loaf\""), "nobody is called \"loaf\""),
             (&GOOD.replace("adds", "add"), "unknown field"),
         ] {

@@ -43,16 +43,12 @@ pub struct Tree {
     /// Sorted by child.
     pub hops: Vec<Hop>,
     pub rate: f64,
+    /// So many rings go by it. All rings of a job have as many of its bytes.
+    pub rings: u32,
 }
 
-/// What one byte in a second over these hops takes. Slots hold two windows, and a window is what is on its way for a round trip.
-pub fn uses(
-    network: &Network,
-    collective: Collective,
-    hops: &[Hop],
-    root: Option<Node>,
-    round_trip: f64,
-) -> BTreeMap<Resource, f64> {
+/// What one byte in a second over these hops takes.
+pub fn uses(network: &Network, collective: Collective, hops: &[Hop]) -> BTreeMap<Resource, f64> {
     let mut uses = BTreeMap::new();
     let mut add = |resource, amount| *uses.entry(resource).or_insert(0.0) += amount;
     for hop in hops {
@@ -63,39 +59,50 @@ pub fn uses(
             add(Resource::Adds(hop.parent), 1.0);
             if !network.is_host(hop.child) {
                 add(Resource::Adds(hop.child), 1.0);
-                add(Resource::Slots(hop.child), 2.0 * round_trip);
             }
         }
-    }
-    if let (Some(root), Collective::AllReduce) = (root, collective) {
-        add(Resource::Slots(root), 2.0 * round_trip);
     }
     // What there is enough of is no constraint.
     uses.retain(|&resource, _| network.capacity(resource).is_finite());
     uses
 }
 
-/// Seconds from the farthest leaf of the tree to its root and back.
-pub fn round_trip(network: &Network, hops: &[Hop]) -> f64 {
-    let above: BTreeMap<Node, Hop> = hops.iter().map(|&hop| (hop.child, hop)).collect();
-    let seconds = |start: Node| {
-        let (mut node, mut sum) = (start, 0.0);
-        while let Some(&hop) = above.get(&node) {
-            sum += hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
-            node = hop.parent;
-        }
-        sum
-    };
-    2.0 * hops.iter().map(|hop| seconds(hop.child)).fold(0.0, f64::max)
-}
-
 impl Tree {
     pub fn uses(&self, network: &Network, collective: Collective) -> BTreeMap<Resource, f64> {
-        uses(network, collective, &self.hops, Some(self.root), self.round_trip(network))
+        uses(network, collective, &self.hops)
     }
 
+    /// Of each box that sums in it the members that a ring has there; the way up is one, too.
+    pub fn members(&self, network: &Network) -> BTreeMap<Node, usize> {
+        let mut members = BTreeMap::new();
+        for node in self.hops.iter().flat_map(|hop| [hop.child, hop.parent]) {
+            if !network.is_host(node) {
+                *members.entry(node).or_insert(0) += 1;
+            }
+        }
+        members
+    }
+
+    /// Seconds from the farthest leaf of the tree to its root and back.
     pub fn round_trip(&self, network: &Network) -> f64 {
-        round_trip(network, &self.hops)
+        let above: BTreeMap<Node, Hop> = self.hops.iter().map(|&hop| (hop.child, hop)).collect();
+        let seconds = |start: Node| {
+            let (mut node, mut sum) = (start, 0.0);
+            while let Some(&hop) = above.get(&node) {
+                sum += hop.ways(network, true).map(|way| network.latency(way)).sum::<f64>();
+                node = hop.parent;
+            }
+            sum
+        };
+        2.0 * self.hops.iter().map(|hop| seconds(hop.child)).fold(0.0, f64::max)
+    }
+
+    /// The most that one of its rings sums in a second: one CPU adds all its members at a box, and
+    /// no more than a window is on its way.
+    pub fn ring_rate(&self, network: &Network) -> f64 {
+        let window = network.shape().window / self.round_trip(network);
+        let adds = self.members(network).into_iter().map(|(b, n)| network.cpu_adds(b) / n as f64);
+        adds.fold(window, f64::min)
     }
 
     /// Says what is wrong with it as a tree of these members.
@@ -172,11 +179,12 @@ pub fn split(rates: &[f64], latencies: &[f64], bytes: f64) -> (f64, Vec<f64>) {
 mod tests {
     use super::*;
     use crate::generate;
+    use crate::topology::Shape;
 
     fn star() -> (Network, Tree) {
         let network = Network::new(&generate::rack(3, 8e9)).unwrap();
         let hops = (0..3).map(|child| Hop { child, parent: 3, via: None }).collect();
-        (network, Tree { root: 3, hops, rate: 1e9 })
+        (network, Tree { root: 3, hops, rate: 1e9, rings: 1 })
     }
 
     #[test]
@@ -193,16 +201,20 @@ mod tests {
     #[test]
     fn a_box_adds_all_its_members_and_the_way_up() {
         let mut topology = generate::leaf_spine(2, 3, 1, 8e9, 1.0);
-        topology.boxes.iter_mut().for_each(|b| (b.adds, b.slots) = (Some(1e9), Some(1e6)));
+        topology.boxes.iter_mut().for_each(|b| (b.adds, b.cpus) = (Some(1e9), Some(2)));
         let network = Network::new(&topology).unwrap();
         let [leaf, spine] = ["leaf0", "spine0"].map(|name| network.node(name).unwrap());
         let hosts = (0..6).map(|child| Hop { child, parent: leaf + child / 3, via: None });
         let hops =
             hosts.chain([leaf, leaf + 1].map(|child| Hop { child, parent: spine, via: None })).collect();
-        let uses = Tree { root: spine, hops, rate: 1.0 }.uses(&network, Collective::AllReduce);
+        let tree = Tree { root: spine, hops, rate: 1.0, rings: 1 };
+        let uses = tree.uses(&network, Collective::AllReduce);
         assert_eq!((uses[&Resource::Adds(leaf)], uses[&Resource::Adds(spine)]), (4.0, 2.0));
-        // Two windows of 4 us each.
-        assert_eq!((uses[&Resource::Slots(leaf)], uses[&Resource::Slots(spine)]), (8e-6, 8e-6));
+        assert_eq!(tree.members(&network), [(leaf, 4), (leaf + 1, 4), (spine, 2)].into());
+        // One CPU of two adds four members; on a long way a window limits it.
+        assert_eq!(tree.ring_rate(&network), 1.25e8);
+        let network = network.with_rings(Shape { window: 400.0, ..Shape::IDEAL });
+        assert_eq!(tree.ring_rate(&network), 400.0 / 4e-6);
     }
 
     #[test]

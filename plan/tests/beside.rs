@@ -39,7 +39,7 @@ impl Fabric {
             let hop = |child, parent| Hop { child, parent, via: None };
             [hop(2 * l + host, leaf(l)), hop(leaf(l), root)]
         };
-        Tree { root, hops: leaves.iter().flat_map(up).collect(), rate }
+        Tree { root, hops: leaves.iter().flat_map(up).collect(), rate, rings: 1 }
     }
 
     fn trees(&self, leaves: &[usize], host: usize) -> Vec<Tree> {
@@ -47,7 +47,7 @@ impl Fabric {
     }
 
     fn beside(&self, others: &[Vec<Tree>], leaves: &[usize], host: usize) -> Beside {
-        beside(&self.network, others, &self.trees(leaves, host)).unwrap()
+        beside(&self.network, others, &self.trees(leaves, host), 1).unwrap()
     }
 }
 

@@ -135,14 +135,14 @@ proptest! {
 #[derive(Clone, Debug)]
 struct Small {
     hosts: Vec<usize>,
-    boxes: [Vec<(Option<u8>, Option<u8>)>; 3],
+    boxes: [Vec<Option<u8>>; 3],
     /// Leaf to box between, that to top, leaf to top: 0 is no link.
     links: [Vec<u8>; 3],
 }
 
 fn small() -> impl Strategy<Value = Small> {
     (1usize..4, 0usize..3, 1usize..3).prop_flat_map(|(leaves, mids, tops)| {
-        let boxes = |n| prop::collection::vec((prop::option::of(1u8..20), prop::option::of(1u8..20)), n);
+        let boxes = |n| prop::collection::vec(prop::option::of(1u8..20), n);
         let links = |n| prop::collection::vec(0u8..6, n);
         let hosts = prop::collection::vec(1usize..3, leaves);
         let links = (links(leaves * mids), links(mids * tops), links(leaves * tops));
@@ -158,11 +158,9 @@ impl Small {
     fn topology(&self) -> Topology {
         let mut t = Topology::default();
         for (kind, boxes) in ["leaf", "mid", "top"].iter().zip(&self.boxes) {
-            for (n, (adds, slots)) in boxes.iter().enumerate() {
+            for (n, adds) in boxes.iter().enumerate() {
                 t.box_(format!("{kind}{n}"));
-                let last = t.boxes.last_mut().unwrap();
-                last.adds = adds.map(|adds| 1e9 * f64::from(adds));
-                last.slots = slots.map(|slots| 4e3 * f64::from(slots));
+                t.boxes.last_mut().unwrap().adds = adds.map(|adds| 1e9 * f64::from(adds));
             }
         }
         for (leaf, hosts) in self.hosts.iter().enumerate() {
@@ -217,7 +215,7 @@ fn all_trees(network: &Network) -> Vec<Tree> {
                 })
                 .collect();
         }
-        trees.extend(partial.into_iter().map(|hops| Tree { root, hops, rate: 0.0 }));
+        trees.extend(partial.into_iter().map(|hops| Tree { root, hops, rate: 0.0, rings: 1 }));
     }
     trees
 }

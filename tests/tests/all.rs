@@ -27,6 +27,7 @@ mod mtu;
 mod operate;
 mod parents;
 mod perf;
+mod planned;
 mod programs;
 mod python;
 mod racks;

@@ -39,7 +39,7 @@ pub struct TestArgs {
 const FAST: [&str; 4] = ["programs", "all_reduce", "daemon", "first_packets"];
 
 /// What runs alone: it measures times, floods, or minds what others leave or make on the machine.
-const ALONE: [&str; 13] = [
+const ALONE: [&str; 14] = [
     "benchmarks",
     "congestion",
     "contest",
@@ -48,6 +48,7 @@ const ALONE: [&str; 13] = [
     "lab",
     "links",
     "measured",
+    "planned",
     "renewal",
     "security",
     "shaped",

@@ -304,9 +304,11 @@ pub struct SimulateArgs {
 const PLAN_HELP: &str = "\
 By which trees would jobs sum in a network that a file describes, how fast, and what holds them back? Asks no daemon.
 
-The file has hosts, boxes and links; the book's chapter on trees explains it. Each job gets its max-min fair share of links, CPUs and \
-slots, those of a higher priority first, and the fewest trees that were found to keep 95 % of it. Beside its rate stands what the links \
-alone would allow, were no other job there and no CPU: the least maximum flow from one member to another.";
+The file has hosts, boxes and links; the book's chapter on trees explains it. Each job gets its max-min fair share of links and CPUs, \
+those of a higher priority first, and the fewest trees that were found to keep 95 % of it by whole rings: a ring is served by one CPU \
+and takes its slots from the pool. Rates are those of vectors, without headers. `netsum job create` with the same --rings, --mtu, \
+--message-size and --window gets what is planned. Beside a job's rate stands what the links alone would allow, were no other job there and \
+no CPU: the least maximum flow from one member to another.";
 
 /// `netsum plan`.
 #[derive(Args, Debug)]
@@ -318,6 +320,15 @@ pub struct PlanArgs {
     /// one job of all hosts.
     #[arg(long = "job", value_name = "JOB=HOST,..[@PRIORITY]")]
     pub jobs: Vec<String>,
+    /// Path MTU of the jobs: packets have headers, so links carry less where it is small.
+    #[arg(long, default_value_t = 1024, value_name = "BYTES")]
+    pub mtu: u32,
+    /// Largest message of the jobs; slots of a ring follow from it and from the window.
+    #[arg(long, default_value = netsum_core::job::MESSAGE_SIZE, value_name = "SIZE")]
+    pub message_size: Size,
+    /// Messages of a window, in each ring.
+    #[arg(long, default_value_t = netsum_core::job::WINDOW, value_name = "W")]
+    pub window: u32,
     /// How much each job sums, to say how many bytes go to each tree.
     #[arg(long, default_value = "64MiB", value_name = "SIZE")]
     pub bytes: Size,

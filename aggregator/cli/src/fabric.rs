@@ -218,6 +218,7 @@ mod tests {
             drained: jobs.is_empty(),
             hosts: Vec::new(),
             adds: answers.then_some(2_900_000_000),
+            cpus: answers.then_some(2),
         };
         let link = |below: &str, up, trouble: Option<&str>| api::FabricLink {
             below: below.into(),

@@ -2,9 +2,11 @@
 
 use std::io::Write;
 
+use netsum_common::abi::Messages;
+use netsum_core::cost::Cost;
 use netsum_plan::draw;
 use netsum_plan::plan::{Job, plan};
-use netsum_plan::topology::{Error, Network, Topology};
+use netsum_plan::topology::{Error, Network, Shape, Topology};
 use netsum_plan::tree::{self, Collective, Tree as Planned};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -29,7 +31,9 @@ pub struct Plan {
     pub hosts: usize,
     /// Bytes that it sums in a second, by all trees.
     pub rate: f64,
-    /// Its fair share, which more trees would reach.
+    /// Rings of all its trees: `netsum job create --rings`.
+    pub rings: u32,
+    /// Its fair share of links and CPUs, which more trees and rings would reach.
     pub share: f64,
     /// What the links alone would allow, were no other job there and no CPU.
     pub bound: f64,
@@ -46,6 +50,8 @@ pub struct Tree {
     pub root: String,
     /// Bytes that it sums in a second.
     pub rate: f64,
+    /// Of the job's rings those that go by it.
+    pub rings: u32,
     /// Of the job's bytes those that go by it.
     pub bytes: u64,
     pub hops: Vec<Hop>,
@@ -73,6 +79,8 @@ pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> 
         e => Failure::new(Kind::Refused, e.to_string()),
     };
     let network = Topology::parse(&text).and_then(|t| Network::new(&t)).map_err(refused)?;
+    let message_size = u32::try_from(args.message_size.0).unwrap_or(u32::MAX);
+    let network = network.with_rings(shape(args.mtu, message_size, args.window)?);
     let whole = ["all=*".to_owned()];
     let wanted = if args.jobs.is_empty() { &whole[..] } else { &args.jobs };
     let jobs = wanted.iter().map(|text| job(&network, text)).collect::<Result<Vec<_>>>()?;
@@ -84,12 +92,14 @@ pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> 
     }
     let view = |(job, plan): (&Job, &netsum_plan::plan::Plan)| {
         let rates: Vec<f64> = plan.trees.iter().map(|tree| tree.rate).collect();
-        let late: Vec<f64> = plan.trees.iter().map(|tree| tree.round_trip(&network)).collect();
-        let (seconds, bytes) = tree::split(&rates, &late, args.bytes.0 as f64);
+        // All rings have as many bytes, so all wait for those with the longest way.
+        let late = plan.trees.iter().map(|tree| tree.round_trip(&network)).fold(0.0, f64::max);
+        let (seconds, bytes) = tree::split(&rates, &vec![late; rates.len()], args.bytes.0 as f64);
         Plan {
             name: job.name.clone(),
             hosts: job.members.len(),
             rate: plan.rate(),
+            rings: plan.trees.iter().map(|tree| tree.rings).sum(),
             share: plan.share,
             bound: plan.bound,
             seconds: seconds.is_finite().then_some(seconds),
@@ -98,6 +108,15 @@ pub fn run(args: &PlanArgs, format: Format, out: &mut impl Write) -> Result<()> 
         }
     };
     show(out, format, &Plans { jobs: jobs.iter().zip(&plans).map(view).collect() })
+}
+
+/// What rings of jobs with these properties take of a network.
+pub fn shape(mtu: u32, message_size: u32, window: u32) -> Result<Shape> {
+    let cost = Cost::new(mtu, message_size, Messages(window));
+    let Cost { wire, added, window, slots, slots_per_member, rings, members } =
+        cost.map_err(|e| Failure::new(Kind::Refused, e.to_string()))?;
+    let [slots, slots_per_member] = [slots, slots_per_member].map(|bytes| bytes as f64);
+    Ok(Shape { wire, added, window, slots, slots_per_member, rings, members })
 }
 
 /// `train=h0,h1@1`.
@@ -128,6 +147,7 @@ fn view(network: &Network, tree: &Planned, bytes: f64) -> Tree {
     Tree {
         root: name(tree.root),
         rate: tree.rate,
+        rings: tree.rings,
         bytes: bytes.round() as u64,
         hops: tree.hops.iter().map(hop).collect(),
     }
@@ -150,6 +170,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
         let mut entry = Entry::new(vec![
             name(&plan.name),
             attribute("hosts", plan.hosts),
+            attribute("rings", plan.rings),
             attribute("rate", speed(plan.rate)),
             attribute("share", speed(plan.share)),
             plain(format!("links allow {}, gap {gap:.1} %", speed(plan.bound))),
@@ -162,7 +183,13 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
                     attribute("full", few(&plan.full)),
                 ],
             ),
-            None => entry.attributes(1, vec![plain("jobs of a higher priority leave it nothing")]),
+            None if plan.full.is_empty() => {
+                entry.attributes(1, vec![plain("jobs of a higher priority leave it nothing")]);
+            }
+            None => entry.attributes(
+                1,
+                vec![plain("there is no room for a ring"), attribute("full", few(&plan.full))],
+            ),
         }
         for tree in &plan.trees {
             let bytes = netsum_core::size::Size(tree.bytes);
@@ -170,6 +197,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
                 2,
                 vec![
                     attribute("tree at", &tree.root),
+                    attribute("rings", tree.rings),
                     attribute("rate", speed(tree.rate)),
                     attribute("bytes", bytes),
                 ],
@@ -198,7 +226,9 @@ mod tests {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../plan/examples/two-racks.toml");
         let jobs = jobs.iter().map(|&job| job.into()).collect();
         let bytes = netsum_core::size::Size(64 << 20);
-        let args = PlanArgs { topology: file.into(), jobs, bytes, dot, svg: false };
+        let (mtu, message_size, window) = (1024, netsum_core::size::Size(64 << 10), 8);
+        let args =
+            PlanArgs { topology: file.into(), jobs, mtu, message_size, window, bytes, dot, svg: false };
         let mut out = anstream::StripStream::new(Vec::new());
         run(&args, Format::Text, &mut out)?;
         Ok(String::from_utf8(out.into_inner()).unwrap())

@@ -206,6 +206,7 @@ pub fn add_box(plan: &mut netsum_plan::topology::Topology, b: &api::FabricBox) {
     plan.boxes.push(netsum_plan::topology::Box_ {
         name: b.name.clone(),
         adds: b.adds.map(|adds| adds as f64),
+        cpus: b.cpus,
         slots: None,
     });
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, attribute, plain, styled};
-use super::plan::few;
+use super::plan::{few, shape};
 use super::print::name;
 use super::print::speed;
 use super::topology::{add_box, box_of, known};
@@ -105,7 +105,7 @@ fn network(fabric: &api::Fabric, jobs: &[api::Job]) -> Result<Network> {
 }
 
 /// The tree of a job's ranks below a box.
-fn tree_at(network: &Network, job: &api::Job, root: &str, rate: f64) -> Option<planned::Tree> {
+fn tree_at(network: &Network, job: &api::Job, root: &str, rings: u32) -> Option<planned::Tree> {
     let ends = ports(job);
     let boxes: BTreeSet<&str> = ends.values().map(|end| box_of(end)).filter(|of| *of != root).collect();
     let hosts = ends.values().map(|end| (*end, box_of(end)));
@@ -115,7 +115,7 @@ fn tree_at(network: &Network, job: &api::Job, root: &str, rate: f64) -> Option<p
         Some(planned::Hop { child, parent, via: None })
     };
     let hops = hosts.chain(boxes.iter().map(|of| (*of, root))).map(hop).collect::<Option<_>>()?;
-    Some(planned::Tree { root: network.node(root)?, hops, rate })
+    Some(planned::Tree { root: network.node(root)?, hops, rate: rings.into(), rings })
 }
 
 impl Plan {
@@ -128,20 +128,23 @@ impl Plan {
         let told = |of: &api::Job| fabric.jobs.iter().find(|told| told.name == of.name);
         let jobs: Vec<api::Job> = jobs.iter().filter(|job| told(job).is_some()).cloned().collect();
         let network = network(fabric, &jobs)?;
+        let network = network.with_rings(shape(mine.mtu, mine.message_size, mine.window)?);
         let others = jobs.iter().filter(|job| job.name != mine.name).map(|job| {
             let trees = told(job).into_iter().flat_map(|told| &told.trees);
-            trees.filter_map(|t| tree_at(&network, job, &t.root, t.rings.into())).collect::<Vec<_>>()
+            trees.filter_map(|t| tree_at(&network, job, &t.root, t.rings)).collect::<Vec<_>>()
         });
         let mut all: Vec<Vec<planned::Tree>> = others.filter(|trees| !trees.is_empty()).collect();
         let boxes: BTreeSet<&str> = ports(mine).into_values().map(box_of).collect();
         let roots = fabric.boxes.iter().filter(|b| boxes.len() > 1 || boxes.contains(&*b.name));
         let mut trees: Vec<planned::Tree> =
-            roots.filter_map(|b| tree_at(&network, mine, &b.name, 1.0)).collect();
+            roots.filter_map(|b| tree_at(&network, mine, &b.name, 1)).collect();
         if trees.is_empty() {
             return Err(Failure::new(Kind::Failed, "no box is above all of its ranks'"));
         }
         let refused = |e: Error| Failure::new(Kind::Failed, e.to_string());
-        let Beside { share, others, rooms } = beside(&network, &all, &trees).map_err(refused)?;
+        let rings: u32 = told(mine).into_iter().flat_map(|told| &told.trees).map(|tree| tree.rings).sum();
+        let found = beside(&network, &all, &trees, rings).map_err(refused)?;
+        let Beside { share, others, rooms, needs_rings } = found;
         let one = trees.len() == 1;
         trees.iter_mut().zip(&rooms).for_each(|(tree, room)| tree.rate = if one { 1.0 } else { *room });
         let parts = rated(&trees, 1.0).iter().map(|t| (network.name(t.root).to_owned(), t.rate)).collect();
@@ -167,10 +170,11 @@ impl Plan {
             .hosts()
             .filter(|&host| ports(mine).values().any(|end| *end == network.name(host)))
             .collect();
+        let rings = needs_rings.then(|| format!("the CPUs of {rings} rings"));
         let plan = Self {
             share,
             bound: bound(&network, Collective::AllReduce, &members),
-            full: full.map(|resource| network.describe(resource)).collect(),
+            full: full.map(|resource| network.describe(resource)).chain(rings).collect(),
         };
         Ok((plan, parts))
     }
@@ -277,6 +281,9 @@ pub fn show(
 mod tests {
     use super::*;
 
+    /// Bytes on a link for each of a vector: 64 packets with headers, and check lanes.
+    const WIRE: f64 = 64.0 * 1106.0 / 65460.0;
+
     /// Two leaves with two ranks each, two spines, the second one with links that are three times as fast.
     fn fabric() -> api::Fabric {
         let port = |port: &str, rate: u64, carries: u64| api::FabricPort {
@@ -323,7 +330,15 @@ mod tests {
             port: format!("leaf{}/p{}", rank / 2, rank % 2),
             ..api::Flow::default()
         };
-        api::Job { name: name.into(), ranks: 4, flows: (0..4).map(flow).collect(), ..api::Job::default() }
+        api::Job {
+            name: name.into(),
+            ranks: 4,
+            mtu: 1024,
+            message_size: 65536,
+            window: 8,
+            flows: (0..4).map(flow).collect(),
+            ..api::Job::default()
+        }
     }
 
     fn text(fabric: &api::Fabric, jobs: Vec<api::Job>) -> String {
@@ -341,10 +356,10 @@ mod tests {
     fn another_job_takes_its_share() {
         let mut fabric = fabric();
         let alone = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
-        assert!((alone.share - 5e8).abs() < 1e3, "{alone:?}");
+        assert!((alone.share * WIRE - 5e8).abs() < 1e3, "{alone:?}");
         fabric.jobs.push(api::FabricJob { name: "other".into(), ..fabric.jobs[0].clone() });
         let beside = Job::new(&fabric, &[job("train"), job("other")], "train").unwrap().plan.unwrap();
-        assert!((beside.share - 2.5e8).abs() < 1e3, "{beside:?}");
+        assert!((beside.share * WIRE - 2.5e8).abs() < 1e3, "{beside:?}");
     }
 
     #[test]
@@ -354,9 +369,9 @@ mod tests {
         fabric.links.push(twice);
         let share =
             |fabric: &api::Fabric| Job::new(fabric, &[job("train")], "train").unwrap().plan.unwrap().share;
-        assert!((share(&fabric) - 5e8).abs() < 1e3, "a second link between two boxes");
+        assert!((share(&fabric) * WIRE - 5e8).abs() < 1e3, "a second link between two boxes");
         fabric.boxes[3].drain = Some("new fan".into());
-        assert!((share(&fabric) - 1.25e8).abs() < 1e3, "without spine1");
+        assert!((share(&fabric) * WIRE - 1.25e8).abs() < 1e3, "without spine1");
     }
 
     #[test]
@@ -364,8 +379,19 @@ mod tests {
         let mut fabric = fabric();
         // spine1 adds up two leaves: 150 MB/s of each, where its links would carry 375.
         fabric.boxes[3].adds = Some(300_000_000);
+        let expected = 1.25e8 / WIRE + 1.5e8 * 65460.0 / 65536.0;
         let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
-        assert!((plan.share - 2.75e8).abs() < 1e3 && plan.full.contains(&"spine1's CPU".into()), "{plan:?}");
+        assert!((plan.share - expected).abs() < 1e3, "{plan:?}");
+        assert!(plan.full.contains(&"spine1's CPU".into()), "{plan:?}");
+        // One CPU of four serves a ring, whose leaves each bring 10 MB/s there; the job has four rings.
+        (fabric.boxes[3].adds, fabric.boxes[3].cpus) = (Some(80_000_000), Some(4));
+        fabric.boxes[2].answers = false;
+        let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
+        assert!((plan.share - 4e7 * 65460.0 / 65536.0).abs() < 1e3, "{plan:?}");
+        (fabric.jobs[0].trees[0].rings, fabric.jobs[0].trees[1].rings) = (1, 1);
+        let plan = Job::new(&fabric, &[job("train")], "train").unwrap().plan.unwrap();
+        assert!((plan.share - 2e7 * 65460.0 / 65536.0).abs() < 1e3, "{plan:?}");
+        assert!(plan.full.contains(&"the CPUs of 2 rings".into()), "{plan:?}");
     }
 
     #[test]

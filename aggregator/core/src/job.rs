@@ -52,6 +52,10 @@ pub struct JobSpec {
     pub or_ring: bool,
 }
 
+/// Bytes of a message, and messages of a window, where nobody says.
+pub const MESSAGE_SIZE: &str = "64KiB";
+pub const WINDOW: u32 = 8;
+
 /// Most ranks of a job over several boxes, each of which has 64 members at most.
 const MOST_RANKS: u32 = 4096;
 

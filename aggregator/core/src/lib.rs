@@ -11,6 +11,7 @@
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`plane`] | rings and flows, as said to the data plane |
 //! | [`port`] | what a port's driver cannot do |
+//! | [`cost`] | what rings take, as plans count |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`tenant`] | who may have how much of that |
 //! | [`rate`] | bits per second as people write them |
@@ -23,6 +24,7 @@
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
+pub mod cost;
 pub mod diagnose;
 pub mod ended;
 pub mod in_band;

@@ -42,3 +42,8 @@ pub const fn ipv4_mapped(ip: [u8; 4]) -> [u8; 16] {
     let low = (0xffff_0000 | (u32::from_le_bytes(ip) as u64) << 32).to_le_bytes();
     ((u64::from_le_bytes(low) as u128) << 64).to_le_bytes()
 }
+
+/// Bytes around a datagram's payload on a link: Ethernet with preamble, check sum and gap, IPv4, UDP.
+pub const FRAMING: usize = 8 + EthHdr::LEN + 4 + 12 + Ipv4Hdr::LEN + UdpHdr::LEN;
+/// Bytes around the payload of most data packets there.
+pub const AROUND: usize = FRAMING + BTH_LEN + ICRC_LEN;

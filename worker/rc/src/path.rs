@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// Time for a byte on the slowest link there may be, of 10 Mb/s; once on the way there, once for the acknowledgement that waits
 /// behind as much, and once in reserve; in nanoseconds.
 const SLOWEST_BYTE: u64 = 3 * 800;
-/// Bytes around a payload on the wire: Ethernet with preamble and gap, IPv4, UDP, BTH, ICRC.
-pub(super) const AROUND: u64 = 38 + 20 + 8 + 12 + 4;
+/// Bytes around a payload on the wire.
+pub(super) const AROUND: u64 = netsum_common::wire::AROUND as u64;
 /// What a smaller load took says little of one that is larger than twice this: a link that is shaped lets a burst pass at once.
 const TELLING: u64 = 32 << 10;
 /// So long after a gap was seen, more are expected.

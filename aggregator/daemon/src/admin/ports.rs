@@ -78,6 +78,7 @@ impl AdminService {
             election: inner.election,
             listens: heard.is_some(),
             adds: inner.adds(),
+            cpus: Some(inner.controller.cpus() as u32),
         }))
     }
 

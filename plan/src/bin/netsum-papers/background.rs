@@ -14,6 +14,8 @@ use crate::table;
 const BITS: f64 = 1e11;
 const BELOW: usize = 16;
 const BYTES: f64 = 64e6;
+/// Bytes that one core was measured to add in a second: BENCHMARKS.md, "Data plane".
+const CORE: f64 = 1.64e9;
 /// What other jobs send over each host's link, as a share of what it carries.
 const LOADS: [f64; 5] = [0.0, 0.125, 0.25, 0.5, 1.0];
 const COLLECTIVES: [(&str, Collective); 5] = [
@@ -50,11 +52,15 @@ pub fn run() -> Result<(String, String)> {
             eprintln!("{rule}, {name}: done");
         }
     }
+    let adds = (BELOW + 1) as f64 * BITS / 8.0;
     let loads = LOADS.map(|load| format!("{} %, ms", load * 100.0));
     let head: Vec<&str> =
         ["flows go by", "collective"].into_iter().chain(loads.iter().map(String::as_str)).collect();
     let text = format!(
-        "256 hosts below 16 leaves, 16 spines, links of 100 Gb/s, no oversubscription, 64 MB a host. Each host sends to one below the next leaf, as much as its link carries by the part that is given; who wants no more than a fair share of a link has it.\n\n{}",
+        "256 hosts below 16 leaves, 16 spines, links of 100 Gb/s, no oversubscription, 64 MB a host. Each host sends to one below the next leaf, as much as its link carries by the part that is given; who wants no more than a fair share of a link has it. Boxes keep up with their links: for netsum a leaf adds {:.1} GB/s, which takes {:.0} cores that add {} GB/s each.\n\n{}",
+        adds / 1e9,
+        (adds / CORE).ceil(),
+        CORE / 1e9,
         table(&head, &rows)
     );
     Ok((text, chart("64 MB a host beside other jobs, spraying", "other jobs' load, %", "ms", &curves)?))

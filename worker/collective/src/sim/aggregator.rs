@@ -9,9 +9,9 @@ use netsum_common::abi::{Fragments, Messages, RingConfig, ring_flags, ring_slots
 use netsum_common::ring_box::{RingBox, passes_with};
 use netsum_common::serial;
 use netsum_common::slot::{Fragment, Output, Slot};
-use netsum_common::wire::{Bth, ROCE_PORT, TOTAL, mark};
+use netsum_common::wire::{AROUND, Bth, ROCE_PORT, TOTAL, mark};
 
-use super::network::{FRAMING, Speed};
+use super::network::Speed;
 use super::rng::Rng;
 use crate::numeric::reference::add_lanes;
 use crate::queue_pairs::RankNumbers;
@@ -61,7 +61,7 @@ const HEADERS: usize = 12 + 4;
 
 impl Wires {
     fn send(&mut self, now: Instant, from: usize, incoming: Incoming) {
-        let bytes = (incoming.payload.len() + HEADERS + FRAMING) as u64;
+        let bytes = (incoming.payload.len() + AROUND) as u64;
         let free = self.free.entry((from, incoming.node)).or_insert(now);
         *free = (*free).max(now) + Duration::from_nanos(u64::from(self.speed.per_byte) * bytes);
         self.sent += 1;

@@ -5,13 +5,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use netsum_common::wire::AROUND;
 use netsum_plan::collectives::{Collective, Scene};
 use netsum_plan::generate;
 use netsum_plan::routes::{Balance, Demand};
 use netsum_plan::topology::Network;
 
 use super::job::{Call, NEVER, Sim, Spec};
-use super::network::{FRAMING, Speed};
+use super::network::Speed;
 use super::vector::Vector;
 use crate::frame::DATA_HEADER;
 use crate::numeric::element::Dtype;
@@ -20,8 +21,6 @@ use crate::report::Mode;
 
 const LAYOUT: Layout = Layout { message_size: 64 << 10, window: 8, rings: 1 };
 const MTU: u32 = 1024;
-/// Of a packet on the wire: BTH and ICRC, and what is around.
-const HEADERS: usize = 16 + FRAMING;
 /// Packets that come until a rank of a ring is awake and answers all of them at once. With 2 to 12 times are within 0.5 % of each other. One that answers
 /// each would send 8 % more: an acknowledgement is 86 bytes on the wire, a packet 1106. By a box it makes no difference.
 const WAKES: u32 = 4;
@@ -56,7 +55,7 @@ impl Case {
         if self.mode == Mode::Ring {
             spec.present = NEVER;
             spec.wakes =
-                Duration::from_nanos(u64::from(self.per_byte * WAKES) * (MTU as usize + HEADERS) as u64);
+                Duration::from_nanos(u64::from(self.per_byte * WAKES) * (MTU as usize + AROUND) as u64);
         }
         let mut sim = Sim::new(&spec, |rank| {
             let calls = (0..2)
@@ -96,7 +95,7 @@ impl Case {
             Mode::Ring => (self.hosts, DATA_HEADER + elements.div_ceil(self.hosts) * 4),
             _ => (1, LAYOUT.message_size as usize),
         };
-        let wire = parts * (each + each.div_ceil(MTU as usize) * HEADERS);
+        let wire = parts * (each + each.div_ceil(MTU as usize) * AROUND);
         scene.seconds(collective, (self.bytes / 4) as f64 / elements as f64 * wire as f64).unwrap()
     }
 }

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use netsum_common::wire::{Bth, Opcode};
+use netsum_common::wire::{Bth, FRAMING, Opcode};
 
 use super::rng::Rng;
 
@@ -160,8 +160,6 @@ pub(super) struct Network {
 }
 
 const LONGEST_BURST: Duration = Duration::from_millis(20);
-/// Bytes around a datagram on the wire: Ethernet with preamble and gap, IPv4, UDP.
-pub(super) const FRAMING: usize = 38 + 20 + 8;
 
 impl Network {
     pub fn new(start: Instant, hosts: usize, speed: Speed, faults: Faults, seed: u64) -> Self {

@@ -1,0 +1,107 @@
+//! What a job's rings take of links, CPUs and pools, as plans count: the planner knows no packets.
+
+use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, Messages};
+use netsum_common::lanes::CHECK_LANES;
+use netsum_common::wire::AROUND;
+
+use crate::members::Members;
+use crate::{JobSpec, Refusal, tenant};
+
+/// What a ring of a job takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Bytes that a link carries for each byte of a vector: with headers (IPv4) and check lanes.
+    pub wire: f64,
+    /// Bytes that a box adds for each byte of a vector: with check lanes.
+    pub added: f64,
+    /// Bytes of vectors in a window.
+    pub window: f64,
+    /// Bytes of slots without any members, and more for each.
+    pub slots: u64,
+    pub slots_per_member: u64,
+    /// So many rings a box can have, and a ring so many members there.
+    pub rings: u32,
+    pub members: usize,
+}
+
+impl Cost {
+    /// Of a job with these properties, whoever its ranks are.
+    ///
+    /// # Errors
+    /// If such a job is refused, wherever it is created.
+    pub fn new(mtu: u32, message_size: u32, window: Messages) -> Result<Self, Refusal> {
+        let spec = JobSpec {
+            name: "plan".into(),
+            ranks: 2,
+            dtype: "i32".into(),
+            mtu,
+            message_size,
+            window,
+            rings: 1,
+            verify_icrc: true,
+            in_order: None,
+            in_band: false,
+            token: String::new().into(),
+            tenant: tenant::DEFAULT.into(),
+            members: Members::default(),
+            or_ring: false,
+        };
+        spec.cost()
+    }
+}
+
+impl JobSpec {
+    /// What its rings take. Histograms of floats, 196 bytes of a message, are left out.
+    ///
+    /// # Errors
+    /// If such a job is refused, wherever it is created.
+    pub fn cost(&self) -> Result<Cost, Refusal> {
+        let slots = self.check()?;
+        let least = CHECK_LANES as u32 * 4;
+        if self.message_size <= least {
+            let size = self.message_size;
+            return Err(Refusal::Invalid(format!("--message-size {size}: {least} bytes are check lanes")));
+        }
+        let vector = f64::from(self.message_size - least);
+        let headers = f64::from(self.fragments().0) * AROUND as f64;
+        let memory = |members| abi::ring_memory(slots, self.mtu, members);
+        Ok(Cost {
+            wire: (f64::from(self.message_size) + headers) / vector,
+            added: f64::from(self.message_size) / vector,
+            window: f64::from(self.window.0) * vector,
+            slots: memory(0),
+            slots_per_member: memory(1) - memory(0),
+            rings: MAX_RINGS - 1,
+            members: MAX_RANKS,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::job_memory;
+    use crate::tests::spec;
+
+    #[test]
+    fn a_ring_costs_what_the_pool_charges() {
+        for (mtu, message_size, window) in [(1024, 65536, 8), (2048, 65536, 8), (256, 4096, 3)] {
+            let spec = JobSpec { mtu, message_size, window: Messages(window), ..spec("train", 5) };
+            let cost = spec.cost().unwrap();
+            let taken = (cost.slots + 5 * cost.slots_per_member) * u64::from(spec.rings);
+            assert_eq!(taken, job_memory(&spec, spec.check().unwrap()));
+        }
+    }
+
+    #[test]
+    fn headers_and_check_lanes_are_counted() {
+        let spec = JobSpec { mtu: 1024, message_size: 65536, ..spec("train", 4) };
+        let cost = Cost::new(spec.mtu, spec.message_size, spec.window).unwrap();
+        assert_eq!(cost, spec.cost().unwrap());
+        // 64 packets of 1024 bytes and 82 around each, of which 76 bytes are check lanes.
+        assert_eq!(cost.wire, f64::from(64 * 1106) / 65460.0);
+        assert_eq!(cost.added, 65536.0 / 65460.0);
+        let small = JobSpec { message_size: 64, ..spec };
+        assert!(small.cost().unwrap_err().to_string().contains("--message-size 64"));
+    }
+}

@@ -1,0 +1,169 @@
+//! Whole rings for trees: how many a tree is made of, and what they do together.
+//!
+//! A ring is served by one CPU of each box, and takes slots there whatever its rate. All rings of
+//! a job have as many of its bytes, so its trees have theirs in proportion to their rings. A box
+//! gives a new ring to the CPU with the fewest, so no CPU has more than its part, rounded up.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::iter::repeat_n;
+
+use crate::topology::{Network, Node, Resource};
+use crate::tree::{Collective, Tree};
+
+/// Rings at a box.
+#[derive(Clone, Debug, Default)]
+struct AtBox {
+    /// Bytes that each adds in a second; the most come first.
+    loads: Vec<f64>,
+    /// Bytes of their slots.
+    slots: f64,
+}
+
+/// Rings that are there.
+#[derive(Debug)]
+pub struct Rings<'a> {
+    network: &'a Network,
+    boxes: BTreeMap<Node, AtBox>,
+}
+
+impl<'a> Rings<'a> {
+    pub fn new<'t>(network: &'a Network, trees: impl IntoIterator<Item = &'t Tree>) -> Self {
+        let mut boxes: BTreeMap<Node, AtBox> = BTreeMap::new();
+        for tree in trees {
+            let rings = f64::from(tree.rings);
+            for (node, members) in tree.members(network) {
+                let at = boxes.entry(node).or_default();
+                let each = members as f64 * tree.rate / rings;
+                at.loads.extend(repeat_n(each, tree.rings as usize));
+                at.slots += rings * network.shape().slots_of(members);
+            }
+        }
+        boxes.values_mut().for_each(|at| at.loads.sort_by(|a, b| b.total_cmp(a)));
+        Self { network, boxes }
+    }
+
+    /// The most that rings with so many members each, the most first, can all sum in a second.
+    fn most(&self, node: Node, own: &[usize]) -> f64 {
+        let none = AtBox::default();
+        let at = self.boxes.get(&node).unwrap_or(&none);
+        let slots = own.iter().map(|&members| self.network.shape().slots_of(members)).sum::<f64>();
+        let rings = at.loads.len() + own.len();
+        if at.slots + slots > self.network.capacity(Resource::Slots(node))
+            || rings > self.network.shape().rings as usize
+        {
+            return 0.0;
+        }
+        let adds = self.network.cpu_adds(node);
+        if adds == f64::INFINITY {
+            return adds;
+        }
+        // The fullest CPU may have any so many of all rings: at worst those that add most.
+        let together = rings.div_ceil(self.network.cpus(node) as usize);
+        let theirs = |count: usize| at.loads.iter().take(count).sum::<f64>();
+        if theirs(together) > adds * (1.0 + 1e-9) {
+            return 0.0;
+        }
+        let (mut most, mut members) = (f64::INFINITY, 0);
+        for (others, own) in (0..together).rev().zip(own) {
+            members += own;
+            most = most.min((adds - theirs(others)).max(0.0) / members as f64);
+        }
+        most
+    }
+
+    /// The fewest rings, at most so many, by which trees reach a rate in proportion to theirs; or
+    /// those that do most. `free` has what is left of links and CPUs, where that is not all. Trees
+    /// without boxes have no rings, and stay as they are.
+    pub fn lay(&self, trees: Vec<Tree>, free: &BTreeMap<Resource, f64>, most: u32, least: f64) -> Vec<Tree> {
+        let members: Vec<_> = trees.iter().map(|tree| tree.members(self.network)).collect();
+        if members.iter().all(BTreeMap::is_empty) {
+            return trees;
+        }
+        let mut boxes: BTreeMap<Node, Vec<(usize, usize)>> = BTreeMap::new();
+        for (n, (node, members)) in
+            members.iter().enumerate().flat_map(|(n, all)| all.iter().map(move |at| (n, at)))
+        {
+            boxes.entry(*node).or_default().push((n, *members));
+        }
+        boxes.values_mut().for_each(|trees| trees.sort_by_key(|(_, members)| Reverse(*members)));
+        // Resources that are taken alike are one row.
+        let mut uses: BTreeMap<Resource, Vec<f64>> = BTreeMap::new();
+        for (n, tree) in trees.iter().enumerate() {
+            for (resource, amount) in tree.uses(self.network, Collective::AllReduce) {
+                uses.entry(resource).or_insert_with(|| vec![0.0; trees.len()])[n] = amount;
+            }
+        }
+        let mut rows: BTreeMap<Vec<u64>, f64> = BTreeMap::new();
+        for (resource, uses) in uses {
+            let room = free.get(&resource).copied().unwrap_or_else(|| self.network.capacity(resource));
+            let row = rows.entry(uses.into_iter().map(f64::to_bits).collect()).or_insert(room);
+            *row = row.min(room);
+        }
+        let ring_rates: Vec<f64> = trees.iter().map(|tree| tree.ring_rate(self.network)).collect();
+        let each = |rings: &[u32]| {
+            let alone = rings.iter().zip(&ring_rates).filter(|(rings, _)| **rings > 0);
+            let alone = alone.map(|(_, rate)| *rate).fold(f64::INFINITY, f64::min);
+            let shared = rows.iter().map(|(row, room)| {
+                let takes = row.iter().zip(rings).map(|(use_, &n)| f64::from_bits(*use_) * f64::from(n));
+                let takes = takes.sum::<f64>();
+                if takes > 0.0 { room / takes } else { f64::INFINITY }
+            });
+            let shared = shared.fold(alone, f64::min);
+            let at = boxes.iter().map(|(node, trees)| {
+                let own = trees.iter().flat_map(|&(n, m)| repeat_n(m, rings[n] as usize));
+                let own: Vec<usize> = own.collect();
+                if own.is_empty() { f64::INFINITY } else { self.most(*node, &own) }
+            });
+            at.fold(shared, f64::min)
+        };
+        let rates: Vec<f64> = trees.iter().map(|tree| tree.rate).collect();
+        let (mut best, mut found) = (0.0, (0.0, vec![0; trees.len()]));
+        for count in 1..=most.min(self.network.shape().rings) {
+            let rings = share_out(&rates, count);
+            let each = each(&rings);
+            let rate = f64::from(count) * each;
+            if rate > best * (1.0 + 1e-9) {
+                (best, found) = (rate, (each, rings));
+            }
+            if best >= least {
+                break;
+            }
+        }
+        let (each, rings) = found;
+        let laid = trees.into_iter().zip(rings).filter(|(_, rings)| *rings > 0);
+        laid.map(|(tree, rings)| Tree { rings, rate: f64::from(rings) * each, ..tree }).collect()
+    }
+
+    /// What such trees find full here: CPUs that add all they can, or would with so many `more`
+    /// rings; and slots without room for one ring more.
+    pub fn full(&self, trees: &[Tree], more: usize) -> Vec<Resource> {
+        let none = AtBox::default();
+        let mut full = Vec::new();
+        for (node, members) in trees.iter().flat_map(|tree| tree.members(self.network)) {
+            let at = self.boxes.get(&node).unwrap_or(&none);
+            let together = (at.loads.len() + more).div_ceil(self.network.cpus(node) as usize);
+            let fullest = at.loads.iter().take(together).sum::<f64>();
+            if fullest > self.network.cpu_adds(node) * (1.0 - 1e-6) {
+                full.push(Resource::Adds(node));
+            }
+            let slots = at.slots + self.network.shape().slots_of(members);
+            if slots > self.network.capacity(Resource::Slots(node)) {
+                full.push(Resource::Slots(node));
+            }
+        }
+        full
+    }
+}
+
+/// Shares rings out in proportion to rates; the largest remainders have what is left.
+fn share_out(rates: &[f64], rings: u32) -> Vec<u32> {
+    let all: f64 = rates.iter().sum();
+    let parts: Vec<f64> = rates.iter().map(|rate| f64::from(rings) * rate / all).collect();
+    let mut shares: Vec<u32> = parts.iter().map(|part| part.floor() as u32).collect();
+    let mut order: Vec<usize> = (0..rates.len()).collect();
+    order.sort_by(|&a, &b| parts[b].fract().total_cmp(&parts[a].fract()));
+    let left = rings - shares.iter().sum::<u32>();
+    order.into_iter().take(left as usize).for_each(|n| shares[n] += 1);
+    shares
+}
