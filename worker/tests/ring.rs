@@ -248,6 +248,26 @@ fn who_waits_for_room_leaves_the_communicator_to_others() {
     });
 }
 
+/// Both end when it is over: the second does not find that the first has taken what it came to.
+#[test]
+fn two_threads_may_wait_for_one_operation() {
+    run(27, 2, LAYOUT, |mut comm| {
+        let work = std::sync::Arc::new(comm.all_reduce_async(vec![1i32; 100]).unwrap());
+        let waiters: Vec<_> = (0..2)
+            .map(|_| {
+                let work = std::sync::Arc::clone(&work);
+                std::thread::spawn(move || {
+                    assert!(work.wait_for(Duration::from_secs(60)));
+                    work.take().is_some()
+                })
+            })
+            .collect();
+        let taken: Vec<bool> = waiters.into_iter().map(|waiter| waiter.join().unwrap()).collect();
+        assert_eq!(taken.iter().filter(|taken| **taken).count(), 1, "one of them has it");
+        assert!(work.is_done());
+    });
+}
+
 #[test]
 fn different_lengths_are_an_error_at_every_rank() {
     let errors = run(4, 3, LAYOUT, |mut comm| {

@@ -80,6 +80,29 @@ fn one_who_waits_for_a_handle_makes_room_for_other_callers_and_for_the_end() {
 }
 
 #[test]
+fn a_waiter_that_sleeps_holds_nobody_up() {
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    loom::model(|| {
+        let turns = Arc::new(Turns::new(Core::default()));
+        let theirs = Arc::clone(&turns);
+        // As `Pending::wait`, until somebody wants the turn.
+        let waits = loom::thread::spawn(move || {
+            let Some(mut core) = theirs.try_take() else { return };
+            let before = core.calls;
+            core = core.asleep(loom::thread::yield_now);
+            // The other one has started meanwhile, and not waited for this thread's end.
+            STARTED.fetch_add((core.calls - before) as usize, Ordering::Relaxed);
+        });
+        turns.take().calls += 1;
+        // Blocks for ever, which loom finds, if the keeper is not told when both are done.
+        assert!(turns.keep(loom::thread::yield_now).is_some());
+        waits.join().unwrap();
+        assert_eq!(turns.take().calls, 1);
+    });
+    assert!(STARTED.load(Ordering::Relaxed) > 0, "nobody started while the other slept");
+}
+
+#[test]
 fn the_keeper_has_its_turn_again_after_two_callers() {
     loom::model(|| {
         let turns = Arc::new(Turns::new(Core::default()));

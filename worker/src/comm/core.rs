@@ -60,7 +60,8 @@ impl Core {
     }
 
     /// Receives, moves the engine on, and sends what came of it. Waits for packets until `until` where there were none.
-    pub fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
+    /// Whether there were any.
+    pub fn drive(&mut self, until: Instant, data: &mut dyn Data) -> Result<bool, Error> {
         let driven = self.advance(until, data);
         self.deliver();
         driven
@@ -94,8 +95,8 @@ impl Core {
         }
     }
 
-    fn advance(&mut self, until: Instant, data: &mut dyn Data) -> Result<(), Error> {
-        self.carry(until.min(self.engine.next_timeout()))?;
+    fn advance(&mut self, until: Instant, data: &mut dyn Data) -> Result<bool, Error> {
+        let carried = self.carry(until.min(self.engine.next_timeout()))?;
         if let Some(reason) = self.heartbeat.as_ref().and_then(Heartbeat::failed) {
             self.engine.fail(&mut *self.connections, Error::JobFailed { reason });
         }
@@ -103,7 +104,14 @@ impl Core {
         if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box()) {
             heartbeat.without_box();
         }
-        Ok(())
+        Ok(carried)
+    }
+
+    /// How long nothing needs to be done where nothing arrives.
+    pub fn quiet(&self) -> Duration {
+        let timeout = self.engine.next_timeout();
+        let next = self.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
+        next.saturating_duration_since(Instant::now()).min(LOOK_UP)
     }
 
     /// Drives the connections alone. Without them the operations are over, too.
@@ -146,12 +154,13 @@ impl Core {
     }
 
     /// Drives while there is nothing to reduce.
-    fn rest(&mut self) -> Result<(), Error> {
+    fn rest(&mut self) -> Result<bool, Error> {
         self.rest_for(LOOK_UP)
     }
 
     /// Drives what the engine owns the data of, for a while at the most.
-    pub fn rest_for(&mut self, time: Duration) -> Result<(), Error> {
+    /// Whether packets came.
+    pub fn rest_for(&mut self, time: Duration) -> Result<bool, Error> {
         self.drive(Instant::now() + time, &mut Slice(&mut idle()[..]))
     }
 
@@ -377,9 +386,9 @@ mod tests {
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let (settlement, promise) = Promise::new(None);
         core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
-        assert!(settlement.lock().is_none());
+        assert!(!settlement.lock().is_settled);
         // As the keeper does between two steps.
         assert_eq!(core.carry_now().unwrap_err(), gone());
-        assert!(matches!(&*settlement.lock(), Some(Err(error)) if *error == gone()));
+        assert!(matches!(&settlement.lock().outcome, Some(Err(error)) if *error == gone()));
     }
 }

@@ -1,12 +1,17 @@
 //! An operation that runs while the application does something else.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::time::TimeSpec;
 
 use super::forked;
 use super::promise::{Promise, Settlement};
 use super::session::Session;
 use super::turns::Turns;
+use crate::unshared::Unshared;
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Owned;
 use netsum_collective::report::Report;
@@ -32,6 +37,13 @@ pub struct Pending<B> {
     process: u32,
 }
 
+/// Waits until packets have arrived, or for so long. Interrupted is as good as over.
+/// Lets go of the descriptor, which a reconnect waits for.
+fn sleep_at(fd: Arc<Unshared<OwnedFd>>, wait: Duration) {
+    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+    let _ = nix::poll::ppoll(&mut fds, Some(TimeSpec::from_duration(wait)), None);
+}
+
 impl<B> Pending<B> {
     /// An operation and who keeps the promise.
     pub(super) fn new(
@@ -52,7 +64,7 @@ impl<B> Pending<B> {
 
     /// Whether [`wait`](Self::wait) would return at once. Never blocks.
     pub fn is_done(&self) -> bool {
-        forked(self.process).is_err() || self.settlement.lock().is_some()
+        forked(self.process).is_err() || self.settlement.lock().is_settled
     }
 
     /// Has a function called once when [`wait`](Self::wait) would return at once; in the place of one that was given before. It may be
@@ -80,7 +92,7 @@ impl<B> Pending<B> {
         if let Err(error) = forked(self.process) {
             return Some(Err(error));
         }
-        let outcome = self.settlement.lock().take()?;
+        let outcome = self.settlement.lock().outcome.take()?;
         Some(outcome.and_then(|(data, report)| {
             let other = || Error::Protocol("a sum of another type".to_owned());
             Ok(((self.back)(data).ok_or_else(other)?, report))
@@ -103,7 +115,16 @@ impl<B> Pending<B> {
             }
             match self.turns.as_ref().and_then(|turns| turns.try_take().map(|turn| (turns, turn))) {
                 Some((turns, mut session)) => {
-                    session.rest(until, SLICE, || self.is_done() || turns.is_wanted());
+                    while !self.is_done() && !turns.is_wanted() && Instant::now() < until {
+                        let Some((fd, wait)) = session.progress() else { break };
+                        let left = until.saturating_duration_since(Instant::now());
+                        let wait = wait.min(SLICE).min(left);
+                        // Who starts an operation meanwhile is not held up.
+                        if !wait.is_zero() {
+                            session = session.asleep(|| sleep_at(fd, wait));
+                        }
+                    }
+                    session.send_now();
                 }
                 // Another thread drives, and tells.
                 None => self.settlement.wait(SLICE.min(left)),

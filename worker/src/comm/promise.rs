@@ -15,9 +15,17 @@ type Settled = Result<(Owned, Report), Error>;
 /// What is called when it is there.
 type Call = Box<dyn FnOnce() + Send>;
 
+/// What is known of an outcome.
+#[derive(Default)]
+pub(super) struct Known {
+    /// Also when it has been taken.
+    pub is_settled: bool,
+    pub outcome: Option<Settled>,
+}
+
 /// Where the outcome is put.
 pub(super) struct Settlement {
-    settled: Mutex<Option<Settled>>,
+    settled: Mutex<Known>,
     call: Mutex<Option<Call>>,
     changed: Condvar,
     called: Instant,
@@ -27,18 +35,18 @@ pub(super) struct Settlement {
 
 impl Settlement {
     pub fn new(retransmissions: Option<u64>) -> Arc<Self> {
-        let (settled, changed, called) = (Mutex::new(None), Condvar::new(), Instant::now());
+        let (settled, changed, called) = (Mutex::default(), Condvar::new(), Instant::now());
         Arc::new(Self { settled, call: Mutex::new(None), changed, called, retransmissions })
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Option<Settled>> {
+    pub fn lock(&self) -> MutexGuard<'_, Known> {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn settle(&self, outcome: Settled) {
         let call = {
             let mut settled = self.lock();
-            *settled = Some(outcome);
+            *settled = Known { is_settled: true, outcome: Some(outcome) };
             self.call.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
         self.changed.notify_all();
@@ -48,7 +56,7 @@ impl Settlement {
     /// Calls when it is settled, at once if it is.
     pub fn call(&self, call: Call) {
         let settled = self.lock();
-        if settled.is_none() {
+        if !settled.is_settled {
             *self.call.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
         } else {
             drop(settled);
@@ -58,7 +66,7 @@ impl Settlement {
 
     pub fn wait(&self, most: Duration) {
         let settled = self.lock();
-        if settled.is_none() {
+        if !settled.is_settled {
             drop(self.changed.wait_timeout(settled, most));
         }
     }

@@ -189,13 +189,23 @@ impl Session {
                 continue;
             }
             // What comes now is for the engine.
-            if !core.carry_now().ok()? {
-                let timeout = core.engine.next_timeout();
-                let next = core.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
-                let wait = next.saturating_duration_since(Instant::now()).min(LOOK_UP);
-                return Some((Arc::clone(core.fd()), wait));
-            }
-            return Some((Arc::clone(core.fd()), Duration::ZERO));
+            let wait = if core.carry_now().ok()? { Duration::ZERO } else { core.quiet() };
+            return Some((Arc::clone(core.fd()), wait));
+        }
+    }
+
+    /// A waiting caller's part: never waits. What to wait for then, and how long; `None` when there
+    /// is nothing to drive.
+    pub fn progress(&mut self) -> Option<(Arc<Unshared<OwnedFd>>, Duration)> {
+        let core = self.core.as_mut()?;
+        let wait = if core.rest_for(Duration::ZERO).ok()? { Duration::ZERO } else { core.quiet() };
+        Some((Arc::clone(core.fd()), wait))
+    }
+
+    /// Sends what has been decided since the last step.
+    pub fn send_now(&mut self) {
+        if let Some(core) = &mut self.core {
+            core.send_now();
         }
     }
 }
@@ -255,7 +265,9 @@ fn join_beside(config: &CommConfig, core: &mut Core) -> Result<Joined, Error> {
         match answer.try_recv() {
             Ok(joined) => return joined,
             Err(mpsc::TryRecvError::Disconnected) => return Err(Error::Closed),
-            Err(mpsc::TryRecvError::Empty) => core.rest_for(JOINING)?,
+            Err(mpsc::TryRecvError::Empty) => {
+                core.rest_for(JOINING)?;
+            }
         }
         if let Some(error) = core.engine.failure() {
             return Err(error.clone());

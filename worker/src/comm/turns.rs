@@ -116,6 +116,17 @@ impl<C> Turns<C> {
     }
 }
 
+impl<C> Turn<'_, C> {
+    /// Sleeps while other callers may have the core. It stays the callers': the keeper is not
+    /// woken.
+    pub fn asleep(self, sleep: impl FnOnce()) -> Self {
+        let Self { core, _caller: caller } = self;
+        drop(core);
+        sleep();
+        Self { core: lock(&caller.0.core), _caller: caller }
+    }
+}
+
 impl<C> Drop for Caller<'_, C> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);

@@ -183,7 +183,7 @@ fn others_hear_whose_error_it_is_and_which() {
         Error::Controller { address: "box:1".to_owned(), reason: text() },
         Error::Socket { ip, reason: text() },
         Error::Adapter { device: "mlx5_0".to_owned(), reason: text() },
-        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1) },
+        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1), mtu: None },
         Error::NonFinite { first: 1, end: 2 },
         Error::NonFiniteTensors { first: at(1), last: at(2) },
         Error::Closed,
