@@ -1,14 +1,17 @@
 //! Interfaces, bridge ports and the bridge's forwarding table, over netlink.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use futures::TryStreamExt as _;
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{StreamExt as _, TryStreamExt as _};
 use netsum_core::PortInfo;
-use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::MulticastGroup;
+use rtnetlink::packet_core::NetlinkMessage;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{
     AfSpecInet, AfSpecInet6, AfSpecUnspec, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
     LinkXdp, XdpAttached,
@@ -17,8 +20,11 @@ use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::sys::SocketAddr;
 use tokio::sync::Mutex;
 
+use super::message::mac_from_text;
 use super::neighbours::Heard;
 use super::trains::Trains;
 
@@ -121,6 +127,22 @@ impl Netlink {
             crate::config::Ports::List(names) => names.contains(&l.name),
         };
         Ok(interfaces.into_iter().filter(wanted).collect())
+    }
+
+    /// IP and MAC addresses of this machine, on all its interfaces.
+    pub async fn own(&self) -> Result<(HashSet<IpAddr>, HashSet<[u8; 6]>)> {
+        let handle = self.handle.clone();
+        let messages: Vec<AddressMessage> =
+            self.list(async move { Ok(handle.address().get().execute().try_collect().await?) }).await?;
+        // On a point-to-point link the first is the other end's.
+        let ip = |a: &AddressAttribute| match a {
+            AddressAttribute::Address(ip) | AddressAttribute::Local(ip) => Some(*ip),
+            _ => None,
+        };
+        let local = |a: &&AddressAttribute| matches!(a, AddressAttribute::Local(_));
+        let own = |m: &AddressMessage| m.attributes.iter().find(local).or(m.attributes.first()).and_then(ip);
+        let macs = self.interfaces().await?.into_iter().filter_map(|l| mac_from_text(&l.mac));
+        Ok((messages.iter().filter_map(own).collect(), macs.filter(|mac| *mac != [0; 6]).collect()))
     }
 
     /// MAC addresses that bridges have seen, and behind which interface.
@@ -231,6 +253,27 @@ impl Netlink {
             e.header.ifindex == ifindex && e.attributes.iter().any(of)
         };
         Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of), is_own }))
+    }
+}
+
+/// Notices that addresses or interfaces of this machine have changed.
+pub struct Changes(UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>);
+
+impl Changes {
+    /// From now on.
+    pub fn open() -> Result<Self> {
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let (connection, _, changes) = rtnetlink::new_multicast_connection(&groups).context("netlink")?;
+        tokio::spawn(connection);
+        Ok(Self(changes))
+    }
+
+    /// Waits for the next ones, all that there are; false where there will be none. Notices that were
+    /// lost count as one.
+    pub async fn next(&mut self) -> bool {
+        let some = self.0.next().await.is_some();
+        while self.0.try_recv().is_ok() {}
+        some
     }
 }
 

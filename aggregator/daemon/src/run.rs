@@ -20,7 +20,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
 use super::doorman::{Doorman, Limits};
-use super::netlink::{Interface, Netlink};
+use super::netlink::{Changes, Interface, Netlink};
 use super::persist::{Begun, Wanted, begin};
 use super::reload::Reloader;
 use super::socket::{self, SocketFile};
@@ -29,7 +29,8 @@ use super::state::Shared;
 use super::trains::{self, Trains};
 use super::worker::{PortFinder, WorkerService};
 use super::{
-    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls, uplinks,
+    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, own, privileges, tls,
+    uplinks,
 };
 use crate::config::Config;
 
@@ -119,6 +120,9 @@ impl Ready {
                 inner.create_again(wanted, jobs);
             }
         }
+        let changes = Changes::open()?;
+        // Before ranks can call.
+        own::look(&shared, &netlink).await?;
         if let Some(socket) = lldp {
             let heard = neighbours::Heard::default();
             netlink.heard = Some(heard.clone());
@@ -154,6 +158,7 @@ impl Ready {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hand_over = signal(SignalKind::user_defined1())?;
         tokio::spawn(manager::keep_alive(shared.clone()));
+        tokio::spawn(own::keep(shared.clone(), netlink.clone(), changes));
         tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
         if !config.spread.is_empty() {
             tokio::spawn(uplinks::keep(shared.clone(), netlink.clone()));
