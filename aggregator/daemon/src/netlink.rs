@@ -13,8 +13,8 @@ use rtnetlink::MulticastGroup;
 use rtnetlink::packet_core::NetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{
-    AfSpecInet, AfSpecInet6, AfSpecUnspec, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
-    LinkXdp, XdpAttached,
+    AfSpecInet, AfSpecInet6, AfSpecUnspec, BridgePortState, InfoBridgePort, InfoPortData, InfoPortKind,
+    LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
 };
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
@@ -42,6 +42,8 @@ pub struct Interface {
     pub bridge: Option<u32>,
     /// For this MAC address packets come in that this machine routes: its own, or its bridge's. `None` where it routes nothing.
     pub router: Option<[u8; 6]>,
+    /// Its bridge sends nothing there by itself: spanning tree says so, or it does not flood there.
+    pub blocked: bool,
     /// The XDP program that is attached: "native" or "skb".
     pub xdp: Option<&'static str>,
     /// Bytes and packets received and sent.
@@ -329,6 +331,7 @@ fn interface(message: &LinkMessage) -> Interface {
         up: message.header.flags.contains(LinkFlags::LowerUp | LinkFlags::Up),
         bridge: None,
         router: None,
+        blocked: false,
         xdp: None,
         counters: [0; 4],
     };
@@ -345,6 +348,18 @@ fn interface(message: &LinkMessage) -> Interface {
             LinkAttribute::Controller(index) => interface.bridge = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 bridge_port |= infos.iter().any(|i| matches!(i, LinkInfo::PortKind(InfoPortKind::Bridge)));
+                // A port that is down is in no such state, and has its flags.
+                let blocks = |i: &InfoBridgePort| match i {
+                    InfoBridgePort::State(state) => {
+                        matches!(state, BridgePortState::Blocking | BridgePortState::Listening)
+                    }
+                    InfoBridgePort::UnicastFlood(floods) => !floods,
+                    _ => false,
+                };
+                interface.blocked |= infos.iter().any(|i| match i {
+                    LinkInfo::PortData(InfoPortData::BridgePort(of)) => of.iter().any(blocks),
+                    _ => false,
+                });
             }
             LinkAttribute::AfSpecUnspec(families) => {
                 let v4 = |a: &AfSpecInet| matches!(a, AfSpecInet::DevConf(c) if c.forwarding != 0);

@@ -56,7 +56,7 @@ impl AdminService {
             };
             if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
                 port.mac.clone_from(&interface.mac);
-                (port.mtu, port.up) = (interface.mtu, interface.up);
+                (port.mtu, port.up, port.blocked) = (interface.mtu, interface.up, interface.blocked);
                 port.xdp = interface.xdp.unwrap_or_default().into();
                 port.rate = rates.get(&p.ifindex).copied().unwrap_or_default();
                 [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;
