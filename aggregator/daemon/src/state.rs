@@ -100,6 +100,8 @@ pub struct Reserved {
     pub the_box: HashMap<Address, u32>,
     /// Next hops, at the ports of ranks that are behind them.
     pub routers: HashMap<Address, u32>,
+    /// Ranks behind other boxes, at the ports towards these, as a fabric's manager says.
+    pub fabric: HashMap<Address, u32>,
 }
 
 /// How many jobs were not created, by reason.
@@ -204,8 +206,9 @@ impl Inner {
 
     /// Has the data plane know what is reserved.
     pub fn reserve(&mut self) -> anyhow::Result<()> {
-        let Reserved { the_box, routers } = &self.reserved;
-        self.plane.reserve(routers.iter().chain(the_box).map(|(address, place)| (*address, *place)).collect())
+        let Reserved { the_box, routers, fabric } = &self.reserved;
+        let all = fabric.iter().chain(routers).chain(the_box);
+        self.plane.reserve(all.map(|(address, place)| (*address, *place)).collect())
     }
 
     /// How many requests wait for an answer.
