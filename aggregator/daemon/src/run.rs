@@ -242,10 +242,16 @@ pub struct WorkerPort {
 }
 
 /// Longest message that a worker has to send; 255 rings take about 5 KB.
-const MAX_MESSAGE: usize = 64 << 10;
+pub const MAX_MESSAGE: usize = 16 << 10;
 /// Requests of one connection at a time, and bytes of their headers.
-const MAX_STREAMS: u32 = 32;
-const MAX_HEADERS: u32 = 16 << 10;
+pub const MAX_STREAMS: u32 = 8;
+pub const MAX_HEADERS: u32 = 16 << 10;
+/// Bytes of all requests of a connection that wait to be read, and of one frame: the least that HTTP/2
+/// allows (RFC 9113, 6.9.2 and 4.2).
+pub const MAX_WINDOW: u32 = (1 << 16) - 1;
+pub const MAX_FRAME: u32 = 1 << 14;
+/// A manager's connection may ask for more at a time.
+const MANAGER_STREAMS: u32 = 32;
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A connection that does not answer a ping is closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
@@ -273,6 +279,9 @@ pub async fn serve(
             });
             let mut server = Server::builder()
                 .max_concurrent_streams(MAX_STREAMS)
+                .initial_stream_window_size(MAX_WINDOW)
+                .initial_connection_window_size(MAX_WINDOW)
+                .max_frame_size(MAX_FRAME)
                 .http2_max_header_list_size(MAX_HEADERS)
                 .http2_keepalive_interval(Some(KEEP_ALIVE))
                 .http2_keepalive_timeout(Some(KEEP_ALIVE));
@@ -304,7 +313,7 @@ pub async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListen
         .filter_map(move |tcp| tcp.ok().and_then(|tcp| doorman.admit(tcp)).map(Ok::<_, io::Error>));
     let served = async {
         let mut server = Server::builder()
-            .max_concurrent_streams(MAX_STREAMS)
+            .max_concurrent_streams(MANAGER_STREAMS)
             .http2_max_header_list_size(MAX_HEADERS)
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .tls_config(tls)?;
