@@ -2,12 +2,14 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use common::{Daemon, join};
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_daemon::doorman::Limits;
+use netsum_daemon::run::{MAX_FRAME, MAX_HEADERS, MAX_MESSAGE, MAX_STREAMS, MAX_WINDOW};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::Code;
@@ -162,6 +164,47 @@ async fn connections_are_bounded_by_address_and_in_all() {
     closed(tcp(&d).await).await;
 }
 
+/// Of the frames with which a server begins: the settings (RFC 9113, 6.5), and by how much it widens
+/// the window of the connection.
+async fn offers(mut tcp: TcpStream) -> (HashMap<u16, u32>, u32) {
+    tcp.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    // All that the server says before it answers a ping.
+    tcp.write_all(b"\0\0\x08\x06\0\0\0\0\0pingpong").await.unwrap();
+    let (mut settings, mut wider) = (HashMap::new(), 0);
+    loop {
+        let mut head = [0; 9];
+        tcp.read_exact(&mut head).await.unwrap();
+        let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        tcp.read_exact(&mut body).await.unwrap();
+        match (head[3], head[4] & 1) {
+            (4, 0) => {
+                settings.extend(body.chunks_exact(6).map(|s| {
+                    (u16::from_be_bytes([s[0], s[1]]), u32::from_be_bytes([s[2], s[3], s[4], s[5]]))
+                }))
+            }
+            (8, _) => wider += u32::from_be_bytes(body.try_into().unwrap()),
+            (6, 1) if body == b"pingpong" => return (settings, wider),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_connection_may_have_buffered_without_a_token_is_bounded() {
+    let d = Daemon::start().await;
+    let (settings, wider) = tokio::time::timeout(LONG, offers(tcp(&d).await)).await.unwrap();
+    let of = |number: u16| settings[&number];
+    assert_eq!(of(3), MAX_STREAMS, "requests at a time");
+    // What is not said is as RFC 9113 has it: 65535 for windows, 16384 for frames.
+    let window = settings.get(&4).copied().unwrap_or(65_535);
+    let frame = settings.get(&5).copied().unwrap_or(16_384);
+    assert!((window, frame) == (MAX_WINDOW, MAX_FRAME) && of(6) == MAX_HEADERS, "{settings:?}");
+    assert_eq!(wider, 0, "the window of the connection stays at 65535");
+    // SECURITY.md says this.
+    let whole = MAX_WINDOW + MAX_STREAMS * (MAX_MESSAGE as u32 + MAX_HEADERS);
+    assert!(whole <= 320 << 10, "{whole} bytes of a connection");
+}
+
 #[tokio::test]
 async fn huge_messages_and_names_are_refused() {
     let d = Daemon::start().await;
@@ -172,7 +215,7 @@ async fn huge_messages_and_names_are_refused() {
     request.address.as_mut().unwrap().rings = vec![ring; 100_000];
     let error = worker.join(request).await.unwrap_err();
     assert_eq!(error.code(), Code::OutOfRange, "{error}");
-    let name = "x".repeat(20_000);
+    let name = "x".repeat(5_000);
     let error = worker.describe(api::DescribeRequest { job: name.clone(), token: name }).await.unwrap_err();
     assert_eq!(error.code(), Code::Unauthenticated);
     assert!(error.message().len() < 100, "{} bytes", error.message().len());

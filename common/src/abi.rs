@@ -226,8 +226,13 @@ impl Address {
 pub struct Owner {
     /// The port's interface.
     pub ifindex: u32,
-    /// How many flows have it as their sender's.
+    /// How many flows have it as their sender's; 0 where it belongs there without any.
     pub flows: u32,
+}
+
+impl Owner {
+    /// In place of a port: the box itself, whose addresses nothing that comes in may carry.
+    pub const THE_BOX: u32 = u32::MAX;
 }
 
 /// What is looked at beyond the work itself.
@@ -238,7 +243,7 @@ pub mod watch {
     pub const FIRST_PACKETS: u32 = 2;
     /// Packets are noted in [`super::maps::EVENTS`], with what became of them: somebody traces.
     pub const TRACE: u32 = 4;
-    /// There are ranks' addresses in [`super::maps::OWNERS`]: what cannot be seen through may bear one, and does not pass.
+    /// There are addresses in [`super::maps::OWNERS`]: what cannot be seen through may carry one, and does not pass.
     pub const RANKS: u32 = 8;
 }
 

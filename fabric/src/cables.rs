@@ -290,14 +290,18 @@ impl Cables {
         self.port(end).map(|p| p.mtu).filter(|mtu| *mtu > 0)
     }
 
-    /// All of them, those of the file in its order.
+    /// All of them, those of the file in its order. Of those that were found the ones come first by which
+    /// bridges send what is not summed.
     pub fn all(&self) -> Vec<Cable> {
         let found = self.memory.keys().map(|[below, above]| Link {
             below: below.clone(),
             above: above.clone(),
             rate: None,
         });
-        let links: Vec<Link> = if self.typed.is_empty() { found.collect() } else { self.typed.clone() };
+        let mut links: Vec<Link> = if self.typed.is_empty() { found.collect() } else { self.typed.clone() };
+        if self.typed.is_empty() {
+            links.sort_by_key(|link| self.port(&link.below).is_some_and(|port| port.blocked));
+        }
         links.into_iter().map(|link| self.cable(link)).collect()
     }
 
@@ -486,6 +490,23 @@ mod tests {
         // The box has begun anew.
         cables.look(with(0, 0), now + Duration::from_secs(1));
         assert_eq!(cables.ports()[0].rx_rate, 0);
+    }
+
+    #[test]
+    fn of_links_that_were_found_the_bridges_own_comes_first() {
+        let mut said = answers(&[
+            ("a", &[("swp10", "t/1"), ("swp9", "s/1")]),
+            ("s", &[("1", "a/swp9")]),
+            ("t", &[("1", "a/swp10")]),
+        ]);
+        let order = |said: &HashMap<String, Answer>| {
+            let mut cables = cables(&[]);
+            cables.look(said.clone(), Instant::now());
+            cables.all().into_iter().map(|c| c.link.below.port).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&said), ["swp10", "swp9"]);
+        said.get_mut("a").unwrap().ports[0].blocked = true;
+        assert_eq!(order(&said), ["swp9", "swp10"]);
     }
 
     #[test]

@@ -41,6 +41,18 @@ pub struct Layout {
     pub at_work: AtWork,
     /// The parents that it may have.
     pub candidates: Vec<Candidate>,
+    /// Its ranks' IP and MAC addresses, and their ports.
+    pub addresses: BTreeMap<String, End>,
+}
+
+impl Ways {
+    /// The port of a box by which a bridge sends to what is below another box.
+    pub fn towards(&self, at: &str, below: &str) -> Option<&str> {
+        let up = |link: &&Link| self.first.get(&link.above.of);
+        let mut links = std::iter::successors(self.first.get(below), up).take(self.first.len());
+        let down = links.find(|link| link.above.of == at).map(|link| &*link.above.port);
+        down.or_else(|| self.first.get(at).map(|link| &*link.below.port))
+    }
 }
 
 /// What a job needs of the boxes. `place` knows a port by its number here.
@@ -120,7 +132,16 @@ pub fn lay_out(
     }
     let tops = orders.iter().filter(|o| orders.len() == 1 || !o.job.groups.is_empty());
     let trees = tops.map(|o| (o.at.clone(), o.job.rings)).collect();
-    Ok(Layout { orders, at_work: AtWork { ends, trees }, candidates })
+    let mut addresses = BTreeMap::new();
+    for flow in &job.flows {
+        let mac = flow.src_mac.map(netsum_daemon::message::mac_text);
+        for (address, end) in
+            [flow.src.to_string()].into_iter().chain(mac).zip(std::iter::repeat(place(flow.ifindex)))
+        {
+            end.map(|end| addresses.insert(address, end));
+        }
+    }
+    Ok(Layout { orders, at_work: AtWork { ends, trees }, candidates, addresses })
 }
 
 /// A job's trees, as a box that has ranks of it knows them: by its ports towards parents.

@@ -1,6 +1,8 @@
 //! The data plane of a machine that has no ports.
 
-use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
+use std::collections::HashMap;
+
+use netsum_common::abi::{Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -31,6 +33,9 @@ impl DataPlane for Nowhere {
         Ok(())
     }
     fn set_hop(&mut self, _: HopKey, _: &Hop) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn reserve(&mut self, _: HashMap<Address, u32>) -> anyhow::Result<()> {
         Ok(())
     }
     fn delete_ring(&mut self, _: RingNumber, _: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {

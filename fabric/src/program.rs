@@ -10,11 +10,12 @@ use netsum_core::saved::Measured;
 use netsum_core::{Job, Refusal, State};
 use netsum_daemon::state::{Shared, Waiting};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
-use tokio::task::block_in_place;
+use tokio::task::{JoinSet, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status};
 
 use crate::boxes::{Boxes, Seen};
+use crate::config::End;
 use crate::layout::{self, Layout, OURS, Order, Ways};
 use crate::share::{self, AtWork, Candidate, Share};
 
@@ -22,6 +23,8 @@ use crate::share::{self, AtWork, Candidate, Share};
 const ANEW: Duration = Duration::from_secs(10);
 /// How often boxes are looked at.
 const LOOK: Duration = Duration::from_millis(500);
+/// What is reserved is said again after so long: a box that has begun anew does not know it.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// Flows of a job have changed, or of any.
 pub struct Change {
@@ -119,6 +122,8 @@ pub struct Programmer {
     leftover: BTreeSet<(String, String)>,
     /// Boxes of which it is not known yet what a manager before this one has left there.
     unknown: BTreeSet<String>,
+    /// What boxes have reserved, and when they were told.
+    reserved: HashMap<String, (Vec<api::Reservation>, Instant)>,
 }
 
 /// What a job needs now.
@@ -137,8 +142,18 @@ impl Programmer {
         let unknown = boxes.show().boxes.into_iter().map(|b| b.name).collect();
         let (told, left, leftover) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
         let (by_ring, taken_over) = (HashMap::new(), HashMap::new());
-        let mut programmer =
-            Self { shared, boxes, busy: Arc::default(), told, by_ring, taken_over, left, leftover, unknown };
+        let mut programmer = Self {
+            shared,
+            boxes,
+            busy: Arc::default(),
+            told,
+            by_ring,
+            taken_over,
+            left,
+            leftover,
+            unknown,
+            reserved: HashMap::new(),
+        };
         // A box that is drained may sum for any of them still.
         let at: Vec<String> = programmer.unknown.iter().cloned().collect();
         for name in programmer.names() {
@@ -177,7 +192,10 @@ impl Programmer {
                     }
                     None => return "nobody tells the boxes any more".into(),
                 },
-                _ = ticks.tick() => self.look().await,
+                _ = ticks.tick() => {
+                    self.look().await;
+                    self.reserve(None).await;
+                }
             }
             if let Some(why) = self.boxes.follower() {
                 return why;
@@ -358,6 +376,8 @@ impl Programmer {
     /// Has the boxes do this for a job, and nothing else.
     async fn tell(&mut self, name: &str, epoch: u32, layout: Layout) -> Result<()> {
         self.forget(name, false).await;
+        // Before its ranks begin; and what they may have had at other ports is free.
+        self.reserve(Some(&layout)).await;
         for (n, order) in layout.orders.iter().enumerate() {
             if let Err(why) = self.create(order).await {
                 // Also what was done in the middle. What is not a manager's stays.
@@ -372,6 +392,41 @@ impl Programmer {
         self.told.insert(name.to_owned(), Told::new(epoch, layout));
         self.left.remove(name);
         Ok(())
+    }
+
+    /// Has boxes know where the ranks of all jobs are that are behind other boxes, so that nobody there takes
+    /// their addresses over; also the ranks of a job that is about to begin.
+    async fn reserve(&mut self, new: Option<&Layout>) {
+        let ways = self.boxes.ways();
+        let layouts: Vec<&Layout> = self.told.values().map(|told| &told.layout).chain(new).collect();
+        let mut answers = JoinSet::new();
+        for api::FabricBox { name, .. } in self.boxes.show().boxes {
+            let one = |(address, end): (&String, &End)| {
+                let port = ways.towards(&name, &end.of).filter(|_| end.of != name)?;
+                Some(api::Reservation { address: address.clone(), port: port.to_owned() })
+            };
+            let all: Vec<_> = layouts.iter().flat_map(|layout| &layout.addresses).filter_map(one).collect();
+            let is_told = |(told, at): &(Vec<_>, Instant)| *told == all && at.elapsed() < AGAIN;
+            if self.boxes.is_silent(&name) || self.reserved.get(&name).is_some_and(is_told) {
+                continue;
+            }
+            let Some(mut client) = self.boxes.client(&name) else { continue };
+            let boxes = self.boxes.clone();
+            answers.spawn(async move {
+                let request = api::ReserveRequest { reservations: all.clone() };
+                let done = boxes.order(&name, client.reserve(request)).await;
+                (name, all, done.map(drop))
+            });
+        }
+        while let Some(Ok((name, all, done))) = answers.join_next().await {
+            match done {
+                Ok(()) => drop(self.reserved.insert(name, (all, Instant::now()))),
+                Err(status) => {
+                    self.reserved.remove(&name);
+                    log::debug!("box {name}: reserves no addresses: {}", status.message());
+                }
+            }
+        }
     }
 
     async fn create(&mut self, order: &Order) -> Result<()> {
@@ -488,7 +543,7 @@ impl Programmer {
             if epoch(job) != told.epoch || job.epoch.as_ref().is_none_or(|epoch| epoch.renew) {
                 continue;
             }
-            let Layout { orders, at_work, candidates } = &told.layout;
+            let Layout { orders, at_work, candidates, .. } = &told.layout;
             let lost = orders.iter().find(|order| is_lost(order, name, &seen));
             let now = self.layout_at_work(job, &at_work.trees).ok();
             let why = match (lost, now) {

@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use netsum_lab::attacker::arp_claim;
 use netsum_lab::cluster::{Cluster, Group, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::faults::Faults;
+use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::group::Outcome;
 use netsum_lab::manager::Manager;
-use netsum_lab::{LabSpec, Rate};
+use netsum_lab::tap::Tap;
+use netsum_lab::{Host, LabSpec, Rate};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -26,6 +29,84 @@ fn fabric_of(spec: LabSpec, pinned: bool) -> Cluster {
     cluster.start_daemon().unwrap();
     cluster.start_leaves().unwrap();
     cluster
+}
+
+/// A host at a leaf without ranks, in the names of ranks at others.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn ranks_addresses_are_theirs_also_at_boxes_that_have_none_of_their_flows() {
+    let mut cluster =
+        Cluster::without_daemon(LabSpec { hosts: 6, racks: 3, mtu: 2300, ..LabSpec::default() }).unwrap();
+    cluster.start_daemon().unwrap();
+    cluster.start_leaves().unwrap();
+    let manager = cluster.start_manager().unwrap();
+    let mut group = cluster.ranks_of(&manager, &JobSpec::new(JOB, 4), &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+    let stranger = cluster.lab().host(4);
+    let broadcast = |from: u8, psn: u32| {
+        let mut frame = FrameSpec::send(from + 1, 99, 7, psn, lanes(psn, 64)).build();
+        frame[..6].fill(0xff);
+        frame
+    };
+    let forged: Vec<Vec<u8>> =
+        (0..4).flat_map(|rank| [arp_claim([10, 0, 0, rank + 1], stranger), broadcast(rank, 1)]).collect();
+    let taps = [5, 2].map(|host| Tap::open(cluster.lab().host(host), Host::INTERFACE).unwrap());
+    let tap = Tap::open(stranger, Host::INTERFACE).unwrap();
+    forged.iter().for_each(|frame| tap.send(frame).unwrap());
+    let own = broadcast(4, 2);
+    tap.send(&own).unwrap();
+    for tap in &taps {
+        let first = tap.receive(PATIENCE, |f| f == own || forged.iter().any(|g| g == f)).unwrap();
+        assert_eq!(first, own, "a forged frame has come by");
+    }
+    // What ranks send themselves goes everywhere.
+    for rank in 0..4 {
+        let frame = broadcast(rank, 3);
+        Tap::open(cluster.lab().host(rank.into()), Host::INTERFACE).unwrap().send(&frame).unwrap();
+        taps[0].receive(PATIENCE, |f| f == frame).unwrap_or_else(|e| panic!("rank {rank}: {e:#}"));
+    }
+    work(&mut group, 2);
+    // They are free again when the job is over.
+    drop(group);
+    let start = Instant::now();
+    let claim = arp_claim([10, 0, 0, 1], stranger);
+    while tap.send(&claim).is_ok() && taps[0].receive(SECOND / 10, |f| f == claim).is_err() {
+        assert!(start.elapsed() < PATIENCE, "a rank's address stays reserved");
+    }
+}
+
+/// Leaves' ports are named like a switch's, and the one that comes first by its letters is not the one
+/// by which the bridge sends what is not summed.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn links_that_are_found_are_used_as_the_bridge_uses_them_whatever_their_names() {
+    let spec = LabSpec { spines: 2, hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() };
+    let mut cluster = Cluster::without_daemon(spec).unwrap();
+    for (leaf, (old, new)) in
+        [0, 1].iter().flat_map(|leaf| [("uplink", "swp9"), ("uplink1", "swp10")].map(|names| (*leaf, names)))
+    {
+        let mut ip = cluster.lab().leaf(leaf).command("ip");
+        netsum_lab::netns::output(ip.args(["link", "set", old, "name", new])).unwrap();
+    }
+    cluster.start_daemon().unwrap();
+    cluster.start_leaves().unwrap();
+    let manager = cluster.start_manager_that_finds_links().unwrap();
+    wait("all links carry", || {
+        let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
+        let links = shown["links"].as_array().unwrap();
+        links.len() == 4 && links.iter().all(|link| link["up"] == true)
+    });
+    for rings in [1, 2] {
+        let job = JobSpec { rings, ..JobSpec::new(&format!("rings{rings}"), 4) };
+        let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+        work(&mut group, 1);
+        drop(group);
+    }
+    for box_ in [Some(0), Some(1), None] {
+        let stats = cluster.netsum_on(box_, &["-j", "stats"]).unwrap();
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        assert_eq!(stats["spoofed"].as_u64().unwrap_or(0), 0, "{box_:?}: {stats}");
+    }
 }
 
 /// Right sums by the boxes, of two kinds.

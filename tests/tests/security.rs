@@ -269,6 +269,76 @@ fn a_stranger_cannot_take_a_ranks_address_over() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
+fn a_stranger_cannot_take_the_boxs_own_address_over() {
+    let mut siege = Siege::over(true);
+    let stranger = siege.cluster.lab().host(STRANGER);
+    let of_box = [10, 0, 0, 254];
+    let mac = || -> [u8; 6] {
+        let mut ip = siege.cluster.lab().box_().command("ip");
+        let text = netsum_lab::netns::output(ip.args(["-br", "link", "show", "br0"])).unwrap();
+        let mac: Vec<u8> = text
+            .split_whitespace()
+            .nth(2)
+            .unwrap()
+            .split(':')
+            .map(|b| u8::from_str_radix(b, 16).unwrap())
+            .collect();
+        mac.try_into().unwrap()
+    };
+    let mut learned = FrameSpec::send(STRANGER as u8 + 1, 99, 7, 7, lanes(0, 64)).build();
+    learned[..6].fill(0xff);
+    learned[6..12].copy_from_slice(&mac());
+    let mut packet = FrameSpec::send(STRANGER as u8 + 1, 1, 7, 7, lanes(0, 64));
+    packet.src = of_box.to_vec();
+    let plain =
+        vec![arp_claim(of_box, stranger), advertisement(253, 0, STRANGER as u8), learned, packet.build()];
+    let mut frames = plain.clone();
+    frames.extend(TAGS.iter().flat_map(|(tags, _)| plain.iter().map(|f| tagged(f, tags))));
+    let (tap, target) = (siege.tap(STRANGER), siege.tap(0));
+    let round = AtomicU64::new(0);
+    let arrives = |frames: &[Vec<u8>]| -> Vec<String> {
+        frames.iter().for_each(|frame| tap.send(frame).unwrap());
+        // One under the stranger's own address comes behind all of them.
+        let psn = round.fetch_add(1, Ordering::Relaxed) as u32;
+        let last = FrameSpec::send(STRANGER as u8 + 1, 1, 0x77, psn, lanes(1, 64)).build();
+        tap.send(&last).unwrap();
+        let mut arrived = Vec::new();
+        loop {
+            let is_one = |f: &[u8]| f == last || frames.iter().any(|g| g == f);
+            let frame = target.receive(Duration::from_secs(5), is_one).expect("its own frame passes");
+            if frame == last {
+                return arrived;
+            }
+            arrived.push(format!("{:02x?}", &frame[..frame.len().min(60)]));
+        }
+    };
+    assert_eq!(arrives(&frames), [""; 0], "nothing in the box's name comes in by a port");
+    // An address that the box gets later is its own, too.
+    let later = arp_claim([10, 0, 0, 253], stranger);
+    let mut ip = siege.cluster.lab().box_().command("ip");
+    netsum_lab::netns::output(ip.args(["address", "add", "10.0.0.253/16", "dev", "br0"])).unwrap();
+    let end = Instant::now() + Duration::from_secs(5);
+    while !arrives(std::slice::from_ref(&later)).is_empty() {
+        assert!(Instant::now() < end, "the box's new address is taken over");
+    }
+    // Nor without a job, when ranks are still to call; a daemon that takes over knows it at once.
+    siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();
+    assert_eq!(arrives(&frames), [""; 0], "without a job");
+    siege.cluster.kill_daemon().unwrap();
+    assert_eq!(arrives(&frames), [""; 0], "without a daemon");
+    siege.cluster.start_daemon().unwrap();
+    assert_eq!(arrives(&frames), [""; 0], "with the next daemon");
+    let mut neigh = siege.cluster.lab().host(0).command("ip");
+    let neighbours = netsum_lab::netns::output(neigh.args(["neigh", "show"])).unwrap();
+    let stranger = siege.cluster.lab().host(STRANGER).mac();
+    let is_of_box = |l: &&str| ["10.0.0.254 ", "10.0.0.253 ", "fd00::fe "].iter().any(|ip| l.starts_with(ip));
+    let believes = neighbours.lines().filter(is_of_box).find(|line| line.contains(&stranger));
+    assert_eq!(believes, None, "rank 0 believes the stranger");
+    assert!(siege.count("spoofed") > 0);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
 fn addresses_are_free_again_when_a_job_has_gone() {
     let mut siege = Siege::new();
     let forged = build(siege.forgeries());

@@ -49,6 +49,7 @@ pub mod uplinks;
 pub mod watch;
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netsum_common::abi::{self, FlowKey, Hop, HopKey, InBandJob, RingNumber};
@@ -154,6 +155,8 @@ pub struct Controller {
     ports: Vec<PortInfo>,
     heartbeat_timeout: Duration,
     tenants: BTreeMap<String, Limits>,
+    /// Addresses of the box itself.
+    own: HashSet<owners::Address>,
     /// Jobs created, by tenant.
     admitted: BTreeMap<String, u64>,
 }
@@ -167,6 +170,7 @@ impl Controller {
             ports: Vec::new(),
             heartbeat_timeout,
             tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
+            own: HashSet::new(),
             admitted: BTreeMap::new(),
         }
     }
@@ -188,6 +192,12 @@ impl Controller {
 
     pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
         self.ports = ports;
+    }
+
+    /// No rank can have these addresses: the box itself has them.
+    pub fn set_own(&mut self, ips: HashSet<IpAddr>, macs: HashSet<[u8; 6]>) {
+        let ips = ips.into_iter().map(owners::Address::Ip);
+        self.own = ips.chain(macs.into_iter().map(owners::Address::Mac)).collect();
     }
 
     /// Ports are gone, of which the controller still knows: jobs with flows there end with an error.

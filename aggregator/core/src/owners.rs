@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use super::{Controller, Job, Refusal};
 use crate::plane::FlowSpec;
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Address {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Address {
     Ip(IpAddr),
     Mac([u8; 6]),
 }
@@ -18,6 +18,16 @@ struct Claim<'a> {
     ifindex: u32,
     job: &'a Job,
     flow: &'a FlowSpec,
+}
+
+impl Claim<'_> {
+    fn what(&self) -> String {
+        match self.address {
+            Address::Ip(ip) if ip == self.flow.src => format!("address {ip}"),
+            Address::Ip(ip) => format!("--dst {ip}"),
+            Address::Mac(_) => format!("the MAC address of {}", self.flow.src),
+        }
+    }
 }
 
 /// The addresses of senders, and those of receivers in other boxes' reach. Of several ways up the first has them.
@@ -45,6 +55,11 @@ impl Controller {
         let others = self.jobs.values().filter(|j| j.spec.name != name).flat_map(|j| claims(j, &j.flows));
         let mut known: HashMap<Address, Claim<'_>> = HashMap::new();
         for claim in others.chain(claims(self.job(name)?, flows)) {
+            if self.own.contains(&claim.address) {
+                let what = claim.what();
+                let rank = claim.job.sender(claim.flow.rank);
+                return Err(Refusal::Exists(format!("rank {rank}: {what} belongs to this box itself")));
+            }
             match known.get(&claim.address) {
                 Some(other) if other.ifindex != claim.ifindex => {
                     return Err(Refusal::Exists(self.both_sides(&claim, other)));
@@ -58,11 +73,7 @@ impl Controller {
 
     fn both_sides(&self, claim: &Claim<'_>, other: &Claim<'_>) -> String {
         let Claim { flow, job, .. } = claim;
-        let what = match claim.address {
-            Address::Ip(ip) if ip == flow.src => format!("address {ip}"),
-            Address::Ip(ip) => format!("--dst {ip}"),
-            Address::Mac(_) => format!("the MAC address of {}", flow.src),
-        };
+        let what = claim.what();
         let [here, there] = [claim, other].map(|c| self.port_name(c.ifindex));
         format!(
             "rank {}: {what} belongs to a rank behind another port already: port {here}, and for rank {} of job `{}` port {there}",

@@ -776,6 +776,25 @@ fn ten_thousand_jobs_that_are_aborted_leave_nothing() {
 }
 
 #[test]
+fn nobody_can_take_an_address_of_the_box_itself() {
+    let now = Instant::now();
+    let mut c = controller();
+    c.create_job(spec("a", 2)).unwrap();
+    let mac = [2, 0, 0, 0, 0, 0xfe];
+    c.set_own([IpAddr::from([10, 0, 0, 254])].into(), [mac].into());
+    let refused = |c: &mut Controller, change: &dyn Fn(&mut Join)| {
+        let mut thief = join("a", 1, 0, 1, now);
+        change(&mut thief);
+        c.join(join("a", 0, 0, 0, now), now).unwrap();
+        let actions = c.join(thief, now).unwrap();
+        let is_refused = |a: &Action| matches!(a, Action::Reply { result: Err(Refusal::Exists(why)), .. } if why.contains("box itself"));
+        assert!(!actions.is_empty() && actions.iter().all(is_refused), "{actions:?}");
+    };
+    refused(&mut c, &|thief| thief.address.ip = IpAddr::from([10, 0, 0, 254]));
+    refused(&mut c, &|thief| thief.mac = mac);
+}
+
+#[test]
 fn nobody_can_take_an_address_that_belongs_behind_another_port() {
     let now = Instant::now();
     let mut c = controller();

@@ -272,6 +272,10 @@ impl Admin for AdminService {
         Ok(Response::new(api::AddFlowsReply {}))
     }
 
+    async fn reserve(&self, request: Request<api::ReserveRequest>) -> Answer<api::ReserveReply> {
+        self.reserve_for(request).await
+    }
+
     async fn list_ports(&self, request: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
         self.ports(request).await
     }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -48,6 +48,28 @@ impl Default for Limits {
 pub struct Doorman {
     limits: Limits,
     addresses: Arc<Mutex<HashMap<IpAddr, Address>>>,
+    wrong: Arc<Mutex<Lines>>,
+}
+
+/// Lines of the log about one thing: one in [`Lines::INTERVAL`], however often it happens.
+#[derive(Debug, Default)]
+struct Lines {
+    last: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Lines {
+    const INTERVAL: Duration = Duration::from_secs(10);
+
+    /// It has happened once more. If a line is due: how often it has happened without one.
+    fn note(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < Self::INTERVAL) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
 }
 
 #[derive(Debug)]
@@ -59,7 +81,7 @@ struct Address {
 impl Doorman {
     /// Nobody is in.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, addresses: Arc::default() }
+        Self { limits, addresses: Arc::default(), wrong: Arc::default() }
     }
 
     fn addresses(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Address>> {
@@ -88,7 +110,7 @@ impl Doorman {
         }
         address.connections += 1;
         let (tries, penalty) = (address.tries.clone(), self.limits.penalty);
-        let peer = Peer { ip, proved: Arc::default(), tries, penalty };
+        let peer = Peer { ip, proved: Arc::default(), tries, penalty, wrong: self.wrong.clone() };
         let deadline = Some(Box::pin(tokio::time::sleep(self.limits.patience)));
         Some(Connection { tcp, deadline, peer, doorman: self.clone() })
     }
@@ -108,6 +130,8 @@ pub struct Peer {
     proved: Arc<OnceLock<String>>,
     tries: Arc<Semaphore>,
     penalty: Duration,
+    /// Wrong tokens of all addresses.
+    wrong: Arc<Mutex<Lines>>,
 }
 
 impl Peer {
@@ -132,7 +156,15 @@ impl Peer {
         match &result {
             Ok(()) => drop(self.proved.set(job.to_owned())),
             Err(_) => {
-                log::warn!("{}: a wrong token, or no such job", self.ip);
+                let due = self.wrong.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
+                match due {
+                    Some(0) => log::warn!("{}: a wrong token, or no such job", self.ip),
+                    Some(more) => log::warn!(
+                        "{}: a wrong token, or no such job; {more} more since the last such line",
+                        self.ip
+                    ),
+                    None => {}
+                }
                 one_try.forget();
                 // On its own: a guesser who hangs up gets the try back no sooner.
                 let (tries, penalty) = (self.tries.clone(), self.penalty);
@@ -217,5 +249,21 @@ impl AsyncWrite for Connection {
     }
     fn is_write_vectored(&self) -> bool {
         self.tcp.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_tokens_make_one_line_in_an_interval_with_their_number() {
+        let (mut lines, begin) = (Lines::default(), Instant::now());
+        let after = |ms: u32| begin + ms * Duration::from_millis(1);
+        let said: Vec<u64> = (0..9_000).filter_map(|ms| lines.note(after(ms))).collect();
+        assert_eq!(said, [0]);
+        assert_eq!(lines.note(after(10_000)), Some(8_999));
+        assert_eq!(lines.note(after(10_001)), None);
+        assert_eq!(lines.note(after(20_000)), Some(1));
     }
 }

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use netsum_common::abi::{Hop, HopKey};
-use netsum_core::plane::FlowSpec;
+use netsum_common::abi::{Address, Hop, HopKey};
+use netsum_core::plane::{FlowSpec, mapped};
 use netsum_core::{Job, State};
 
 use super::message::mac_from_text;
@@ -27,6 +27,8 @@ struct Edge {
     dst: IpAddr,
     /// This box's MAC address where it comes in.
     own: [u8; 6],
+    /// The next one's port.
+    port: Option<u32>,
 }
 
 /// Keeps the next hops of all active rings as the kernel's tables have them.
@@ -57,21 +59,26 @@ async fn look(
 ) -> Result<()> {
     unknown.retain(|ip| edges.iter().any(|edge| edge.dst == *ip));
     if edges.is_empty() {
-        return Ok(());
+        let mut inner = shared.lock();
+        inner.reserved.routers.clear();
+        return inner.reserve();
     }
     let interfaces = netlink.interfaces().await?;
     let mac = |ifindex: u32| {
         mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac).filter(|mac| *mac != [0; 6])
     };
-    let mut ways = HashMap::new();
-    for &Edge { to, dst, own } in edges {
+    let (mut ways, mut routers) = (HashMap::new(), HashMap::new());
+    for &Edge { to, dst, own, port } in edges {
         let way = match ways.entry(dst) {
             Entry::Occupied(way) => *way.get(),
             Entry::Vacant(place) => *place.insert(netlink.way_to(dst).await?),
         };
         match way {
-            Some(Way { mac: Some(next), ifindex, .. }) => {
+            Some(Way { mac: Some(next), ifindex, next: hop, .. }) => {
                 unknown.remove(&dst);
+                if let Some(port) = port.filter(|_| hop != dst) {
+                    routers.insert(Address::ip(mapped(hop)), port);
+                }
                 if let Some(src) = mac(ifindex) {
                     shared.lock().plane.set_hop(to, &Hop { own, dst: next, src })?;
                 }
@@ -85,7 +92,9 @@ async fn look(
             None => {}
         }
     }
-    Ok(())
+    let mut inner = shared.lock();
+    inner.reserved.routers = routers;
+    inner.reserve()
 }
 
 /// Of all active rings, where this box routes.
@@ -95,8 +104,10 @@ fn edges(shared: &Shared) -> Vec<Edge> {
     let of_job = |job: &Job| {
         let edge = |flow: &FlowSpec| {
             let own = inner.controller.router(flow.ifindex)?;
-            let member = flow.rank.next(job.spec.member_count()).0;
-            Some(Edge { to: HopKey { ring: flow.ring, member }, dst: flow.dst, own })
+            let next = flow.rank.next(job.spec.member_count());
+            let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.rank == next);
+            let to = HopKey { ring: flow.ring, member: next.0 };
+            Some(Edge { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
         };
         job.flows.iter().filter_map(edge).collect::<Vec<_>>()
     };

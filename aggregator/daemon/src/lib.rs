@@ -23,6 +23,7 @@
 //! | [`load`] | how full rings are, and what their jobs have counted |
 //! | [`metrics`] | the same for Prometheus, over HTTP |
 //! | [`netlink`] | interfaces, bridge ports, forwarding table |
+//! | [`own`] | the box's own addresses, which no port may carry |
 //! | [`clock`] | clocks that processes agree on |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
 //! | [`reload`] | SIGHUP, and ports that come and go |
@@ -46,6 +47,7 @@ pub mod message;
 pub mod metrics;
 pub mod neighbours;
 pub mod netlink;
+pub mod own;
 pub mod persist;
 pub mod privileges;
 pub mod reload;

@@ -1,24 +1,30 @@
 //! Interfaces, bridge ports and the bridge's forwarding table, over netlink.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use futures::TryStreamExt as _;
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{StreamExt as _, TryStreamExt as _};
 use netsum_core::PortInfo;
-use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::MulticastGroup;
+use rtnetlink::packet_core::NetlinkMessage;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{
-    AfSpecInet, AfSpecInet6, AfSpecUnspec, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
-    LinkXdp, XdpAttached,
+    AfSpecInet, AfSpecInet6, AfSpecUnspec, BridgePortState, InfoBridgePort, InfoPortData, InfoPortKind,
+    LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
 };
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::sys::SocketAddr;
 use tokio::sync::Mutex;
 
+use super::message::mac_from_text;
 use super::neighbours::Heard;
 use super::trains::Trains;
 
@@ -36,6 +42,8 @@ pub struct Interface {
     pub bridge: Option<u32>,
     /// For this MAC address packets come in that this machine routes: its own, or its bridge's. `None` where it routes nothing.
     pub router: Option<[u8; 6]>,
+    /// Its bridge sends nothing there by itself: spanning tree says so, or it does not flood there.
+    pub blocked: bool,
     /// The XDP program that is attached: "native" or "skb".
     pub xdp: Option<&'static str>,
     /// Bytes and packets received and sent.
@@ -121,6 +129,22 @@ impl Netlink {
             crate::config::Ports::List(names) => names.contains(&l.name),
         };
         Ok(interfaces.into_iter().filter(wanted).collect())
+    }
+
+    /// IP and MAC addresses of this machine, on all its interfaces.
+    pub async fn own(&self) -> Result<(HashSet<IpAddr>, HashSet<[u8; 6]>)> {
+        let handle = self.handle.clone();
+        let messages: Vec<AddressMessage> =
+            self.list(async move { Ok(handle.address().get().execute().try_collect().await?) }).await?;
+        // On a point-to-point link the first is the other end's.
+        let ip = |a: &AddressAttribute| match a {
+            AddressAttribute::Address(ip) | AddressAttribute::Local(ip) => Some(*ip),
+            _ => None,
+        };
+        let local = |a: &&AddressAttribute| matches!(a, AddressAttribute::Local(_));
+        let own = |m: &AddressMessage| m.attributes.iter().find(local).or(m.attributes.first()).and_then(ip);
+        let macs = self.interfaces().await?.into_iter().filter_map(|l| mac_from_text(&l.mac));
+        Ok((messages.iter().filter_map(own).collect(), macs.filter(|mac| *mac != [0; 6]).collect()))
     }
 
     /// MAC addresses that bridges have seen, and behind which interface.
@@ -234,6 +258,27 @@ impl Netlink {
     }
 }
 
+/// Notices that addresses or interfaces of this machine have changed.
+pub struct Changes(UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>);
+
+impl Changes {
+    /// From now on.
+    pub fn open() -> Result<Self> {
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let (connection, _, changes) = rtnetlink::new_multicast_connection(&groups).context("netlink")?;
+        tokio::spawn(connection);
+        Ok(Self(changes))
+    }
+
+    /// Waits for the next ones, all that there are; false where there will be none. Notices that were
+    /// lost count as one.
+    pub async fn next(&mut self) -> bool {
+        let some = self.0.next().await.is_some();
+        while self.0.try_recv().is_ok() {}
+        some
+    }
+}
+
 /// How a machine sends to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
@@ -286,6 +331,7 @@ fn interface(message: &LinkMessage) -> Interface {
         up: message.header.flags.contains(LinkFlags::LowerUp | LinkFlags::Up),
         bridge: None,
         router: None,
+        blocked: false,
         xdp: None,
         counters: [0; 4],
     };
@@ -302,6 +348,18 @@ fn interface(message: &LinkMessage) -> Interface {
             LinkAttribute::Controller(index) => interface.bridge = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 bridge_port |= infos.iter().any(|i| matches!(i, LinkInfo::PortKind(InfoPortKind::Bridge)));
+                // A port that is down is in no such state, and has its flags.
+                let blocks = |i: &InfoBridgePort| match i {
+                    InfoBridgePort::State(state) => {
+                        matches!(state, BridgePortState::Blocking | BridgePortState::Listening)
+                    }
+                    InfoBridgePort::UnicastFlood(floods) => !floods,
+                    _ => false,
+                };
+                interface.blocked |= infos.iter().any(|i| match i {
+                    LinkInfo::PortData(InfoPortData::BridgePort(of)) => of.iter().any(blocks),
+                    _ => false,
+                });
             }
             LinkAttribute::AfSpecUnspec(families) => {
                 let v4 = |a: &AfSpecInet| matches!(a, AfSpecInet::DevConf(c) if c.forwarding != 0);

@@ -20,7 +20,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
 use super::doorman::{Doorman, Limits};
-use super::netlink::{Interface, Netlink};
+use super::netlink::{Changes, Interface, Netlink};
 use super::persist::{Begun, Wanted, begin};
 use super::reload::Reloader;
 use super::socket::{self, SocketFile};
@@ -29,7 +29,8 @@ use super::state::Shared;
 use super::trains::{self, Trains};
 use super::worker::{PortFinder, WorkerService};
 use super::{
-    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, privileges, tls, uplinks,
+    device, diagnose, hops, in_band, lldp, manager, memory, metrics, neighbours, own, privileges, tls,
+    uplinks,
 };
 use crate::config::Config;
 
@@ -119,6 +120,9 @@ impl Ready {
                 inner.create_again(wanted, jobs);
             }
         }
+        let changes = Changes::open()?;
+        // Before ranks can call.
+        own::look(&shared, &netlink).await?;
         if let Some(socket) = lldp {
             let heard = neighbours::Heard::default();
             netlink.heard = Some(heard.clone());
@@ -154,6 +158,7 @@ impl Ready {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hand_over = signal(SignalKind::user_defined1())?;
         tokio::spawn(manager::keep_alive(shared.clone()));
+        tokio::spawn(own::keep(shared.clone(), netlink.clone(), changes));
         tokio::spawn(hops::keep_hops(shared.clone(), netlink.clone()));
         if !config.spread.is_empty() {
             tokio::spawn(uplinks::keep(shared.clone(), netlink.clone()));
@@ -237,10 +242,16 @@ pub struct WorkerPort {
 }
 
 /// Longest message that a worker has to send; 255 rings take about 5 KB.
-const MAX_MESSAGE: usize = 64 << 10;
+pub const MAX_MESSAGE: usize = 16 << 10;
 /// Requests of one connection at a time, and bytes of their headers.
-const MAX_STREAMS: u32 = 32;
-const MAX_HEADERS: u32 = 16 << 10;
+pub const MAX_STREAMS: u32 = 8;
+pub const MAX_HEADERS: u32 = 16 << 10;
+/// Bytes of all requests of a connection that wait to be read, and of one frame: the least that HTTP/2
+/// allows (RFC 9113, 6.9.2 and 4.2).
+pub const MAX_WINDOW: u32 = (1 << 16) - 1;
+pub const MAX_FRAME: u32 = 1 << 14;
+/// A manager's connection may ask for more at a time.
+const MANAGER_STREAMS: u32 = 32;
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A connection that does not answer a ping is closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
@@ -268,6 +279,9 @@ pub async fn serve(
             });
             let mut server = Server::builder()
                 .max_concurrent_streams(MAX_STREAMS)
+                .initial_stream_window_size(MAX_WINDOW)
+                .initial_connection_window_size(MAX_WINDOW)
+                .max_frame_size(MAX_FRAME)
                 .http2_max_header_list_size(MAX_HEADERS)
                 .http2_keepalive_interval(Some(KEEP_ALIVE))
                 .http2_keepalive_timeout(Some(KEEP_ALIVE));
@@ -299,7 +313,7 @@ pub async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListen
         .filter_map(move |tcp| tcp.ok().and_then(|tcp| doorman.admit(tcp)).map(Ok::<_, io::Error>));
     let served = async {
         let mut server = Server::builder()
-            .max_concurrent_streams(MAX_STREAMS)
+            .max_concurrent_streams(MANAGER_STREAMS)
             .http2_max_header_list_size(MAX_HEADERS)
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .tls_config(tls)?;

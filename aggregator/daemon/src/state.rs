@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use netsum_api::v1 as api;
+use netsum_common::abi::Address;
 use netsum_core::ended::Ended;
 use netsum_core::saved::{Measured, Saved};
 use netsum_core::watch::{Patience, Watch};
@@ -65,6 +66,7 @@ pub struct Shared {
 pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
+    pub reserved: Reserved,
     /// Flows that are not summed, where they are spread over uplinks.
     pub spread: Option<Spreader>,
     /// The other boxes, of a manager.
@@ -90,6 +92,16 @@ pub struct Inner {
     pub wanted: Option<Wanted>,
     waiters: HashMap<u64, oneshot::Sender<JoinAnswer>>,
     next_waiter: u64,
+}
+
+/// Addresses that belong somewhere without any flow, by who says so.
+#[derive(Debug, Default)]
+pub struct Reserved {
+    pub the_box: HashMap<Address, u32>,
+    /// Next hops, at the ports of ranks that are behind them.
+    pub routers: HashMap<Address, u32>,
+    /// Ranks behind other boxes, at the ports towards these, as a fabric's manager says.
+    pub fabric: HashMap<Address, u32>,
 }
 
 /// How many jobs were not created, by reason.
@@ -133,6 +145,7 @@ impl Shared {
         let inner = Inner {
             controller,
             plane,
+            reserved: Reserved::default(),
             spread: None,
             boxes: None,
             programs: programs_of_now(),
@@ -189,6 +202,13 @@ impl Inner {
     /// Nobody waits for this number after all.
     pub fn forget(&mut self, waiter: u64) {
         self.waiters.remove(&waiter);
+    }
+
+    /// Has the data plane know what is reserved.
+    pub fn reserve(&mut self) -> anyhow::Result<()> {
+        let Reserved { the_box, routers, fabric } = &self.reserved;
+        let all = fabric.iter().chain(routers).chain(the_box);
+        self.plane.reserve(all.map(|(address, place)| (*address, *place)).collect())
     }
 
     /// How many requests wait for an answer.

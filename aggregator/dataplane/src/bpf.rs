@@ -10,7 +10,7 @@ use aya::programs::tc::SchedClassifierLinkId;
 use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramFd, SchedClassifier, Xdp};
 use aya_log::EbpfLogger;
-use netsum_common::abi::{FlowKey, RingConfig, RingNumber, SavedHeader, maps, programs, ring_flags};
+use netsum_common::abi::{Address, FlowKey, RingConfig, RingNumber, SavedHeader, maps, programs, ring_flags};
 use netsum_common::slot::Slot;
 
 use super::pins::Pins;
@@ -48,6 +48,8 @@ pub struct BpfDataPlane {
     pub(super) pins: Option<Pins>,
     /// Flows that have ended and whose data is dropped.
     pub(super) ended: HashSet<FlowKey>,
+    /// Addresses that belong somewhere without any flow. Flows that have them do not count.
+    pub(super) reserved: HashMap<Address, u32>,
     pub(super) threads: Threads,
     pub(super) rings: HashMap<RingNumber, RingMaps>,
     pub(super) events: RingBuf<MapData>,

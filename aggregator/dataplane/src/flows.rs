@@ -108,13 +108,24 @@ impl BpfDataPlane {
     /// An address belongs to one port, for one flow more. Of several ways up to parents that is the one whose flow came first; what is not
     /// summed comes by that.
     fn own(&mut self, address: Address, ifindex: u32, by_box: bool) -> Result<()> {
+        let reserved = self.reserved.get(&address).copied();
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
-        let mut owner = found(owners.get(&address, 0))?.unwrap_or(Owner { ifindex, flows: 0 });
+        let before = match reserved {
+            Some(ifindex) => Some(Owner { ifindex, flows: 0 }),
+            None => found(owners.get(&address, 0))?,
+        };
+        let mut owner = before.unwrap_or(Owner { ifindex, flows: 0 });
         if owner.ifindex != ifindex {
             if by_box {
                 return Ok(());
             }
-            bail!("belongs to interface {} already, not to {ifindex}", owner.ifindex);
+            match owner.ifindex {
+                Owner::THE_BOX => bail!("belongs to the box itself"),
+                other => bail!("belongs to interface {other} already, not to {ifindex}"),
+            }
+        }
+        if reserved.is_some() {
+            return Ok(());
         }
         owner.flows += 1;
         owners.insert(address, owner, 0)?;
@@ -134,6 +145,9 @@ impl BpfDataPlane {
     }
 
     fn disown(&mut self, address: Address, ifindex: u32) -> Result<()> {
+        if self.reserved.contains_key(&address) {
+            return Ok(());
+        }
         let mut owners = self.hash::<Address, Owner>(maps::OWNERS)?;
         match found(owners.get(&address, 0))? {
             Some(owner) if owner.ifindex != ifindex => Ok(()),

@@ -93,6 +93,7 @@ impl BpfDataPlane {
             ports: HashMap::new(),
             pins,
             ended: HashSet::new(),
+            reserved: HashMap::new(),
             rings: HashMap::new(),
             events,
         })

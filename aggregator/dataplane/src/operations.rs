@@ -1,8 +1,12 @@
 //! [`DataPlane`] with aya: what takes more than a look into a map is done by the module that it belongs to.
 
+use std::collections::HashMap;
+
 use anyhow::Result;
 use aya::maps::{Array, PerCpuArray, PerCpuValues};
-use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter, maps};
+use netsum_common::abi::{
+    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter, maps,
+};
 use netsum_common::counters::COUNTERS;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -45,6 +49,10 @@ impl DataPlane for BpfDataPlane {
 
     fn set_hop(&mut self, member: HopKey, hop: &Hop) -> Result<()> {
         Ok(self.hash(maps::HOPS)?.insert(member, *hop, 0)?)
+    }
+
+    fn reserve(&mut self, places: HashMap<Address, u32>) -> Result<()> {
+        self.set_reserved(places)
     }
 
     fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> Result<()> {

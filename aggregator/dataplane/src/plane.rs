@@ -1,8 +1,13 @@
 //! What the controller asks of the data plane, and what that says of itself.
 
+use std::collections::HashMap;
 use std::time::SystemTime;
 
-use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceEvent, TraceFilter};
+#[cfg(doc)]
+use netsum_common::abi::Owner;
+use netsum_common::abi::{
+    Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceEvent, TraceFilter,
+};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -34,6 +39,8 @@ pub trait DataPlane: Send {
     fn activate_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> anyhow::Result<()>;
     /// Notes the next hop to a member, before its ring is activated; again, when it changes. Members without one are bridged to.
     fn set_hop(&mut self, member: HopKey, hop: &Hop) -> anyhow::Result<()>;
+    /// Replaces the addresses that belong somewhere without any flow: by a port's interface, or [`Owner::THE_BOX`].
+    fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()>;
     /// Removes a ring and frees its memory. Its flows have ended: what still comes on them is dropped, until they are forgotten or
     /// registered again. What is missing already is no error.
     fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;

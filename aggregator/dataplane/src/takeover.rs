@@ -35,12 +35,15 @@ impl BpfDataPlane {
     fn count_owners(&mut self) -> Result<()> {
         let flows = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         let flows: Vec<(FlowKey, Flow)> = flows.iter().collect::<Result<_, _>>()?;
-        let mut counted: HashMap<Address, HashMap<u32, Owner>> = HashMap::new();
+        let reserved =
+            |(&address, &ifindex)| (address, HashMap::from([(ifindex, Owner { ifindex, flows: 0 })]));
+        let mut counted: HashMap<Address, HashMap<u32, Owner>> = self.reserved.iter().map(reserved).collect();
         for (key, flow) in flows.into_iter().filter(|(_, flow)| flow.ring != Flow::ENDED) {
             let mac = (flow.mac_given != 0).then_some((Address::mac(flow.src_mac), flow.ifindex));
             let receiver = (flow.dst_ifindex != 0).then_some((Address::ip(key.dst_ip), flow.dst_ifindex));
             let sender = (Address::ip(flow.src_ip), flow.ifindex);
-            for (address, ifindex) in [sender].into_iter().chain(mac).chain(receiver) {
+            let claims = [sender].into_iter().chain(mac).chain(receiver);
+            for (address, ifindex) in claims.filter(|(address, _)| !self.reserved.contains_key(address)) {
                 counted
                     .entry(address)
                     .or_default()
@@ -54,14 +57,32 @@ impl BpfDataPlane {
         for address in old.iter().filter(|a| !counted.contains_key(a)) {
             owners.remove(address)?;
         }
-        let ranks = !counted.is_empty();
+        let any = !counted.is_empty();
         for (address, by_port) in counted {
             // By one of several ways up comes what is not summed, too.
             let before = found(owners.get(&address, 0))?.and_then(|owner| by_port.get(&owner.ifindex));
             let Some(owner) = before.or_else(|| by_port.values().next()) else { continue };
             owners.insert(address, owner, 0)?;
         }
-        self.watch(watch::RANKS, ranks)
+        self.watch(watch::RANKS, any)
+    }
+
+    /// Keeps what an earlier daemon has reserved until this one says what it reserves.
+    fn keep_reserved(&mut self) -> Result<()> {
+        let owners = self.hash::<Address, Owner>(maps::OWNERS)?;
+        let all: Vec<(Address, Owner)> = owners.iter().collect::<Result<_, _>>()?;
+        let reserved = all.into_iter().filter(|(_, owner)| owner.flows == 0);
+        self.reserved = reserved.map(|(address, owner)| (address, owner.ifindex)).collect();
+        Ok(())
+    }
+
+    /// Replaces the addresses that belong somewhere without any flow.
+    pub(super) fn set_reserved(&mut self, places: HashMap<Address, u32>) -> Result<()> {
+        if places == self.reserved {
+            return Ok(());
+        }
+        self.reserved = places;
+        self.count_owners()
     }
 
     /// Removes rings other than these, and ends other flows. How many rings there were.
@@ -77,6 +98,7 @@ impl BpfDataPlane {
         for (key, _) in others {
             self.end_flow(key)?;
         }
+        self.keep_reserved()?;
         self.count_owners()?;
         // Those of jobs that go on stay, so that no first packet gets through meanwhile.
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;

@@ -13,7 +13,7 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_client::WorkerClient;
 use netsum_cli::Cli;
 use netsum_cli::failure::{Failure, Kind};
-use netsum_common::abi::{FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
+use netsum_common::abi::{Address, FlowKey, Hop, HopKey, InBandJob, RingNumber, StrangerKey, TraceFilter};
 use netsum_common::counters::Counter;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::{Part, Timing};
@@ -46,6 +46,7 @@ pub struct Told {
     pub tracing: Option<TraceFilter>,
     pub traced: Vec<Traced>,
     pub lost: u64,
+    pub reserved: HashMap<Address, u32>,
 }
 
 pub struct Remembers(pub Arc<Mutex<Told>>);
@@ -76,6 +77,10 @@ impl DataPlane for Remembers {
         Ok(())
     }
     fn set_hop(&mut self, _: HopKey, _: &Hop) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()> {
+        self.0.lock().unwrap().reserved = places;
         Ok(())
     }
     fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use netsum_api::v1 as api;
+use netsum_common::abi::Address;
 use netsum_core::PortInfo;
+use netsum_core::plane::mapped;
 use tonic::{Request, Response, Status};
 
 use super::{AdminService, Answer, address, election, internal};
@@ -20,6 +22,34 @@ impl AdminService {
         let netlink = self.netlink.as_ref();
         let trains = netlink.and_then(|netlink| Some((netlink, netlink.trains.as_ref()?)));
         trains.ok_or_else(|| Status::failed_precondition("this box has no trains"))
+    }
+
+    /// By ports in no bridge comes what routers have sent, by whichever they chose: nothing is reserved there.
+    pub(super) async fn reserve_for(
+        &self,
+        request: Request<api::ReserveRequest>,
+    ) -> Answer<api::ReserveReply> {
+        let (election, wanted) = (election(&request)?, request.into_inner().reservations);
+        let interfaces = match &self.netlink {
+            Some(netlink) => netlink.interfaces().await.map_err(internal)?,
+            None => Vec::new(),
+        };
+        let bridged = |port: &str| {
+            let port = interfaces.iter().find(|l| l.name == port && l.bridge.is_some())?;
+            Some(port.ifindex)
+        };
+        let mut places = HashMap::new();
+        for api::Reservation { address: text, port } in &wanted {
+            let key = match mac_from_text(text) {
+                Some(mac) => Address::mac(mac),
+                None => Address::ip(mapped(address("address", text)?)),
+            };
+            bridged(port).map(|ifindex| places.insert(key, ifindex));
+        }
+        let mut inner = self.order(election)?;
+        inner.reserved.fabric = places;
+        inner.reserve().map_err(internal)?;
+        Ok(Response::new(api::ReserveReply {}))
     }
 
     pub(super) async fn ports(&self, request: Request<api::ListPortsRequest>) -> Answer<api::ListPortsReply> {
@@ -56,7 +86,7 @@ impl AdminService {
             };
             if let Some(interface) = interfaces.iter().find(|l| l.ifindex == p.ifindex) {
                 port.mac.clone_from(&interface.mac);
-                (port.mtu, port.up) = (interface.mtu, interface.up);
+                (port.mtu, port.up, port.blocked) = (interface.mtu, interface.up, interface.blocked);
                 port.xdp = interface.xdp.unwrap_or_default().into();
                 port.rate = rates.get(&p.ifindex).copied().unwrap_or_default();
                 [port.rx_bytes, port.rx_packets, port.tx_bytes, port.tx_packets] = interface.counters;

@@ -376,6 +376,7 @@ mod tests {
             mac: "02:00:00:00:00:01".into(),
             mtu: 1500,
             up: true,
+            blocked: false,
             router: None,
             bridge: None,
             xdp: Some("native"),
