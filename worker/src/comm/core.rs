@@ -86,7 +86,9 @@ impl Core {
                     underflow.nonzero
                 );
             }
-            match (data, self.promises.pop_front_if(|(n, ..)| *n == number)) {
+            // Operations that are given up have an outcome before older ones that are still open.
+            let at = self.promises.iter().position(|(n, ..)| *n == number);
+            match (data, at.and_then(|at| self.promises.remove(at))) {
                 (Some(data), Some((_, promise, _))) => {
                     promise.settle(result, data, self.retransmissions());
                 }
@@ -327,10 +329,12 @@ mod tests {
     use netsum_collective::buffer::Buffer;
     use netsum_collective::channels::{Channel, ChannelEvent, Channels};
     use netsum_collective::engine::Settings;
+    use netsum_collective::frame::Frame;
     use netsum_collective::numeric::layout::Layout;
     use netsum_collective::report::Traffic;
     use netsum_collective::shape::JobShape;
 
+    use super::super::promise::Settlement;
     use super::*;
 
     /// An adapter that is gone.
@@ -390,5 +394,73 @@ mod tests {
         // As the keeper does between two steps.
         assert_eq!(core.carry_now().unwrap_err(), gone());
         assert!(matches!(&settlement.lock().outcome, Some(Err(error)) if *error == gone()));
+    }
+
+    /// Connections that bring what a test has put there.
+    struct Scripted(UnixStream, Arc<std::sync::Mutex<VecDeque<ChannelEvent>>>);
+
+    impl Channels for Scripted {
+        fn send(&mut self, _: Channel, _: u64, _: Buffer) {}
+        fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
+        fn receive_into(&mut self, _: Channel, _: Buffer) {}
+        fn poll(&mut self) -> Option<ChannelEvent> {
+            self.1.lock().unwrap().pop_front()
+        }
+        fn close(&mut self, _: Channel) -> Vec<(u64, Buffer)> {
+            Vec::new()
+        }
+    }
+
+    impl Connections for Scripted {
+        fn start(&mut self) -> Result<(), Error> {
+            Ok(())
+        }
+        fn drive(&mut self, _: Instant) -> Result<bool, Error> {
+            Ok(false)
+        }
+        fn next_timeout(&self) -> Option<Instant> {
+            None
+        }
+        fn fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+        fn traffic(&self) -> Option<Traffic> {
+            None
+        }
+        fn restarts(&self) -> u64 {
+            0
+        }
+        fn title(&self) -> String {
+            String::new()
+        }
+    }
+
+    /// Rank 1 has the sum of operation 1, which is late here, and leaves.
+    #[test]
+    fn a_rank_that_leaves_settles_newer_operations_while_an_older_one_is_open() {
+        let layout = Layout { message_size: 4096, window: 2, rings: 1 };
+        let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
+        let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1 };
+        let script = Arc::new(std::sync::Mutex::new(VecDeque::new()));
+        let mut connections = Scripted(UnixStream::pair().unwrap().0, Arc::clone(&script));
+        let engine = Engine::new(Instant::now(), settings, &mut connections);
+        let mut core = Core::new(engine, Box::new(connections), None).unwrap();
+        let settlements: Vec<_> = (0..3)
+            .map(|_| {
+                let (settlement, promise) = Promise::new(None);
+                core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
+                settlement
+            })
+            .collect();
+        for frame in [Frame::Hello { shape, rank: 1, nonce: 2 }, Frame::Goodbye { origin: 1, completed: 1 }] {
+            let mut data = Buffer::heap(64);
+            frame.encode_to(&mut data);
+            script.lock().unwrap().push_back(ChannelEvent::Received { channel: Channel::PlainIn, data });
+        }
+        core.rest_for(Duration::ZERO).unwrap();
+        let left =
+            |known: &Settlement| matches!(known.lock().outcome, Some(Err(Error::RankLeft { rank: 1 })));
+        assert!(!settlements[0].lock().is_settled, "its sum may still come");
+        assert!(left(&settlements[1]) && left(&settlements[2]));
     }
 }

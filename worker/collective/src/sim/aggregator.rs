@@ -56,9 +56,6 @@ struct Wires {
     sent: u64,
 }
 
-/// Bytes of a datagram around its payload: BTH and ICRC.
-const HEADERS: usize = 12 + 4;
-
 impl Wires {
     fn send(&mut self, now: Instant, from: usize, incoming: Incoming) {
         let bytes = (incoming.payload.len() + AROUND) as u64;
