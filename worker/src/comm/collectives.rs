@@ -21,7 +21,8 @@ fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
 /// lengths, roots and [`Op`]; where they do not, all get [`Error::Mismatch`], which names both calls.
 ///
 /// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be just the other. Otherwise it is an
-/// [`Error::Argument`], and not started. A rank that does that alone is out of step: the others wait for its next operation.
+/// [`Error::Argument`], and not started. A rank that does that alone is out of step: its next operation meets the others' last one,
+/// and where both are alike their sum is wrong without an error. So it must leave.
 impl Communicator {
     /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep what they have.
     ///
