@@ -396,7 +396,13 @@ fn ranks_whose_connections_cannot_be_are_told_when_the_last_has_joined() {
     let cases: [(Change, &str); 2] = [
         (|a| a.ip = "fd00::2".parse().unwrap(), "not of one family"),
         // Two processes of one host that chose the same number.
-        (|a| (a.ip, a.rings[0].receive_qpn) = (IpAddr::from([10, 0, 0, 1]), 4), "two ranks of the job"),
+        (
+            |a| {
+                a.mac = join("a", 0, 0, 1, Instant::now()).address.mac;
+                (a.ip, a.rings[0].receive_qpn) = (IpAddr::from([10, 0, 0, 1]), 4);
+            },
+            "two ranks of the job",
+        ),
     ];
     for (change, expected) in cases {
         let (mut c, now) = (controller(), Instant::now());
