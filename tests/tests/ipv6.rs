@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use netsum_common::wire;
-use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
+use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::netns::{Netns, output};
 use netsum_lab::tap::Tap;
@@ -55,14 +55,20 @@ fn a_rank_takes_an_address_that_stays_and_waits_until_it_may() {
     ip("address add fd00:7::1/64 dev eth0 mngtmpaddr");
     assert!(ip("-6 address show dev eth0").contains("temporary"), "the kernel has made none");
     let stays: IpAddr = "fd00:7::1".parse().unwrap();
-    let (chosen, usual) = host.enter(|| {
-        let chosen = netsum_worker::addresses::towards("[fd00:7::2]:9").unwrap();
+    let chosen = || host.enter(|| netsum_worker::addresses::towards("[fd00:7::2]:9").unwrap());
+    assert_eq!(chosen(), stays);
+    // Also when the temporary one has been checked, too.
+    let until = std::time::Instant::now() + PATIENCE;
+    while !ip("-6 address show dev eth0 tentative").is_empty() {
+        assert!(std::time::Instant::now() < until, "{}", ip("-6 address show dev eth0"));
+    }
+    let usual = host.enter(|| {
         let socket = UdpSocket::bind("[::]:0").unwrap();
         socket.connect("[fd00:7::2]:9").unwrap();
-        (chosen, socket.local_addr().unwrap().ip())
+        socket.local_addr().unwrap().ip()
     });
-    assert_eq!(chosen, stays);
     assert_ne!(usual, stays, "the kernel does not prefer the temporary one");
+    assert_eq!(chosen(), stays);
     assert_eq!(host.enter(netsum_worker::addresses::reachable).last(), Some(&stays));
     // One that is still checked cannot be bound.
     ip("address add fd00:7::9/64 dev eth0");
