@@ -18,7 +18,7 @@ fn address(test: u8) -> IpAddr {
 }
 
 /// What the daemon says to a rank that TLS and the token have let in: the loopback interface has no MAC address.
-const PAST_TLS: &str = "rank 0: mac ``: six bytes in hex are needed";
+const PAST_TLS: &str = "there has no MAC address";
 
 /// Connects as a rank; why it cannot.
 async fn refused(d: &Daemon, test: u8, tls: Option<Tls>) -> String {
