@@ -57,7 +57,6 @@ pub(crate) fn bootstrap(
                 return wrong(format!("ip {}: peers has {own} for rank {}", config.ip, config.rank));
             }
             let layout = Layout { message_size: *message_size, window: *window, rings: *rings };
-            check_peers(peers).map_err(Error::Config)?;
             let shape =
                 JobShape { ranks: config.ranks, mtu: *mtu, layout, relaxed: false, without_box: false };
             shape.check().map_err(Error::Config)?;
@@ -102,7 +101,7 @@ fn wrong<T>(text: String) -> Result<T, Error> {
 
 /// That the ranks can reach each other at a list of addresses, as far as the list tells: all ranks
 /// have the same one, and all refuse it.
-fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
+pub(super) fn check_peers(peers: &[IpAddr]) -> Result<(), String> {
     const DO: &str = "set NETSUM_IP there (or NETSUM_PEERS at all ranks) to one that the others reach";
     for (rank, ip) in peers.iter().enumerate() {
         let other = |fits: &dyn Fn(&IpAddr) -> bool| peers.iter().position(fits);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::addresses::towards;
 
+use super::bootstrap::check_peers;
 use super::config::{AdapterRetry, Bootstrap, CommConfig, Tls, Transport};
 use netsum_collective::error::Error;
 
@@ -129,8 +130,10 @@ impl Settings {
 
     fn bootstrap(&self) -> Result<Bootstrap, Error> {
         if let Some(peers) = self.get("peers") {
+            let peers = addresses("peers", peers)?;
+            check_peers(&peers).map_err(Error::Config)?;
             return Ok(Bootstrap::Static {
-                peers: addresses("peers", peers)?,
+                peers,
                 mtu: self.number("mtu", 1024)?,
                 message_size: self.number("message_size", 1 << 16)?,
                 window: self.number("window", 4)?,
