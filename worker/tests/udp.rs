@@ -54,7 +54,11 @@ fn messages_of_all_sizes_cross_the_kernel_unharmed() {
 #[test]
 fn errors_say_what_is_wrong() {
     let ip = address(9);
-    let _first = UdpDriver::bind(ip).unwrap();
+    let first = UdpDriver::bind(ip).unwrap();
+    let second = UdpDriver::bind(ip).unwrap_err();
+    assert!(matches!(second, BindError::Ours(_)), "{second}");
+    drop(first);
+    let _others = std::net::UdpSocket::bind((ip, 4791)).unwrap();
     let second = UdpDriver::bind(ip).unwrap_err();
     assert!(matches!(second, BindError::InUse(_)), "{second}");
     assert!(second.to_string().contains("4791"));
