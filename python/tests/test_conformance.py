@@ -19,11 +19,9 @@ if TORCH:
 SECONDS = 420
 #: Cases that are not right yet, and why. One that becomes right must leave this list.
 OPEN = {
-    "split_group": "the new group sums nothing",
-    "the group's timeout of 2 s: recv": "messages have the default group's timeout",
     "init_process_group(timeout=3 s) where a rank does not come": "ranks wait as long as the store",
-    "all_reduce_coalesced of an empty list": "it is taken, and does nothing",
     "recv into a tensor that is smaller than what is sent": "Gloo carries it, and waits or aborts",
+    "DDP, join: another number of batches at each rank": "ranks wait, or PyTorch has no future of a call",
     "DDP, join with throw_on_early_termination": "ranks wait for one that has raised",
 }
 
