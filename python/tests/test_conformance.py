@@ -21,8 +21,6 @@ SECONDS = 420
 OPEN = {
     "init_process_group(timeout=3 s) where a rank does not come": "ranks wait as long as the store",
     "recv into a tensor that is smaller than what is sent": "Gloo carries it, and waits or aborts",
-    "DDP, join: another number of batches at each rank": "ranks wait, or PyTorch has no future of a call",
-    "DDP, join with throw_on_early_termination": "ranks wait for one that has raised",
 }
 
 

@@ -103,6 +103,10 @@ class Backend(unittest.TestCase):
         torchrun("many_groups")
 
     @unittest.skipIf(VERSION < (2, 7), "not tried before 2.7")
+    def test_uneven_inputs(self):
+        torchrun("joined", ranks=3)
+
+    @unittest.skipIf(VERSION < (2, 7), "not tried before 2.7")
     def test_compiled_models(self):
         torchrun("compiled")
 

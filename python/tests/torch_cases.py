@@ -842,6 +842,21 @@ def refused_alone():
         ends.pop_all()
 
 
+def joined():
+    """Ranks with other numbers of batches: PyTorch asks later what they have told each other."""
+    with backend():
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        ddp = DistributedDataParallel(model)
+        with ddp.join(divide_by_initial_world_size=False):
+            for done in range(rank + 1):
+                ddp.zero_grad()
+                ddp(torch.full((1, 1), float(rank))).sum().backward()
+                still = range(done, ranks)
+                assert model.weight.grad == sum(still) / len(still), (done, model.weight.grad)
+
+
 def many_groups():
     """Groups that nobody uses, or that are destroyed, leave nothing behind."""
     with backend():

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Work as DistributedWork
 
 from .._netsum import Communicator, Work
 from ..errors import ArgumentError, Error
-from .completion import Handle, all_of, completed, kept, then
+from .completion import Handle, all_of, completed, then
 from .gloo import Gloo
 from .meeting import apart, meet
 from .tensors import SUMMED, WIDENED, Memory, Sum, put, tag
@@ -119,7 +119,7 @@ class ProcessGroup(dist.ProcessGroup):
                 )
             return finish(work)
 
-        return kept(Handle().follow(lambda told: completed(self.comm, work, told, self._timeout), done))
+        return Handle().follow(lambda told: completed(self.comm, work, told, self._timeout), done)
 
     def _root(self, kind: str, root: int) -> int:
         if not 0 <= root < self.size():

@@ -109,6 +109,13 @@ def completed(
     return future
 
 
+#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later. Newer ones do not
+#: where DistributedDataParallel's join() asks later what ranks have told each other, in few elements.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+_SMALL = 1024
+_last: "collections.deque[Handle]" = collections.deque(maxlen=16)
+
+
 class Handle(DistributedWork):
     """A call of torch.distributed in flight: what goes wrong, `wait` raises. PyTorch's own, made of a future, does not (2.15)."""
 
@@ -123,7 +130,10 @@ class Handle(DistributedWork):
 
         def told(what: T) -> list[torch.Tensor]:
             try:
-                return finish(what)
+                results = finish(what)
+                if OLD or sum(result.numel() for result in results) <= _SMALL:
+                    _last.append(self)
+                return results
             except BaseException as error:
                 self._error = error
                 raise
@@ -139,6 +149,8 @@ class Handle(DistributedWork):
             raise TimeoutError("the operation is still in flight")
         if self._error is not None:
             raise self._error
+        # It has its value a moment later, and C++ asks for that without a wait.
+        self._future.wait()
         return True
 
     def get_future(self) -> torch.futures.Future:
@@ -160,17 +172,6 @@ class Handle(DistributedWork):
         self.wait()
 
 
-#: Before 2.7 PyTorch's C++ does not hold what Python has made of its classes (pytorch#146376), and waits for it later.
-OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
-_last: "collections.deque[Handle]" = collections.deque(maxlen=16)
-
-
-def kept(handle: Handle) -> Handle:
-    if OLD:
-        _last.append(handle)
-    return handle
-
-
 def _over(work: DistributedWork, future: torch.futures.Future) -> None:
     """Raises what it ended by: in a future each error is a RuntimeError."""
     (work if isinstance(work, Handle) else future).wait()
@@ -183,7 +184,7 @@ def then(work: DistributedWork, finish: "Callable[[], list[torch.Tensor]]") -> H
         _over(work, future)
         return finish()
 
-    return kept(Handle().follow(work.get_future().then, done))
+    return Handle().follow(work.get_future().then, done)
 
 
 def all_of(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) -> DistributedWork:
@@ -196,7 +197,7 @@ def all_of(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) ->
             _over(*both)
         return list(results)
 
-    return kept(Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done))
+    return Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done)
 
 
 @atexit.register

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (
 )
 
 from ..errors import ArgumentError
-from .completion import Handle, all_of, kept, then
+from .completion import Handle, all_of, then
 from .tensors import Memory
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
@@ -93,7 +93,7 @@ class Gloo:
                 threading.Thread(target=self._set_up, name="netsum-gloo", daemon=True).start()
             over: torch.futures.Future = torch.futures.Future()
             self._line.append((call, over))
-        return kept(Handle().follow(over.then, lambda future: future.wait()))
+        return Handle().follow(over.then, lambda future: future.wait())
 
     @property
     def group(self) -> ProcessGroupGloo:
