@@ -337,37 +337,47 @@ mod tests {
     use super::super::promise::Settlement;
     use super::*;
 
-    /// An adapter that is gone.
-    struct Gone(UnixStream);
+    /// Connections that bring what a test has put there, or whose adapter is gone.
+    struct Scripted {
+        socket: UnixStream,
+        script: Arc<std::sync::Mutex<VecDeque<ChannelEvent>>>,
+        is_gone: bool,
+    }
+
+    impl Scripted {
+        fn new(is_gone: bool) -> Self {
+            Self { socket: UnixStream::pair().unwrap().0, script: Arc::default(), is_gone }
+        }
+    }
 
     fn gone() -> Error {
         Error::Adapter { device: "mlx5_0".to_owned(), reason: "gone".to_owned() }
     }
 
-    impl Channels for Gone {
+    impl Channels for Scripted {
         fn send(&mut self, _: Channel, _: u64, _: Buffer) {}
         fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
         fn receive_into(&mut self, _: Channel, _: Buffer) {}
         fn poll(&mut self) -> Option<ChannelEvent> {
-            None
+            self.script.lock().unwrap().pop_front()
         }
         fn close(&mut self, _: Channel) -> Vec<(u64, Buffer)> {
             Vec::new()
         }
     }
 
-    impl Connections for Gone {
+    impl Connections for Scripted {
         fn start(&mut self) -> Result<(), Error> {
             Ok(())
         }
         fn drive(&mut self, _: Instant) -> Result<bool, Error> {
-            Err(gone())
+            if self.is_gone { Err(gone()) } else { Ok(false) }
         }
         fn next_timeout(&self) -> Option<Instant> {
             None
         }
         fn fd(&self) -> BorrowedFd<'_> {
-            self.0.as_fd()
+            self.socket.as_fd()
         }
         fn traffic(&self) -> Option<Traffic> {
             None
@@ -385,7 +395,7 @@ mod tests {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
         let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
         let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1 };
-        let mut connections = Gone(UnixStream::pair().unwrap().0);
+        let mut connections = Scripted::new(true);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let (settlement, promise) = Promise::new(None);
@@ -396,53 +406,14 @@ mod tests {
         assert!(matches!(&settlement.lock().outcome, Some(Err(error)) if *error == gone()));
     }
 
-    /// Connections that bring what a test has put there.
-    struct Scripted(UnixStream, Arc<std::sync::Mutex<VecDeque<ChannelEvent>>>);
-
-    impl Channels for Scripted {
-        fn send(&mut self, _: Channel, _: u64, _: Buffer) {}
-        fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
-        fn receive_into(&mut self, _: Channel, _: Buffer) {}
-        fn poll(&mut self) -> Option<ChannelEvent> {
-            self.1.lock().unwrap().pop_front()
-        }
-        fn close(&mut self, _: Channel) -> Vec<(u64, Buffer)> {
-            Vec::new()
-        }
-    }
-
-    impl Connections for Scripted {
-        fn start(&mut self) -> Result<(), Error> {
-            Ok(())
-        }
-        fn drive(&mut self, _: Instant) -> Result<bool, Error> {
-            Ok(false)
-        }
-        fn next_timeout(&self) -> Option<Instant> {
-            None
-        }
-        fn fd(&self) -> BorrowedFd<'_> {
-            self.0.as_fd()
-        }
-        fn traffic(&self) -> Option<Traffic> {
-            None
-        }
-        fn restarts(&self) -> u64 {
-            0
-        }
-        fn title(&self) -> String {
-            String::new()
-        }
-    }
-
     /// Rank 1 has the sum of operation 1, which is late here, and leaves.
     #[test]
     fn a_rank_that_leaves_settles_newer_operations_while_an_older_one_is_open() {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
         let shape = JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false };
         let settings = Settings { rank: 0, shape, timeout: Duration::from_secs(10), run: 1 };
-        let script = Arc::new(std::sync::Mutex::new(VecDeque::new()));
-        let mut connections = Scripted(UnixStream::pair().unwrap().0, Arc::clone(&script));
+        let mut connections = Scripted::new(false);
+        let script = Arc::clone(&connections.script);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let settlements: Vec<_> = (0..3)
