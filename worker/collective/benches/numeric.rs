@@ -54,6 +54,16 @@ fn restore(b: Bencher<'_, '_>) {
     b.counter(BytesCount::new(LEN)).bench_local(|| scale.restore(black_box(&lanes), black_box(&mut x)));
 }
 
+/// Averages of three.
+#[divan::bench]
+fn average(b: Bencher<'_, '_>) {
+    let (mut x, mut lanes) = (floats(), vec![0; LEN]);
+    let scale = scale(&x);
+    scale.quantise(&x, &mut lanes);
+    b.counter(BytesCount::new(LEN))
+        .bench_local(|| scale.average(black_box(&lanes), black_box(3), black_box(&mut x)));
+}
+
 #[divan::bench]
 fn check_lanes(b: Bencher<'_, '_>) {
     let lanes: Vec<u8> = (0..LEN as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();

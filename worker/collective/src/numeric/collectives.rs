@@ -43,10 +43,9 @@ impl<T: Element, B: DerefMut<Target = [T]>> Data for Reduce<B> {
 }
 
 fn restore<T: Element>(sums: &[u8], scale: Option<Scale>, out: &mut [T], divisor: u32) {
-    T::from_lanes(sums, scale, out);
-    // Without a scale they are NaN.
-    if divisor > 1 && scale.is_some() {
-        T::divide(out, divisor);
+    match scale {
+        Some(scale) if divisor > 1 => T::average(sums, scale, divisor, out),
+        _ => T::from_lanes(sums, scale, out),
     }
 }
 
@@ -215,6 +214,7 @@ impl<I: Deref<Target = [u8]>, O: DerefMut<Target = [u8]>> Data for Moved<I, O> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::reference::add_lanes;
     use super::*;
 
     /// Else one rank refuses an operation that another one begins.
@@ -226,6 +226,23 @@ mod tests {
             let route = Route::Broadcast { root: 0 };
             let moved = Moved { input: vec![], output: vec![0; 16], route, block: 16, rank, ranks: 2 };
             assert!(moved.memory().collides(&moved.memory()), "broadcast at rank {rank}");
+        }
+    }
+
+    /// Also where their sum is beyond the largest float, and not a multiple of what a float resolves.
+    #[test]
+    fn the_average_of_the_same_finite_float_is_that_float() {
+        for ranks in 2..=64 {
+            let x = [f32::MAX, -f32::MAX, 3e38, 1.0, 0.1, f32::MIN_POSITIVE, 0.0];
+            for x in x.map(|x| [x]) {
+                let scale = Scale::new(f32::bucket(&x), ranks);
+                let mut data = Reduce { data: x.to_vec(), keeps: true, divisor: ranks };
+                let (mut lanes, mut sums) = ([0; 4], [0; 4]);
+                data.load(0..1, scale, &mut lanes);
+                (0..ranks).for_each(|_| add_lanes(&mut sums, &lanes));
+                data.store(0..1, scale, &sums);
+                assert_eq!(data.data, x, "{ranks} ranks");
+            }
         }
     }
 

@@ -75,9 +75,9 @@ pub trait Element:
     #[doc(hidden)]
     fn from_lanes(sums: &[u8], scale: Option<Scale>, out: &mut [Self]);
 
-    /// Divides floats, by 2 or more; integers have no average.
+    /// Reads averages of 2 or more; integers have none, and stay sums.
     #[doc(hidden)]
-    fn divide(x: &mut [Self], by: u32);
+    fn average(sums: &[u8], scale: Scale, by: u32, out: &mut [Self]);
 }
 
 impl Element for i32 {
@@ -103,7 +103,9 @@ impl Element for i32 {
         }
     }
 
-    fn divide(_: &mut [Self], _: u32) {}
+    fn average(sums: &[u8], scale: Scale, _: u32, out: &mut [Self]) {
+        Self::from_lanes(sums, Some(scale), out);
+    }
 }
 
 impl Element for f32 {
@@ -131,8 +133,8 @@ impl Element for f32 {
         }
     }
 
-    fn divide(x: &mut [Self], by: u32) {
-        quant::divide(x, by);
+    fn average(sums: &[u8], scale: Scale, by: u32, out: &mut [Self]) {
+        scale.average(sums, by, out);
     }
 }
 

@@ -114,6 +114,11 @@ impl Scale {
         let usual = (-96..=126).contains(&self.exponent);
         if usual { restore(self.inverse(), sums, out) } else { restore_extreme(self.inverse(), sums, out) }
     }
+
+    /// The same divided by 2 to 64, rounded once: what lies between floats is one.
+    pub fn average(self, sums: &[u8], by: u32, out: &mut [f32]) {
+        average(self.inverse(), by, sums, out);
+    }
 }
 
 // Plain loops that compilers vectorise, in versions for wider registers than every x86-64 has; the processor chooses at run
@@ -181,49 +186,41 @@ fn restore(inverse: f64, sums: &[u8], out: &mut [f32]) {
 fn restore_extreme(inverse: f64, sums: &[u8], out: &mut [f32]) {
     for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
         // Exact.
-        let bits = (f64::from(i32::from_le_bytes(*sum)) * inverse).to_bits();
-        let magnitude = bits & !(1 << 63);
-        let normal = ((magnitude + up(magnitude, DROPPED)) >> DROPPED).wrapping_sub(REBIAS << 23);
-        // In steps of 2^-149; zero is far below half of one.
-        let by = (u64::from(DROPPED) + REBIAS + 1).saturating_sub(magnitude >> 52).clamp(1, 62) as u32;
-        let mantissa = (magnitude & ((1 << 52) - 1)) | 1 << 52;
-        let subnormal = (mantissa + up(mantissa, by)) >> by;
-        let rounded = if magnitude >> 52 > REBIAS { normal.min(INFINITE) } else { subnormal };
-        *out = f32::from_bits((bits >> 63 << 31 | rounded) as u32);
+        *out = rounded(f64::from(i32::from_le_bytes(*sum)) * inverse);
     }
 }
 
-/// Divides finite numbers and infinities by 2 to 64, each rounded to the nearest, ties to even, whatever the processor would do.
+/// Rounded to the nearest, ties to even, whatever the processor would do.
+#[inline(always)]
+fn rounded(x: f64) -> f32 {
+    let bits = x.to_bits();
+    let magnitude = bits & !(1 << 63);
+    let normal = ((magnitude + up(magnitude, DROPPED)) >> DROPPED).wrapping_sub(REBIAS << 23);
+    // In steps of 2^-149; zero is far below half of one.
+    let by = (u64::from(DROPPED) + REBIAS + 1).saturating_sub(magnitude >> 52).clamp(1, 62) as u32;
+    let mantissa = (magnitude & ((1 << 52) - 1)) | 1 << 52;
+    let subnormal = (mantissa + up(mantissa, by)) >> by;
+    let rounded = if magnitude >> 52 > REBIAS { normal.min(INFINITE) } else { subnormal };
+    f32::from_bits((bits >> 63 << 31 | rounded) as u32)
+}
+
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw+avx512dq", "x86_64+avx2"))]
-pub fn divide(x: &mut [f32], by: u32) {
+fn average(inverse: f64, by: u32, sums: &[u8], out: &mut [f32]) {
     // a / by = a reciprocal 2^-(31 + up), rounded down, for all a below 2^31 (Granlund and Montgomery, PLDI 1994, theorem 4.2).
     let up = by.next_power_of_two().ilog2();
-    let is_normal = |m: u32| (m >= (up + 1) << 23) | (m == 0);
-    if by.is_power_of_two() && x.iter().fold(true, |all, x| all & is_normal(x.to_bits() & 0x7fff_ffff)) {
-        // Exact: nothing to round.
-        let inverse = f32::from_bits((127 - up) << 23);
-        return x.iter_mut().for_each(|x| *x *= inverse);
-    }
     let reciprocal = (1u64 << (31 + up)).div_ceil(u64::from(by));
-    let quotient = |a: u32| ((u64::from(a) * reciprocal) >> (31 + up)) as u32;
-    for x in x {
-        let bits = x.to_bits();
-        let (sign, biased) = (bits & 1 << 31, bits >> 23 & 0xff);
-        let mantissa = (bits & 0x7f_ffff) | u32::from(biased != 0) << 23;
-        // A quotient of 31 - up bits or one more, of which 24 stay.
-        let dropped = 7 - up + (quotient(mantissa << 7) >> (31 - up));
-        // Else in steps of 2^-149.
-        let is_normal = biased + dropped > 7;
-        let (dropped, exponent) = if is_normal { (dropped, biased + dropped - 8) } else { (0, 0) };
-        let a = mantissa << if is_normal { 7 } else { biased.max(1) - 1 };
-        let whole = quotient(a);
-        let rest = (a - whole * by) * 2;
-        // Below them, whether the rest is half of a step or more, and whether it is neither that nor nothing.
-        let exact = whole << 2 | u32::from(rest >= by) << 1 | u32::from(rest != by && rest != 0);
-        let by = dropped + 2;
-        let rounded = (exact + (((1 << by) - 1) >> 1) + (exact >> by & 1)) >> by;
-        let divided = if biased == 0xff { bits } else { sign | ((exponent << 23) + rounded) };
-        *x = f32::from_bits(divided);
+    for (sum, out) in sums.as_chunks::<4>().0.iter().zip(out) {
+        let bits = f64::from(i32::from_le_bytes(*sum)).to_bits();
+        // The 31 bits of a sum, the first of them 1: a quotient of 25 at least.
+        let a = (bits >> 22 & ((1 << 30) - 1)) as u32 | 1 << 30;
+        let whole = ((u64::from(a) * reciprocal) >> (31 + up)) as u32;
+        // Behind them, whether there is a rest, is all that rounding to 24 asks for.
+        let exact = whole << 1 | u32::from(whole * by != a);
+        // From the place of the 31 bits to that of the sum.
+        let place = (bits >> 52 & 0x7ff).wrapping_sub(1023 + 31) << 52;
+        let quotient = f64::from(exact).to_bits().wrapping_add(place) | bits & 1 << 63;
+        let quotient = if bits << 1 == 0 { 0 } else { quotient };
+        *out = rounded(f64::from_bits(quotient) * inverse);
     }
 }
 
