@@ -1,6 +1,10 @@
 """What ranks of a job on a box do: python box.py NAME. They stop at words on standard input."""
 
+import os
+import signal
 import sys
+import threading
+import time
 import warnings
 
 import numpy
@@ -67,6 +71,41 @@ def renews():
             flag = numpy.array([min(comm.statistics()["renewals"], times)], dtype=numpy.int32)
             comm.all_reduce(flag)
             renewed = flag[0]
+    print("renewed", flush=True)
+
+
+def soon(call, error):
+    """Calls what is to raise an error in a second at most, and much sooner than the ranks have connected anew."""
+    begun = time.monotonic()
+    try:
+        call()
+    except error:
+        took = time.monotonic() - begun
+        assert took < 1, took
+        return True
+    return False
+
+
+def held():
+    """The ranks connect anew, and the box's daemon is stopped meanwhile: who waits is in time, and Ctrl-C ends it."""
+    # Tests that run in the background have SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    comm = netsum.init(timeout=20)
+    arrays = [numpy.ones(100, dtype=numpy.int32) for _ in range(3)]
+    told("ready")
+    comm.all_reduce(arrays[0])
+    begun = time.monotonic()
+    work = comm.all_reduce_async(arrays[1])
+    assert soon(lambda: work.wait(timeout=0.1), TimeoutError)
+    assert not work.is_done() and comm.mode == "box" and time.monotonic() - begun < 1, time.monotonic() - begun
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert soon(lambda: comm.all_reduce(arrays[2]), KeyboardInterrupt)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert soon(work.wait, KeyboardInterrupt)
+    told("held")
+    assert work.wait().mode == "box" and comm.barrier().mode == "box"
+    assert (arrays[1] == comm.ranks).all() and (arrays[2] == comm.ranks).all(), arrays
+    assert comm.statistics()["renewals"] == 1, comm.statistics()
     print("renewed", flush=True)
 
 

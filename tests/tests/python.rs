@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use netsum_lab::LabSpec;
-use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, WORKER_PORT};
+use netsum_lab::cluster::{Cluster, DaemonOptions, JobSpec, PATIENCE, WORKER_PORT};
 use netsum_lab::netns::output;
 use netsum_lab::process::Running;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// A file of the project.
 fn of_project(path: &str) -> PathBuf {
@@ -67,6 +69,42 @@ fn ranks_connect_anew_while_operations_follow_each_other_without_a_pause() {
         }
         cluster.netsum(&["job", "renew", "loops"]).unwrap();
     }
+    for rank in ranks {
+        let said = rank.success(PATIENCE).unwrap();
+        assert!(said.contains("renewed"), "{said}");
+    }
+}
+
+/// The daemon is stopped when the ranks have agreed to connect anew, and before they join again.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn who_waits_while_ranks_connect_anew_is_in_time_and_hears_ctrl_c() {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
+    let listen = "[heartbeat]\ninterval-ms = 100\ntimeout-ms = 10000\n".to_owned();
+    cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
+    let token = cluster.create_job(&JobSpec::new("held", 2)).unwrap();
+    let mut ranks: Vec<Running> =
+        (0..2).map(|rank| start(&cluster, "held", rank, 2, "held", &token)).collect();
+    let all_say = |ranks: &mut [Running], word: &str| {
+        for rank in ranks {
+            assert_eq!(rank.line(PATIENCE).unwrap_or_else(|e| panic!("{e:#}")), word);
+        }
+    };
+    all_say(&mut ranks, "ready");
+    cluster.netsum(&["job", "renew", "held"]).unwrap();
+    // Rank 0 hears of it.
+    std::thread::sleep(Duration::from_secs(1));
+    let sent = || cluster.counter(Some("held"), "fragments").unwrap();
+    let before = sent();
+    ranks[0].say("go on").unwrap();
+    // By then it has the other's consent.
+    while sent() == before {}
+    let daemon = Pid::from_raw(cluster.daemon_pid().cast_signed());
+    kill(daemon, Signal::SIGSTOP).unwrap();
+    ranks[1].say("go on").unwrap();
+    all_say(&mut ranks, "held");
+    kill(daemon, Signal::SIGCONT).unwrap();
+    ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
     for rank in ranks {
         let said = rank.success(PATIENCE).unwrap();
         assert!(said.contains("renewed"), "{said}");

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::config::{Bootstrap, CommConfig};
 use super::forked;
 use super::pending::{Back, Pending, Room};
-use super::session::{Session, keep};
+use super::session::{Session, keep, wait_until};
 use super::turns::Turns;
 use netsum_collective::call::{Call, Collective, Op};
 use netsum_collective::engine::{Finished, MAX_OPEN};
@@ -30,7 +30,7 @@ use netsum_collective::shape::JobShape;
 /// from rank to rank.
 ///
 /// The box may ask the ranks to connect anew while the job is at work: then all do at the end of an all-reduce, before any later one,
-/// which takes that much longer. Nothing else is noticed of it, but in [`statistics`](Self::statistics). What it takes longer than
+/// which takes that much longer. Who starts one is not held up. Nothing else is noticed of it, but in [`statistics`](Self::statistics). What it takes longer than
 /// `timeout` twice to do is an error of the next call.
 ///
 /// Dropping it completes what is in flight, where the other ranks get there within two seconds, and leaves the job in good order; that
@@ -256,10 +256,9 @@ impl Communicator {
             return Ok(Pending::done(outcome.map(|report| (Box::new(data) as Owned, report)), back));
         };
         let pending = {
-            let mut session = kept.shared.take();
-            let core = session.ready()?;
-            let (pending, promise) = Pending::new(Arc::clone(&kept.shared), core.retransmissions(), back);
-            core.start(Call { collective, tag: self.tag }, Box::new(data), promise, memory)?;
+            let mut session = wait_until(kept.shared.take(), |session| Ok(!session.is_full()))?;
+            let (pending, promise) = Pending::new(Arc::clone(&kept.shared), back);
+            session.start(Call { collective, tag: self.tag }, Box::new(data), promise, memory)?;
             if !self.patience.is_zero() {
                 session.rest(Instant::now() + self.patience, self.patience, || pending.is_done());
             }
@@ -282,7 +281,7 @@ impl Communicator {
         forked(self.process)?;
         let called = Instant::now();
         let Some(kept) = &self.kept else { return self.run_alone(data, called) };
-        let mut session = kept.shared.take();
+        let mut session = wait_until(kept.shared.take(), Session::may_run)?;
         let report = session.run(Call { collective, tag: self.tag }, data, called);
         (self.shape, self.title) = (session.shape, session.title.clone());
         report

@@ -19,10 +19,12 @@ use netsum_collective::way_back::WayBack;
 
 /// The longest that a driver waits without looking at the daemon's word.
 pub(super) const LOOK_UP: Duration = Duration::from_millis(100);
+/// How long it leaves the daemon's answer alone, which it waits for.
+const ANSWER: Duration = Duration::from_millis(1);
 /// How long rank 0 waits for the daemon's answer before it goes on without.
 const DAEMON: Duration = Duration::from_millis(500);
 /// How long a rank that leaves waits for others that may still need it.
-const LINGER: Duration = Duration::from_secs(2);
+pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// The state of connections.
 pub(super) struct Core {
@@ -35,6 +37,8 @@ pub(super) struct Core {
     promises: VecDeque<(u64, Promise, Memory)>,
     /// What the operation came to whose data was lent.
     lent: Option<Result<Finished, Error>>,
+    /// What rank 0 has asked the daemon, and until when it waits for the answer.
+    question: Option<(u64, Instant)>,
     /// The rank, where the ranks have summed by themselves before and the box has not yet.
     pub returning: Option<u32>,
     /// Whether a warning has said that an operation loses small values.
@@ -49,9 +53,9 @@ impl Core {
         heartbeat: Option<Heartbeat>,
     ) -> std::io::Result<Self> {
         let fd = Arc::new(Unshared::new(connections.fd().try_clone_to_owned()?));
-        let (promises, lent, returning) = (VecDeque::new(), None, None);
+        let (promises, lent, question, returning) = (VecDeque::new(), None, None, None);
         let has_warned = false;
-        Ok(Self { engine, connections, heartbeat, fd, promises, lent, returning, has_warned })
+        Ok(Self { engine, connections, heartbeat, fd, promises, lent, question, returning, has_warned })
     }
 
     /// What is readable when something has arrived. Connections are closed only when nobody has it any more.
@@ -113,7 +117,8 @@ impl Core {
     pub fn quiet(&self) -> Duration {
         let timeout = self.engine.next_timeout();
         let next = self.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
-        next.saturating_duration_since(Instant::now()).min(LOOK_UP)
+        let most = if self.question.is_some() { ANSWER } else { LOOK_UP };
+        next.saturating_duration_since(Instant::now()).min(most)
     }
 
     /// Drives the connections alone. Without them the operations are over, too.
@@ -132,13 +137,15 @@ impl Core {
 
     /// Waits for the previous rank's greeting, at most until `until`; for a packet of the path MTU, which
     /// comes right behind its first ones, at most `patience`. `unreachable` is told whether small ones came.
+    /// [`Error::Closed`] when nobody wants it any more.
     pub fn meet(
         &mut self,
         until: Instant,
         patience: Duration,
         unreachable: impl Fn(bool) -> Error,
+        is_wanted: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        loop {
+        while is_wanted() {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
             }
@@ -151,13 +158,9 @@ impl Core {
                 self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
-            self.rest()?;
+            self.rest_for(LOOK_UP)?;
         }
-    }
-
-    /// Drives while there is nothing to reduce.
-    fn rest(&mut self) -> Result<bool, Error> {
-        self.rest_for(LOOK_UP)
+        Err(Error::Closed)
     }
 
     /// Drives what the engine owns the data of, for a while at the most.
@@ -183,20 +186,32 @@ impl Core {
     }
 
     /// Starts an operation behind those that are open, and sends what may be sent.
-    pub fn start(&mut self, call: Call, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
-        if let Some(other) = self.promises.iter().position(|(.., other)| other.collides(&memory)) {
-            return Err(Error::Argument(format!(
-                "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
-                other + 1,
-                self.promises.len()
-            )));
-        }
-        let number = self.engine.start(Instant::now(), &mut *self.connections, call, Work::Owned(data))?;
+    pub fn start(
+        &mut self,
+        call: Call,
+        data: Owned,
+        mut promise: Promise,
+        memory: Memory,
+    ) -> Result<(), Error> {
+        promise.retransmissions = self.retransmissions();
+        let number = match self.engine.start(Instant::now(), &mut *self.connections, call, Work::Owned(data))
+        {
+            Ok(number) => number,
+            Err(error) => {
+                promise.fail(error.clone());
+                return Err(error);
+            }
+        };
         self.promises.push_back((number, promise, memory));
         self.engine.step(Instant::now(), &mut *self.connections, &mut Slice(&mut idle()[..]));
         self.deliver();
         self.send_now();
         Ok(())
+    }
+
+    /// What operations that are open use.
+    pub fn memories(&self) -> impl Iterator<Item = &Memory> {
+        self.promises.iter().map(|(.., memory)| memory)
     }
 
     /// Nothing that the engine has just decided waits for the keeper to wake up.
@@ -206,36 +221,40 @@ impl Core {
         }
     }
 
-    /// Before an operation: where it is time to, rank 0 has all ranks agree to connect anew after it.
-    pub fn consent(&mut self, rank: u32, way_back: &mut WayBack) -> Result<(), Error> {
-        if rank == 0 && self.should_renew(way_back)? {
-            self.engine.ask_to_renew(&mut *self.connections);
+    /// Before an operation: where it is time to, rank 0 has all ranks agree to connect anew after it. Whether that is out of the way;
+    /// never waits.
+    pub fn has_consent(&mut self, rank: u32, way_back: &mut WayBack) -> bool {
+        if rank == 0 && !self.engine.renews() {
+            match self.should_renew(way_back) {
+                Some(true) => self.engine.ask_to_renew(&mut *self.connections),
+                Some(false) => {}
+                None => return false,
+            }
         }
-        while self.engine.waits_for_consent() {
-            self.rest()?;
-        }
-        Ok(())
+        !self.engine.waits_for_consent()
     }
 
-    /// Whether it is time to connect anew, and the daemon is there: without it nobody could join again.
-    fn should_renew(&mut self, way_back: &mut WayBack) -> Result<bool, Error> {
-        let is_due = |core: &Self, way_back: &mut WayBack| {
-            let wish = core.heartbeat.as_ref().map(Heartbeat::wish).unwrap_or_default();
-            way_back.is_due(Instant::now(), wish, core.engine.standing())
-        };
-        if !is_due(self, way_back) {
-            return Ok(false);
+    /// Whether it is time to connect anew, and the daemon is there: without it nobody could join. `None` until it has answered.
+    fn should_renew(&mut self, way_back: &mut WayBack) -> Option<bool> {
+        let Some(heartbeat) = &self.heartbeat else { return Some(false) };
+        let now = Instant::now();
+        let answered = self.question.map(|(question, _)| heartbeat.has_answered(question));
+        let is_over = self.engine.failure().is_some() || self.question.is_some_and(|(_, until)| now >= until);
+        if is_over && answered == Some(false) {
+            self.question = None;
+            way_back.in_vain(now);
+            return Some(false);
         }
-        let Some(question) = self.heartbeat.as_ref().map(Heartbeat::ask) else { return Ok(false) };
-        let until = Instant::now() + DAEMON;
-        while !self.heartbeat.as_ref().is_some_and(|h| h.has_answered(question)) {
-            if Instant::now() >= until || self.engine.failure().is_some() {
-                way_back.in_vain(Instant::now());
-                return Ok(false);
+        let is_due = way_back.is_due(now, heartbeat.wish(), self.engine.standing());
+        match answered {
+            Some(false) => return None,
+            None if is_due => {
+                self.question = Some((heartbeat.ask(), now + DAEMON));
+                return None;
             }
-            self.drive(Instant::now() + Duration::from_millis(1), &mut Slice(&mut idle()[..]))?;
+            _ => self.question = None,
         }
-        Ok(is_due(self, way_back))
+        Some(is_due)
     }
 
     /// After the operation that all ranks connect anew after: leaves the job, but not the others.
@@ -270,9 +289,8 @@ impl Core {
         self.connections.traffic().map(|t| t.retransmissions)
     }
 
-    /// Waits a while for operations that are open; gives up those that the other ranks are not ready for.
-    pub fn complete(&mut self) {
-        let until = Instant::now() + LINGER;
+    /// Waits until then for operations that are open; gives up those that the other ranks are not ready for.
+    pub fn complete(&mut self, until: Instant) {
         while self.engine.open() > 0 && Instant::now() < until {
             if self.rest_for(LINGER / 100).is_err() {
                 break;
@@ -398,7 +416,7 @@ mod tests {
         let mut connections = Scripted::new(true);
         let engine = Engine::new(Instant::now(), settings, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
-        let (settlement, promise) = Promise::new(None);
+        let (settlement, promise) = Promise::new();
         core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
         assert!(!settlement.lock().is_settled);
         // As the keeper does between two steps.
@@ -418,7 +436,7 @@ mod tests {
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let settlements: Vec<_> = (0..3)
             .map(|_| {
-                let (settlement, promise) = Promise::new(None);
+                let (settlement, promise) = Promise::new();
                 core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
                 settlement
             })

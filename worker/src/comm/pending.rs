@@ -1,17 +1,12 @@
 //! An operation that runs while the application does something else.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags};
-use nix::sys::time::TimeSpec;
-
 use super::forked;
 use super::promise::{Promise, Settlement};
-use super::session::Session;
+use super::session::{Session, sleep_at};
 use super::turns::Turns;
-use crate::unshared::Unshared;
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Owned;
 use netsum_collective::report::Report;
@@ -37,27 +32,16 @@ pub struct Pending<B> {
     process: u32,
 }
 
-/// Waits until packets have arrived, or for so long. Interrupted is as good as over.
-/// Lets go of the descriptor, which a reconnect waits for.
-fn sleep_at(fd: Arc<Unshared<OwnedFd>>, wait: Duration) {
-    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
-    let _ = nix::poll::ppoll(&mut fds, Some(TimeSpec::from_duration(wait)), None);
-}
-
 impl<B> Pending<B> {
     /// An operation and who keeps the promise.
-    pub(super) fn new(
-        turns: Arc<Turns<Session>>,
-        retransmissions: Option<u64>,
-        back: Back<B>,
-    ) -> (Self, Promise) {
-        let (settlement, promise) = Promise::new(retransmissions);
+    pub(super) fn new(turns: Arc<Turns<Session>>, back: Back<B>) -> (Self, Promise) {
+        let (settlement, promise) = Promise::new();
         (Self { settlement, turns: Some(turns), back, process: std::process::id() }, promise)
     }
 
     /// What is done already.
     pub(super) fn done(outcome: Result<(Owned, Report), Error>, back: Back<B>) -> Self {
-        let settlement = Settlement::new(None);
+        let settlement = Settlement::new();
         settlement.settle(outcome);
         Self { settlement, turns: None, back, process: std::process::id() }
     }
@@ -121,7 +105,7 @@ impl<B> Pending<B> {
                         let wait = wait.min(SLICE).min(left);
                         // Who starts an operation meanwhile is not held up.
                         if !wait.is_zero() {
-                            session = session.asleep(|| sleep_at(fd, wait));
+                            session = session.asleep(|| sleep_at((fd, wait)));
                         }
                     }
                     session.send_now();
@@ -147,22 +131,21 @@ impl Room {
     pub fn wait_for(&self, most: Duration) -> bool {
         let Some(turns) = self.turns.as_ref().filter(|_| forked(self.process).is_ok()) else { return true };
         let until = Instant::now() + most;
+        let mut session = turns.take();
         while !turns.is_over() {
-            let mut session = turns.take();
             let left = until.saturating_duration_since(Instant::now());
             if !session.is_full() || left.is_zero() {
                 return !session.is_full();
             }
-            // There is none until the ranks have connected anew.
-            session.renew_if_due();
-            let step = SLICE.min(left);
-            session.rest(Instant::now() + step, step, || turns.is_wanted());
-            let is_wanted = turns.is_wanted();
-            drop(session);
-            if is_wanted {
-                // Who waits for a lock does not get it from one who takes it again at once.
-                std::thread::sleep(YIELD);
-            }
+            let Some((fd, wait)) = session.progress() else { return true };
+            session = session.asleep(|| {
+                if turns.is_wanted() {
+                    // Who waits for a lock does not get it from one who takes it again at once.
+                    std::thread::sleep(YIELD);
+                } else {
+                    sleep_at((fd, wait.min(SLICE).min(left)));
+                }
+            });
         }
         true
     }

@@ -29,14 +29,12 @@ pub(super) struct Settlement {
     call: Mutex<Option<Call>>,
     changed: Condvar,
     called: Instant,
-    /// How many there were before.
-    retransmissions: Option<u64>,
 }
 
 impl Settlement {
-    pub fn new(retransmissions: Option<u64>) -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         let (settled, changed, called) = (Mutex::default(), Condvar::new(), Instant::now());
-        Arc::new(Self { settled, call: Mutex::new(None), changed, called, retransmissions })
+        Arc::new(Self { settled, call: Mutex::new(None), changed, called })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Known> {
@@ -73,27 +71,38 @@ impl Settlement {
 }
 
 /// The other end of a [`Settlement`]. Dropped, it is broken: nobody waits for ever.
-pub(super) struct Promise(Option<Arc<Settlement>>);
+pub(super) struct Promise {
+    settlement: Option<Arc<Settlement>>,
+    /// How many there were before the all-reduce was started.
+    pub retransmissions: Option<u64>,
+}
 
 impl Promise {
     /// A promise, and the settlement that it is for.
-    pub fn new(retransmissions: Option<u64>) -> (Arc<Settlement>, Self) {
-        let settlement = Settlement::new(retransmissions);
-        (Arc::clone(&settlement), Self(Some(settlement)))
+    pub fn new() -> (Arc<Settlement>, Self) {
+        let settlement = Settlement::new();
+        (Arc::clone(&settlement), Self { settlement: Some(settlement), retransmissions: None })
     }
 
     /// The all-reduce has come to its end; `retransmissions` are counted as before.
     pub fn settle(mut self, result: Result<Finished, Error>, data: Owned, retransmissions: Option<u64>) {
-        let Some(settlement) = self.0.take() else { return };
-        let again = retransmissions.zip(settlement.retransmissions).map(|(after, before)| after - before);
+        let Some(settlement) = self.settlement.take() else { return };
+        let again = retransmissions.zip(self.retransmissions).map(|(after, before)| after - before);
         let report = result.and_then(|finished| finished.report(settlement.called.elapsed(), again));
         settlement.settle(report.map(|report| (data, report)));
+    }
+
+    /// The all-reduce was never started.
+    pub fn fail(mut self, error: Error) {
+        if let Some(settlement) = self.settlement.take() {
+            settlement.settle(Err(error));
+        }
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if let Some(settlement) = self.0.take() {
+        if let Some(settlement) = self.settlement.take() {
             settlement.settle(Err(Error::Closed));
         }
     }

@@ -1,26 +1,29 @@
-//! A membership in a job over all its connections: where the box asks for it, the ranks leave these and connect anew, whoever drives
-//! at that moment. And the thread that drives between calls.
+//! A membership in a job over all its connections: where the box asks for it, the ranks leave these and connect anew, in a thread of
+//! its own, while operations that are started wait in line. And the thread that drives between calls.
 
+use std::collections::VecDeque;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
 
 use super::bootstrap::{Membership, Patience, bootstrap, control};
 use super::config::CommConfig;
-use super::core::{Core, LOOK_UP};
+use super::core::{Core, LINGER};
 use super::network::{Bind, Network};
 use super::numbers::nonce;
+use super::promise::Promise;
 use super::transport;
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 use crate::unshared::Unshared;
 use netsum_collective::call::Call;
-use netsum_collective::engine::{Engine, Settings};
+use netsum_collective::engine::{Engine, MAX_OPEN, Settings};
 use netsum_collective::error::Error;
-use netsum_collective::numeric::element::Data;
+use netsum_collective::numeric::element::{Data, Owned};
+use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
 use netsum_collective::way_back::WayBack;
@@ -28,8 +31,46 @@ use netsum_collective::way_back::WayBack;
 /// How long the keeper leaves the connections alone when a call has ended: much less than any time-out.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// How long a rank that joins again leaves the daemon's answer alone.
+/// How long a rank that joins again leaves the daemon's answer alone, and who waits for it the rank.
 const JOINING: Duration = Duration::from_millis(5);
+
+/// What to wait for, if anything, and how long.
+pub(super) type Wait = (Option<Arc<Unshared<OwnedFd>>>, Duration);
+
+/// Waits until packets have arrived, or for so long. Interrupted is as good as over.
+/// Lets go of the descriptor, which a reconnect waits for.
+pub(super) fn sleep_at((fd, wait): Wait) {
+    let mut fds: Vec<_> = fd.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    let _ = nix::poll::ppoll(&mut fds, Some(nix::sys::time::TimeSpec::from_duration(wait)), None);
+}
+
+/// An operation that waits until it may be started.
+struct Queued {
+    call: Call,
+    data: Owned,
+    promise: Promise,
+    memory: Memory,
+}
+
+/// Connections that a thread replaces.
+struct Renewing {
+    outcome: mpsc::Receiver<Renewed>,
+    /// The thread gives up when it is dropped.
+    wanted: Arc<()>,
+    /// Of the connections before.
+    mode: Mode,
+    statistics: Statistics,
+}
+
+/// What it came to.
+enum Renewed {
+    /// The ranks could not join again: the connections before.
+    Stayed(Box<Core>),
+    /// What was done over the connections before, and others.
+    Left(Statistics, Box<Result<Established, Error>>),
+}
+
+type Established = (JobShape, Arc<str>, Core);
 
 /// What the application's threads and the keeper drive.
 pub(super) struct Session {
@@ -37,8 +78,11 @@ pub(super) struct Session {
     pub shape: JobShape,
     /// What the connections run over.
     pub title: Arc<str>,
-    /// `None` when it is over, or broken.
+    /// `None` when it is over, or broken, or while `renewing`.
     core: Option<Core>,
+    renewing: Option<Renewing>,
+    /// In their order, behind those that are open.
+    queue: VecDeque<Queued>,
     /// Counted over earlier connections.
     before: Statistics,
     way_back: WayBack,
@@ -51,31 +95,32 @@ impl Session {
     pub fn new(config: CommConfig) -> Result<Self, Error> {
         let started = Instant::now();
         let (network, membership) = join(&config, Bind::Now, Patience::Short)?;
-        let (shape, title, core) = establish(&config, started, network, membership)?;
+        let (shape, title, core) = establish(&config, started, network, membership, || true)?;
         log::info!("rank {}: over {title}", config.rank);
         let (before, way_back) = (Statistics::default(), WayBack::new(Instant::now()));
-        Ok(Self { config, shape, title, core: Some(core), before, way_back, broken: None })
+        let (core, renewing, queue, broken) = (Some(core), None, VecDeque::new(), None);
+        Ok(Self { config, shape, title, core, renewing, queue, before, way_back, broken })
     }
 
-    /// Waits until an operation may be started.
-    pub fn ready(&mut self) -> Result<&mut Core, Error> {
-        loop {
-            self.renew_if_due();
-            let rank = self.config.rank;
-            let Some(core) = &mut self.core else { break };
-            core.consent(rank, &mut self.way_back)?;
-            if core.engine.is_full() {
-                core.rest_for(LOOK_UP)?;
-            } else if !core.engine.is_to_renew() {
-                break;
-            }
+    /// Whether an operation may be started now; never waits.
+    fn may_start(&mut self) -> Result<bool, Error> {
+        self.renew_if_due();
+        if self.renewing.is_some() {
+            return Ok(false);
         }
-        self.core.as_mut().ok_or_else(|| self.broken.clone().unwrap_or(Error::Closed))
+        let rank = self.config.rank;
+        let core = self.core.as_mut().ok_or_else(|| self.broken.clone().unwrap_or(Error::Closed))?;
+        Ok(core.has_consent(rank, &mut self.way_back) && !core.engine.is_full())
     }
 
-    /// An operation from its start to its end.
+    /// Whether one may be [run](Self::run).
+    pub fn may_run(&mut self) -> Result<bool, Error> {
+        Ok(self.queue.is_empty() && self.may_start()?)
+    }
+
+    /// An operation from its start to its end, where it may be started.
     pub fn run(&mut self, call: Call, data: &mut dyn Data, called: Instant) -> Result<Report, Error> {
-        let core = self.ready()?;
+        let core = self.core.as_mut().ok_or(Error::Closed)?;
         let before = core.retransmissions();
         let outcome = core.run(call, data);
         core.send_now();
@@ -83,6 +128,44 @@ impl Session {
         let elapsed = called.elapsed();
         self.renew_if_due();
         outcome?.report(elapsed, again)
+    }
+
+    /// Starts an operation, or puts it behind those that wait.
+    pub fn start(&mut self, call: Call, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
+        let queued = self.queue.iter().map(|queued| &queued.memory);
+        let open: Vec<_> = self.core.iter().flat_map(Core::memories).chain(queued).collect();
+        if let Some(other) = open.iter().position(|other| other.collides(&memory)) {
+            return Err(Error::Argument(format!(
+                "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
+                other + 1,
+                open.len()
+            )));
+        }
+        let may_run = self.may_run()?;
+        match self.core.as_mut().filter(|_| may_run) {
+            Some(core) => core.start(call, data, promise, memory),
+            None => {
+                self.queue.push_back(Queued { call, data, promise, memory });
+                Ok(())
+            }
+        }
+    }
+
+    /// Connects anew where it is time to, and starts what may be started.
+    fn move_on(&mut self) {
+        self.renew_if_due();
+        while !self.queue.is_empty() {
+            match self.may_start() {
+                Ok(false) => return,
+                Ok(true) => {
+                    let (Some(core), Some(next)) = (&mut self.core, self.queue.pop_front()) else { return };
+                    let Queued { call, data, promise, memory } = next;
+                    // Whoever waits for it is told.
+                    let _ = core.start(call, data, promise, memory);
+                }
+                Err(error) => self.queue.drain(..).for_each(|queued| queued.promise.fail(error.clone())),
+            }
+        }
     }
 
     /// Drives until `is_over`, or for a while at the most, in steps after which one looks.
@@ -97,73 +180,85 @@ impl Session {
         core.send_now();
     }
 
-    /// Joins again and connects anew, as all ranks do at this moment. Where they cannot join they go on over the present connections. The
-    /// next call tells if there are none any more: the sums of the last one are there.
-    fn renew(&mut self) {
-        let Some(mut core) = self.core.take() else { return };
-        let (rank, started) = (self.config.rank, Instant::now());
-        let mut heartbeat = core.leave_job();
-        // All ranks are there, and have just said so.
-        let connect_timeout = self.config.connect_timeout.min(self.config.timeout);
-        let config = CommConfig { connect_timeout, ..self.config.clone() };
-        let (network, membership) = match join_beside(&config, &mut core) {
-            Ok(joined) => joined,
-            Err(error) => {
-                log::warn!("rank {rank}: could not join again, and goes on as before: {error}");
-                if let Some(heartbeat) = &mut heartbeat
-                    && let Err(e) = control(&config).and_then(|control| heartbeat.start_again(control))
-                {
-                    log::warn!("rank {rank}: {e}");
-                }
-                core.stay(heartbeat);
-                self.way_back.in_vain(Instant::now());
-                self.core = Some(core);
-                return;
+    /// Connects anew where all ranks have agreed to, and this one has done what comes before; never waits.
+    fn renew_if_due(&mut self) {
+        match self.renewing.as_ref().map(|renewing| renewing.outcome.try_recv()) {
+            Some(Ok(renewed)) => self.renewed(renewed),
+            Some(Err(mpsc::TryRecvError::Disconnected)) => {
+                (self.renewing, self.broken) = (None, Some(Error::Closed));
             }
-        };
-        core.go();
-        let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
-        self.before = self.before.plus(core.statistics());
-        let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
-        drop(core);
-        // Until the keeper has stopped waiting there, the address is in use.
-        while descriptor.strong_count() > 0 {
-            std::thread::sleep(Duration::from_millis(1));
+            _ => {}
         }
-        log::debug!("rank {rank}: joined again, and left, in {:.1?}", started.elapsed());
-        match establish(&config, Instant::now(), network, membership) {
-            Ok((shape, title, mut core)) => {
-                (core.returning, core.has_warned) = (returning, has_warned);
-                self.before.renewals += 1;
-                // Who comes back to the box says so when it has summed.
-                let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
-                log::log!(level, "rank {rank}: connected anew over {title} in {:.1?}", started.elapsed());
-                self.way_back.connected(Instant::now());
-                (self.shape, self.title, self.core) = (shape, title, Some(core));
-            }
-            Err(error) => {
-                log::warn!("rank {rank}: could not connect anew: {error}");
-                self.broken = Some(error);
-            }
-        }
-    }
-
-    /// Connects anew where all ranks have agreed to, and this one has done what comes before.
-    pub fn renew_if_due(&mut self) {
         if self.core.as_ref().is_some_and(|core| core.engine.is_to_renew()) {
             self.renew();
         }
     }
 
+    /// Has a thread connect anew.
+    fn renew(&mut self) {
+        let (mode, statistics) = (self.mode(), self.statistics());
+        let Some(mut core) = self.core.take() else { return };
+        let (config, wanted) = (self.config.clone(), Arc::new(()));
+        let still = Arc::downgrade(&wanted);
+        let ((give, given), (tell, outcome)) = (mpsc::channel(), mpsc::channel());
+        let thread = move || {
+            if let Ok(core) = given.recv() {
+                // Nobody listens only where the process ends.
+                let _ = tell.send(renew(config, core, &still));
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("netsum-renew".to_owned()).spawn(thread) {
+            log::warn!("rank {}: cannot start a thread to connect anew: {e}", self.config.rank);
+            core.engine.stay();
+            self.renewed(Renewed::Stayed(Box::new(core)));
+            return;
+        }
+        let _ = give.send(core);
+        self.renewing = Some(Renewing { outcome, wanted, mode, statistics });
+    }
+
+    fn renewed(&mut self, renewed: Renewed) {
+        self.renewing = None;
+        let (left, established) = match renewed {
+            Renewed::Stayed(core) => {
+                self.way_back.in_vain(Instant::now());
+                self.core = Some(*core);
+                return;
+            }
+            Renewed::Left(left, established) => (left, *established),
+        };
+        self.before = self.before.plus(left);
+        match established {
+            Ok((shape, title, core)) => {
+                self.before.renewals += 1;
+                self.way_back.connected(Instant::now());
+                (self.shape, self.title, self.core) = (shape, title, Some(core));
+            }
+            Err(error) => self.broken = Some(error),
+        }
+    }
+
     /// Whether an operation that is started now waits for another one to be done.
     pub fn is_full(&self) -> bool {
-        self.core.as_ref().is_some_and(|core| core.engine.is_full())
+        self.core.as_ref().map_or(0, |core| core.engine.open()) + self.queue.len() >= MAX_OPEN
     }
 
     /// Completes what can be completed, and leaves in good order.
     pub fn close(&mut self) {
+        let until = Instant::now() + LINGER;
+        while (self.renewing.is_some() || !self.queue.is_empty()) && Instant::now() < until {
+            let Some(wait) = self.progress() else { break };
+            sleep_at(wait);
+        }
+        self.queue.clear();
+        if let Some(Renewing { outcome, wanted, .. }) = self.renewing.take() {
+            drop(wanted);
+            if let Ok(renewed) = outcome.recv() {
+                self.renewed(renewed);
+            }
+        }
         if let Some(mut core) = self.core.take() {
-            core.complete();
+            core.complete(until);
             core.linger();
             self.before = self.before.plus(core.statistics());
         }
@@ -171,35 +266,36 @@ impl Session {
 
     /// Who sums.
     pub fn mode(&self) -> Mode {
-        self.core.as_ref().map_or(Mode::Ring, |core| core.engine.mode())
+        let before = self.renewing.as_ref().map_or(Mode::Ring, |renewing| renewing.mode);
+        self.core.as_ref().map_or(before, |core| core.engine.mode())
     }
 
     /// What has been done over all connections.
     pub fn statistics(&self) -> Statistics {
-        self.core.as_ref().map_or(self.before, |core| self.before.plus(core.statistics()))
+        let before = self.renewing.as_ref().map_or(self.before, |renewing| renewing.statistics);
+        self.core.as_ref().map_or(before, |core| self.before.plus(core.statistics()))
     }
 
-    /// The keeper's part: never waits, but to connect anew. What to wait for then, and how long; `None` when there is nothing any more.
-    fn keep(&mut self) -> Option<(Arc<Unshared<OwnedFd>>, Duration)> {
-        loop {
-            let core = self.core.as_mut()?;
-            core.rest_for(Duration::ZERO).ok()?;
-            if core.engine.is_to_renew() {
-                self.renew();
-                continue;
-            }
-            // What comes now is for the engine.
-            let wait = if core.carry_now().ok()? { Duration::ZERO } else { core.quiet() };
-            return Some((Arc::clone(core.fd()), wait));
-        }
+    /// The keeper's part, as [`progress`](Self::progress).
+    fn keep(&mut self) -> Option<Wait> {
+        let (fd, wait) = self.progress()?;
+        let Some(core) = &mut self.core else { return Some((fd, wait)) };
+        // What comes now is for the engine.
+        let wait = if core.carry_now().ok()? { Duration::ZERO } else { core.quiet() };
+        Some((fd, wait))
     }
 
     /// A waiting caller's part: never waits. What to wait for then, and how long; `None` when there
     /// is nothing to drive.
-    pub fn progress(&mut self) -> Option<(Arc<Unshared<OwnedFd>>, Duration)> {
-        let core = self.core.as_mut()?;
-        let wait = if core.rest_for(Duration::ZERO).ok()? { Duration::ZERO } else { core.quiet() };
-        Some((Arc::clone(core.fd()), wait))
+    pub fn progress(&mut self) -> Option<Wait> {
+        let carried = self.core.as_mut().map_or(Ok(false), |core| core.rest_for(Duration::ZERO));
+        self.move_on();
+        if self.renewing.is_some() {
+            return Some((None, JOINING));
+        }
+        let core = self.core.as_ref()?;
+        let wait = if carried.ok()? { Duration::ZERO } else { core.quiet() };
+        Some((Some(Arc::clone(core.fd())), wait))
     }
 
     /// Sends what has been decided since the last step.
@@ -208,6 +304,18 @@ impl Session {
             core.send_now();
         }
     }
+}
+
+/// Waits until `is_so`; others may have the session meanwhile.
+pub(super) fn wait_until(
+    mut session: Turn<'_, Session>,
+    is_so: impl Fn(&mut Session) -> Result<bool, Error>,
+) -> Result<Turn<'_, Session>, Error> {
+    while !is_so(&mut session)? {
+        let wait = session.progress().unwrap_or((None, JOINING));
+        session = session.asleep(|| sleep_at(wait));
+    }
+    Ok(session)
 }
 
 /// Drives between calls. Holds the session only while there is something to do, never while it waits. `alarm` is readable when what it
@@ -226,9 +334,10 @@ pub(super) fn keep(shared: &Turns<Session>, alarm: UnixStream) {
         if wait.is_zero() {
             continue;
         }
-        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let fds = fd.iter().map(|fd| fd.as_fd()).chain([alarm.as_fd()]);
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let wait = nix::sys::time::TimeSpec::from_duration(wait);
-        match nix::poll::ppoll(&mut [readable(fd.as_fd()), readable(alarm.as_fd())], Some(wait), None) {
+        match nix::poll::ppoll(&mut fds, Some(wait), None) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(_) => return,
         }
@@ -245,8 +354,58 @@ fn join(config: &CommConfig, when: Bind, patience: Patience) -> Result<Joined, E
     Ok((network, membership))
 }
 
-/// The same, while the present connections are driven: the other ranks may need this one.
-fn join_beside(config: &CommConfig, core: &mut Core) -> Result<Joined, Error> {
+/// Joins again and connects anew, as all ranks do at this moment. Where they cannot join they go on over the present connections. The
+/// next call tells if there are none any more: the sums of the last one are there.
+fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
+    let (rank, started) = (config.rank, Instant::now());
+    let mut heartbeat = core.leave_job();
+    // All ranks are there, and have just said so.
+    let connect_timeout = config.connect_timeout.min(config.timeout);
+    let config = CommConfig { connect_timeout, ..config };
+    let (network, membership) = match join_beside(&config, &mut core, wanted) {
+        Ok(joined) => joined,
+        Err(error) => {
+            if is_wanted(wanted) {
+                log::warn!("rank {rank}: could not join again, and goes on as before: {error}");
+                if let Some(heartbeat) = &mut heartbeat
+                    && let Err(e) = control(&config).and_then(|control| heartbeat.start_again(control))
+                {
+                    log::warn!("rank {rank}: {e}");
+                }
+            }
+            core.stay(heartbeat);
+            return Renewed::Stayed(Box::new(core));
+        }
+    };
+    core.go();
+    let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
+    let left = core.statistics();
+    let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
+    drop(core);
+    // Until nobody waits there any more, the address is in use.
+    while descriptor.strong_count() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    log::debug!("rank {rank}: joined again, and left, in {:.1?}", started.elapsed());
+    let mut established = establish(&config, Instant::now(), network, membership, || is_wanted(wanted));
+    match &mut established {
+        Ok((_, title, core)) => {
+            (core.returning, core.has_warned) = (returning, has_warned);
+            // Who comes back to the box says so when it has summed.
+            let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
+            log::log!(level, "rank {rank}: connected anew over {title} in {:.1?}", started.elapsed());
+        }
+        Err(error) => log::warn!("rank {rank}: could not connect anew: {error}"),
+    }
+    Renewed::Left(left, Box::new(established))
+}
+
+fn is_wanted(wanted: &Weak<()>) -> bool {
+    wanted.strong_count() > 0
+}
+
+/// [`join`], while the present connections are driven: the other ranks may need this one.
+fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Result<Joined, Error> {
     let (told, answer) = mpsc::channel();
     let theirs = config.clone();
     let join = move || {
@@ -264,10 +423,10 @@ fn join_beside(config: &CommConfig, core: &mut Core) -> Result<Joined, Error> {
     loop {
         match answer.try_recv() {
             Ok(joined) => return joined,
-            Err(mpsc::TryRecvError::Disconnected) => return Err(Error::Closed),
-            Err(mpsc::TryRecvError::Empty) => {
+            Err(mpsc::TryRecvError::Empty) if is_wanted(wanted) => {
                 core.rest_for(JOINING)?;
             }
+            Err(_) => return Err(Error::Closed),
         }
         if let Some(error) = core.engine.failure() {
             return Err(error.clone());
@@ -281,7 +440,8 @@ fn establish(
     started: Instant,
     network: Box<dyn Network>,
     membership: Membership,
-) -> Result<(JobShape, Arc<str>, Core), Error> {
+    is_wanted: impl Fn() -> bool,
+) -> Result<Established, Error> {
     let CommConfig { rank, timeout, .. } = *config;
     let Membership { shape, ranks, names, mut heartbeat } = membership;
     let place = names.iter().position(|name| *name == rank).unwrap_or(rank as usize) as u32;
@@ -312,10 +472,82 @@ fn establish(
             if by_small { (patience, Some(shape.mtu)) } else { (config.connect_timeout, None) };
         Error::Unreachable { rank: before, ip, after, mtu }
     };
-    if let Err(error) = core.meet(started + config.connect_timeout, patience, unreachable) {
+    if let Err(error) = core.meet(started + config.connect_timeout, patience, unreachable, is_wanted) {
         // The others must hear why.
         core.linger();
         return Err(error);
     }
     Ok((shape, title, core))
+}
+
+#[cfg(test)]
+mod tests {
+    use netsum_collective::numeric::element::Slice;
+    use netsum_collective::numeric::layout::Layout;
+
+    use super::super::config::Bootstrap;
+    use super::super::pending::{Pending, Room};
+    use super::*;
+
+    /// Ranks that connect anew, for as long as nothing is sent.
+    fn renewing() -> (Arc<Turns<Session>>, mpsc::Sender<Renewed>, Weak<()>) {
+        let layout = Layout { message_size: 4096, window: 2, rings: 1 };
+        let bootstrap =
+            Bootstrap::Static { peers: vec![], mtu: 1024, message_size: 4096, window: 2, rings: 1 };
+        let (tell, outcome) = mpsc::channel();
+        let wanted = Arc::new(());
+        let still = Arc::downgrade(&wanted);
+        let (mode, statistics) = (Mode::Box, Statistics { all_reduces: 7, ..Statistics::default() });
+        let session = Session {
+            config: CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap),
+            shape: JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false },
+            title: "nothing".into(),
+            core: None,
+            renewing: Some(Renewing { outcome, wanted, mode, statistics }),
+            queue: VecDeque::new(),
+            before: Statistics::default(),
+            way_back: WayBack::new(Instant::now()),
+            broken: None,
+        };
+        (Arc::new(Turns::new(session)), tell, still)
+    }
+
+    fn start(turns: &Arc<Turns<Session>>) -> Pending<()> {
+        let (pending, promise) = Pending::new(Arc::clone(turns), |_| Some(()));
+        let data = Box::new(Slice(vec![1]));
+        turns.take().start(Call::SUM, data, promise, Memory::default()).unwrap();
+        pending
+    }
+
+    #[test]
+    fn nobody_is_held_while_the_ranks_connect_anew() {
+        let (turns, tell, _) = renewing();
+        let begun = Instant::now();
+        let room = Room { turns: Some(Arc::clone(&turns)), process: std::process::id() };
+        let all: Vec<_> = (0..MAX_OPEN).map(|_| start(&turns)).collect();
+        assert!(!all[0].is_done() && !all[0].wait_for(Duration::from_millis(100)));
+        assert!(!room.wait_for(Duration::ZERO) && !room.wait_for(Duration::from_millis(100)));
+        assert_eq!((turns.take().mode(), turns.take().statistics().all_reduces), (Mode::Box, 7));
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        // All hear what it comes to.
+        let error = Error::Protocol("unreachable".to_owned());
+        tell.send(Renewed::Left(Statistics::default(), Box::new(Err(error.clone())))).unwrap();
+        all.into_iter().for_each(|pending| assert_eq!(pending.wait().unwrap_err(), error));
+        assert!(room.wait_for(Duration::ZERO));
+    }
+
+    #[test]
+    fn who_leaves_while_the_ranks_connect_anew_ends_that() {
+        let (turns, tell, wanted) = renewing();
+        let pending = start(&turns);
+        let thread = std::thread::spawn(move || {
+            while is_wanted(&wanted) {
+                std::thread::sleep(JOINING);
+            }
+            tell.send(Renewed::Left(Statistics::default(), Box::new(Err(Error::Closed)))).unwrap();
+        });
+        turns.end().close();
+        assert_eq!(pending.wait().unwrap_err(), Error::Closed);
+        thread.join().unwrap();
+    }
 }

@@ -5,7 +5,7 @@
 //! latest operation that anybody has started, or its own next one if that is later, and a second frame tells all: that is the last
 //! one over these connections. With one operation at a time it is rank 0's next one, as nobody can be ahead of it by more.
 //!
-//! Whoever has completed the last one joins again at once, whether its caller or its keeper drives, and goes on driving these
+//! Whoever has completed the last one joins again at once, in a thread that goes on driving these
 //! connections meanwhile: others may still find that the box is gone, and need this rank. It takes all to join. So who has joined knows
 //! that all have completed the last one, and that nobody needs these connections any more: only then does it leave them. Where the
 //! ranks cannot join they stay, each when it has found out. Later operations are started over the new connections, and there is none
@@ -36,6 +36,11 @@ impl Engine {
         let after = self.own().started + 1;
         self.renewal = Some(Renewal { after, agreed: false });
         self.tell(channels, &Frame::Renew { after, decided: false });
+    }
+
+    /// Whether the ranks have agreed to connect anew, or have still to.
+    pub fn renews(&self) -> bool {
+        self.renewal.is_some()
     }
 
     /// Whether the ranks have still to agree after which operation they connect anew: none may be started. Not for ever: who is silent
