@@ -115,3 +115,18 @@ fn a_fabrics_control_is_measured_and_jobs_go_round_a_dead_spine() {
     assert_eq!(figures.as_array().unwrap().len(), 1, "{text}");
     positive(&figures[0], &["admit", "restart", "recover", "memory"]);
 }
+
+#[test]
+#[ignore = "needs the program `bench-start`: cargo xtask test"]
+fn starting_an_operation_is_measured_beside_a_thread_that_waits_and_a_rank_that_is_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("json");
+    let mut command = Command::new(program("bench-start").unwrap());
+    let text = output(command.args(["--rounds", "1", "--json"]).arg(&file)).unwrap();
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let rows = figures.as_array().unwrap();
+    let cases: Vec<String> =
+        rows.iter().map(|row| format!("{} {} {}", row["waiter"], row["late"], row["starts"])).collect();
+    assert_eq!(cases, ["false false 20", "true false 20", "false true 20", "true true 20"], "{text}");
+    rows.iter().for_each(|row| positive(row, &["p50_us", "p99_us", "most_us"]));
+}

@@ -48,6 +48,16 @@ enum What {
     },
     /// What a rank does to every byte of a message, beside a copy.
     Numeric,
+    /// How long the call that starts an operation takes, with and without another thread that waits, and a rank that is late. Two
+    /// minutes.
+    Start {
+        /// Also writes figures, with machine and kernel, to benchmarks/start.{txt,json}.
+        #[arg(long)]
+        save: bool,
+        /// Arguments of the benchmark itself; `-- --help` lists them.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
     /// All-reduces on links with a bandwidth: netsum with and without its box and its peers, in turns, each in a lab of its own. About 35
     /// minutes. Installs what is missing.
     Wire {
@@ -122,6 +132,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
             ensure!(status.success(), "the benchmark failed: {status}");
             Ok(())
         }
+        What::Start { save, arguments } => recorded("start", arguments, save),
         What::Wire { save, arguments } => {
             setup::require_bpf()?;
             // Without them the benchmark says who is missing.
@@ -154,7 +165,8 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
     let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
     let said = said.collect::<Vec<_>>().join(" ");
     if save {
-        let kinds: &[&str] = if matches!(name, "control" | "plan") { &["json"] } else { &["json", "svg"] };
+        let is_drawn = !matches!(name, "control" | "plan" | "start");
+        let kinds: &[&str] = if is_drawn { &["json", "svg"] } else { &["json"] };
         for kind in kinds {
             let path = paths::root()?.join(RECORDS).join(format!("{name}.{kind}"));
             arguments.extend([format!("--{kind}"), path.display().to_string()]);

@@ -1,0 +1,125 @@
+//! What it takes to start an operation: `cargo xtask bench start`. Two ranks over loopback, without a box.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Error};
+use serde::Serialize;
+
+/// Operations of a round.
+const OPERATIONS: usize = 20;
+/// From one start to the next.
+const PACE: Duration = Duration::from_millis(4);
+/// How much later the other rank starts, where it is late.
+const LATE: Duration = Duration::from_secs(1);
+const ELEMENTS: usize = 4096;
+
+#[derive(Parser)]
+struct Args {
+    /// Rounds of each case.
+    #[arg(long, default_value_t = 50)]
+    rounds: usize,
+    /// Also writes the figures to this file.
+    #[arg(long)]
+    json: Option<std::path::PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    /// Whether another thread waits for the operations.
+    waiter: bool,
+    /// Whether the other rank is late.
+    late: bool,
+    starts: usize,
+    p50_us: f64,
+    p99_us: f64,
+    most_us: f64,
+}
+
+fn connect(rank: u32) -> Result<Communicator, Error> {
+    let [high, low, ..] = std::process::id().to_le_bytes();
+    let peers: Vec<IpAddr> = [1, 2].map(|last| [127, high | 1, low, last].into()).to_vec();
+    let (ip, mtu, message_size) = (peers[rank as usize], 1024, 16384);
+    let bootstrap = Bootstrap::Static { peers, mtu, message_size, window: 4, rings: 1 };
+    Communicator::connect(CommConfig::new(rank, 2, ip, bootstrap))
+}
+
+/// One rank's part; how long each start took.
+fn work(rank: u32, row: &Row, rounds: usize, begin: &Barrier) -> Result<Vec<Duration>, Error> {
+    let mut comm = connect(rank)?;
+    let mut took = Vec::with_capacity(rounds * OPERATIONS);
+    for _ in 0..rounds {
+        begin.wait();
+        if rank == 1 && row.late {
+            thread::sleep(LATE);
+        }
+        thread::scope(|scope| {
+            let (tell, told) = mpsc::channel::<Arc<netsum_worker::Pending<Vec<f32>>>>();
+            if row.waiter {
+                scope.spawn(move || {
+                    told.iter().for_each(|work| while !work.wait_for(Duration::from_secs(1)) {})
+                });
+            }
+            let mut all = Vec::with_capacity(OPERATIONS);
+            for _ in 0..OPERATIONS {
+                let data = vec![1.0f32; ELEMENTS];
+                let started = Instant::now();
+                let work = Arc::new(comm.all_reduce_async(data)?);
+                took.push(started.elapsed());
+                // Without a waiter nobody listens.
+                let _ = tell.send(Arc::clone(&work));
+                all.push(work);
+                thread::sleep(PACE);
+            }
+            drop(tell);
+            for work in all {
+                while !work.wait_for(Duration::from_secs(1)) {}
+                work.take().unwrap_or(Err(Error::Closed))?;
+            }
+            Ok::<(), Error>(())
+        })?;
+    }
+    Ok(took)
+}
+
+fn measure(row: &mut Row, rounds: usize) -> Result<()> {
+    let begin = Barrier::new(2);
+    let mut took = thread::scope(|scope| {
+        let (row, begin) = (&*row, &begin);
+        let other = scope.spawn(move || work(1, row, rounds, begin));
+        let took = work(0, row, rounds, begin)?;
+        other.join().map_err(|_| Error::Closed)?.map(|_| took)
+    })?;
+    took.sort();
+    let at = |share: f64| took[((took.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1e6;
+    (row.starts, row.p50_us, row.p99_us, row.most_us) = (took.len(), at(0.5), at(0.99), at(1.0));
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    env_logger::init();
+    let args = Args::parse();
+    println!(
+        "Starting an all-reduce of {} KiB, {OPERATIONS} times, {PACE:?} apart; 2 ranks over loopback, us.\n",
+        ELEMENTS * 4 >> 10
+    );
+    println!("thread that waits   other rank     starts    p50    p99   most");
+    let mut rows = Vec::new();
+    for (waiter, late) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut row = Row { waiter, late, starts: 0, p50_us: 0.0, p99_us: 0.0, most_us: 0.0 };
+        measure(&mut row, args.rounds)?;
+        let Row { starts, p50_us, p99_us, most_us, .. } = row;
+        let (waiter, late) = (if waiter { "yes" } else { "no" }, if late { "1 s late" } else { "in time" });
+        println!("{waiter:<17}   {late:<12} {starts:>8} {p50_us:>6.0} {p99_us:>6.0} {most_us:>6.0}");
+        rows.push(row);
+    }
+    if let Some(path) = args.json {
+        let json = serde_json::to_string_pretty(&rows)? + "\n";
+        std::fs::write(&path, json).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
