@@ -497,7 +497,8 @@ mod tests {
         let (tell, outcome) = mpsc::channel();
         let wanted = Arc::new(());
         let still = Arc::downgrade(&wanted);
-        let (mode, statistics) = (Mode::Box, Statistics { all_reduces: 7, ..Statistics::default() });
+        let (mode, mut statistics) = (Mode::Box, Statistics::default());
+        statistics.all_reduces = 7;
         let session = Session {
             config: CommConfig::new(0, 2, [127, 0, 0, 1].into(), bootstrap),
             shape: JobShape { ranks: 2, mtu: 1024, layout, relaxed: false, without_box: false },
@@ -527,7 +528,9 @@ mod tests {
         let all: Vec<_> = (0..MAX_OPEN).map(|_| start(&turns)).collect();
         assert!(!all[0].is_done() && !all[0].wait_for(Duration::from_millis(100)));
         assert!(!room.wait_for(Duration::ZERO) && !room.wait_for(Duration::from_millis(100)));
-        assert_eq!((turns.take().mode(), turns.take().statistics().all_reduces), (Mode::Box, 7));
+        let session = turns.take();
+        assert_eq!((session.mode(), session.statistics().all_reduces), (Mode::Box, 7));
+        drop(session);
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
         // All hear what it comes to.
         let error = Error::Protocol("unreachable".to_owned());
