@@ -105,7 +105,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     println!(
         "Starting an all-reduce of {} KiB, {OPERATIONS} times, {PACE:?} apart; 2 ranks over loopback, us.\n",
-        ELEMENTS * 4 >> 10
+        ELEMENTS * 4 / 1024
     );
     println!("thread that waits   other rank     starts    p50    p99   most");
     let mut rows = Vec::new();
