@@ -357,7 +357,7 @@ impl Job {
     pub(super) fn tick(&mut self, now: Instant, heartbeat_timeout: Duration) -> Vec<Action> {
         self.forget_old_claims(now);
         let mut actions = self.late_joins(now);
-        if let Some(reason) = self.silent_rank(now, heartbeat_timeout) {
+        if let Some(reason) = self.silence(now, heartbeat_timeout) {
             actions.extend(self.end_epoch(reason));
         }
         actions

@@ -438,12 +438,19 @@ impl Job {
         actions
     }
 
-    /// Why the job must end, if a rank has been silent for too long.
-    pub(super) fn silent_rank(&self, now: Instant, timeout: Duration) -> Option<String> {
-        let epoch = self.epoch.as_ref()?;
-        epoch.heard.iter().enumerate().find_map(|(rank, heard)| {
-            let silence = now.saturating_duration_since((*heard)?);
-            (silence > timeout).then(|| format!("rank {rank}: no heartbeat for {} ms", silence.as_millis()))
-        })
+    /// Why the job must end, if each rank that has not left has been silent for too long. While one
+    /// lives, it finds out by itself: with an operation in flight, which is when it matters.
+    pub(super) fn silence(&self, now: Instant, timeout: Duration) -> Option<String> {
+        let silent = |heard: &Instant| now.saturating_duration_since(*heard);
+        let heard = &self.epoch.as_ref()?.heard;
+        let least = heard.iter().flatten().map(silent).min().filter(|least| *least > timeout)?;
+        let ranks: Vec<String> =
+            (0..).zip(heard).filter(|(_, h)| h.is_some()).map(|(rank, _)| Rank(rank).to_string()).collect();
+        let ranks = if ranks.len() == 1 {
+            format!("rank {}", ranks[0])
+        } else {
+            format!("ranks {}", ranks.join(", "))
+        };
+        Some(format!("{ranks}: no heartbeat for {} ms", least.as_millis()))
     }
 }

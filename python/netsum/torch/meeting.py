@@ -22,6 +22,9 @@ from ..errors import ConfigError, NoBoxWarning
 
 T = TypeVar("T")
 
+#: Seconds after which a rank that is silent in an operation is dead, where the group's timeout is longer.
+LONGEST = 60.0
+
 
 def apart(store: "dist.Store", ranks: int) -> "dist.Store":
     """A part of the store that no earlier group has had: that of torchrun's agent outlives destroy_process_group.
@@ -33,15 +36,17 @@ def apart(store: "dist.Store", ranks: int) -> "dist.Store":
     return dist.PrefixStore(f"netsum/{ranks}/{generation}", store)
 
 
-def meet(store: "dist.Store", rank: int, ranks: int) -> tuple[Communicator, str]:
+def meet(store: "dist.Store", rank: int, ranks: int, timeout: float) -> tuple[Communicator, str]:
     """The communicator of all ranks, and this rank's address.
 
     With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", as netsum.init() does. With none of these at any rank the ranks send one
     another their addresses over the store, and sum by themselves. What one of them refuses, all do: none is left waiting.
+    `timeout` is the group's, in seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
     """
+    silence = {} if "NETSUM_TIMEOUT" in os.environ else {"timeout": min(max(timeout, 0.1), LONGEST)}
     told = _all(store, rank, ranks, "known", _is_told())
     if all(told):
-        return netsum.init(rank=rank, ranks=ranks), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
+        return netsum.init(rank=rank, ranks=ranks, **silence), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
     if any(told):
         text = f"rank {told.index(True)} knows of a box and rank {told.index(False)} does not: set NETSUM_CONTROLLER (or NETSUM_PEERS)"
         raise _together(store, rank, ranks, ConfigError(f"{text} at all ranks, or at none"))
@@ -60,7 +65,7 @@ def meet(store: "dist.Store", rank: int, ranks: int) -> tuple[Communicator, str]
             refusal = ("NoBoxWarning", str(warning))
     for kind, text in filter(None, _all(store, rank, ranks, "ready", refusal)):
         raise _together(store, rank, ranks, getattr(errors, kind)(text))
-    return netsum.init(rank=rank, ranks=ranks, peers=peers, ip=peers[rank]), peers[rank]
+    return netsum.init(rank=rank, ranks=ranks, peers=peers, ip=peers[rank], **silence), peers[rank]
 
 
 def _is_told() -> bool:
