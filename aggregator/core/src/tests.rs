@@ -196,10 +196,14 @@ fn who_waits_in_vain_is_told_who_is_missing() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 4)).unwrap();
     c.join(join("a", 1, 0, 7, now), now).unwrap();
+    for rank in [1, 3, 4] {
+        c.note_refused("a", Rank(rank), &format!("rank {rank}: the bridge has not seen it"));
+    }
     assert_eq!(c.tick(now + Duration::from_secs(4)), []);
     let actions = c.tick(now + Duration::from_secs(6));
     let [Action::Reply { waiter: 7, result: Err(why) }] = &actions[..] else { panic!("{actions:?}") };
-    assert!(why.to_string().contains("missing: 0, 2, 3"), "{why}");
+    let why = why.to_string();
+    assert!(why.ends_with("missing: 0, 2, 3; refused: rank 3: the bridge has not seen it"), "{why}");
 }
 
 #[test]
