@@ -466,6 +466,48 @@ fn each_pair_of_different_calls_is_an_error_at_all_ranks_that_names_both() {
     }
 }
 
+/// Each way to refuse one: what the others call for then is no sum with this rank's next call.
+#[test]
+fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
+    type Refused = fn(&mut Communicator) -> Error;
+    let ways: [Refused; 7] = [
+        |comm| comm.reduce_async(vec![0], Op::Sum, Some(9)).unwrap_err(),
+        |comm| comm.reduce_async(vec![0], Op::Average, None).unwrap_err(),
+        |comm| comm.reduce_scatter_async(vec![0; 5], vec![0], Op::Sum).unwrap_err(),
+        |comm| comm.broadcast_async(vec![0], 9).unwrap_err(),
+        |comm| comm.all_gather_async(vec![0], vec![0]).unwrap_err(),
+        |comm| comm.all_to_all_async(vec![0; 3], vec![0; 3]).unwrap_err(),
+        |comm| {
+            comm.refuse();
+            Error::Argument(String::new())
+        },
+    ];
+    for (way, refused) in ways.into_iter().enumerate() {
+        for all in [false, true] {
+            let outcomes = run(28, 2, LAYOUT, |mut comm| {
+                let rank = comm.rank();
+                if all || rank == 1 {
+                    assert!(matches!(refused(&mut comm), Error::Argument(_)));
+                } else {
+                    let mut x = [1, 2];
+                    let outcome = comm.all_reduce(&mut x);
+                    assert!(matches!(outcome, Err(Error::Mismatch(_))), "way {way}: {outcome:?}, {x:?}");
+                }
+                let mut x = [10, 20];
+                comm.all_reduce(&mut x).map(|_| x)
+            });
+            for outcome in outcomes {
+                match outcome {
+                    Ok(sums) => assert!(all && sums == [20, 40], "way {way}: {sums:?}"),
+                    Err(error) => {
+                        assert!(!all && error.to_string().contains("refused its call"), "way {way}: {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn floats_that_count_as_zero_are_counted() {
     run(26, 4, Layout { message_size: 65536, window: 4, rings: 1 }, |mut comm| {

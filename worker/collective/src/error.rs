@@ -42,7 +42,7 @@ fn unreachable(mtu: Option<u32>) -> String {
 }
 
 /// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`] and [`Error::Length`] the communicator is of
-/// no more use: all further calls give the same error.
+/// no more use: all further calls give the same error. So it is where one rank alone refuses a call by the last two: the others get [`Error::Mismatch`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -122,7 +122,7 @@ pub enum Error {
     /// The communicator was dropped before the operation was complete.
     #[error("the communicator was closed before this operation was complete")]
     Closed,
-    /// What was called for makes no sense here; the communicator can still be used.
+    /// What was called for makes no sense here; the communicator can still be used, if all ranks refuse the same call.
     #[error("{0}")]
     Argument(String),
     /// This process was forked from the one that connected.

@@ -7,7 +7,7 @@ use crate::numeric::element::Dtype;
 use crate::shape::JobShape;
 
 /// Version of these messages, and of what ranks put into sums.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -59,6 +59,7 @@ impl std::fmt::Display for Descriptor {
             Collective::AllGather { block } => write!(f, "all_gather of {block} bytes from each rank"),
             Collective::AllToAll { block } => write!(f, "all_to_all of {block} bytes for each rank"),
             Collective::Barrier => f.write_str("barrier"),
+            Collective::Refused => f.write_str("nothing (it refused its call with an error of its own)"),
         }?;
         match call.tag {
             0 => Ok(()),
@@ -379,7 +380,7 @@ mod tests {
         });
         let calls: Vec<Call> = collectives
             .chain(moves)
-            .chain([Collective::Barrier])
+            .chain([Collective::Barrier, Collective::Refused])
             .flat_map(|collective| [0, 1, 2].map(|tag| Call { collective, tag }))
             .collect();
         let mut seen = std::collections::HashSet::new();
@@ -395,7 +396,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(Call::of_words([7, 0, 0, 0], 0), None);
+        assert_eq!(Call::of_words([8, 0, 0, 0], 0), None);
         assert_eq!(Call::of_words([0, 2, 0, 0], 0), None);
         assert_eq!(Call::of_words([6, 0, 1, 0], 0), None, "a barrier has no root");
     }

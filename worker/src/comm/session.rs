@@ -85,6 +85,15 @@ impl Session {
         outcome?.report(elapsed, again)
     }
 
+    /// Tells the other ranks of a call that this one has refused, as soon as there is room. Never waits.
+    pub fn refuse(&mut self) {
+        let Some(core) = &mut self.core else { return };
+        core.engine.refuse(1);
+        // An error is one of the next call.
+        let _ = core.rest_for(Duration::ZERO);
+        core.send_now();
+    }
+
     /// Drives until `is_over`, or for a while at the most, in steps after which one looks.
     pub fn rest(&mut self, until: Instant, step: Duration, is_over: impl Fn() -> bool) {
         let Some(core) = &mut self.core else { return };
@@ -125,6 +134,7 @@ impl Session {
         let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
         self.before = self.before.plus(core.statistics());
         let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
+        let refused = core.engine.refused();
         drop(core);
         // Until the keeper has stopped waiting there, the address is in use.
         while descriptor.strong_count() > 0 {
@@ -134,6 +144,7 @@ impl Session {
         match establish(&config, Instant::now(), network, membership) {
             Ok((shape, title, mut core)) => {
                 (core.returning, core.has_warned) = (returning, has_warned);
+                core.engine.refuse(refused);
                 self.before.renewals += 1;
                 // Who comes back to the box says so when it has summed.
                 let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };

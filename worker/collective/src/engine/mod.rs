@@ -138,6 +138,8 @@ pub struct Engine {
     rings: Vec<Ring>,
     /// Those that are open, in their order.
     operations: VecDeque<Operation>,
+    /// Refused calls that the others have not been told of, for want of room.
+    refused: usize,
     /// What others have come to, in their order.
     outcomes: VecDeque<Outcome>,
     /// What is known of all ranks, this one among them.
@@ -203,6 +205,7 @@ impl Engine {
             wrong: false,
             rings: (0..layout.rings).map(|_| Ring::default()).collect(),
             operations: VecDeque::new(),
+            refused: 0,
             outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],
             untold: None,
@@ -264,6 +267,7 @@ impl Engine {
         }
         // Only now: acknowledgements behind the last announcement gave back messages that are needed.
         self.switch_when_agreed(now, channels, data);
+        self.start_refused(now, channels);
         self.pump(now, channels, data);
         self.expect_acknowledgements(now, channels);
         self.on_time(now, channels);
