@@ -70,6 +70,26 @@ def renews():
     print("renewed", flush=True)
 
 
+def refused_alone():
+    """Rank 2 alone refuses a call, and goes on as if nothing were."""
+    comm = netsum.init(timeout=5)
+    ones = [numpy.ones(5000, dtype=numpy.float32) for _ in range(3)]
+    assert comm.all_reduce(ones[0]).mode == "box"
+    wrong = numpy.ones(5000)
+    for times in range(2):
+        if times == 0 or comm.rank == 2:
+            try:
+                comm.all_reduce(wrong)
+            except netsum.ArgumentError:
+                pass
+        try:
+            comm.all_reduce(ones[times + 1])
+            assert times == 0 and (ones[1] == comm.ranks).all(), ones
+        except netsum.MismatchError as error:
+            assert times == 1
+            print(f"MismatchError: {error}", flush=True)
+
+
 def refused():
     """A job that says no: the text that a user sees."""
     try:
