@@ -508,6 +508,25 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
     }
 }
 
+/// Else the one with the shorter time-out takes others for dead.
+#[test]
+fn a_timeout_that_differs_is_named_to_all_ranks() {
+    let errors = std::thread::scope(|s| {
+        let ranks = [0, 1, 2].map(|rank| {
+            s.spawn(move || {
+                let mut config = config(29, rank, 3, LAYOUT);
+                config.timeout = Duration::from_millis(if rank == 1 { 1500 } else { 3000 });
+                Communicator::connect(config).and_then(|mut comm| comm.barrier()).unwrap_err().to_string()
+            })
+        });
+        ranks.map(|rank| rank.join().unwrap())
+    });
+    for error in errors {
+        assert!(error.contains("timeout (NETSUM_TIMEOUT) is "), "{error}");
+        assert!(error.contains("1.5s at rank 1") && error.contains("3s at rank "), "{error}");
+    }
+}
+
 #[test]
 fn floats_that_count_as_zero_are_counted() {
     run(26, 4, Layout { message_size: 65536, window: 4, rings: 1 }, |mut comm| {

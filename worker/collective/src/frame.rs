@@ -1,5 +1,7 @@
 //! What the ranks tell each other on their plain connections, from each to the next. Little endian.
 
+use std::time::Duration;
+
 use crate::buffer::Buffer;
 use crate::call::{Call, Collective};
 use crate::error::Error;
@@ -98,8 +100,9 @@ impl Reason {
 /// A message on a plain connection.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
-    /// The first: what the sender takes the job to be, and a random number, so that it is unlike an earlier run's. One small packet.
-    Hello { shape: JobShape, rank: u32, nonce: u64 },
+    /// The first: what the sender takes the job to be, its time-out, and a random number, so that it is unlike an earlier run's. One
+    /// small packet.
+    Hello { shape: JobShape, timeout: Duration, rank: u32, nonce: u64 },
     /// Behind the first: one packet of the path MTU, which is so many bytes. A path that carries only
     /// smaller ones is found by it before anything is summed.
     FullSize(usize),
@@ -163,7 +166,7 @@ impl Frame {
         let u32s = |w: &mut Buffer, x: &[u32]| x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()));
         let u64 = |w: &mut Buffer, x: u64| w.extend_from_slice(&x.to_le_bytes());
         match self {
-            Self::Hello { shape, rank, nonce } => {
+            Self::Hello { shape, timeout, rank, nonce } => {
                 let l = shape.layout;
                 let flags = u32::from(shape.relaxed) | u32::from(shape.without_box) << 1;
                 u32s(
@@ -171,6 +174,7 @@ impl Frame {
                     &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, flags],
                 );
                 u64(w, *nonce);
+                u64(w, timeout.as_nanos() as u64);
             }
             Self::FullSize(bytes) => {
                 u32s(w, &[10]);
@@ -256,7 +260,8 @@ impl Frame {
                 let (ranks, mtu, flags) = (word(3)?, word(4)?, word(8)?);
                 let (relaxed, without_box) = (flags & 1 != 0, flags & 2 != 0);
                 let shape = JobShape { ranks, mtu, layout, relaxed, without_box };
-                Self::Hello { rank: word(2)?, shape, nonce: long(36)? }
+                let timeout = Duration::from_nanos(long(44)?);
+                Self::Hello { rank: word(2)?, shape, timeout, nonce: long(36)? }
             }
             2 => {
                 let longs = longs(4)?;
@@ -316,9 +321,10 @@ mod tests {
             without_box: false,
         };
         for frame in [
-            Frame::Hello { shape, rank: 2, nonce: 1 << 63 },
+            Frame::Hello { shape, timeout: Duration::from_millis(100), rank: 2, nonce: 1 << 63 },
             Frame::Hello {
                 shape: JobShape { relaxed: false, without_box: true, ..shape },
+                timeout: Duration::from_secs(86_400),
                 rank: 0,
                 nonce: 0,
             },

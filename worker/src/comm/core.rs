@@ -423,7 +423,10 @@ mod tests {
                 settlement
             })
             .collect();
-        for frame in [Frame::Hello { shape, rank: 1, nonce: 2 }, Frame::Goodbye { origin: 1, completed: 1 }] {
+        for frame in [
+            Frame::Hello { shape, timeout: Duration::from_secs(10), rank: 1, nonce: 2 },
+            Frame::Goodbye { origin: 1, completed: 1 },
+        ] {
             let mut data = Buffer::heap(64);
             frame.encode_to(&mut data);
             script.lock().unwrap().push_back(ChannelEvent::Received { channel: Channel::PlainIn, data });

@@ -251,7 +251,10 @@ impl Engine {
             let buffer = channels.buffer(plain_room(&settings.shape));
             channels.receive_into(Channel::PlainIn, buffer);
         }
-        engine.tell(channels, &Frame::Hello { shape: settings.shape, rank, nonce: run });
+        engine.tell(
+            channels,
+            &Frame::Hello { shape: settings.shape, timeout: settings.timeout, rank, nonce: run },
+        );
         engine.tell(channels, &Frame::FullSize(settings.shape.mtu as usize));
         if let Some(run) = engine.run {
             engine.tell(channels, &Frame::Run(run));
@@ -334,7 +337,7 @@ impl Engine {
 
     fn on_frame(&mut self, now: Instant, channels: &mut dyn Channels, frame: Frame) {
         match frame {
-            Frame::Hello { shape, rank, .. } => self.on_hello(now, channels, shape, rank),
+            Frame::Hello { shape, timeout, rank, .. } => self.on_hello(now, channels, (shape, timeout), rank),
             Frame::FullSize(_) => self.greeted = true,
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Run(run) => self.on_run(channels, run),
