@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, reference_sum};
+use netsum_worker::{
+    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, Unanswered, reference_sum,
+};
 
 /// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
 fn address(test: u8, rank: u32) -> IpAddr {
@@ -326,6 +328,51 @@ fn a_rank_that_never_comes_is_named_by_all_others() {
         matches!(&errors[1], Error::RankDied { rank: 2, reason } if reason.contains("rank 0 could not connect"))
     );
     assert!(started.elapsed() < Duration::from_secs(3), "sooner than by silence");
+}
+
+#[test]
+fn a_rank_that_is_started_again_alone_hears_that_the_others_are_in_an_earlier_session() {
+    let both = std::sync::Barrier::new(2);
+    let errors = run(11, 2, LAYOUT, |mut comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 1 {
+            both.wait();
+            return None;
+        }
+        drop(comm);
+        let connect_timeout = Duration::from_secs(2);
+        let again = Communicator::connect(CommConfig { connect_timeout, ..config(11, 0, 2, LAYOUT) });
+        both.wait();
+        again.err()
+    });
+    let why = Unanswered::Earlier;
+    assert!(
+        matches!(&errors[0], Some(Error::Unreachable { rank: 1, why: w, .. }) if *w == why),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn peers_in_another_order_at_one_rank_are_named() {
+    let errors: Vec<Error> = std::thread::scope(|s| {
+        let threads = [0, 1, 2].map(|rank| {
+            s.spawn(move || {
+                let mut config = config(30, rank, 3, LAYOUT);
+                config.connect_timeout = Duration::from_secs(1);
+                if let (1, Bootstrap::Static { peers, .. }) = (rank, &mut config.bootstrap) {
+                    peers.swap(0, 2);
+                }
+                Communicator::connect(config).and_then(|mut comm| comm.barrier()).unwrap_err()
+            })
+        });
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    // Rank 1 takes rank 0's address for rank 2's.
+    let other = Unanswered::OtherPlace(address(30, 0));
+    assert!(matches!(&errors[1], Error::Unreachable { rank: 0, why, .. } if *why == other), "{errors:?}");
+    for error in errors {
+        assert!(error.to_string().contains("NETSUM_PEERS"), "{error}");
+    }
 }
 
 #[test]

@@ -62,6 +62,11 @@ impl QueuePairChannels {
         }
         Ok(Self { endpoint, qps, channels })
     }
+
+    /// Whether the previous rank is still in an earlier session, as far as its packets tell.
+    pub fn previous_is_in_earlier(&self) -> bool {
+        self.qps.get(&Channel::PlainIn).is_some_and(|qp| self.endpoint.is_of_earlier(*qp))
+    }
 }
 
 /// What the queue pairs of rank `rank` are to be.

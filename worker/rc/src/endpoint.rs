@@ -74,6 +74,8 @@ struct Qp {
     /// A congestion notification is due, and when the last one was sent.
     congested: bool,
     notified: Option<Instant>,
+    /// Something else has come before the first packet.
+    misfit: bool,
     failed: bool,
 }
 
@@ -90,6 +92,7 @@ pub struct Endpoint {
     events: VecDeque<Event>,
     cursor: usize,
     max_segments: usize,
+    stray: Option<IpAddr>,
     stats: Stats,
 }
 
@@ -107,6 +110,7 @@ impl Endpoint {
             events: VecDeque::new(),
             cursor: 0,
             max_segments: MAX_SEGMENTS,
+            stray: None,
             stats: Stats::default(),
         }
     }
@@ -144,6 +148,7 @@ impl Endpoint {
             sums: c.waits_for_others,
             congested: false,
             notified: None,
+            misfit: false,
             failed: false,
         });
         Ok(id)
@@ -235,6 +240,9 @@ impl Endpoint {
             }
         };
         let qp = self.by_qpn.get(&Qpn::new(packet.bth.qpn)).and_then(|i| self.qps.get_mut(*i));
+        if qp.as_ref().is_none_or(|q| q.remote != from.ip()) {
+            self.stray = Some(from.ip());
+        }
         let Some(qp) = qp.filter(|q| q.remote == from.ip() && !q.failed) else {
             self.stats.discarded += 1;
             return;
@@ -282,6 +290,7 @@ impl Endpoint {
             let (id, events) = (qp.id, &mut self.events);
             let received = |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
             let arrival = qp.responder.on_data(&packet, (now, self.path.pause()), received);
+            qp.misfit = qp.responder.waits_for_first();
             if qp.sums && arrival == Arrival::Taken {
                 self.path.on_sum(now);
             }
@@ -400,6 +409,17 @@ impl Endpoint {
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Whether all that has come on a queue pair of [reused](QpConfig::reused) numbers is behind its first packet: the other side has
+    /// an earlier connection still.
+    pub fn is_of_earlier(&self, id: QpId) -> bool {
+        self.qps.iter().any(|q| q.id == id && q.misfit)
+    }
+
+    /// Who sent the latest packet for a queue pair that is not here, or that another address has.
+    pub fn stray(&self) -> Option<IpAddr> {
+        self.stray
     }
 
     /// Bytes that were sent and not acknowledged, by all queue pairs.

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 
 use super::bootstrap::{Membership, Patience, bootstrap, control};
-use super::config::CommConfig;
+use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LOOK_UP};
-use super::network::{Bind, Network};
+use super::network::{Bind, Connections, Network};
 use super::numbers::nonce;
 use super::transport;
 use super::turns::Turns;
 use crate::unshared::Unshared;
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, Settings};
-use netsum_collective::error::Error;
+use netsum_collective::error::{Error, Unanswered};
 use netsum_collective::numeric::element::Data;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
@@ -318,10 +318,18 @@ fn establish(
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
     let patience = timeout.min(config.connect_timeout);
-    let unreachable = |by_small: bool| {
-        let (after, mtu) =
-            if by_small { (patience, Some(shape.mtu)) } else { (config.connect_timeout, None) };
-        Error::Unreachable { rank: before, ip, after, mtu }
+    let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
+    let unreachable = |connections: &dyn Connections, by_small: bool| {
+        let stray = connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
+        let why = match stray {
+            _ if by_small => Unanswered::Large(shape.mtu),
+            _ if connections.previous_is_in_earlier() => Unanswered::Earlier,
+            Some(stray) => Unanswered::OtherPlace(stray),
+            None if is_listed => Unanswered::SilentOnList,
+            None => Unanswered::Silent,
+        };
+        let after = if by_small { patience } else { config.connect_timeout };
+        Error::Unreachable { rank: before, ip, after, why }
     };
     if let Err(error) = core.meet(started + config.connect_timeout, patience, unreachable) {
         // The others must hear why.

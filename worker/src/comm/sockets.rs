@@ -205,6 +205,14 @@ impl<D: Driver> Connections for SocketConnections<D> {
         0
     }
 
+    fn previous_is_in_earlier(&self) -> bool {
+        self.channels.previous_is_in_earlier()
+    }
+
+    fn stray(&self) -> Option<IpAddr> {
+        self.channels.endpoint.stray()
+    }
+
     fn title(&self) -> String {
         self.driver.title().to_owned()
     }

@@ -7,7 +7,7 @@ use super::{Engine, MAX_OPEN, Settings, Work};
 use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::channels::{Channel, ChannelEvent, Channels};
-use crate::error::{Error, Position};
+use crate::error::{Error, Position, Unanswered};
 use crate::frame::{DataHeader, Descriptor, Frame, Progress, Reason, VERSION};
 use crate::numeric::element::{Dtype, Slice};
 use crate::numeric::layout::Layout;
@@ -204,7 +204,7 @@ fn others_hear_whose_error_it_is_and_which() {
         Error::Controller { address: "box:1".to_owned(), reason: text() },
         Error::Socket { ip, reason: text() },
         Error::Adapter { device: "mlx5_0".to_owned(), reason: text() },
-        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1), mtu: None },
+        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1), why: Unanswered::Silent },
         Error::NonFinite { first: 1, end: 2 },
         Error::NonFiniteTensors { first: at(1), last: at(2) },
         Error::Closed,
