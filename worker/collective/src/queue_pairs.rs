@@ -137,6 +137,10 @@ impl Channels for QueuePairChannels {
         }
     }
 
+    fn last_part(&self, channel: Channel) -> Option<Instant> {
+        self.endpoint.last_taken(*self.qps.get(&channel)?)
+    }
+
     fn poll(&mut self) -> Option<ChannelEvent> {
         loop {
             let event = self.endpoint.poll_event()?;

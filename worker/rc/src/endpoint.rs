@@ -76,6 +76,8 @@ struct Qp {
     notified: Option<Instant>,
     /// Something else has come before the first packet.
     misfit: bool,
+    /// When the latest packet was taken.
+    taken: Option<Instant>,
     failed: bool,
 }
 
@@ -149,6 +151,7 @@ impl Endpoint {
             congested: false,
             notified: None,
             misfit: false,
+            taken: None,
             failed: false,
         });
         Ok(id)
@@ -291,8 +294,11 @@ impl Endpoint {
             let received = |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
             let arrival = qp.responder.on_data(&packet, (now, self.path.pause()), received);
             qp.misfit = qp.responder.waits_for_first();
-            if qp.sums && arrival == Arrival::Taken {
-                self.path.on_sum(now);
+            if arrival == Arrival::Taken {
+                qp.taken = Some(now);
+                if qp.sums {
+                    self.path.on_sum(now);
+                }
             }
             match arrival {
                 Arrival::Taken => {}
@@ -415,6 +421,11 @@ impl Endpoint {
     /// an earlier connection still.
     pub fn is_of_earlier(&self, id: QpId) -> bool {
         self.qps.iter().any(|q| q.id == id && q.misfit)
+    }
+
+    /// When a queue pair has last taken a packet, be it in the middle of a message.
+    pub fn last_taken(&self, id: QpId) -> Option<Instant> {
+        self.qps.iter().find(|q| q.id == id)?.taken
     }
 
     /// Who sent the latest packet for a queue pair that is not here, or that another address has.

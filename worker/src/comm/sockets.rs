@@ -162,6 +162,10 @@ impl<D: Driver> Channels for SocketConnections<D> {
         self.channels.receive_into(channel, buffer);
     }
 
+    fn last_part(&self, channel: Channel) -> Option<Instant> {
+        self.channels.last_part(channel)
+    }
+
     fn poll(&mut self) -> Option<ChannelEvent> {
         self.channels.poll()
     }

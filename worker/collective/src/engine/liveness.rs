@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::operation::Operation;
 use super::{Engine, Summer};
-use crate::channels::Channels;
+use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{Frame, Progress, Reason, VERSION};
 use crate::shape::JobShape;
@@ -180,6 +180,7 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
+        self.look_at_parts(channels);
         // Silence between operations ends nothing: a stopped process or machine may continue.
         let waits = !self.operations.is_empty() || self.renewal.is_some();
         self.waiting = waits.then(|| self.waiting.unwrap_or(now));
@@ -205,6 +206,16 @@ impl Engine {
             return;
         }
         self.check_progress(now, channels);
+    }
+
+    /// A part of a message counts as life of the previous rank, and one of a sum, which has its part, as progress too.
+    /// Whole ones, and keep-alives behind them, may take longer than the time-out on a slow link.
+    fn look_at_parts(&mut self, channels: &mut dyn Channels) {
+        let sum =
+            (0..self.rings.len() as u32).filter_map(|ring| channels.last_part(Channel::RingIn(ring))).max();
+        self.last_progress = self.last_progress.max(sum.unwrap_or(self.last_progress));
+        let part = sum.max(channels.last_part(Channel::PlainIn));
+        self.heard = self.heard.max(part.unwrap_or(self.heard));
     }
 
     fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels) {
