@@ -60,7 +60,15 @@ def renews():
         while renewed < times * comm.ranks:
             for x in arrays:
                 x.fill(comm.rank)
-            works = [comm.all_reduce_async(x) for x in arrays]
+            works = []
+            for x in arrays:
+                works.append(comm.all_reduce_async(x))
+                # All refuse it, and it keeps its place among the others over all connections.
+                try:
+                    comm.all_reduce(numpy.zeros(3))
+                    raise AssertionError("float64 is not summed")
+                except netsum.ArgumentError:
+                    pass
             for work, x in zip(works, arrays):
                 work.wait()
                 assert (x == comm.ranks * (comm.ranks - 1) // 2).all(), x
