@@ -18,7 +18,8 @@ use crate::work::{Report, SIGNALS, Warned, Work};
 
 /// A member of a job. All ranks call for the same operations in the same order. Threads may share it; the order of their calls is theirs
 /// to keep the same at all ranks. Operations whose kind, root, operator, elements or `tag` (of those in flight: a number for what else
-/// must agree) are not the same at all ranks raise MismatchError at all. So does one that a rank alone has refused, at the others.
+/// must agree) are not the same at all ranks raise MismatchError at all. So does one that a rank
+/// alone has refused, at the others.
 #[pyclass(frozen, module = "netsum", subclass, weakref)]
 pub struct Communicator {
     /// `None` when it is closed.
@@ -164,7 +165,8 @@ impl Communicator {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a call. Where it is refused, the other ranks are told. One that Ctrl-C ends may be made again.
+    /// Makes a call. Where it is refused, the other ranks are told. One that Ctrl-C ends may be
+    /// made again.
     fn call(&self, py: Python<'_>, start: impl FnOnce() -> PyResult<Work>) -> PyResult<Work> {
         start().inspect_err(|error| {
             if error.is_instance_of::<PyException>(py) && !error.value(py).hasattr("told").unwrap_or(false) {
@@ -460,7 +462,8 @@ impl Communicator {
         self.start_barrier(py, in_flight(tag))
     }
 
-    /// Stands for a call that the caller has refused by itself and other ranks may make: they get a MismatchError, unless all refuse theirs.
+    /// Stands for a call that the caller has refused by itself and other ranks may make: they get a
+    /// MismatchError, unless all refuse theirs.
     /// What this class refuses it has told them of: its exception has an attribute `told`.
     fn _refuse(&self, py: Python<'_>) {
         if self.is_here() {

@@ -16,7 +16,8 @@ use crate::work::{netsum_mode, netsum_work};
 const SOON: Duration = Duration::from_millis(1);
 
 /// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
-/// order, with the same counts, types, roots and operators; where they do not, all get NETSUM_ERROR_MISMATCH. So do the others where one
+/// order, with the same counts, types, roots and operators; where they do not, all get
+/// NETSUM_ERROR_MISMATCH. So do the others where one
 /// alone gets NETSUM_ERROR_ARGUMENT.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
@@ -140,7 +141,8 @@ pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mod
     comm.map_or(netsum_mode::NETSUM_RING, |comm| comm.lock().mode().into())
 }
 
-/// Starts an operation of what the caller gives, as far as that can be used; where there is no room for its handle, waits for it.
+/// Starts an operation of what the caller gives, as far as that can be used; where there is no room
+/// for its handle, waits for it.
 ///
 /// # Safety
 /// `comm` is null, or comes from [`netsum_init`]; `work` is null, or points to room.

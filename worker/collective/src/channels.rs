@@ -42,7 +42,8 @@ pub trait Channels {
     fn expect(&mut self, now: Instant, channel: Channel, id: u64);
     /// Gives a buffer to receive into.
     fn receive_into(&mut self, channel: Channel, buffer: Buffer);
-    /// When a part of a message last arrived, where that is known: a whole one may take longer than ranks are waited for.
+    /// When a part of a message last arrived, where that is known: a whole one may take longer than
+    /// ranks are waited for.
     fn last_part(&self, _: Channel) -> Option<Instant> {
         None
     }

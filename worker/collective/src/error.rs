@@ -69,7 +69,8 @@ impl std::fmt::Display for Unanswered {
 }
 
 /// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`] and [`Error::Length`] the communicator is of
-/// no more use: all further calls give the same error. So it is where one rank alone refuses a call by the last two: the others get [`Error::Mismatch`].
+/// no more use: all further calls give the same error. So it is where one rank alone refuses a call
+/// by the last two: the others get [`Error::Mismatch`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -149,7 +150,8 @@ pub enum Error {
     /// The communicator was dropped before the operation was complete.
     #[error("the communicator was closed before this operation was complete")]
     Closed,
-    /// What was called for makes no sense here; the communicator can still be used, if all ranks refuse the same call.
+    /// What was called for makes no sense here; the communicator can still be used, if all ranks
+    /// refuse the same call.
     #[error("{0}")]
     Argument(String),
     /// This process was forked from the one that connected.

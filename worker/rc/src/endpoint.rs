@@ -417,7 +417,8 @@ impl Endpoint {
         self.events.pop_front()
     }
 
-    /// Whether all that has come on a queue pair of [reused](QpConfig::reused) numbers is behind its first packet: the other side has
+    /// Whether all that has come on a queue pair of [reused](QpConfig::reused) numbers is behind
+    /// its first packet: the other side has
     /// an earlier connection still.
     pub fn is_of_earlier(&self, id: QpId) -> bool {
         self.qps.iter().any(|q| q.id == id && q.misfit)

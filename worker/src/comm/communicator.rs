@@ -237,7 +237,8 @@ impl Communicator {
         self.tag = tag;
     }
 
-    /// Starts an operation whose data the engine owns meanwhile; `data` is an error where the arguments are wrong.
+    /// Starts an operation whose data the engine owns meanwhile; `data` is an error where the
+    /// arguments are wrong.
     pub(super) fn start<B, D: Data + Send + 'static>(
         &mut self,
         collective: Collective,
@@ -291,8 +292,10 @@ impl Communicator {
         called
     }
 
-    /// Stands for a call that the caller itself has refused, whose other ranks may have made it: they get [`Error::Mismatch`], unless all
-    /// refuse theirs. Calls of this type that return [`Error::Argument`] or [`Error::Length`] have done so. Never waits.
+    /// Stands for a call that the caller itself has refused, whose other ranks may have made it:
+    /// they get [`Error::Mismatch`], unless all
+    /// refuse theirs. Calls of this type that return [`Error::Argument`] or [`Error::Length`] have
+    /// done so. Never waits.
     pub fn refuse(&mut self) {
         if let Some(kept) = self.here() {
             kept.shared.take().refuse();

@@ -85,7 +85,8 @@ impl Session {
         outcome?.report(elapsed, again)
     }
 
-    /// Tells the other ranks of a call that this one has refused, as soon as there is room. Never waits.
+    /// Tells the other ranks of a call that this one has refused, as soon as there is room. Never
+    /// waits.
     pub fn refuse(&mut self) {
         let Some(core) = &mut self.core else { return };
         core.engine.refuse(1);

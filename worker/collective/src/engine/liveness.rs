@@ -208,7 +208,8 @@ impl Engine {
         self.check_progress(now, channels);
     }
 
-    /// A part of a message counts as life of the previous rank, and one of a sum, which has its part, as progress too.
+    /// A part of a message counts as life of the previous rank, and one of a sum, which has its
+    /// part, as progress too.
     /// Whole ones, and keep-alives behind them, may take longer than the time-out on a slow link.
     fn look_at_parts(&mut self, channels: &mut dyn Channels) {
         let sum =

@@ -96,8 +96,10 @@ impl Engine {
         Ok(number)
     }
 
-    /// Puts a [`Collective::Refused`] in the place of each of so many calls that this rank has refused. Without it this
-    /// rank's next call would be added to the one that the others make now. Ranks that refuse the same call agree.
+    /// Puts a [`Collective::Refused`] in the place of each of so many calls that this rank has
+    /// refused. Without it this
+    /// rank's next call would be added to the one that the others make now. Ranks that refuse the
+    /// same call agree.
     /// It starts with the next step that has room, and has no outcome.
     pub fn refuse(&mut self, calls: usize) {
         self.refused += calls;

@@ -44,7 +44,8 @@ impl Engine {
         self.failure.is_none() && self.left == 0 && self.renewal.is_some_and(|r| !r.agreed)
     }
 
-    /// Whether an operation must wait: for consent, for connections anew, for the oldest one that is open, or behind refused ones. Where none can be
+    /// Whether an operation must wait: for consent, for connections anew, for the oldest one that
+    /// is open, or behind refused ones. Where none can be
     /// started any more, starting it says so.
     pub fn is_full(&self) -> bool {
         self.failure.is_none() && self.left == 0 && (self.refused > 0 || !self.has_room())
