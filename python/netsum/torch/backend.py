@@ -64,7 +64,7 @@ class ProcessGroup(dist.ProcessGroup):
         # A model may hold a group that is destroyed.
         if last := ProcessGroup.last and ProcessGroup.last():
             last.close()
-        comm, ProcessGroup.address = meet(store, self.rank(), self.size())
+        comm, ProcessGroup.address = meet(store, self.rank(), self.size(), self._timeout)
         ProcessGroup.last = weakref.ref(comm)
         return comm
 
