@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (
 
 from ..errors import ArgumentError
 from .completion import Handle, all_of, then
-from .tensors import Memory
+from .tensors import WIDENED, Memory
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
@@ -110,7 +110,7 @@ class Gloo:
         if tensor.layout != torch.strided:
             work = self._call(lambda gloo: gloo.allreduce([tensor], opts))
             return then(work, lambda: [_divided(tensor, self.size)]) if op == _AVG else work
-        memory = Memory(tensor)
+        memory = Memory(tensor, _wide(tensor.dtype) if op == _AVG else None)
         work = self._call(lambda gloo: gloo.allreduce([memory.flat], opts))
         if op == _AVG:
             return then(work, lambda: [_divided(memory.flat, self.size), memory.put()][1:])
@@ -119,7 +119,7 @@ class Gloo:
     def reduce(self, tensor: torch.Tensor, root: int, op: "dist.ReduceOp") -> DistributedWork:
         opts = ReduceOptions()
         opts.rootRank, opts.reduceOp = root, _SUM if op == _AVG else op
-        memory = Memory(tensor, written=self.rank == root)
+        memory = Memory(tensor, _wide(tensor.dtype) if op == _AVG else None, written=self.rank == root)
         work = self._call(lambda gloo: gloo.reduce([memory.flat], opts))
         if self.rank != root:
             return work
@@ -248,6 +248,13 @@ def _settle(over: torch.futures.Future, done: torch.futures.Future) -> None:
 
 def _given(tensor: torch.Tensor) -> torch.Tensor:
     return Memory(tensor, written=False).flat
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In which a sum is divided: an average must not be lost where the sum is too large."""
+    if dtype.is_floating_point:
+        return torch.float32 if dtype in WIDENED else dtype
+    return dtype if dtype.is_complex or dtype == torch.bool else torch.int64
 
 
 def _put(work: DistributedWork, memories: Sequence[Memory]) -> DistributedWork:
