@@ -24,6 +24,8 @@ from .completion import Handle, all_of, then
 from .tensors import WIDENED, Memory
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+#: Messages of the default group have tags below; those of others have this bit, their group's number and a tag of 16 bits.
+_OF_GROUPS = 1 << 30
 
 
 @lru_cache(maxsize=1)
@@ -188,10 +190,12 @@ class Gloo:
     def _carrier(self, tag: int) -> "tuple[ProcessGroupGloo, list[int], int]":
         """Who carries messages between ranks, what it calls them, and the tag, which is the group's own."""
         if self.world is None:
+            if tag >= _OF_GROUPS:
+                raise ArgumentError(f"tag {tag}: 0 to {_OF_GROUPS - 1}")
             return self.group, list(range(self.size)), tag
         if not 0 <= tag < 1 << 16:
             raise ArgumentError(f"tag {tag}: 0 to 65535 in a group that is not the default one")
-        return self.world.group, self.ranks, self._number << 16 | tag
+        return self.world.group, self.ranks, _OF_GROUPS | self._number << 16 | tag
 
     @cached_property
     def _number(self) -> int:
@@ -200,8 +204,8 @@ class Gloo:
             number = self.world.store.add("groups", 1)
             self.store.set("number", str(number))
         number = int(self.store.get("number"))
-        if number >= 1 << 15:
-            raise ArgumentError("more than 32,767 groups in which ranks send each other messages")
+        if number >= 1 << 14:
+            raise ArgumentError("more than 16,383 groups in which ranks send each other messages")
         return number
 
 
