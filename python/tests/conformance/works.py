@@ -278,6 +278,21 @@ def monitored_missing() -> None:
     told(call)
 
 
+@case("the default group's timeout of 2 s: all_reduce of float64", begins=True, seconds=15)
+def late_double() -> None:
+    here.begin(timeout=timedelta(seconds=2))
+    dist.barrier()
+    told(lambda: mistake(dist.all_reduce, torch.ones(2, dtype=torch.float64)))
+
+
+@case("a rank that has destroyed its group: all_reduce of float64", alone=True, seconds=20)
+def left() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+    told(lambda: mistake(dist.all_reduce, torch.ones(2, dtype=torch.float64)))
+
+
 @case("init_process_group(timeout=3 s) where a rank does not come", begins=True, seconds=15)
 def nobody_comes() -> None:
     told(lambda: mistake(here.begin, timeout=timedelta(seconds=3)))
