@@ -5,6 +5,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Work as DistributedWork
 from .._netsum import Communicator, Work
 from ..errors import ArgumentError, Error, MismatchError
 from .completion import Handle, all_of, completed, then
-from .gloo import Gloo, op_name
+from .gloo import Abilities, Gloo, op_name
 from .meeting import apart, meet
 from .tensors import SUMMED, WIDENED, Memory, Sum, put, tag
 
@@ -81,8 +82,12 @@ class ProcessGroup(dist.ProcessGroup):
 
     # PyTorch's own keeps these in backends of C++.
 
-    def _get_backend(self, device: torch.device) -> ProcessGroupGloo:
-        return self.gloo.group
+    def _get_backend(self, device: torch.device) -> "ProcessGroupGloo | Abilities":
+        return self.gloo.group if self.gloo.is_set_up else Abilities(self.gloo)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+        self.gloo.set_timeout(timeout)
 
     def setGroupName(self, name: str) -> None:
         self._name = name
@@ -311,8 +316,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self.gloo.recv_anysource(_listed(tensors), tag)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        self._by_gloo("monitored_barrier")
-        self.gloo.group.monitored_barrier(self.gloo.timeout if timeout is None else timeout, wait_all_ranks)
+        self.gloo.monitored_barrier(self.gloo.timeout if timeout is None else timeout, wait_all_ranks)
 
     @property
     def _device_types(self) -> list[torch.device]:

@@ -3,6 +3,7 @@
 import collections
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property, lru_cache
@@ -22,6 +23,7 @@ from torch._C._distributed_c10d import (
 
 from ..errors import ArgumentError, Error
 from .completion import Handle, all_of, over, then
+from .meeting import has_come
 from .tensors import WIDENED, Memory
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
@@ -80,6 +82,7 @@ class Gloo:
         self._lock = threading.Lock()
         self._line: "collections.deque[_Turn]" = collections.deque()
         self._is_begun = False
+        self._monitored = 0
         #: Why the ranks have begun other calls than each other.
         self._broken: "Exception | None" = None
         # A store's connection waits for one thing at a time, and older stores have no other.
@@ -154,6 +157,15 @@ class Gloo:
                 work.get_future().then(lambda future, turn=turn: _settle(turn.over, future))
             else:
                 turn.over.set_exception(turn.error)
+
+    @property
+    def is_set_up(self) -> bool:
+        return self._group is not None
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+        if self._group is not None:
+            self._group._set_default_timeout(timeout)
 
     @property
     def group(self) -> ProcessGroupGloo:
@@ -261,6 +273,32 @@ class Gloo:
     def barrier(self) -> DistributedWork:
         return self._call(ProcessGroupGloo.barrier, "barrier")
 
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
+        """By the store: Gloo's own needs all ranks to set it up, and the one that does not come is to be named.
+
+        Where Gloo is set up already, it does it: older stores cannot be used after a wait that was in vain.
+        """
+        if not hasattr(self.store, "clone"):
+            self._group.monitored_barrier(timeout, wait_all_ranks)
+            return
+        number, self._monitored = self._monitored, self._monitored + 1
+        seconds, key = timeout.total_seconds(), f"monitored/{number}"
+        until = time.monotonic() + seconds
+        if self.rank > 0:
+            self.store.set(f"{key}/{self.rank}", "")
+            if not has_come(self.store, key, until):
+                raise Error(f"monitored_barrier: rank 0 has not said within {seconds:g} s that all ranks have come")
+            return
+        missing = []
+        for rank in range(1, self.size):
+            if not has_come(self.store, f"{key}/{rank}", until):
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            raise Error(f"monitored_barrier: rank {', '.join(map(str, missing))} has not come within {seconds:g} s")
+        self.store.set(key, "")
+
     # Between two ranks.
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> DistributedWork:
@@ -303,6 +341,17 @@ class Gloo:
         if number >= 1 << 14:
             raise ArgumentError("more than 16,383 groups in which ranks send each other messages")
         return number
+
+
+class Abilities:
+    """Stands in for a group of Gloo's that is not set up where PyTorch asks what it can do: other ranks may not call."""
+
+    def __init__(self, gloo: Gloo):
+        self._gloo = gloo
+
+    def __getattr__(self, name: str):
+        is_asked = name.lstrip("_").startswith("supports_")
+        return getattr((self._gloo.world if is_asked else self._gloo).group, name)
 
 
 class Message(DistributedWork):
