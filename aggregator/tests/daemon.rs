@@ -245,7 +245,9 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
         assert_eq!((job.state(), job.epoch, job.token.as_str()), (api::JobState::Active, 1, ""));
     }
     assert_eq!(d.told.lock().unwrap().flows.len(), 3);
-    // Nobody says that it is alive: the job fails, naming a rank, and its flows are gone.
+    // The ranks that have not left say nothing: the job fails, naming them, and its flows are gone.
+    let leave = api::LeaveRequest { job: "train".into(), token: "secret".into(), rank: 0, epoch: 1 };
+    d.worker().await.leave(leave).await.unwrap();
     let failed = async {
         loop {
             let (job, token) = ("train".into(), "secret".into());
@@ -258,7 +260,7 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
         }
     };
     let error = tokio::time::timeout(Duration::from_secs(5), failed).await.unwrap();
-    assert!(error.contains("rank 1: no heartbeat for"), "{error}");
+    assert!(error.contains("ranks 1, 2: no heartbeat for"), "{error}");
     assert!(d.told.lock().unwrap().flows.is_empty());
 }
 

@@ -4,6 +4,9 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use netsum_lab::cluster::{
     Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE, one_on_each_host,
 };
@@ -15,9 +18,14 @@ const JOB: &str = "anew";
 
 /// A job at work, which outlives the daemon.
 fn start(timeout: Duration) -> (Cluster, Group) {
+    start_with(timeout, 5 * SECOND)
+}
+
+/// The same, with a time after which the daemon takes silent ranks for gone.
+fn start_with(timeout: Duration, heartbeat: Duration) -> (Cluster, Group) {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(RANKS as usize)).unwrap();
     cluster.pin();
-    start_daemon(&mut cluster);
+    start_daemon(&mut cluster, heartbeat);
     let job = JobSpec { message_size: 4096, timeout, ..JobSpec::new(JOB, RANKS) };
     let token = cluster.create_job(&job).unwrap();
     let places: Vec<_> = (0..RANKS as usize).map(|host| (host, 0)).collect();
@@ -27,8 +35,8 @@ fn start(timeout: Duration) -> (Cluster, Group) {
     (cluster, group)
 }
 
-fn start_daemon(cluster: &mut Cluster) {
-    let listen = "[heartbeat]\ninterval-ms = 100\ntimeout-ms = 5000\n".to_owned();
+fn start_daemon(cluster: &mut Cluster, heartbeat: Duration) {
+    let listen = format!("[heartbeat]\ninterval-ms = 100\ntimeout-ms = {}\n", heartbeat.as_millis());
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
 }
 
@@ -67,6 +75,19 @@ fn work_until(cluster: &Cluster, group: &mut Group, renewals: u64) {
         assert!(begun.elapsed() < PATIENCE, "{}\n{}", group.log(), cluster.daemon_log());
     }
     assert_eq!(epoch(cluster), renewals + 1);
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_rank_that_is_stopped_between_two_operations_ends_nothing() {
+    let timeout = SECOND / 2;
+    let (cluster, mut group) = start_with(timeout, timeout);
+    let rank = Pid::from_raw(group.pids().nth(1).unwrap().try_into().unwrap());
+    kill(rank, Signal::SIGSTOP).unwrap();
+    std::thread::sleep(4 * timeout);
+    kill(rank, Signal::SIGCONT).unwrap();
+    work(&mut group, 2);
+    assert_eq!(epoch(&cluster), 1);
 }
 
 #[test]
@@ -125,7 +146,7 @@ fn a_daemon_that_is_killed_before_the_ranks_have_connected_anew_still_has_them_d
     let (mut cluster, mut group) = start(10 * SECOND);
     ask_to_renew(&cluster);
     cluster.kill_daemon().unwrap();
-    start_daemon(&mut cluster);
+    start_daemon(&mut cluster, 5 * SECOND);
     work_until(&cluster, &mut group, 1);
     ask_to_renew(&cluster);
     // Rank 0 hears of it.
@@ -133,7 +154,7 @@ fn a_daemon_that_is_killed_before_the_ranks_have_connected_anew_still_has_them_d
     let files = group.order_all_reduce("i32", 50_000, 3).unwrap();
     cluster.kill_daemon().unwrap();
     std::thread::sleep(SECOND);
-    start_daemon(&mut cluster);
+    start_daemon(&mut cluster, 5 * SECOND);
     group.check_all_reduce("i32", 50_000, 3, &files).unwrap();
     work_until(&cluster, &mut group, 2);
     assert_eq!(cluster.counter(None, "credit_violation").unwrap(), 0);
@@ -204,7 +225,7 @@ fn joined_in_vain() -> (Cluster, Group) {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_that_cannot_join_again_go_on_and_try_later() {
     let (mut cluster, mut group) = joined_in_vain();
-    start_daemon(&mut cluster);
+    start_daemon(&mut cluster, 5 * SECOND);
     work_until(&cluster, &mut group, 1);
 }
 
@@ -217,7 +238,7 @@ fn ranks_that_could_not_join_again_outlive_their_job() {
     let mut state: serde_json::Value = serde_json::from_str(&text).unwrap();
     state["jobs"][0]["flows"][0]["base_psn"] = 1.into();
     std::fs::write(cluster.state_file(), state.to_string()).unwrap();
-    start_daemon(&mut cluster);
+    start_daemon(&mut cluster, 5 * SECOND);
     assert_eq!(cluster.netsum_json(&["job", "show", JOB]).unwrap()["state"], "failed");
     // They join it again.
     go_on(&cluster, &mut group, |outcomes| outcomes.iter().all(|o| o.mode == "box" && o.renewals == 1));

@@ -1,5 +1,6 @@
 //! A job: what it was created with, what it has, and how it stands.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -208,6 +209,8 @@ pub struct Job {
     /// How often its ranks have given the box up, as far as this controller has heard.
     pub fall_backs: u64,
     pub(super) forming: Option<Forming>,
+    /// Why ranks were refused that have not joined since.
+    pub(super) refused: BTreeMap<Rank, String>,
     pub(super) in_band: InBand,
     /// Flows that it had, the last ones.
     pub(super) ended: Vec<FlowKey>,
@@ -220,9 +223,22 @@ impl Job {
     pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
         let in_band = InBand::default();
-        let (epoch, last_epoch, fall_backs, forming) = (None, 0, 0, None);
+        let (epoch, last_epoch, fall_backs, forming, refused) = (None, 0, 0, None, BTreeMap::new());
         let ended = Vec::new();
-        Self { spec, slots, rings, flows, state, epoch, last_epoch, fall_backs, forming, in_band, ended }
+        Self {
+            spec,
+            slots,
+            rings,
+            flows,
+            state,
+            epoch,
+            last_epoch,
+            fall_backs,
+            forming,
+            refused,
+            in_band,
+            ended,
+        }
     }
 
     /// The rank whose connection a member's is: its own, the last one of a group, or, of the way up, the one before the first here.
@@ -357,7 +373,7 @@ impl Job {
     pub(super) fn tick(&mut self, now: Instant, heartbeat_timeout: Duration) -> Vec<Action> {
         self.forget_old_claims(now);
         let mut actions = self.late_joins(now);
-        if let Some(reason) = self.silent_rank(now, heartbeat_timeout) {
+        if let Some(reason) = self.silence(now, heartbeat_timeout) {
             actions.extend(self.end_epoch(reason));
         }
         actions

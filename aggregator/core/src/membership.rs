@@ -154,11 +154,19 @@ impl Controller {
             actions.push(Action::Reply { waiter: before.waiter, result });
         }
         let Join { address, ifindex, mac, waiter, deadline, .. } = join;
+        job.refused.remove(&rank);
         forming.ranks.insert(rank, Waiting { address, ifindex, mac, waiter, deadline });
         if forming.ranks.len() == job.spec.ranks as usize {
             actions.extend(self.begin(&join.job, now));
         }
         Ok(actions)
+    }
+
+    /// A rank was refused, which those that wait for it are to be told.
+    pub fn note_refused(&mut self, name: &str, rank: Rank, why: &str) {
+        if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.ranks) {
+            job.refused.insert(rank, why.to_owned());
+        }
     }
 
     fn check_address(&self, join: &Join) -> Result<(), Refusal> {
@@ -422,11 +430,13 @@ impl Job {
     pub(super) fn late_joins(&mut self, now: Instant) -> Vec<Action> {
         let ranks = self.spec.ranks;
         let Some(forming) = &mut self.forming else { return Vec::new() };
-        let missing: Vec<String> =
-            Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).map(|r| r.to_string()).collect();
+        let missing: Vec<Rank> = Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).collect();
+        let why = missing.iter().filter_map(|rank| self.refused.get(rank));
+        let why: String = why.flat_map(|why| ["; refused: ", why]).collect();
+        let missing: Vec<String> = missing.iter().map(Rank::to_string).collect();
         let late: Vec<Rank> =
             forming.ranks.iter().filter(|(_, w)| w.deadline <= now).map(|(rank, _)| *rank).collect();
-        let message = format!("not all ranks have joined in time; missing: {}", missing.join(", "));
+        let message = format!("not all ranks have joined in time; missing: {}{why}", missing.join(", "));
         let actions = late
             .iter()
             .filter_map(|rank| forming.ranks.remove(rank))
@@ -438,12 +448,19 @@ impl Job {
         actions
     }
 
-    /// Why the job must end, if a rank has been silent for too long.
-    pub(super) fn silent_rank(&self, now: Instant, timeout: Duration) -> Option<String> {
-        let epoch = self.epoch.as_ref()?;
-        epoch.heard.iter().enumerate().find_map(|(rank, heard)| {
-            let silence = now.saturating_duration_since((*heard)?);
-            (silence > timeout).then(|| format!("rank {rank}: no heartbeat for {} ms", silence.as_millis()))
-        })
+    /// Why the job must end, if each rank that has not left has been silent for too long. While one
+    /// lives, it finds out by itself: with an operation in flight, which is when it matters.
+    pub(super) fn silence(&self, now: Instant, timeout: Duration) -> Option<String> {
+        let silent = |heard: &Instant| now.saturating_duration_since(*heard);
+        let heard = &self.epoch.as_ref()?.heard;
+        let least = heard.iter().flatten().map(silent).min().filter(|least| *least > timeout)?;
+        let ranks: Vec<String> =
+            (0..).zip(heard).filter(|(_, h)| h.is_some()).map(|(rank, _)| Rank(rank).to_string()).collect();
+        let ranks = if ranks.len() == 1 {
+            format!("rank {}", ranks[0])
+        } else {
+            format!("ranks {}", ranks.join(", "))
+        };
+        Some(format!("{ranks}: no heartbeat for {} ms", least.as_millis()))
     }
 }

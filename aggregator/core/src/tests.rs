@@ -196,27 +196,36 @@ fn who_waits_in_vain_is_told_who_is_missing() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 4)).unwrap();
     c.join(join("a", 1, 0, 7, now), now).unwrap();
+    for rank in [1, 3, 4] {
+        c.note_refused("a", Rank(rank), &format!("rank {rank}: the bridge has not seen it"));
+    }
     assert_eq!(c.tick(now + Duration::from_secs(4)), []);
     let actions = c.tick(now + Duration::from_secs(6));
     let [Action::Reply { waiter: 7, result: Err(why) }] = &actions[..] else { panic!("{actions:?}") };
-    assert!(why.to_string().contains("missing: 0, 2, 3"), "{why}");
+    let why = why.to_string();
+    assert!(why.ends_with("missing: 0, 2, 3; refused: rank 3: the bridge has not seen it"), "{why}");
 }
 
 #[test]
-fn a_silent_rank_fails_its_job_by_name_and_the_job_can_be_joined_again() {
+fn a_job_lives_while_one_rank_does_and_ends_when_all_that_have_not_left_are_silent() {
     let (mut c, now) = (controller(), Instant::now());
-    c.create_job(spec("a", 2)).unwrap();
-    c.join(join("a", 0, 0, 1, now), now).unwrap();
-    c.join(join("a", 1, 0, 2, now), now).unwrap();
-    let later = now + Duration::from_millis(900);
-    c.heartbeat("a", "t", Rank(0), 1, false, later).unwrap();
-    assert_eq!(c.tick(later), []);
-    let actions = c.tick(now + Duration::from_millis(1500));
-    assert!(matches!(&actions[0], Action::DeleteRing { flows, .. } if flows.len() == 2));
+    let at = |ms| now + Duration::from_millis(ms);
+    c.create_job(spec("a", 3)).unwrap();
+    (0..3).for_each(|rank| drop(c.join(join("a", rank, 0, rank.into(), now), now).unwrap()));
+    // Ranks 1 and 2 are stopped between two operations, and continue.
+    for ms in [900, 1800, 2700] {
+        c.heartbeat("a", "t", Rank(0), 1, false, at(ms)).unwrap();
+        assert_eq!(c.tick(at(ms)), []);
+    }
+    c.heartbeat("a", "t", Rank(1), 1, false, at(2800)).unwrap();
+    c.leave("a", "t", Rank(0), 1).unwrap();
+    assert_eq!(c.tick(at(3700)), []);
+    let actions = c.tick(at(4000));
+    assert!(matches!(&actions[0], Action::DeleteRing { flows, .. } if flows.len() == 3));
     let State::Failed(why) = &c.job("a").unwrap().state else { panic!("not failed") };
-    assert!(why.contains("rank 1: no heartbeat for 1500 ms"), "{why}");
-    c.join(join("a", 0, 1, 3, now), now).unwrap();
-    assert_eq!(replies(&c.join(join("a", 1, 1, 4, now), now).unwrap()), [(3, true), (4, true)]);
+    assert_eq!(why, "ranks 1, 2: no heartbeat for 1200 ms");
+    (0..2).for_each(|rank| drop(c.join(join("a", rank, 1, 3, now), now).unwrap()));
+    assert_eq!(replies(&c.join(join("a", 2, 1, 4, now), now).unwrap()), [(3, true), (3, true), (4, true)]);
 }
 
 #[test]

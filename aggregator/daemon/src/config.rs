@@ -42,7 +42,7 @@ pub struct Config {
     pub admin_access: Access,
     /// Ranks are to say that they are alive this often.
     pub heartbeat: Duration,
-    /// A rank that has not for so long fails its job.
+    /// When none has for so long, the job fails.
     pub heartbeat_timeout: Duration,
     /// Folder in a bpffs for what outlives a daemon that is killed; `None`: nothing does.
     pub pin: Option<PathBuf>,
@@ -199,7 +199,7 @@ struct Heartbeat {
 
 impl Default for Heartbeat {
     fn default() -> Self {
-        Self { interval_ms: 1000, timeout_ms: 10_000 }
+        Self { interval_ms: 1000, timeout_ms: 60_000 }
     }
 }
 

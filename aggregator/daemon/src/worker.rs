@@ -88,6 +88,12 @@ impl WorkerService {
         Ok(job_message(job, |ifindex| ifindex.to_string(), heartbeat, false))
     }
 
+    /// Keeps why a rank was refused for those that wait for it.
+    fn note(&self, job: &str, rank: u32, refusal: Status) -> Status {
+        self.shared.lock().controller.note_refused(job, Rank(rank), &printable(refusal.message()));
+        refusal
+    }
+
     /// A refusal of a rank's address, with the one that its connection has: several on one host, or a box that is reached by another
     /// network, are nothing unusual, but a rank with a wrong address mostly has the right one there.
     async fn misplaced(&self, refusal: Status, from: Option<IpAddr>, ip: &str) -> Status {
@@ -219,7 +225,8 @@ impl Worker for WorkerService {
         self.authorise(peer, &r.job, &r.token).await?;
         let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
         let rank = a.rank;
-        fits(rank, r.protocol, &r.release)?;
+        let note = |refusal| self.note(&r.job, rank, refusal);
+        fits(rank, r.protocol, &r.release).map_err(note)?;
         let invalid = |what: &str, value: &str, expected: &str| {
             Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
         };
@@ -230,7 +237,7 @@ impl Worker for WorkerService {
                 Some(mac) => mac,
                 None if a.mac.is_empty() => {
                     let no_mac = format!("rank {rank}: the interface with {} there has no MAC address", a.ip);
-                    return Err(self.misplaced(Status::failed_precondition(no_mac), from, &a.ip).await);
+                    return Err(note(self.misplaced(Status::failed_precondition(no_mac), from, &a.ip).await));
                 }
                 None => return Err(invalid("mac", &a.mac, "six bytes in hex are needed")),
             },
@@ -243,7 +250,7 @@ impl Worker for WorkerService {
         let deadline = Instant::now() + wait;
         let (ifindex, mac) = match self.port_of(rank, &address, wait).await {
             Ok(found) => found,
-            Err(status) => return Err(self.misplaced(status, from, &a.ip).await),
+            Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
         };
         let receiver = {
             let mut inner = self.shared.lock();
@@ -255,7 +262,8 @@ impl Worker for WorkerService {
                 Ok(actions) => actions,
                 Err(refusal) => {
                     inner.forget(waiter);
-                    return Err(refused(refusal));
+                    drop(inner);
+                    return Err(note(refused(refusal)));
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));

@@ -142,7 +142,7 @@ impl Core {
         &mut self,
         until: Instant,
         patience: Duration,
-        unreachable: impl Fn(bool) -> Error,
+        unreachable: impl Fn(&dyn Connections, bool) -> Error,
         is_wanted: impl Fn() -> bool,
     ) -> Result<(), Error> {
         while is_wanted() {
@@ -154,7 +154,7 @@ impl Core {
             }
             let small = self.engine.greeted_by_small_packets();
             if Instant::now() >= small.map_or(until, |since| until.min(since + patience)) {
-                let unreachable = unreachable(small.is_some());
+                let unreachable = unreachable(&*self.connections, small.is_some());
                 self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
@@ -207,6 +207,14 @@ impl Core {
         self.deliver();
         self.send_now();
         Ok(())
+    }
+
+    /// Tells the other ranks of a call that this one has refused, as soon as there is room.
+    pub fn refuse(&mut self) {
+        self.engine.refuse(1);
+        // An error is one of the next call.
+        let _ = self.rest_for(Duration::ZERO);
+        self.send_now();
     }
 
     /// What operations that are open use.
@@ -441,7 +449,10 @@ mod tests {
                 settlement
             })
             .collect();
-        for frame in [Frame::Hello { shape, rank: 1, nonce: 2 }, Frame::Goodbye { origin: 1, completed: 1 }] {
+        for frame in [
+            Frame::Hello { shape, timeout: Duration::from_secs(10), rank: 1, nonce: 2 },
+            Frame::Goodbye { origin: 1, completed: 1 },
+        ] {
             let mut data = Buffer::heap(64);
             frame.encode_to(&mut data);
             script.lock().unwrap().push_back(ChannelEvent::Received { channel: Channel::PlainIn, data });

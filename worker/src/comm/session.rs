@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 
 use super::bootstrap::{Membership, Patience, bootstrap, control};
-use super::config::CommConfig;
+use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LINGER};
-use super::network::{Bind, Network};
+use super::network::{Bind, Connections, Network};
 use super::numbers::nonce;
 use super::promise::Promise;
 use super::transport;
@@ -21,7 +21,7 @@ use super::turns::{Turn, Turns};
 use crate::unshared::Unshared;
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, MAX_OPEN, Settings};
-use netsum_collective::error::Error;
+use netsum_collective::error::{Error, Unanswered};
 use netsum_collective::numeric::element::{Data, Owned};
 use netsum_collective::numeric::memory::Memory;
 use netsum_collective::report::{Mode, Report, Statistics};
@@ -44,12 +44,31 @@ pub(super) fn sleep_at((fd, wait): Wait) {
     let _ = nix::poll::ppoll(&mut fds, Some(nix::sys::time::TimeSpec::from_duration(wait)), None);
 }
 
-/// An operation that waits until it may be started.
-struct Queued {
-    call: Call,
-    data: Owned,
-    promise: Promise,
-    memory: Memory,
+/// What waits until an operation may be started.
+enum Queued {
+    Operation {
+        call: Call,
+        data: Owned,
+        promise: Promise,
+        memory: Memory,
+    },
+    /// A call that this rank has refused.
+    Refused,
+}
+
+impl Queued {
+    fn memory(&self) -> Option<&Memory> {
+        match self {
+            Self::Operation { memory, .. } => Some(memory),
+            Self::Refused => None,
+        }
+    }
+
+    fn fail(self, error: &Error) {
+        if let Self::Operation { promise, .. } = self {
+            promise.fail(error.clone());
+        }
+    }
 }
 
 /// Connections that a thread replaces.
@@ -132,7 +151,7 @@ impl Session {
 
     /// Starts an operation, or puts it behind those that wait.
     pub fn start(&mut self, call: Call, data: Owned, promise: Promise, memory: Memory) -> Result<(), Error> {
-        let queued = self.queue.iter().map(|queued| &queued.memory);
+        let queued = self.queue.iter().filter_map(Queued::memory);
         let open: Vec<_> = self.core.iter().flat_map(Core::memories).chain(queued).collect();
         if let Some(other) = open.iter().position(|other| other.collides(&memory)) {
             return Err(Error::Argument(format!(
@@ -145,7 +164,7 @@ impl Session {
         match self.core.as_mut().filter(|_| may_run) {
             Some(core) => core.start(call, data, promise, memory),
             None => {
-                self.queue.push_back(Queued { call, data, promise, memory });
+                self.queue.push_back(Queued::Operation { call, data, promise, memory });
                 Ok(())
             }
         }
@@ -159,12 +178,29 @@ impl Session {
                 Ok(false) => return,
                 Ok(true) => {
                     let (Some(core), Some(next)) = (&mut self.core, self.queue.pop_front()) else { return };
-                    let Queued { call, data, promise, memory } = next;
-                    // Whoever waits for it is told.
-                    let _ = core.start(call, data, promise, memory);
+                    match next {
+                        Queued::Operation { call, data, promise, memory } => {
+                            // Whoever waits for it is told; others, too, of what this rank alone may refuse.
+                            let started = core.start(call, data, promise, memory);
+                            if let Err(Error::Argument(_) | Error::Length { .. }) = started {
+                                core.refuse();
+                            }
+                        }
+                        Queued::Refused => core.refuse(),
+                    }
                 }
-                Err(error) => self.queue.drain(..).for_each(|queued| queued.promise.fail(error.clone())),
+                Err(error) => self.queue.drain(..).for_each(|queued| queued.fail(&error)),
             }
+        }
+    }
+
+    /// Tells the other ranks of a call that this one has refused, as soon as there is room, and in its
+    /// place among those that wait. Never waits.
+    pub fn refuse(&mut self) {
+        match &mut self.core {
+            Some(core) if self.queue.is_empty() => core.refuse(),
+            None if self.renewing.is_none() => {}
+            _ => self.queue.push_back(Queued::Refused),
         }
     }
 
@@ -379,7 +415,7 @@ fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
     };
     core.go();
     let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
-    let left = core.statistics();
+    let (left, refused) = (core.statistics(), core.engine.refused());
     let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
     drop(core);
     // Until nobody waits there any more, the address is in use.
@@ -391,6 +427,7 @@ fn renew(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Renewed {
     match &mut established {
         Ok((_, title, core)) => {
             (core.returning, core.has_warned) = (returning, has_warned);
+            core.engine.refuse(refused);
             // Who comes back to the box says so when it has summed.
             let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
             log::log!(level, "rank {rank}: connected anew over {title} in {:.1?}", started.elapsed());
@@ -467,10 +504,18 @@ fn establish(
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
     let patience = timeout.min(config.connect_timeout);
-    let unreachable = |by_small: bool| {
-        let (after, mtu) =
-            if by_small { (patience, Some(shape.mtu)) } else { (config.connect_timeout, None) };
-        Error::Unreachable { rank: before, ip, after, mtu }
+    let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
+    let unreachable = |connections: &dyn Connections, by_small: bool| {
+        let stray = connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
+        let why = match stray {
+            _ if by_small => Unanswered::Large(shape.mtu),
+            _ if connections.previous_is_in_earlier() => Unanswered::Earlier,
+            Some(stray) => Unanswered::OtherPlace(stray),
+            None if is_listed => Unanswered::SilentOnList,
+            None => Unanswered::Silent,
+        };
+        let after = if by_small { patience } else { config.connect_timeout };
+        Error::Unreachable { rank: before, ip, after, why }
     };
     if let Err(error) = core.meet(started + config.connect_timeout, patience, unreachable, is_wanted) {
         // The others must hear why.
@@ -485,7 +530,6 @@ mod tests {
     use netsum_collective::numeric::element::Slice;
     use netsum_collective::numeric::layout::Layout;
 
-    use super::super::config::Bootstrap;
     use super::super::pending::{Pending, Room};
     use super::*;
 
