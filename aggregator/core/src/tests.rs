@@ -1110,11 +1110,14 @@ fn of_several_ways_up_the_first_has_the_addresses() {
 }
 
 #[test]
-fn what_comes_in_where_the_box_routes_waits_for_the_next_hop_to_the_next_member() {
+fn what_comes_in_where_the_box_routes_is_sent_to_the_next_members_next_hop() {
     let mut c = controller();
     c.set_routers([(11, Some([2, 0, 0, 0, 0, 9]))].into_iter());
-    let hops: Vec<_> =
-        c.hops(RingNumber(3), &[10, 11, 12]).into_iter().map(|(to, hop)| (to.member, hop.own)).collect();
-    assert_eq!(hops, [(2, [2, 0, 0, 0, 0, 9])]);
-    assert_eq!(c.hops(RingNumber(3), &[10, 12, 11])[0].0.member, 0, "the last one sends to the first");
+    c.create_job(spec("a", 3)).unwrap();
+    for (rank, ifindex) in [(0, 10), (1, 11), (2, 12)] {
+        c.add_flow("a", JobRing(0), FlowSpec { ifindex, ..flow(rank, 3) }).unwrap();
+    }
+    let to = HopKey { ring: RingNumber(1), member: 2 };
+    let edge = Edge { to, dst: flow(1, 3).dst, own: [2, 0, 0, 0, 0, 9], port: Some(12) };
+    assert_eq!(c.edges(c.job("a").unwrap()).collect::<Vec<_>>(), [edge]);
 }

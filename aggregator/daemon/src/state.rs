@@ -2,15 +2,16 @@
 //! sees it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use netsum_api::v1 as api;
-use netsum_common::abi::Address;
+use netsum_common::abi::{Address, Hop};
 use netsum_core::ended::Ended;
 use netsum_core::saved::{Measured, Saved};
 use netsum_core::watch::{Patience, Watch};
-use netsum_core::{Action, Controller, JobSpec, Refusal};
+use netsum_core::{Action, Controller, Edge, JobSpec, Refusal, State};
 use netsum_dataplane::DataPlane;
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
@@ -67,6 +68,8 @@ pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
     pub reserved: Reserved,
+    /// Next hops as they were last known, by where packets go and the box's MAC address where they come in.
+    pub next_hops: HashMap<(IpAddr, [u8; 6]), Hop>,
     /// Flows that are not summed, where they are spread over uplinks.
     pub spread: Option<Spreader>,
     /// The other boxes, of a manager.
@@ -146,6 +149,7 @@ impl Shared {
             controller,
             plane,
             reserved: Reserved::default(),
+            next_hops: HashMap::new(),
             spread: None,
             boxes: None,
             programs: programs_of_now(),
@@ -209,6 +213,12 @@ impl Inner {
         let Reserved { the_box, routers, fabric } = &self.reserved;
         let all = fabric.iter().chain(routers).chain(the_box);
         self.plane.reserve(all.map(|(address, place)| (*address, *place)).collect())
+    }
+
+    /// What members of active rings send each other by this box, where it routes.
+    pub fn edges(&self) -> impl Iterator<Item = Edge> {
+        let active = self.controller.jobs().filter(|job| job.state == State::Active);
+        active.flat_map(|job| self.controller.edges(job))
     }
 
     /// How many requests wait for an answer.
@@ -357,8 +367,11 @@ impl Inner {
             Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => {
-                for (member, hop) in self.controller.hops(ring.id, &ports) {
-                    self.plane.set_hop(member, &hop)?;
+                let edges: Vec<Edge> = self.edges().filter(|edge| edge.to.ring == ring.id).collect();
+                for edge in edges {
+                    let known = self.next_hops.get(&(edge.dst, edge.own));
+                    let unknown = Hop { own: edge.own, dst: [0; 6], src: [0; 6] };
+                    self.plane.set_hop(edge.to, known.unwrap_or(&unknown))?;
                 }
                 self.plane.activate_ring(&ring, &ports)
             }

@@ -47,6 +47,7 @@ pub struct Told {
     pub traced: Vec<Traced>,
     pub lost: u64,
     pub reserved: HashMap<Address, u32>,
+    pub hops: HashMap<HopKey, Hop>,
 }
 
 pub struct Remembers(pub Arc<Mutex<Told>>);
@@ -76,7 +77,8 @@ impl DataPlane for Remembers {
         self.0.lock().unwrap().active.insert(ring.id);
         Ok(())
     }
-    fn set_hop(&mut self, _: HopKey, _: &Hop) -> anyhow::Result<()> {
+    fn set_hop(&mut self, to: HopKey, hop: &Hop) -> anyhow::Result<()> {
+        self.0.lock().unwrap().hops.insert(to, *hop);
         Ok(())
     }
     fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()> {
