@@ -55,7 +55,12 @@ fn look(inner: &mut Inner, now: Instant) {
                         NETSUM_JOB = job, NETSUM_RING = number.0;
                         "job {job}: ring {number}: slot {slot} is complete and nothing takes it along"
                     );
-                    if let Err(e) = inner.plane.send_held(&ring, slot, &flows[0]) {
+                    // A port that is down takes no frame.
+                    let mut sent = inner.plane.send_held(&ring, slot, &flows[0]);
+                    for flow in &flows[1..] {
+                        sent = sent.or_else(|_| inner.plane.send_held(&ring, slot, flow));
+                    }
+                    if let Err(e) = sent {
                         log::error!(
                             NETSUM_JOB = job, NETSUM_RING = number.0;
                             "job {job}: ring {number}: slot {slot} is held and cannot be sent: {e:#}"

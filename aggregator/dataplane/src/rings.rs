@@ -106,7 +106,7 @@ impl BpfDataPlane {
     pub(super) fn open_ring(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let maps = RingMaps {
             cpu,
-            strayed: 0,
+            strayed: self.strayed(ring)?,
             slots: self.inner(maps::SLOTS, ring)?,
             headers: self.inner(maps::HEADERS, ring)?,
             ports: self.inner(maps::PORTS, ring)?,
@@ -142,7 +142,8 @@ impl BpfDataPlane {
         }
         self.put(maps::HEADERS, ring, &headers)?;
         self.put(maps::PORTS, ring, &ports)?;
-        self.rings.insert(ring, RingMaps { cpu, strayed: 0, slots, headers, ports });
+        let strayed = self.strayed(ring)?;
+        self.rings.insert(ring, RingMaps { cpu, strayed, slots, headers, ports });
         Ok(())
     }
 
