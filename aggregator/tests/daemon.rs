@@ -251,6 +251,8 @@ async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_ma
         let told = d.told.lock().unwrap();
         (told.made, told.pauses)
     };
+    // All rings of a job are one change of the data plane.
+    assert_eq!(d.told.lock().unwrap().changes, 1);
     connect(0x100).await;
     assert_eq!(made_and_paused(), (RINGS, 0));
     connect(0x200).await;

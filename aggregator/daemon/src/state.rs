@@ -2,6 +2,7 @@
 //! sees it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::iter::from_fn;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +13,7 @@ use netsum_core::ended::Ended;
 use netsum_core::saved::{Measured, Saved};
 use netsum_core::watch::{Patience, Watch};
 use netsum_core::{Action, Controller, Edge, JobSpec, Refusal, State};
-use netsum_dataplane::DataPlane;
+use netsum_dataplane::{DataPlane, EndedRing};
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
@@ -330,14 +331,35 @@ impl Inner {
         let mut waiting = Vec::new();
         let is_change = |a: &Action| matches!(a, Action::ActivateRing(..) | Action::DeleteRing { .. });
         let changed = actions.iter().any(is_change);
-        for action in actions {
+        let mut actions = actions.into_iter().peekable();
+        while let Some(action) = actions.next() {
             if self.boxes.is_some()
                 && let Action::Reply { waiter, result: Ok(epoch) } = action
             {
                 waiting.extend(self.waiters.remove(&waiter).map(|rank| Waiting { rank, epoch }));
                 continue;
             }
-            if let Err(error) = self.one(action) {
+            log::debug!("{action:?}");
+            // Rings that follow each other cost the time of one.
+            let result = match action {
+                Action::CreateRing(ring) => {
+                    let next = || match actions.next_if(|a| matches!(a, Action::CreateRing(_)))? {
+                        Action::CreateRing(ring) => Some(ring),
+                        _ => None,
+                    };
+                    self.plane.create_rings(&[ring].into_iter().chain(from_fn(next)).collect::<Vec<_>>())
+                }
+                Action::DeleteRing { ring: id, flows, ports } => {
+                    let ring = EndedRing { id, flows, ports };
+                    let next = || match actions.next_if(|a| matches!(a, Action::DeleteRing { .. }))? {
+                        Action::DeleteRing { ring: id, flows, ports } => Some(EndedRing { id, flows, ports }),
+                        _ => None,
+                    };
+                    self.plane.delete_rings(&[ring].into_iter().chain(from_fn(next)).collect::<Vec<_>>())
+                }
+                action => self.one(action),
+            };
+            if let Err(error) = result {
                 let errors = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
                 no_memory |= errors.into_iter().any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
                 first_error.get_or_insert(format!("{error:#}"));
@@ -359,7 +381,6 @@ impl Inner {
     }
 
     fn one(&mut self, action: Action) -> anyhow::Result<()> {
-        log::debug!("{action:?}");
         match action {
             Action::CreateRing(ring) => self.plane.create_ring(&ring),
             Action::ResetCounters(ring) => self.plane.reset_counters(ring),

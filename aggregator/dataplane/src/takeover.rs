@@ -11,6 +11,7 @@ use netsum_common::abi::{
 use netsum_core::plane::{FlowSpec, RingSpec};
 
 use super::bpf::{BpfDataPlane, found, ignore_missing};
+use super::plane::EndedRing;
 
 impl BpfDataPlane {
     /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon was killed while it
@@ -140,10 +141,12 @@ impl BpfDataPlane {
         }
         self.forget_egress(rings)?;
         let mut removed = 0;
-        for ring in (1..MAX_RINGS).map(RingNumber).filter(|r| !rings.contains(r)) {
-            removed += usize::from(self.ring_config(ring)?.mtu != 0);
-            self.end_ring(ring, &[], &[])?;
+        let mut ended = Vec::new();
+        for id in (1..MAX_RINGS).map(RingNumber).filter(|r| !rings.contains(r)) {
+            removed += usize::from(self.ring_config(id)?.mtu != 0);
+            ended.push(EndedRing { id, ..EndedRing::default() });
         }
+        self.end_rings(&ended)?;
         Ok(removed)
     }
 }
