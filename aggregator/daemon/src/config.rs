@@ -69,6 +69,16 @@ pub enum Ports {
     List(Vec<String>),
 }
 
+impl Ports {
+    /// The names in it: the bridge's, or those of the interfaces.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::Bridge(name) => std::slice::from_ref(name),
+            Self::List(names) => names,
+        }
+    }
+}
+
 /// Files for TLS, in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

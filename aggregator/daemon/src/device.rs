@@ -12,7 +12,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-use crate::netlink::Interface;
+use crate::link::{Interface, attribute};
 
 /// The facts about a port, whose rings these CPUs serve.
 ///
@@ -77,7 +77,6 @@ const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
-const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// What XDP can do with an interface, as bits; `None` where the kernel does not know that question (before Linux 6.3).
 fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
@@ -134,20 +133,6 @@ fn attributes(message: &[u8]) -> io::Result<Option<Vec<u8>>> {
         };
     }
     Ok(Some(message.get(20..).ok_or_else(short)?.to_vec()))
-}
-
-/// An attribute's value.
-fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    while let Some((header, rest)) = attributes.split_first_chunk::<4>() {
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let kind = u16::from_ne_bytes([header[2], header[3]]) & NLA_TYPE_MASK;
-        let value = rest.get(..length.checked_sub(4)?)?;
-        if kind == wanted {
-            return Some(value);
-        }
-        attributes = rest.get(value.len().next_multiple_of(4)..).unwrap_or_default();
-    }
-    None
 }
 
 /// What ethtool's ioctl tells (include/uapi/linux/ethtool.h).

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use tokio::signal::unix::Signal;
 
+use super::chosen::Chosen;
 use super::device;
 use super::manager;
 use super::memory;
@@ -22,6 +23,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 pub struct Reloader {
     path: PathBuf,
     config: Config,
+    chosen: Chosen,
     shared: Shared,
     netlink: Netlink,
     /// The CPUs that serve rings.
@@ -32,8 +34,15 @@ pub struct Reloader {
 
 impl Reloader {
     /// A daemon runs with this configuration, which was read from a file.
-    pub fn new(path: PathBuf, config: Config, shared: Shared, netlink: Netlink, cpus: Vec<u32>) -> Self {
-        Self { path, config, shared, netlink, cpus, refused: HashSet::new() }
+    pub fn new(
+        path: PathBuf,
+        config: Config,
+        chosen: Chosen,
+        shared: Shared,
+        netlink: Netlink,
+        cpus: Vec<u32>,
+    ) -> Self {
+        Self { path, config, chosen, shared, netlink, cpus, refused: HashSet::new() }
     }
 
     /// Goes on for as long as the daemon lives.
@@ -53,7 +62,8 @@ impl Reloader {
                     }
                 },
                 _ = tick.tick() => {
-                    match self.netlink.present(&self.config.ports).await {
+                    let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
+                    match self.netlink.present(&mut self.chosen, &ports).await {
                         Ok(interfaces) => self.take(&interfaces),
                         Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
                     }
@@ -66,7 +76,7 @@ impl Reloader {
     /// Reads the configuration again: all of it, or nothing.
     async fn reload(&mut self) -> Result<()> {
         let new = Config::read(&self.path)?;
-        let interfaces = self.netlink.resolve(&new.ports).await?;
+        let (chosen, interfaces) = self.netlink.choose(&new.ports).await?;
         {
             let mut inner = self.shared.lock();
             for job in inner.controller.jobs() {
@@ -92,6 +102,7 @@ impl Reloader {
         }
         let Config { ports, memory, heartbeat_timeout, patience, tenants, .. } = new;
         self.config = Config { ports, memory, heartbeat_timeout, patience, tenants, ..self.config.clone() };
+        self.chosen = chosen;
         self.refused.clear();
         self.take(&interfaces);
         Ok(())
@@ -124,6 +135,11 @@ impl Reloader {
         let gone: Vec<u32> =
             known.iter().map(|p| p.ifindex).filter(|i| interfaces.iter().all(|l| l.ifindex != *i)).collect();
         self.refused.retain(|i| interfaces.iter().any(|l| l.ifindex == *i));
+        for port in &ports {
+            if let Some(before) = known.iter().find(|p| p.ifindex == port.ifindex && p.name != port.name) {
+                log::info!(NETSUM_PORT = port.name; "port {} is called {} now", before.name, port.name);
+            }
+        }
         let attached = inner.plane.attached();
         for interface in interfaces.iter().filter(|l| !is_known(l)) {
             let attached = match interface.xdp {

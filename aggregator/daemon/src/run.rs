@@ -9,6 +9,7 @@ use netsum_api::v1::admin_server::AdminServer;
 use netsum_api::v1::worker_server::WorkerServer;
 use netsum_core::{Controller, JobSpec, largest_mtu};
 use netsum_dataplane::{Logger, online_cpus, speed};
+use rtnetlink::MulticastGroup;
 use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, UnixListener};
@@ -19,10 +20,12 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
+use super::chosen::Chosen;
 use super::doorman::{Doorman, Limits};
-use super::netlink::{Changes, Interface, Netlink};
+use super::netlink::{Interface, Netlink};
 use super::persist::{Begun, Wanted, begin};
 use super::reload::Reloader;
+use super::rtnl::Changes;
 use super::socket::{self, SocketFile};
 use super::spread::Spreader;
 use super::state::Shared;
@@ -49,6 +52,7 @@ pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Resul
 
 /// A daemon that has all it needs, but does not serve yet.
 struct Ready {
+    chosen: Chosen,
     interfaces: Vec<Interface>,
     begun: Begun,
     /// The jobs that are to be there.
@@ -67,7 +71,7 @@ struct Ready {
 
 impl Ready {
     async fn new(config: &Config, reset: bool) -> Result<Self> {
-        let interfaces = Netlink::open()?.resolve(&config.ports).await?;
+        let (chosen, interfaces) = Netlink::open()?.choose(&config.ports).await?;
         let tls = config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
         let admin = socket::listen(&config.admin, &config.admin_access)?;
         let _file = SocketFile(config.admin.clone());
@@ -99,12 +103,37 @@ impl Ready {
         let lldp = lldp::open().inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
         let trains = trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
-        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains })
+        Ok(Self {
+            chosen,
+            interfaces,
+            begun,
+            wanted,
+            cpus,
+            admin,
+            _file,
+            workers,
+            fabric,
+            metrics,
+            lldp,
+            trains,
+        })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains } =
-            self;
+        let Self {
+            chosen,
+            interfaces,
+            begun,
+            wanted,
+            cpus,
+            admin,
+            _file,
+            workers,
+            fabric,
+            metrics,
+            lldp,
+            trains,
+        } = self;
         let Begun { mut plane, spread, controller, actions, store, election, adds } = begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -120,7 +149,8 @@ impl Ready {
                 inner.create_again(wanted, jobs);
             }
         }
-        let changes = Changes::open()?;
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let changes = Changes::open(&groups).context("netlink")?;
         // Before ranks can call.
         own::look(&shared, &netlink).await?;
         if let Some(socket) = lldp {
@@ -152,7 +182,8 @@ impl Ready {
         }
         let admin = UnixListener::from_std(admin)?;
 
-        let reloader = Reloader::new(path.to_owned(), config.clone(), shared.clone(), netlink.clone(), cpus);
+        let reloader =
+            Reloader::new(path.to_owned(), config.clone(), chosen, shared.clone(), netlink.clone(), cpus);
         let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
