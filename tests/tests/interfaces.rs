@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant};
 
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::group::Group;
@@ -77,4 +78,74 @@ fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
     sum(&mut group);
     let check = cluster.netsum(&["check", "--bridge", "box"]).unwrap();
     assert!(check.contains("port first") && check.contains(&format!("port {SHOWN}")), "{check}");
+}
+
+/// Waits until the daemon has said of an interface, in one line, why it is no port.
+fn wait_for_line(cluster: &Cluster, name: &str, why: &str) {
+    let start = Instant::now();
+    let said = || {
+        let log = cluster.daemon_log();
+        log.lines()
+            .filter(|l| l.contains(&format!("port {name} does")))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    while said().is_empty() {
+        assert!(start.elapsed() < PATIENCE, "{name}: {}", cluster.daemon_log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(said().len() == 1 && said()[0].contains(why), "{name}: {}", cluster.daemon_log());
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve_at_the_start_as_later() {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(4)).unwrap();
+    cluster.pin();
+    ip(&cluster, "link set port2 nomaster", b"");
+    cluster.start_daemon().unwrap();
+    let job = JobSpec::new("train", 2);
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
+    sum(&mut group);
+
+    let port2 = cluster.lab().box_().ifindex("port2").unwrap();
+    let _foreign = cluster.lab().box_().enter(|| {
+        let options = LoadOptions { cpus: vec![0], cpu_queue: 64, inline: true };
+        let mut plane = BpfDataPlane::load(&options).unwrap();
+        plane.attach(port2).unwrap();
+        plane
+    });
+    ip(&cluster, "link add vx0 type vxlan id 7 dstport 4789", b"");
+    ip(&cluster, "link add below type veth peer name below1", b"");
+    ip(&cluster, "link add of0 link below type macvlan", b"");
+    for interface in ["port2", "vx0", "of0"] {
+        ip(&cluster, &format!("link set {interface} master br0"), b"");
+    }
+    let are_named = |cluster: &Cluster| {
+        wait_for_line(cluster, "port2", "somebody else");
+        wait_for_line(cluster, "vx0", "no native XDP");
+        wait_for_line(cluster, "of0", "a macvlan of a card: packets come in at the card");
+        assert_eq!(ports(cluster), ["port0", "port1", "port3"]);
+    };
+    are_named(&cluster);
+    sum(&mut group);
+    let late = JobSpec { connect_timeout: Duration::from_secs(2), ..JobSpec::new("late", 2) };
+    let token = cluster.create_job(&late).unwrap();
+    let refused = cluster.ranks(&late, &token, &[(2, 0), (3, 0)]).err().map(|e| format!("{e:#}"));
+    assert!(
+        refused.as_ref().is_some_and(|e| e.contains("behind port2, which is none of netsum's ports")),
+        "{refused:?}"
+    );
+    let check = cluster.netsum(&["check", "--bridge", "br0"]).unwrap_err().to_string();
+    assert!(check.contains("of0") && check.contains("make the card the port"), "{check}");
+
+    cluster.kill_daemon().unwrap();
+    cluster.start_daemon().unwrap();
+    are_named(&cluster);
+    sum(&mut group);
+    drop(group);
+    cluster.stop_daemon().unwrap();
+    cluster.start_daemon().unwrap();
+    are_named(&cluster);
 }

@@ -5,8 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use netsum_core::port::{PortFacts, defects};
-use netsum_dataplane::XdpMode;
+use netsum_core::port::{Defect, PortFacts, defects, unfit};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket, sockopt,
 };
@@ -18,10 +17,12 @@ use crate::link::{Interface, attribute};
 ///
 /// # Errors
 /// If the kernel does not answer as every kernel does.
-pub fn facts(interface: &Interface, mode: XdpMode, cpus: &[u32]) -> Result<PortFacts> {
+pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
     let said = ethtool(&interface.name)?;
     Ok(PortFacts {
         name: interface.name.clone(),
+        kind: interface.kind.clone(),
+        part_of: interface.part_of.clone(),
         driver: said.driver.clone(),
         up: interface.up,
         mtu: interface.mtu,
@@ -32,15 +33,51 @@ pub fn facts(interface: &Interface, mode: XdpMode, cpus: &[u32]) -> Result<PortF
         rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
         queues: said.queues,
         interrupts: interrupts(&interface.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
-        skb: mode == XdpMode::Skb,
         last_cpu: cpus.iter().copied().max().unwrap_or_default(),
     })
 }
 
+/// Packets of this MTU fit a page of 4 KiB with the headroom and the administration that every driver leaves for XDP. Some manage
+/// larger ones.
+const ONE_PAGE_MTU: u32 = 3400;
+
+/// Makes an interface a port by `attach`, if it can be one. An XDP program that is there already is somebody else's, unless the interface was
+/// ours a moment ago.
+///
+/// # Errors
+/// Why it cannot.
+pub fn attach(interface: &Interface, was_ours: bool, attach: impl FnOnce() -> Result<()>) -> Result<()> {
+    if let Some(Defect { found, mend, .. }) = unfit(&interface.kind, &interface.part_of) {
+        bail!("{found}; {mend}");
+    }
+    if let Some(mode) = interface.xdp.filter(|_| !was_ours) {
+        bail!("an XDP program of somebody else is attached ({mode}); detach it first");
+    }
+    let Err(e) = attach() else { return Ok(()) };
+    let number = e.chain().find_map(|c| c.downcast_ref::<io::Error>()?.raw_os_error());
+    let mut why = String::from("cannot attach");
+    if number == Some(libc::EOPNOTSUPP) {
+        why += ": its driver has no native XDP";
+    }
+    if interface.mtu > ONE_PAGE_MTU {
+        why += &format!(
+            "; a packet has to fit a page, and the port has an MTU of {}: {ONE_PAGE_MTU} always fits",
+            interface.mtu
+        );
+    }
+    Err(e.context(why))
+}
+
+/// Says why an interface that should be a port is none.
+pub fn tell_unfit(interface: &Interface, why: &anyhow::Error) {
+    let name = &interface.name;
+    log::error!(NETSUM_PORT = name; "port {name} does not serve, and ranks behind it are refused: {why:#}");
+}
+
 /// Logs what is wrong with ports that have their programs.
-pub fn tell(interfaces: &[Interface], mode: XdpMode, cpus: &[u32]) {
+pub fn tell(interfaces: &[Interface], cpus: &[u32]) {
     for interface in interfaces {
-        match facts(interface, mode, cpus) {
+        match facts(interface, cpus) {
             Ok(facts) => {
                 for defect in defects(&PortFacts { xdp: true, ..facts }) {
                     log::warn!(NETSUM_PORT = interface.name; "port {}: {}; {}", interface.name, defect.found, defect.mend);

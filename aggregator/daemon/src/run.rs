@@ -1,5 +1,6 @@
 //! `netsum run`.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -53,7 +54,9 @@ pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Resul
 /// A daemon that has all it needs, but does not serve yet.
 struct Ready {
     chosen: Chosen,
+    /// Of these, those that are ports, and the others' numbers.
     interfaces: Vec<Interface>,
+    unfit: HashSet<u32>,
     begun: Begun,
     /// The jobs that are to be there.
     wanted: Option<(Wanted, Vec<JobSpec>)>,
@@ -91,21 +94,25 @@ impl Ready {
         };
         let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
         let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
-        controller.set_ports(interfaces.iter().map(Interface::port).collect());
         controller.set_tenants(config.tenants.clone());
         let mut wanted = config.jobs.clone().map(Wanted::open).transpose()?;
         if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
             jobs.clear();
         }
         let mut begun = begin(config, &cpus, &interfaces, reset, controller)?;
+        let ports = begun.controller.ports();
+        let (fit, unfit): (Vec<_>, Vec<_>) =
+            interfaces.into_iter().partition(|l| ports.iter().any(|p| p.ifindex == l.ifindex));
+        let (interfaces, unfit) = (fit, unfit.iter().map(|l| l.ifindex).collect());
         begun.adds = begun.adds.or_else(|| measure(&cpus, &interfaces));
-        device::tell(&interfaces, config.xdp, &cpus);
+        device::tell(&interfaces, &cpus);
         let lldp = lldp::open().inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
         let trains = trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
         Ok(Self {
             chosen,
             interfaces,
+            unfit,
             begun,
             wanted,
             cpus,
@@ -123,6 +130,7 @@ impl Ready {
         let Self {
             chosen,
             interfaces,
+            unfit,
             begun,
             wanted,
             cpus,
@@ -182,8 +190,15 @@ impl Ready {
         }
         let admin = UnixListener::from_std(admin)?;
 
-        let reloader =
-            Reloader::new(path.to_owned(), config.clone(), chosen, shared.clone(), netlink.clone(), cpus);
+        let reloader = Reloader::new(
+            path.to_owned(),
+            config.clone(),
+            chosen,
+            unfit,
+            shared.clone(),
+            netlink.clone(),
+            cpus,
+        );
         let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;

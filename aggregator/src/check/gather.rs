@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use netsum_daemon::config::{Config, Ports};
 use netsum_daemon::device;
 use netsum_daemon::netlink::Netlink;
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode, online_cpus};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, online_cpus};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::judge::{BridgeFacts, Facts};
@@ -46,10 +46,9 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
         ..Facts::default()
     };
     if let Some(wanted) = ports {
-        let mode = config.map_or(XdpMode::Native, |c| c.xdp);
         let cpus = config.map(|c| c.cpus.clone()).filter(|cpus| !cpus.is_empty());
         let cpus = cpus.map_or_else(online_cpus, Ok)?;
-        interfaces(wanted, mode, &cpus, &mut facts).await?;
+        interfaces(wanted, &cpus, &mut facts).await?;
     }
     Ok(facts)
 }
@@ -91,7 +90,7 @@ fn is_bpffs(path: &Path) -> bool {
     there.and_then(|p| statfs(p).ok()).is_some_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
 }
 
-async fn interfaces(wanted: &Ports, mode: XdpMode, cpus: &[u32], facts: &mut Facts) -> Result<()> {
+async fn interfaces(wanted: &Ports, cpus: &[u32], facts: &mut Facts) -> Result<()> {
     let netlink = Netlink::open()?;
     let interfaces = match netlink.choose(wanted).await {
         Ok((_, interfaces)) => interfaces,
@@ -111,7 +110,7 @@ async fn interfaces(wanted: &Ports, mode: XdpMode, cpus: &[u32], facts: &mut Fac
         call_iptables: l.settings.call_iptables
             || number("/proc/sys/net/bridge/bridge-nf-call-iptables").is_some_and(|n| n > 0),
     });
-    facts.ports = Some(Ok(interfaces.iter().map(|l| device::facts(l, mode, cpus)).collect::<Result<_>>()?));
+    facts.ports = Some(Ok(interfaces.iter().map(|l| device::facts(l, cpus)).collect::<Result<_>>()?));
     Ok(())
 }
 
