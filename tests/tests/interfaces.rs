@@ -1,4 +1,5 @@
-//! Interfaces as they are found: with odd names and other ones later, and some that cannot be ports.
+//! Interfaces as they are found: with odd names and other ones later, and some that cannot be
+//! ports.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;

@@ -69,8 +69,8 @@ fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: false, ..fatal(found, mend) }
 }
 
-/// Why an interface cannot be a port, whatever its driver can: where programs do not see what the bridge sees. Its kind, and that of what
-/// it is a part of, are as `ip link add type` has them.
+/// Why an interface cannot be a port, whatever its driver can: where programs do not see what the
+/// bridge sees. Its kind, and that of what it is a part of, are as `ip link add type` has them.
 pub fn unfit(kind: &str, part_of: &str) -> Option<Defect> {
     match (kind, part_of) {
         ("bond" | "team", _) => Some(fatal(

@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 use super::link::Interface;
 use crate::config::Ports;
 
-/// The interfaces that a configuration means, by their numbers: whoever had a name of it first is meant under every later name, until it is
-/// gone.
+/// The interfaces that a configuration means, by their numbers: whoever had a name of it first is
+/// meant under every later name, until it is gone.
 #[derive(Clone, Debug)]
 pub struct Chosen {
     ports: Ports,

@@ -18,7 +18,7 @@ use crate::link::{Interface, attribute};
 /// # Errors
 /// If the kernel does not answer as every kernel does.
 pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
-    let said = ethtool(&interface.name)?;
+    let said = ethtool(interface.ifindex)?;
     Ok(PortFacts {
         name: interface.name.clone(),
         kind: interface.kind.clone(),
@@ -37,12 +37,12 @@ pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
     })
 }
 
-/// Packets of this MTU fit a page of 4 KiB with the headroom and the administration that every driver leaves for XDP. Some manage
-/// larger ones.
+/// Packets of this MTU fit a page of 4 KiB with the headroom and the administration that every
+/// driver leaves for XDP. Some manage larger ones.
 const ONE_PAGE_MTU: u32 = 3400;
 
-/// Makes an interface a port by `attach`, if it can be one. An XDP program that is there already is somebody else's, unless the interface was
-/// ours a moment ago.
+/// Makes an interface a port by `attach`, if it can be one. An XDP program that is there already is
+/// somebody else's, unless the interface was ours a moment ago.
 ///
 /// # Errors
 /// Why it cannot.
@@ -194,17 +194,16 @@ const ETH_FLAG_LRO: u32 = 1 << 15;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 /// Asks one of ethtool's questions; `None` where the driver does not answer it.
-fn ask_driver(socket: &OwnedFd, name: &str, command: u32) -> Option<[u32; 64]> {
+fn ask_driver(socket: &OwnedFd, ifindex: u32, command: u32) -> Option<[u32; 64]> {
+    // As it is, whatever text that makes.
+    let name = nix::net::if_::if_indextoname(ifindex).ok()?;
     // struct ethtool_drvinfo has 196 bytes, ethtool_cmd 44, ethtool_channels 36, ethtool_value 8. Words, because they hold such.
     let mut data = [0u32; 64];
     data[0] = command;
     // SAFETY: an `ifreq` is all integers and pointers, for which zeros are a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    if name.len() >= request.ifr_name.len() {
-        return None;
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
+    for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes_with_nul()) {
+        *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
     // SAFETY: the request and what it points to outlive the call; the kernel writes less than 256 bytes for these commands.
@@ -217,8 +216,8 @@ fn questions() -> nix::Result<OwnedFd> {
 }
 
 /// Bits per second that a port carries, by its driver; 0 where it does not know.
-pub fn rate(name: &str) -> u64 {
-    let data = questions().ok().and_then(|socket| ask_driver(&socket, name, ETHTOOL_GSET));
+pub fn rate(ifindex: u32) -> u64 {
+    let data = questions().ok().and_then(|socket| ask_driver(&socket, ifindex, ETHTOOL_GSET));
     // speed and speed_hi, two bytes each.
     let [low, high] = [3, 7].map(|word| data.map_or(0, |data| u32::from(half(data[word]))));
     match high << 16 | low {
@@ -234,9 +233,9 @@ fn half(word: u32) -> u16 {
 }
 
 /// Asks ethtool's questions; what a driver does not answer is left out.
-fn ethtool(name: &str) -> Result<Ethtool> {
+fn ethtool(ifindex: u32) -> Result<Ethtool> {
     let socket = questions()?;
-    let ask = |command| ask_driver(&socket, name, command);
+    let ask = |command| ask_driver(&socket, ifindex, command);
     let driver = ask(ETHTOOL_GDRVINFO).map(|data| {
         let bytes: Vec<u8> =
             data[1..9].iter().flat_map(|w| w.to_ne_bytes()).take_while(|&b| b != 0).collect();
@@ -282,9 +281,9 @@ mod tests {
 
     #[test]
     fn the_loopback_answers_as_any_interface_does() {
-        assert_eq!(ethtool("lo").unwrap().lro, Some(false));
-        assert_eq!(ethtool("no-such-interface-at-all").unwrap(), Ethtool::default());
         let ifindex = nix::net::if_::if_nametoindex("lo").unwrap();
+        assert_eq!(ethtool(ifindex).unwrap().lro, Some(false));
+        assert_eq!(ethtool(i32::MAX as u32).unwrap(), Ethtool::default());
         // Nobody can redirect to the loopback's driver.
         assert_eq!(xdp_features(ifindex).unwrap().unwrap_or(0) & 2, 0);
     }

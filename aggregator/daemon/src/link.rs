@@ -1,5 +1,6 @@
-//! An interface, out of what the kernel says of it. Pure. What is longer, shorter or newer than expected is passed over, and text that is not
-//! UTF-8 is shown as well as it can be: whoever may name an interface must not be able to hide one.
+//! An interface, out of what the kernel says of it. Pure. What is longer, shorter or newer than
+//! expected is passed over, and text that is not UTF-8 is shown as well as it can be: whoever may
+//! name an interface must not be able to hide one.
 
 use netsum_core::PortInfo;
 
@@ -25,7 +26,8 @@ pub struct Interface {
     pub bridge: Option<u32>,
     /// Of a bridge.
     pub settings: BridgeSettings,
-    /// For this MAC address packets come in that this machine routes: its own, or its bridge's. `None` where it routes nothing.
+    /// For this MAC address packets come in that this machine routes: its own, or its bridge's.
+    /// `None` where it routes nothing.
     pub router: Option<[u8; 6]>,
     /// Its bridge sends nothing there by itself: spanning tree says so, or it does not flood there.
     pub blocked: bool,
@@ -56,7 +58,8 @@ const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_CONF: u16 = 2;
-/// States of a bridge's port (include/uapi/linux/if_bridge.h). One that is down is in none of them, and has its flags.
+/// States of a bridge's port (include/uapi/linux/if_bridge.h). One that is down is in none of them,
+/// and has its flags.
 const BR_STATE_LISTENING: u8 = 1;
 const BR_STATE_BLOCKING: u8 = 4;
 /// Bytes of `struct ifinfomsg`.
@@ -64,7 +67,8 @@ pub(super) const HEADER: usize = 16;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 impl Interface {
-    /// What a message about a link says, behind netlink's header; `None` where it is too short for one.
+    /// What a message about a link says, behind netlink's header; `None` where it is too short for
+    /// one.
     pub(super) fn parse(message: &[u8]) -> Option<Self> {
         let (header, all) = message.split_at_checked(HEADER)?;
         let flags = number(&header[8..12])? as i32;

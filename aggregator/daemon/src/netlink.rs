@@ -60,7 +60,8 @@ impl Netlink {
         Chosen::new(ports.clone(), &self.interfaces().await?)
     }
 
-    /// Those that are there at the moment. The kernel is asked for each of these ports that its list lacks.
+    /// Those that are there at the moment. The kernel is asked for each of these ports that its
+    /// list lacks.
     pub async fn present(&self, chosen: &mut Chosen, ports: &[u32]) -> Result<Vec<Interface>> {
         let mut all = self.interfaces().await?;
         for ifindex in ports.iter().chain(chosen.ifindexes()).filter(|i| **i != 0) {

@@ -174,7 +174,8 @@ impl Wanted {
     }
 }
 
-/// A data plane with programs on all ports that can have them, and a controller that knows what is in it.
+/// A data plane with programs on all ports that can have them, and a controller that knows what is
+/// in it.
 pub struct Begun {
     pub plane: BpfDataPlane,
     pub spread: Option<Spreader>,
@@ -288,8 +289,9 @@ pub fn begin(
     Ok(Begun { plane, spread, controller, actions, store: Some(store), election, adds })
 }
 
-/// Makes all interfaces ports but `done`, which are, and those that cannot be: these are named. Ports in `busy` have just been detached, which the
-/// kernel carries out a moment after the link's last descriptor is closed: there it tries for a second.
+/// Makes all interfaces ports but `done`, which are, and those that cannot be: these are named.
+/// Ports in `busy` have just been detached, which the kernel carries out a moment after the link's
+/// last descriptor is closed: there it tries for a second.
 ///
 /// # Errors
 /// If none can be.

@@ -33,7 +33,8 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// A daemon runs with this configuration, which was read from a file, and has said that these interfaces cannot be ports.
+    /// A daemon runs with this configuration, which was read from a file, and has said that these
+    /// interfaces cannot be ports.
     pub fn new(
         path: PathBuf,
         config: Config,

@@ -1,4 +1,5 @@
-//! Questions to the kernel over netlink. Messages stay as they come: one that nobody understands takes no other with it.
+//! Questions to the kernel over netlink. Messages stay as they come: one that nobody understands
+//! takes no other with it.
 
 use std::convert::Infallible;
 use std::io;
@@ -73,8 +74,8 @@ impl Raw {
 #[derive(Clone)]
 pub struct Rtnl {
     handle: ConnectionHandle<Raw>,
-    /// The kernel answers a list that is asked for while another goes out on the same socket with EBUSY
-    /// (`__netlink_dump_start` in net/netlink/af_netlink.c).
+    /// The kernel answers a list that is asked for while another goes out on the same socket with
+    /// EBUSY (`__netlink_dump_start` in net/netlink/af_netlink.c).
     one_list: Arc<Mutex<()>>,
 }
 
@@ -96,8 +97,9 @@ impl Rtnl {
         ask(&self.handle, question.into(), 0).await
     }
 
-    /// A whole list. It is taken to its end also where nobody waits for it any more, as for the answer to a manager that has heard enough: the
-    /// next one would be refused. One that changes while the kernel makes it may lack anything, and is asked for again.
+    /// A whole list. It is taken to its end also where nobody waits for it any more, as for the
+    /// answer to a manager that has heard enough: the next one would be refused. One that changes
+    /// while the kernel makes it may lack anything, and is asked for again.
     ///
     /// # Errors
     /// What the kernel answers; that the list changes all the time.
@@ -169,8 +171,8 @@ impl Changes {
         Ok(Self(changes))
     }
 
-    /// Waits for the next ones, all that there are; false where there will be none. Notices that were
-    /// lost count as one.
+    /// Waits for the next ones, all that there are; false where there will be none. Notices that
+    /// were lost count as one.
     pub async fn next(&mut self) -> bool {
         let some = self.0.next().await.is_some();
         while self.0.try_recv().is_ok() {}
@@ -184,7 +186,8 @@ mod tests {
 
     use super::*;
 
-    /// A list of so many messages, whose messages with these numbers the kernel marks; the last is its end.
+    /// A list of so many messages, whose messages with these numbers the kernel marks; the last is
+    /// its end.
     fn list(messages: u16, marked: &[u16]) -> impl Stream<Item = NetlinkMessage<Raw>> + use<> {
         let marked = marked.to_vec();
         let message = move |kind: u16| {

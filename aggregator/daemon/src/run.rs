@@ -162,7 +162,8 @@ impl Ready {
         // Before ranks can call.
         own::look(&shared, &netlink).await?;
         if let Some(socket) = lldp {
-            let heard = neighbours::Heard::default();
+            let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
+            let heard = neighbours::Heard::new(&own);
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }

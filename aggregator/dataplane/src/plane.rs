@@ -16,7 +16,8 @@ use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
 /// What the controller asks of the data plane.
 pub trait DataPlane: Send {
-    /// Attaches the programs of a port to an interface, in its driver; again, where somebody has detached the ingress program.
+    /// Attaches the programs of a port to an interface, in its driver; again, where somebody has
+    /// detached the ingress program.
     fn attach(&mut self, ifindex: u32) -> anyhow::Result<()>;
     /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if netsum were not there.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;

@@ -17,7 +17,8 @@ impl BpfDataPlane {
         let gone = self.ports.get_mut(&ifindex).and_then(|port| port.ingress.take());
         self.detach_ingress(gone)?;
         let program = program(&mut self.ebpf, programs::INGRESS)?;
-        // Nowhere else: the generic stack's clones of a broadcast share their data, and the first one's headers would be everybody's.
+        // Nowhere else: the generic stack's clones of a broadcast share their data, and the first
+        // one's headers would be everybody's.
         let id = program.attach_to_if_index(ifindex, XdpMode::Driver)?;
         let ingress = match &self.pins {
             Some(pins) => {
