@@ -8,13 +8,13 @@ use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
-use netsum_dataplane::{DataPlane, EndedRing, ProgramFacts, Traced, XdpMode};
+use netsum_dataplane::{DataPlane, EndedRing, ProgramFacts, Traced};
 
 /// Nothing comes here. What a controller asks is done by the boxes, see [`crate::program`].
 pub struct Nowhere;
 
 impl DataPlane for Nowhere {
-    fn attach(&mut self, _: u32, _: XdpMode) -> anyhow::Result<()> {
+    fn attach(&mut self, _: u32) -> anyhow::Result<()> {
         Ok(())
     }
     fn detach(&mut self, _: u32) -> anyhow::Result<()> {

@@ -163,7 +163,8 @@ impl WorkerService {
             } else {
                 format!("{}, the router of {},", mac_text(mac), address.ip)
             };
-            refused(format!("{of} is behind interface {ifindex}, which is none of netsum's ports"))
+            let name = interfaces.iter().find(|l| l.ifindex == ifindex).map_or("?", |l| &l.name);
+            refused(format!("{of} is behind {name}, which is none of netsum's ports"))
         }
     }
 }

@@ -14,12 +14,12 @@ use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
-use super::plane::{DataPlane, EndedRing, ProgramFacts, Traced, XdpMode};
+use super::plane::{DataPlane, EndedRing, ProgramFacts, Traced};
 use super::{facts, trace};
 
 impl DataPlane for BpfDataPlane {
-    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
-        self.attach_port(ifindex, mode)
+    fn attach(&mut self, ifindex: u32) -> Result<()> {
+        self.attach_port(ifindex)
     }
 
     fn detach(&mut self, ifindex: u32) -> Result<()> {

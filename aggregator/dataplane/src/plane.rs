@@ -14,15 +14,6 @@ use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
-/// How XDP programs are attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    /// In the driver.
-    Native,
-    /// In the generic stack, for drivers without XDP; slow.
-    Skb,
-}
-
 /// A ring that is to be removed.
 #[derive(Clone, Debug, Default)]
 pub struct EndedRing {
@@ -34,8 +25,9 @@ pub struct EndedRing {
 
 /// What the controller asks of the data plane.
 pub trait DataPlane: Send {
-    /// Attaches the programs of a port to an interface; again, where somebody has detached the ingress program.
-    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> anyhow::Result<()>;
+    /// Attaches the programs of a port to an interface, in its driver; again, where somebody has
+    /// detached the ingress program.
+    fn attach(&mut self, ifindex: u32) -> anyhow::Result<()>;
     /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if netsum were not there.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
     /// Makes rings' maps, empty. The rings are not active yet. Their counters go on.

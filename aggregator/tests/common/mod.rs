@@ -27,7 +27,7 @@ use netsum_daemon::run::{WorkerPort, serve};
 use netsum_daemon::socket::{self, Access};
 use netsum_daemon::state::Shared;
 use netsum_daemon::worker::PortFinder;
-use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced, XdpMode};
+use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
 
@@ -55,7 +55,7 @@ pub struct Told {
 pub struct Remembers(pub Arc<Mutex<Told>>);
 
 impl DataPlane for Remembers {
-    fn attach(&mut self, _: u32, _: XdpMode) -> anyhow::Result<()> {
+    fn attach(&mut self, _: u32) -> anyhow::Result<()> {
         Ok(())
     }
     fn detach(&mut self, _: u32) -> anyhow::Result<()> {
