@@ -5,11 +5,16 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant};
 
+use std::os::fd::AsRawFd as _;
+
 use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, PATIENCE, one_on_each_host};
 use netsum_lab::group::Group;
 use netsum_lab::netns::output;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
+};
 
 /// What `caf\u{e9}` is in Latin-1, and how it is shown.
 const LATIN: &[u8] = b"caf\xe9";
@@ -149,4 +154,76 @@ fn an_interface_that_cannot_be_a_port_is_named_and_the_others_serve_at_the_start
     cluster.stop_daemon().unwrap();
     cluster.start_daemon().unwrap();
     are_named(&cluster);
+}
+
+/// Has nftables drop all that bridges forward in this network namespace: `nft add table bridge f`, `nft add chain bridge f c { type
+/// filter hook forward priority 0; policy drop; }` (include/uapi/linux/netfilter/nf_tables.h, nfnetlink.h).
+fn drop_what_is_forwarded() {
+    let attribute = |kind: u16, value: &[u8]| {
+        let mut bytes = [(value.len() as u16 + 4).to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    };
+    // Flags: a request that creates; NLM_F_ACK for the last of the batch.
+    let message = |kind: u16, flags: u16, family: u8, resource: u8, attributes: &[u8]| {
+        let mut bytes = (20 + attributes.len() as u32).to_ne_bytes().to_vec();
+        bytes.extend([kind.to_ne_bytes(), flags.to_ne_bytes()].concat());
+        bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, family, 0, 0, resource]);
+        bytes.extend(attributes);
+        bytes
+    };
+    let (forward, policy) = (2u32.to_be_bytes(), 0u32.to_be_bytes());
+    let hook = [attribute(1, &forward), attribute(2, &[0; 4])].concat();
+    let chain = [(1, &b"f\0"[..]), (3, b"c\0"), (4 | 1 << 15, &hook), (5, &policy), (7, b"filter\0")];
+    let batch = [
+        message(0x10, 1, 0, 10, &[]),
+        message(0xa00, 0x401, 7, 0, &attribute(1, b"f\0")),
+        message(0xa03, 0x405, 7, 0, &chain.map(|(kind, value)| attribute(kind, value)).concat()),
+        message(0x11, 1, 0, 10, &[]),
+    ];
+    let (family, kind) = (AddressFamily::Netlink, SockType::Raw);
+    let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter).unwrap();
+    sendto(socket.as_raw_fd(), &batch.concat(), &NetlinkAddr::new(0, 0), MsgFlags::empty()).unwrap();
+    let mut answer = [0; 512];
+    recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
+    assert_eq!(answer[16..20], [0; 4], "nftables refuses");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn what_keeps_the_bridge_from_passing_packets_on_is_named() {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
+    cluster.start_daemon().unwrap();
+    let job = JobSpec { connect_timeout: Duration::from_secs(5), ..JobSpec::new("train", 2) };
+    let token = cluster.create_job(&job).unwrap();
+    let isolate = |how: &str| {
+        ["port0", "port1"]
+            .map(|port| ip(&cluster, &format!("link set {port} type bridge_slave isolated {how}"), b""));
+    };
+    let refused = || format!("{:#}", cluster.ranks(&job, &token, &one_on_each_host(2)).err().unwrap());
+    isolate("on");
+    let why = refused();
+    assert!(why.contains("port0 and rank 1 behind port port1, which are isolated"), "{why}");
+    isolate("off");
+    ip(&cluster, "link set port1 type bridge_slave state 1", b"");
+    let diagnosis = || cluster.netsum(&["diagnose", "train", "--watch", "100ms"]).unwrap();
+    let found = diagnosis();
+    assert!(
+        found.contains("has not joined") && found.contains("spanning tree keeps it listening"),
+        "{found}"
+    );
+    ip(&cluster, "link set port1 type bridge_slave state 3", b"");
+
+    // In mid-job.
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
+    sum(&mut group);
+    assert!(diagnosis().contains("nothing is pending"), "{}", diagnosis());
+    isolate("on");
+    assert!(diagnosis().contains("ports port0, port1 are isolated"), "{}", diagnosis());
+    isolate("off");
+    cluster.lab().box_().enter(drop_what_is_forwarded);
+    let found = diagnosis();
+    let words = "chain bridge f c filters what the bridge forwards, and drops what no rule accepts";
+    assert!(found.contains(words) && !found.contains("look at the application"), "{found}");
 }

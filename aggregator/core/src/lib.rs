@@ -24,6 +24,7 @@
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
+pub mod bridging;
 pub mod cost;
 pub mod diagnose;
 pub mod ended;
@@ -157,6 +158,8 @@ pub struct Controller {
     tenants: BTreeMap<String, Limits>,
     /// Addresses of the box itself.
     own: HashSet<owners::Address>,
+    /// Ports between which the bridge passes nothing on.
+    isolated: HashSet<u32>,
     /// Jobs created, by tenant.
     admitted: BTreeMap<String, u64>,
 }
@@ -184,6 +187,7 @@ impl Controller {
             heartbeat_timeout,
             tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
             own: HashSet::new(),
+            isolated: HashSet::new(),
             admitted: BTreeMap::new(),
         }
     }
@@ -274,6 +278,11 @@ impl Controller {
 
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
+    }
+
+    /// The ports between which the bridge passes nothing on.
+    pub fn set_isolated(&mut self, ports: impl Iterator<Item = u32>) {
+        self.isolated = ports.collect();
     }
 
     /// See [`PortInfo::router`].

@@ -61,11 +61,11 @@ pub struct Defect {
     pub mend: String,
 }
 
-fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+pub(crate) fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: true, found: found.into(), mend: mend.into() }
 }
 
-fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+pub(crate) fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: false, ..fatal(found, mend) }
 }
 

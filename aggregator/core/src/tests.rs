@@ -229,6 +229,20 @@ fn a_job_lives_while_one_rank_does_and_ends_when_all_that_have_not_left_are_sile
 }
 
 #[test]
+fn ranks_whose_ports_are_isolated_from_each_other_are_refused() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", 2)).unwrap();
+    let at = |rank: u32, ifindex| Join { ifindex, ..join("a", rank, 0, u64::from(rank), now) };
+    for (isolated, refused) in [(vec![10], false), (vec![10, 11], true)] {
+        c.set_isolated(isolated.into_iter());
+        c.join(at(0, 10), now).unwrap();
+        let actions = c.join(at(1, 11), now).unwrap();
+        assert_eq!(replies(&actions), [(0, !refused), (1, !refused)], "{actions:?}");
+        (0..2).for_each(|rank| drop(c.leave("a", "t", Rank(rank), 1).unwrap()));
+    }
+}
+
+#[test]
 fn silence_while_nobody_could_be_heard_is_nobodys() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();

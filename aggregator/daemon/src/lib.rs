@@ -24,6 +24,7 @@
 //! | [`metrics`] | the same for Prometheus, over HTTP |
 //! | [`netlink`] | interfaces, bridge ports, forwarding table; `rtnl`: how the kernel is asked, [`link`]: what it says of an interface |
 //! | `chosen` | which interfaces a configuration means |
+//! | `filters` | nftables' chains that see what the bridge forwards |
 //! | [`own`] | the box's own addresses, which no port may carry |
 //! | [`clock`] | clocks that processes agree on |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
@@ -38,6 +39,7 @@ pub mod config;
 pub mod device;
 pub mod diagnose;
 pub mod doorman;
+mod filters;
 mod frames;
 pub mod hops;
 pub mod in_band;

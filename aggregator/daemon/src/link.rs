@@ -3,6 +3,7 @@
 //! name an interface must not be able to hide one.
 
 use netsum_core::PortInfo;
+use netsum_core::bridging::Bridged;
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,11 @@ pub struct Interface {
     pub router: Option<[u8; 6]>,
     /// Its bridge sends nothing there by itself: spanning tree says so, or it does not flood there.
     pub blocked: bool,
+    /// What spanning tree does there; empty where it forwards.
+    pub state: &'static str,
+    /// It passes nothing on to other isolated ports; it takes packets of known hosts alone.
+    pub isolated: bool,
+    pub locked: bool,
     /// The XDP program that is attached: "native" or "skb".
     pub xdp: Option<&'static str>,
     /// Bytes and packets received and sent.
@@ -56,11 +62,14 @@ const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_BR_NF_CALL_IPTABLES: u16 = 36;
 const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
+const IFLA_BRPORT_ISOLATED: u16 = 33;
+const IFLA_BRPORT_LOCKED: u16 = 39;
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_CONF: u16 = 2;
 /// States of a bridge's port (include/uapi/linux/if_bridge.h). One that is down is in none of them,
 /// and has its flags.
 const BR_STATE_LISTENING: u8 = 1;
+const BR_STATE_LEARNING: u8 = 2;
 const BR_STATE_BLOCKING: u8 = 4;
 /// Bytes of `struct ifinfomsg`.
 pub(super) const HEADER: usize = 16;
@@ -116,6 +125,14 @@ impl Interface {
             blocked: is_port
                 && (matches!(state, Some(BR_STATE_LISTENING | BR_STATE_BLOCKING))
                     || byte(port, IFLA_BRPORT_UNICAST_FLOOD) == Some(0)),
+            state: match state.filter(|_| is_port) {
+                Some(BR_STATE_LISTENING) => "listening",
+                Some(BR_STATE_LEARNING) => "learning",
+                Some(BR_STATE_BLOCKING) => "blocking",
+                _ => "",
+            },
+            isolated: is_port && byte(port, IFLA_BRPORT_ISOLATED) == Some(1),
+            locked: is_port && byte(port, IFLA_BRPORT_LOCKED) == Some(1),
             xdp: match byte(nested(all, libc::IFLA_XDP), IFLA_XDP_ATTACHED) {
                 None | Some(0) => None,
                 Some(2) => Some("skb"),
@@ -133,6 +150,12 @@ impl Interface {
         PortInfo { name: self.name.clone(), ifindex: self.ifindex, mtu: self.mtu, router: self.router }
     }
 
+    /// How its bridge treats it.
+    pub fn bridged(&self) -> Bridged {
+        let Self { state, isolated, locked, .. } = *self;
+        Bridged { name: self.name.clone(), blocked: state, isolated, locked }
+    }
+
     /// Whether this is one of its names.
     pub fn is_called(&self, name: &str) -> bool {
         self.name == name || self.alt_names.iter().any(|alt| alt == name)
@@ -144,7 +167,7 @@ fn number(bytes: &[u8]) -> Option<u32> {
 }
 
 /// A text of the kernel's, which ends with a zero.
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
 }
 

@@ -5,14 +5,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use netsum_core::bridging::{Bridged, obstacles};
+use netsum_core::port::Defect;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
 use super::chosen::Chosen;
+use super::filters::filters;
 use super::link::HEADER;
 pub use super::link::Interface;
 use super::message::mac_from_text;
@@ -34,13 +38,28 @@ pub struct Netlink {
 impl Netlink {
     /// Connects, within a tokio runtime.
     pub fn open() -> Result<Self> {
-        Ok(Self { rtnl: Rtnl::open().context("netlink")?, heard: None, trains: None })
+        Ok(Self { rtnl: Rtnl::open(NETLINK_ROUTE).context("netlink")?, heard: None, trains: None })
     }
 
     /// All interfaces.
     pub async fn interfaces(&self) -> Result<Vec<Interface>> {
         let messages = self.rtnl.list(link(0)).await.context("the list of interfaces")?;
         Ok(with_routers(messages.iter().filter_map(|m| Interface::parse(&m.bytes)).collect()))
+    }
+
+    /// What keeps bridges from passing packets between these ports.
+    pub async fn obstacles(&self, ports: &HashSet<u32>) -> Result<Vec<Defect>> {
+        let all = self.interfaces().await?;
+        let ports: Vec<&Interface> = all.iter().filter(|l| ports.contains(&l.ifindex)).collect();
+        let bridges: HashSet<u32> = ports.iter().filter_map(|l| l.bridge).collect();
+        if bridges.is_empty() {
+            return Ok(Vec::new());
+        }
+        let of_all = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
+        let calls = |l: &Interface| bridges.contains(&l.ifindex) && l.settings.call_iptables;
+        let through_ip = of_all.is_ok_and(|on| on.trim() != "0") || all.iter().any(calls);
+        let bridged: Vec<Bridged> = ports.into_iter().map(Interface::bridged).collect();
+        Ok(obstacles(&bridged, &filters(through_ip).await?))
     }
 
     /// An interface, by its number; `None` where the kernel says that there is none.

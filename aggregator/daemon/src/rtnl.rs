@@ -80,9 +80,9 @@ pub struct Rtnl {
 }
 
 impl Rtnl {
-    /// Connects, within a tokio runtime.
-    pub fn open() -> io::Result<Self> {
-        let (mut connection, handle, _): (Connection<Raw>, _, _) = new_connection(NETLINK_ROUTE)?;
+    /// Connects to one of netlink's protocols, within a tokio runtime.
+    pub fn open(protocol: isize) -> io::Result<Self> {
+        let (mut connection, handle, _): (Connection<Raw>, _, _) = new_connection(protocol)?;
         // It may say that the list was interrupted, or what went wrong.
         connection.set_forward_done(true);
         tokio::spawn(connection);
