@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use netsum_worker::{Bootstrap, CommConfig, Element, Error, Op, Pending, Room, Settings, addresses};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -17,7 +18,8 @@ use crate::work::{Report, SIGNALS, Warned, Work};
 
 /// A member of a job. All ranks call for the same operations in the same order. Threads may share it; the order of their calls is theirs
 /// to keep the same at all ranks. Operations whose kind, root, operator, elements or `tag` (of those in flight: a number for what else
-/// must agree) are not the same at all ranks raise MismatchError at all.
+/// must agree) are not the same at all ranks raise MismatchError at all. So does one that a rank
+/// alone has refused, at the others.
 #[pyclass(frozen, module = "netsum", subclass, weakref)]
 pub struct Communicator {
     /// `None` when it is closed.
@@ -130,6 +132,12 @@ const fn in_flight(tag: u32) -> Begin {
     Begin { first: Duration::ZERO, tag }
 }
 
+/// Marks an error as one that the other ranks have been told of, or need not be.
+fn set_told(py: Python<'_>, error: &PyErr) {
+    // All but odd exceptions have room for it; of those the ranks are told twice.
+    let _ = error.value(py).setattr("told", true);
+}
+
 type Inner = netsum_worker::Communicator;
 
 impl Communicator {
@@ -157,6 +165,22 @@ impl Communicator {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Makes a call. Where it is refused, the other ranks are told. One that Ctrl-C ends may be
+    /// made again.
+    fn call(&self, py: Python<'_>, start: impl FnOnce() -> PyResult<Work>) -> PyResult<Work> {
+        start().inspect_err(|error| {
+            if error.is_instance_of::<PyException>(py) && !error.value(py).hasattr("told").unwrap_or(false) {
+                self._refuse(py);
+                set_told(py, error);
+            }
+        })
+    }
+
+    fn root(&self, py: Python<'_>, root: i64) -> PyResult<u32> {
+        let text = || format!("root {root}: 0 to {} with {} ranks", self.ranks - 1, self.ranks);
+        u32::try_from(root).map_err(|_| argument(py, &text()))
+    }
+
     fn work<B: Send>(
         &self,
         py: Python<'_>,
@@ -173,13 +197,14 @@ impl Communicator {
                 comm.wait_first(first);
                 comm.set_tag(tag);
                 start(comm).map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
-            })?;
-            if let Some(work) = begun {
+            });
+            // What the library refuses it has told the others.
+            if let Some(work) = begun.inspect_err(|error| set_told(py, error))? {
                 return Ok(work);
             }
             // Others may have the communicator meanwhile, and Ctrl-C ends the wait.
             py.detach(|| self.room.wait_for(SIGNALS));
-            py.check_signals()?;
+            py.check_signals().inspect_err(|error| set_told(py, error))?;
         }
     }
 
@@ -226,33 +251,38 @@ impl Communicator {
         if !array.is_instance_of::<PyList>() && !array.is_instance_of::<PyTuple>() {
             return self.start_reduce(array, None, op, begin);
         }
-        let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
-        if self::op(py, op)? != Op::Sum {
-            return Err(argument(py, "a list of arrays is summed (\"sum\"): divide the sums"));
-        }
-        let memories: Vec<_> =
-            arrays.iter().map(|array| array::memory(array, true)).collect::<Result<_, _>>()?;
-        match memories.first().map_or(Kind::F32, |memory| memory.kind) {
-            Kind::I32 => self.reduce_many::<i32>(py, memories, begin),
-            Kind::F32 => self.reduce_many::<f32>(py, memories, begin),
-            Kind::Other => Err(memories[0].no_sum(py)),
-        }
+        self.call(py, || {
+            let arrays: Vec<Bound<'_, PyAny>> = array.extract()?;
+            if self::op(py, op)? != Op::Sum {
+                return Err(argument(py, "a list of arrays is summed (\"sum\"): divide the sums"));
+            }
+            let memories: Vec<_> =
+                arrays.iter().map(|array| array::memory(array, true)).collect::<Result<_, _>>()?;
+            match memories.first().map_or(Kind::F32, |memory| memory.kind) {
+                Kind::I32 => self.reduce_many::<i32>(py, memories, begin),
+                Kind::F32 => self.reduce_many::<f32>(py, memories, begin),
+                Kind::Other => Err(memories[0].no_sum(py)),
+            }
+        })
     }
 
     fn start_reduce(
         &self,
         array: &Bound<'_, PyAny>,
-        root: Option<u32>,
+        root: Option<i64>,
         op: &str,
         begin: Begin,
     ) -> PyResult<Work> {
         let py = array.py();
-        let (op, memory) = (self::op(py, op)?, array::memory(array, true)?);
-        match memory.kind {
-            Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, begin),
-            Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, begin),
-            Kind::Other => Err(memory.no_sum(py)),
-        }
+        self.call(py, || {
+            let root = root.map(|root| self.root(py, root)).transpose()?;
+            let (op, memory) = (self::op(py, op)?, array::memory(array, true)?);
+            match memory.kind {
+                Kind::I32 => self.reduce_in_place::<i32>(py, memory, op, root, begin),
+                Kind::F32 => self.reduce_in_place::<f32>(py, memory, op, root, begin),
+                Kind::Other => Err(memory.no_sum(py)),
+            }
+        })
     }
 
     fn start_reduce_scatter(
@@ -263,25 +293,30 @@ impl Communicator {
         begin: Begin,
     ) -> PyResult<Work> {
         let py = output.py();
-        let op = self::op(py, op)?;
-        let (input, output) = (array::memory(input, false)?, array::memory(output, true)?);
-        if input.dtype != output.dtype {
-            let text = format!(
-                "input of dtype {} and output of {}: they must be of the same",
-                input.dtype, output.dtype
-            );
-            return Err(argument(py, &text));
-        }
-        match input.kind {
-            Kind::I32 => self.scatter::<i32>(py, input, output, op, begin),
-            Kind::F32 => self.scatter::<f32>(py, input, output, op, begin),
-            Kind::Other => Err(input.no_sum(py)),
-        }
+        self.call(py, || {
+            let op = self::op(py, op)?;
+            let (input, output) = (array::memory(input, false)?, array::memory(output, true)?);
+            if input.dtype != output.dtype {
+                let text = format!(
+                    "input of dtype {} and output of {}: they must be of the same",
+                    input.dtype, output.dtype
+                );
+                return Err(argument(py, &text));
+            }
+            match input.kind {
+                Kind::I32 => self.scatter::<i32>(py, input, output, op, begin),
+                Kind::F32 => self.scatter::<f32>(py, input, output, op, begin),
+                Kind::Other => Err(input.no_sum(py)),
+            }
+        })
     }
 
-    fn start_broadcast(&self, array: &Bound<'_, PyAny>, root: u32, begin: Begin) -> PyResult<Work> {
-        let memory = array::memory(array, true)?.into_bytes();
-        self.work(array.py(), begin, move |comm| comm.broadcast_async(memory, root))
+    fn start_broadcast(&self, array: &Bound<'_, PyAny>, root: i64, begin: Begin) -> PyResult<Work> {
+        let py = array.py();
+        self.call(py, || {
+            let (root, memory) = (self.root(py, root)?, array::memory(array, true)?.into_bytes());
+            self.work(py, begin, move |comm| comm.broadcast_async(memory, root))
+        })
     }
 
     fn start_all_gather(
@@ -290,9 +325,12 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         begin: Begin,
     ) -> PyResult<Work> {
-        let (from, to) =
-            (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
-        self.work(output.py(), begin, move |comm| comm.all_gather_async(from, to))
+        let py = output.py();
+        self.call(py, || {
+            let (from, to) =
+                (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
+            self.work(py, begin, move |comm| comm.all_gather_async(from, to))
+        })
     }
 
     fn start_all_to_all(
@@ -301,9 +339,16 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         begin: Begin,
     ) -> PyResult<Work> {
-        let (from, to) =
-            (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
-        self.work(output.py(), begin, move |comm| comm.all_to_all_async(from, to))
+        let py = output.py();
+        self.call(py, || {
+            let (from, to) =
+                (array::memory(input, false)?.into_bytes(), array::memory(output, true)?.into_bytes());
+            self.work(py, begin, move |comm| comm.all_to_all_async(from, to))
+        })
+    }
+
+    fn start_barrier(&self, py: Python<'_>, begin: Begin) -> PyResult<Work> {
+        self.call(py, || self.work(py, begin, Inner::barrier_async))
     }
 }
 
@@ -324,7 +369,7 @@ impl Communicator {
 
     /// As all_reduce, but only rank `root` gets the result. None is all ranks.
     #[pyo3(signature = (array, root, op="sum"))]
-    fn reduce(&self, array: &Bound<'_, PyAny>, root: Option<u32>, op: &str) -> PyResult<Report> {
+    fn reduce(&self, array: &Bound<'_, PyAny>, root: Option<i64>, op: &str) -> PyResult<Report> {
         self.start_reduce(array, root, op, SOON)?.wait(array.py(), None)
     }
 
@@ -333,7 +378,7 @@ impl Communicator {
     fn reduce_async(
         &self,
         array: &Bound<'_, PyAny>,
-        root: Option<u32>,
+        root: Option<i64>,
         op: &str,
         tag: u32,
     ) -> PyResult<Work> {
@@ -364,13 +409,13 @@ impl Communicator {
     }
 
     /// Gives all ranks the array of rank `root`, of any dtype, in place.
-    fn broadcast(&self, array: &Bound<'_, PyAny>, root: u32) -> PyResult<Report> {
+    fn broadcast(&self, array: &Bound<'_, PyAny>, root: i64) -> PyResult<Report> {
         self.start_broadcast(array, root, SOON)?.wait(array.py(), None)
     }
 
     /// As broadcast, in flight.
     #[pyo3(signature = (array, root, *, tag=0))]
-    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: u32, tag: u32) -> PyResult<Work> {
+    fn broadcast_async(&self, array: &Bound<'_, PyAny>, root: i64, tag: u32) -> PyResult<Work> {
         self.start_broadcast(array, root, in_flight(tag))
     }
 
@@ -408,13 +453,26 @@ impl Communicator {
 
     /// Returns once all ranks have called it, and all that was in flight before is done.
     fn barrier(&self, py: Python<'_>) -> PyResult<Report> {
-        self.work(py, SOON, Inner::barrier_async)?.wait(py, None)
+        self.start_barrier(py, SOON)?.wait(py, None)
     }
 
     /// As barrier, in flight.
     #[pyo3(signature = (*, tag=0))]
     fn barrier_async(&self, py: Python<'_>, tag: u32) -> PyResult<Work> {
-        self.work(py, in_flight(tag), Inner::barrier_async)
+        self.start_barrier(py, in_flight(tag))
+    }
+
+    /// Stands for a call that the caller has refused by itself and other ranks may make: they get a
+    /// MismatchError, unless all refuse theirs.
+    /// What this class refuses it has told them of: its exception has an attribute `told`.
+    fn _refuse(&self, py: Python<'_>) {
+        if self.is_here() {
+            py.detach(|| {
+                if let Some(comm) = &mut *self.lock() {
+                    comm.refuse();
+                }
+            });
+        }
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {

@@ -60,7 +60,15 @@ def renews():
         while renewed < times * comm.ranks:
             for x in arrays:
                 x.fill(comm.rank)
-            works = [comm.all_reduce_async(x) for x in arrays]
+            works = []
+            for x in arrays:
+                works.append(comm.all_reduce_async(x))
+                # All refuse it, and it keeps its place among the others over all connections.
+                try:
+                    comm.all_reduce(numpy.zeros(3))
+                    raise AssertionError("float64 is not summed")
+                except netsum.ArgumentError:
+                    pass
             for work, x in zip(works, arrays):
                 work.wait()
                 assert (x == comm.ranks * (comm.ranks - 1) // 2).all(), x
@@ -68,6 +76,26 @@ def renews():
             comm.all_reduce(flag)
             renewed = flag[0]
     print("renewed", flush=True)
+
+
+def refused_alone():
+    """Rank 2 alone refuses a call, and goes on as if nothing were."""
+    comm = netsum.init(timeout=5)
+    ones = [numpy.ones(5000, dtype=numpy.float32) for _ in range(3)]
+    assert comm.all_reduce(ones[0]).mode == "box"
+    wrong = numpy.ones(5000)
+    for times in range(2):
+        if times == 0 or comm.rank == 2:
+            try:
+                comm.all_reduce(wrong)
+            except netsum.ArgumentError:
+                pass
+        try:
+            comm.all_reduce(ones[times + 1])
+            assert times == 0 and (ones[1] == comm.ranks).all(), ones
+        except netsum.MismatchError as error:
+            assert times == 1
+            print(f"MismatchError: {error}", flush=True)
 
 
 def refused():

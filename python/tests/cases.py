@@ -251,6 +251,11 @@ def overlaps():
                 (comm.reduce_scatter, x[:2], numpy.zeros(4, dtype=numpy.float32)),
             ]:
                 raises(netsum.ArgumentError, "operation 1 of 1 in flight", call, *arrays)
+        # At the other rank nothing is in flight then: it refuses none of these.
+        raises(netsum.MismatchError, "nothing (it refused its call", comm.barrier)
+    with netsum.init() as comm:
+        x = numpy.ones(100, dtype=numpy.float32)
+        first = comm.all_reduce_async(x[:60])
         second = comm.all_reduce_async(x[60:])
         first.wait()
         comm.all_reduce(x[:60])
@@ -492,6 +497,40 @@ def mismatch():
             comm = netsum.init()
             (first if comm.rank == 0 else second)(comm)
         raises(netsum.MismatchError, "all ranks must call for the same", call)
+
+
+def refused_alone():
+    """Rank 1 refuses a call, and goes on: the other's call is not added to its next one."""
+    f, i = numpy.float32, numpy.int32
+    x = numpy.ones(8, dtype=f)
+    for refused in (
+        lambda c: c.all_reduce(numpy.ones(4)),
+        lambda c: c.all_reduce(numpy.ones(8, f)[::2]),
+        lambda c: c.all_reduce(memoryview(bytes(8)).cast("i")),
+        lambda c: c.all_reduce(3.0),
+        lambda c: c.all_reduce([x, x]),
+        lambda c: c.all_reduce([numpy.ones(4, f), numpy.ones(4, i)]),
+        lambda c: c.all_reduce(numpy.ones(4, i), "avg"),
+        lambda c: c.all_reduce_async(numpy.ones(4, i), "max"),
+        lambda c: c.reduce(numpy.ones(4, i), -1),
+        lambda c: c.broadcast(numpy.ones(4, i), 9),
+        lambda c: c.broadcast_async(numpy.ones(4, i), -1),
+        lambda c: c.reduce_scatter(numpy.ones(4, i), numpy.ones(4, i)),
+        lambda c: c.reduce_scatter(numpy.ones(4, i), numpy.ones(8, f)),
+        lambda c: c.all_gather(numpy.ones(4, i), numpy.ones(4, i)),
+        lambda c: c.all_to_all(bytearray(3), bytes(3)),
+    ):
+        with netsum.init() as comm:
+            # All alike: no harm is done.
+            raises(netsum.ArgumentError, "", refused, comm)
+            ones = numpy.ones(4, i)
+            comm.all_reduce(ones)
+            assert (ones == comm.ranks).all(), ones
+            if comm.rank == 1:
+                raises(netsum.ArgumentError, "", refused, comm)
+            for _ in range(2):
+                ones = numpy.ones(4, i)
+                raises(netsum.MismatchError, "nothing (it refused its call", comm.all_reduce, ones)
 
 
 def small_beside_large():

@@ -19,7 +19,6 @@ if TORCH:
 SECONDS = 420
 #: Cases that are not right yet, and why. One that becomes right must leave this list.
 OPEN = {
-    "init_process_group(timeout=3 s) where a rank does not come": "ranks wait as long as the store",
     "recv into a tensor that is smaller than what is sent": "Gloo carries it, and waits or aborts",
 }
 
@@ -32,8 +31,8 @@ def run(*options):
 
 
 def plain(text):
-    """An outcome without numbers: ranks that disagree are named in any order."""
-    return re.sub(r"\d+", "N", text)
+    """An outcome without numbers, and without calls that differ: ranks that disagree are named in any order."""
+    return re.sub(r"\d+", "N", text).split(": rank N calls for")[0]
 
 
 @unittest.skipUnless(TORCH, "no PyTorch: Debian's python3-torch, or `cargo xtask test --torch pypi`")

@@ -78,6 +78,9 @@ class Ranks(unittest.TestCase):
     def test_different_calls_are_told_apart(self):
         run("mismatch")
 
+    def test_a_call_that_one_rank_alone_refuses(self):
+        run("refused_alone")
+
     def test_small_values_beside_large_ones_and_nan_are_told(self):
         run("small_beside_large", ranks=4)
 

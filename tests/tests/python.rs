@@ -88,6 +88,20 @@ fn what_a_job_refuses_is_said_with_what_to_do() {
     }
 }
 
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_call_that_one_rank_alone_refuses_is_an_error_at_all() {
+    let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
+    let token = cluster.create_job(&JobSpec::new("alone", 4)).unwrap();
+    let ranks: Vec<Running> =
+        (0..4).map(|rank| start(&cluster, "refused_alone", rank, 4, "alone", &token)).collect();
+    for rank in ranks {
+        let said = rank.success(PATIENCE).unwrap();
+        assert!(said.contains("MismatchError") && said.contains("nothing (it refused its call"), "{said}");
+        assert!(said.contains("rank 2"), "{said}");
+    }
+}
+
 /// A rank that cannot be where it says is told at once, with the address that the box sees.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]

@@ -62,6 +62,21 @@ fn by_the_ring(hosts: u32, rate: &str, window: u32, sizes: &[usize]) {
     assert_eq!(sent_again(&mut group, "ring", sizes, &what), 0, "{what}");
 }
 
+/// Neither for a dead rank, nor for a box that does not sum.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_message_that_takes_longer_than_the_timeout_is_taken_for_nothing_else() {
+    let cluster = lab(2, "20mbit");
+    let job = JobSpec { message_size: 4 << 20, window: 1, timeout: SECOND, ..JobSpec::new("long", 2) };
+    let token = cluster.create_job(&job).unwrap();
+    let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
+    sent_again(&mut group, "box", &[8 * MIB], "one message of 1.7 s after another");
+    drop(group);
+    let mut group = cluster.ranks_alone(&job, &one_on_each_host(2)).unwrap();
+    group.all_reduce("i32", 1000, 1).unwrap();
+    sent_again(&mut group, "ring", &[16 * MIB], "the same by the ranks' own ring");
+}
+
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn without_a_rate_nothing_is_sent_again_either() {

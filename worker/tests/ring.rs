@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, reference_sum};
+use netsum_worker::{
+    Bootstrap, CommConfig, Communicator, Error, Layout, Mode, Op, Position, Unanswered, reference_sum,
+};
 
 /// A rank's address of 127.0.0.0/8, that no other test and no other test run uses at the same time.
 fn address(test: u8, rank: u32) -> IpAddr {
@@ -329,6 +331,51 @@ fn a_rank_that_never_comes_is_named_by_all_others() {
 }
 
 #[test]
+fn a_rank_that_is_started_again_alone_hears_that_the_others_are_in_an_earlier_session() {
+    let both = std::sync::Barrier::new(2);
+    let errors = run(11, 2, LAYOUT, |mut comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 1 {
+            both.wait();
+            return None;
+        }
+        drop(comm);
+        let connect_timeout = Duration::from_secs(2);
+        let again = Communicator::connect(CommConfig { connect_timeout, ..config(11, 0, 2, LAYOUT) });
+        both.wait();
+        again.err()
+    });
+    let why = Unanswered::Earlier;
+    assert!(
+        matches!(&errors[0], Some(Error::Unreachable { rank: 1, why: w, .. }) if *w == why),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn peers_in_another_order_at_one_rank_are_named() {
+    let errors: Vec<Error> = std::thread::scope(|s| {
+        let threads = [0, 1, 2].map(|rank| {
+            s.spawn(move || {
+                let mut config = config(30, rank, 3, LAYOUT);
+                config.connect_timeout = Duration::from_secs(1);
+                if let (1, Bootstrap::Static { peers, .. }) = (rank, &mut config.bootstrap) {
+                    peers.swap(0, 2);
+                }
+                Communicator::connect(config).and_then(|mut comm| comm.barrier()).unwrap_err()
+            })
+        });
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    // Rank 1 takes rank 0's address for rank 2's.
+    let other = Unanswered::OtherPlace(address(30, 0));
+    assert!(matches!(&errors[1], Error::Unreachable { rank: 0, why, .. } if *why == other), "{errors:?}");
+    for error in errors {
+        assert!(error.to_string().contains("NETSUM_PEERS"), "{error}");
+    }
+}
+
+#[test]
 fn a_second_communicator_at_an_address_is_told_of_the_first() {
     run(20, 2, LAYOUT, |mut comm| {
         let error = Communicator::connect(config(20, comm.rank(), 2, LAYOUT)).unwrap_err().to_string();
@@ -463,6 +510,67 @@ fn each_pair_of_different_calls_is_an_error_at_all_ranks_that_names_both() {
             let Error::Mismatch(text) = &error else { panic!("{} and {}: {error}", a.0, b.0) };
             assert!(text.contains(a.0) && text.contains(b.0), "{} and {}: {text}", a.0, b.0);
         }
+    }
+}
+
+/// Each way to refuse one: what the others call for then is no sum with this rank's next call.
+#[test]
+fn a_call_that_one_rank_alone_refuses_is_an_error_at_the_others() {
+    type Refused = fn(&mut Communicator) -> Error;
+    let ways: [Refused; 7] = [
+        |comm| comm.reduce_async(vec![0], Op::Sum, Some(9)).unwrap_err(),
+        |comm| comm.reduce_async(vec![0], Op::Average, None).unwrap_err(),
+        |comm| comm.reduce_scatter_async(vec![0; 5], vec![0], Op::Sum).unwrap_err(),
+        |comm| comm.broadcast_async(vec![0], 9).unwrap_err(),
+        |comm| comm.all_gather_async(vec![0], vec![0]).unwrap_err(),
+        |comm| comm.all_to_all_async(vec![0; 3], vec![0; 3]).unwrap_err(),
+        |comm| {
+            comm.refuse();
+            Error::Argument(String::new())
+        },
+    ];
+    for (way, refused) in ways.into_iter().enumerate() {
+        for all in [false, true] {
+            let outcomes = run(28, 2, LAYOUT, |mut comm| {
+                let rank = comm.rank();
+                if all || rank == 1 {
+                    assert!(matches!(refused(&mut comm), Error::Argument(_)));
+                } else {
+                    let mut x = [1, 2];
+                    let outcome = comm.all_reduce(&mut x);
+                    assert!(matches!(outcome, Err(Error::Mismatch(_))), "way {way}: {outcome:?}, {x:?}");
+                }
+                let mut x = [10, 20];
+                comm.all_reduce(&mut x).map(|_| x)
+            });
+            for outcome in outcomes {
+                match outcome {
+                    Ok(sums) => assert!(all && sums == [20, 40], "way {way}: {sums:?}"),
+                    Err(error) => {
+                        assert!(!all && error.to_string().contains("refused its call"), "way {way}: {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Else the one with the shorter time-out takes others for dead.
+#[test]
+fn a_timeout_that_differs_is_named_to_all_ranks() {
+    let errors = std::thread::scope(|s| {
+        let ranks = [0, 1, 2].map(|rank| {
+            s.spawn(move || {
+                let mut config = config(29, rank, 3, LAYOUT);
+                config.timeout = Duration::from_millis(if rank == 1 { 1500 } else { 3000 });
+                Communicator::connect(config).and_then(|mut comm| comm.barrier()).unwrap_err().to_string()
+            })
+        });
+        ranks.map(|rank| rank.join().unwrap())
+    });
+    for error in errors {
+        assert!(error.contains("timeout (NETSUM_TIMEOUT) is "), "{error}");
+        assert!(error.contains("1.5s at rank 1") && error.contains("3s at rank "), "{error}");
     }
 }
 

@@ -1,24 +1,23 @@
 """The backend "netsum" of torch.distributed: sums in the network, and Gloo for what that cannot do."""
 
-import contextlib
 import functools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Work as DistributedWork
 
 from .._netsum import Communicator, Work
-from ..errors import ArgumentError, Error
+from ..errors import ArgumentError, Error, MismatchError
 from .completion import Handle, all_of, completed, then
-from .gloo import Gloo
+from .gloo import Abilities, Gloo, op_name
 from .meeting import apart, meet
 from .tensors import SUMMED, WIDENED, Memory, Sum, put, tag
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
-_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 #: Default groups of another backend that have a group of all ranks by netsum.
 _beside: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()
@@ -46,7 +45,9 @@ class ProcessGroup(dist.ProcessGroup):
         ranks = list(options.global_ranks_in_group)
         self.comm = self._communicator(store, world, ranks)
         world_gloo = world.gloo if isinstance(world, ProcessGroup) else None
-        self.gloo = Gloo(store, rank, size, options.timeout, ProcessGroup.address, world_gloo, ranks)
+        # It must not hold the group, which holds it.
+        agree = None if self.comm is None else functools.partial(ProcessGroup._agree, weakref.proxy(self))
+        self.gloo = Gloo(store, rank, size, options.timeout, ProcessGroup.address, world_gloo, ranks, agree)
 
     def _communicator(self, store: "dist.Store", world: "dist.ProcessGroup | None", ranks: "list[int]") -> Communicator | None:
         """That of all ranks, for the first group of all ranks, in their order; no ranks are all.
@@ -80,8 +81,12 @@ class ProcessGroup(dist.ProcessGroup):
 
     # PyTorch's own keeps these in backends of C++.
 
-    def _get_backend(self, device: torch.device) -> ProcessGroupGloo:
-        return self.gloo.group
+    def _get_backend(self, device: torch.device) -> "ProcessGroupGloo | Abilities":
+        return self.gloo.group if self.gloo.is_set_up else Abilities(self.gloo)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+        self.gloo.set_timeout(timeout)
 
     def setGroupName(self, name: str) -> None:
         self._name = name
@@ -109,7 +114,7 @@ class ProcessGroup(dist.ProcessGroup):
             return "sum"
         if op == _AVG:
             return "avg" if dtype.is_floating_point else _tell(f"{kind} of {dtype} with AVG")
-        return _tell(f"{kind} with {next((name for name in _NAMES if op == getattr(dist.ReduceOp, name, None)), op)}")
+        return _tell(f"{kind} with {op_name(op)}")
 
     def _started(self, kind: str, work: Work, finish: Callable[[Work], list[torch.Tensor]]) -> Handle:
         def done(work: Work) -> list[torch.Tensor]:
@@ -120,6 +125,29 @@ class ProcessGroup(dist.ProcessGroup):
             return finish(work)
 
         return Handle().follow(lambda told: completed(self.comm, work, told, self._timeout), done)
+
+    def _agree(self, what: str, sizes: Sequence[int]) -> Handle:
+        """Is over when all ranks call for the same, by Gloo.
+
+        `sizes` are, of an all_to_all, how many elements this rank sends to each, and then how many it takes of each.
+        """
+        number, given, ranks = tag("gloo", what), torch.tensor(sizes, dtype=torch.int64), self.size()
+        table = torch.zeros(ranks * len(sizes), dtype=torch.int64)
+        if sizes:
+            work = self.comm.all_gather_async(table.view(torch.uint8), given.view(torch.uint8), tag=number)
+        else:
+            work = self.comm.barrier_async(tag=number)
+
+        def finish(work: Work) -> list[torch.Tensor]:
+            try:
+                work.wait()
+            except MismatchError as error:
+                raise MismatchError(f"{error}; here that is for {what}, which Gloo does") from None
+            if sizes:
+                _crossing(table, ranks)
+            return []
+
+        return self._started(what, work, finish)
 
     def _root(self, kind: str, root: int) -> int:
         if not 0 <= root < self.size():
@@ -169,7 +197,7 @@ class ProcessGroup(dist.ProcessGroup):
         whole = Memory(input, written=False).flat.reshape(-1).clone()
         name = self._sums("reduce_scatter", [output, input], op)
         if name is None:
-            work = self.gloo.allreduce(whole, op)
+            work = self.gloo.allreduce(whole, op, sizes)
         else:
             result = Sum(whole)
             work = self.comm.all_reduce_async(result.flat, name, tag=tag(whole.dtype, sizes))
@@ -253,6 +281,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self.gloo.alltoall_base(output, input, output_sizes, input_sizes)
 
     def alltoall(self, outputs, inputs, opts=None):
+        if not len(outputs) == len(inputs) == self.size():
+            raise ArgumentError(f"all_to_all: lists of {len(inputs)} and {len(outputs)} tensors for {self.size()} ranks")
         _one_dtype("all_to_all", *outputs, *inputs)
         sizes = [output.numel() for output in outputs]
         whole = outputs[0].new_empty(sum(sizes))
@@ -285,8 +315,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self.gloo.recv_anysource(_listed(tensors), tag)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        self._by_gloo("monitored_barrier")
-        self.gloo.group.monitored_barrier(self.gloo.timeout if timeout is None else timeout, wait_all_ranks)
+        self.gloo.monitored_barrier(self.gloo.timeout if timeout is None else timeout, wait_all_ranks)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -301,6 +330,19 @@ class ProcessGroup(dist.ProcessGroup):
             _tell(kind)
 
 
+_COLLECTIVES = (
+    "allreduce",
+    "reduce",
+    "_reduce_scatter_base",
+    "reduce_scatter",
+    "broadcast",
+    "_allgather_base",
+    "allgather",
+    "alltoall_base",
+    "alltoall",
+    "gather",
+    "scatter",
+)
 #: Newer names.
 _NEWER = {
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -333,6 +375,15 @@ def _one_dtype(kind: str, first: torch.Tensor, *others: torch.Tensor) -> None:
         raise ArgumentError(f"{kind}: tensors of {first.dtype} and {other}; they must be of one type")
 
 
+def _crossing(table: torch.Tensor, ranks: int) -> None:
+    """Whether each rank takes what others send it, of the sizes that all have told."""
+    sent, taken = table.view(ranks, 2, -1).transpose(0, 1)
+    for i, j in (sent != taken.t()).nonzero().tolist()[:1]:
+        raise ArgumentError(
+            f"all_to_all: rank {i} sends {sent[i, j]} elements to rank {j}, which takes {taken[j, i]}: nothing has been sent"
+        )
+
+
 def _finish(results: Sequence[Memory]) -> Callable[[Work], list[torch.Tensor]]:
     def finish(work: Work) -> list[torch.Tensor]:
         work.wait()
@@ -352,16 +403,16 @@ def _tell_refusals(group: type) -> None:
         def told(self, *arguments, **more):
             try:
                 return call(self, *arguments, **more)
-            except ArgumentError as error:
-                if self.comm is not None and not getattr(error, "told", False):
+            except Exception as error:
+                is_lost = isinstance(error, Error) and not isinstance(error, ArgumentError)
+                if self.comm is not None and not is_lost and not getattr(error, "told", False):
                     error.told = True
-                    with contextlib.suppress(Error):
-                        self.comm.barrier_async(tag=tag("refused"))
+                    self.comm._refuse()
                 raise
 
         return told
 
-    for name in ("allreduce", "reduce", "_reduce_scatter_base", "reduce_scatter", "broadcast", "_allgather_base", "allgather"):
+    for name in _COLLECTIVES:
         setattr(group, name, telling(getattr(group, name)))
 
 

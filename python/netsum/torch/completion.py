@@ -172,7 +172,7 @@ class Handle(DistributedWork):
         self.wait()
 
 
-def _over(work: DistributedWork, future: torch.futures.Future) -> None:
+def over(work: DistributedWork, future: torch.futures.Future) -> None:
     """Raises what it ended by: in a future each error is a RuntimeError."""
     (work if isinstance(work, Handle) else future).wait()
 
@@ -181,7 +181,7 @@ def then(work: DistributedWork, finish: "Callable[[], list[torch.Tensor]]") -> H
     """What is over when another call is, and `finish` has been called."""
 
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
-        _over(work, future)
+        over(work, future)
         return finish()
 
     return Handle().follow(work.get_future().then, done)
@@ -194,7 +194,7 @@ def all_of(works: Sequence[DistributedWork], results: Sequence[torch.Tensor]) ->
 
     def done(future: torch.futures.Future) -> list[torch.Tensor]:
         for both in zip(works, future.wait(), strict=True):
-            _over(*both)
+            over(*both)
         return list(results)
 
     return Handle().follow(torch.futures.collect_all([work.get_future() for work in works]).then, done)

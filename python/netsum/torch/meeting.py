@@ -8,6 +8,7 @@ import socket
 import time
 import warnings
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -17,7 +18,7 @@ import netsum
 from .. import errors
 from .._netsum import Communicator, own_addresses, resolve, towards
 from ..check import own_address
-from ..errors import ConfigError, NoBoxWarning
+from ..errors import ConfigError, NoBoxWarning, UnreachableError
 
 
 T = TypeVar("T")
@@ -36,6 +37,41 @@ def apart(store: "dist.Store", ranks: int) -> "dist.Store":
     return dist.PrefixStore(f"netsum/{ranks}/{generation}", store)
 
 
+def has_come(store: "dist.Store", key: str, until: float) -> bool:
+    """Whether a store gets a key in time, by the monotonic clock."""
+    try:
+        store.wait([key], timedelta(seconds=max(until - time.monotonic(), 0.001)))
+    except RuntimeError:
+        # Stores count whole milliseconds.
+        if until - time.monotonic() > 0.01:
+            raise
+        return False
+    return True
+
+
+class _Within:
+    """A part of a store in which a key is waited for as long as the group's timeout, and not the store's."""
+
+    def __init__(self, store: "dist.Store", timeout: float):
+        self.store, self.timeout, self.until = store, timeout, time.monotonic() + timeout
+        self.set, self.add = store.set, store.add
+
+    def of_rank(self, key: str, rank: int) -> bytes:
+        if not has_come(self.store, f"{key}/{rank}", self.until):
+            text = f"rank {rank} has not come to init_process_group, or to new_group, within {self.timeout:g} s, the group's timeout"
+            raise UnreachableError(text, rank)
+        return self.store.get(f"{key}/{rank}")
+
+    def connect(self, **settings) -> Communicator:
+        """Within the rest of that time, where it is less than what is usual."""
+        if not os.environ.get("NETSUM_TIMEOUT"):
+            settings["timeout"] = min(max(self.timeout, 0.1), LONGEST)
+        left = max(self.until - time.monotonic(), 1)
+        if left < 60 and not os.environ.get("NETSUM_CONNECT_TIMEOUT"):
+            settings["connect_timeout"] = left
+        return netsum.init(**settings)
+
+
 def meet(store: "dist.Store", rank: int, ranks: int, timeout: float) -> tuple[Communicator, str]:
     """The communicator of all ranks, and this rank's address.
 
@@ -43,10 +79,10 @@ def meet(store: "dist.Store", rank: int, ranks: int, timeout: float) -> tuple[Co
     another their addresses over the store, and sum by themselves. What one of them refuses, all do: none is left waiting.
     `timeout` is the group's, in seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
     """
-    silence = {} if "NETSUM_TIMEOUT" in os.environ else {"timeout": min(max(timeout, 0.1), LONGEST)}
+    store = _Within(store, timeout)
     told = _all(store, rank, ranks, "known", _is_told())
     if all(told):
-        return netsum.init(rank=rank, ranks=ranks, **silence), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
+        return store.connect(rank=rank, ranks=ranks), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
     if any(told):
         text = f"rank {told.index(True)} knows of a box and rank {told.index(False)} does not: set NETSUM_CONTROLLER (or NETSUM_PEERS)"
         raise _together(store, rank, ranks, ConfigError(f"{text} at all ranks, or at none"))
@@ -65,7 +101,7 @@ def meet(store: "dist.Store", rank: int, ranks: int, timeout: float) -> tuple[Co
             refusal = ("NoBoxWarning", str(warning))
     for kind, text in filter(None, _all(store, rank, ranks, "ready", refusal)):
         raise _together(store, rank, ranks, getattr(errors, kind)(text))
-    return netsum.init(rank=rank, ranks=ranks, peers=peers, ip=peers[rank], **silence), peers[rank]
+    return store.connect(rank=rank, ranks=ranks, peers=peers, ip=peers[rank]), peers[rank]
 
 
 def _is_told() -> bool:
@@ -77,13 +113,13 @@ def _is_told() -> bool:
         return False
 
 
-def _all(store: "dist.Store", rank: int, ranks: int, key: str, value: T) -> "list[T]":
+def _all(store: _Within, rank: int, ranks: int, key: str, value: T) -> "list[T]":
     """The value of each rank."""
     store.set(f"{key}/{rank}", json.dumps(value))
-    return [json.loads(store.get(f"{key}/{other}")) for other in range(ranks)]
+    return [json.loads(store.of_rank(key, other)) for other in range(ranks)]
 
 
-def _together(store: "dist.Store", rank: int, ranks: int, error: Exception) -> Exception:
+def _together(store: _Within, rank: int, ranks: int, error: Exception) -> Exception:
     """What all ranks raise, when all know: the store may end with rank 0."""
     store.add("refused", 1)
     until = time.monotonic() + 5
@@ -92,7 +128,7 @@ def _together(store: "dist.Store", rank: int, ranks: int, error: Exception) -> E
     return error
 
 
-def _peers(store: "dist.Store", rank: int, ranks: int) -> list[str]:
+def _peers(store: _Within, rank: int, ranks: int) -> list[str]:
     """The addresses of all ranks; every rank comes to the same, or to the same error."""
     places = _all(store, rank, ranks, "place", _place(store, rank, ranks))
     # On one machine NETSUM_IP counts if it tells the ranks apart.
@@ -137,7 +173,7 @@ def refused(places: Sequence[dict]) -> str | None:
     return None
 
 
-def _place(store: "dist.Store", rank: int, ranks: int) -> dict:
+def _place(store: _Within, rank: int, ranks: int) -> dict:
     """This rank's machine, and its address that others reach; without one, the reason."""
     place = {"machine": _machine(), "ip": None, "is_set": bool(os.environ.get("NETSUM_IP")), "why": ""}
     if place["is_set"]:
@@ -170,14 +206,15 @@ def _machine() -> str:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
 
 
-def _host(store: "dist.Store") -> str | None:
+def _host(store: _Within) -> str | None:
     """The machine that has the store: rank 0's, as a rule. None where it is a file."""
+    store = store.store
     while isinstance(store, dist.PrefixStore) and hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
 
 
-def _loopback(store: "dist.Store", rank: int, ranks: int) -> list[str]:
+def _loopback(store: _Within, rank: int, ranks: int) -> list[str]:
     """One address for each rank of one machine, which no other group has."""
     first = _all(store, rank, ranks, "loopback", secrets.randbelow(1 << 22))[0]
     network = int(ipaddress.ip_address("127.64.0.0"))

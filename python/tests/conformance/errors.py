@@ -147,6 +147,88 @@ def gathered_sizes() -> None:
     mistake(dist.all_gather_into_tensor, torch.ones(RANKS * count), torch.ones(count))
 
 
+def listed(root: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor] | None:
+    return [of(dtype) for _ in range(RANKS)] if dist.get_rank() == root else None
+
+
+def rows(count: int, dtype: torch.dtype = torch.float32) -> None:
+    dist.all_to_all_single(of(dtype, count), of(dtype, count))
+
+
+def expanded() -> torch.Tensor:
+    one = of(torch.float64, 1)
+    return one.expand(4) if dist.get_rank() == 1 else one.repeat(4)
+
+
+MAX, MIN, SUM = dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.SUM
+I64, F64 = torch.int64, torch.float64
+
+# What netsum leaves to Gloo, at some ranks or at all. `odd` is a rank's own way.
+for name, call in {
+    "all_reduce of float32 at one rank, of float64 at others": lambda odd: dist.all_reduce(
+        of(F64 if odd else torch.float32)
+    ),
+    "all_reduce, SUM at one rank, MAX at others": lambda odd: dist.all_reduce(of(F64), MAX if odd else SUM),
+    "all_reduce, SUM of float32 at one rank, MAX at others": lambda odd: dist.all_reduce(
+        torch.ones(2), MAX if odd else SUM
+    ),
+    "all_reduce, MIN of float64 at one rank, MAX at others": lambda odd: dist.all_reduce(
+        of(F64), MAX if odd else MIN
+    ),
+    "all_reduce of float64 at one rank, of int64 at others": lambda odd: dist.all_reduce(of(I64 if odd else F64)),
+    "all_reduce of float64, another size at each rank": lambda _: dist.all_reduce(
+        of(F64, 100 + dist.get_rank())
+    ),
+    "all_reduce of a sparse tensor at one rank": lambda odd: dist.all_reduce(
+        torch.eye(3) if odd else torch.eye(3).to_sparse()
+    ),
+    "all_reduce of float64, expanded at one rank": lambda _: dist.all_reduce(expanded()),
+    "float32 and then float64 at one rank, the other way at others": lambda odd: [
+        work.wait()
+        for work in [
+            dist.all_reduce(of(dtype), async_op=True)
+            for dtype in ((F64, torch.float32) if odd else (torch.float32, F64))
+        ]
+    ],
+    "reduce of float64 to another root at each rank": lambda _: dist.reduce(of(F64), dist.get_rank()),
+    "reduce of float64 at one rank, all_reduce at others": lambda odd: (
+        dist.all_reduce(of(F64)) if odd else dist.reduce(of(F64), 0)
+    ),
+    "reduce_scatter_tensor of float64, another size at each rank": lambda _: dist.reduce_scatter_tensor(
+        of(F64, 1 + dist.get_rank()), of(F64, RANKS * (1 + dist.get_rank()))
+    ),
+    "reduce_scatter of float64, other parts at each rank": lambda _: dist.reduce_scatter(
+        of(F64), [of(F64, 2 if rank == dist.get_rank() else 1) for rank in range(RANKS)]
+    ),
+    "all_to_all_single of another size at each rank": lambda _: rows(RANKS * (1 + dist.get_rank())),
+    "all_to_all_single of another type at each rank": lambda odd: rows(RANKS, I64 if odd else F64),
+    "all_to_all_single, a part that another rank does not take": lambda odd: dist.all_to_all_single(
+        of(F64, RANKS), of(F64, RANKS), [1] * RANKS, [1] * RANKS if odd else [2, 0, 1, 1]
+    ),
+    "all_to_all_single, parts that are too few at one rank": lambda odd: dist.all_to_all_single(
+        of(F64, RANKS), of(F64, RANKS), [1] * RANKS if odd else [1] * (RANKS - 1), [1] * RANKS
+    ),
+    "gather of another type at each rank": lambda odd: dist.gather(of(I64 if odd else F64), listed(0, F64), 0),
+    "gather of another size at each rank": lambda _: dist.gather(
+        torch.ones(2 + dist.get_rank()), listed(0), 0
+    ),
+    "gather with another root at each rank": lambda _: dist.gather(
+        torch.ones(2), listed(dist.get_rank()), dist.get_rank()
+    ),
+    "gather at one rank, barrier at others": lambda odd: (
+        dist.barrier() if odd else dist.gather(torch.ones(2), listed(0), 0)
+    ),
+    "scatter of another type at each rank": lambda odd: dist.scatter(of(I64 if odd else F64), listed(0, F64), 0),
+    "scatter of another size at each rank": lambda _: dist.scatter(
+        torch.ones(2 + dist.get_rank()), listed(0), 0
+    ),
+    "scatter of a list of several sizes": lambda odd: dist.scatter(
+        torch.ones(2), None if odd else [torch.ones(2 + i) for i in range(RANKS)], 0
+    ),
+}.items():
+    case(name, alone=True, seconds=8)(lambda call=call: mistake(call, dist.get_rank() > 0))
+
+
 @case("recv into a tensor that is smaller than what is sent", alone=True, seconds=8)
 def small() -> None:
     if dist.get_rank() == 0:

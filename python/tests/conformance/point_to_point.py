@@ -202,6 +202,36 @@ def two_groups() -> None:
             equal(x, torch.full((2,), float(i)), f"group {i}")
 
 
+@case("messages with large tags, beside those of groups")
+def large_tags() -> None:
+    groups, rank = [dist.new_group() for _ in range(3)], dist.get_rank()
+    # Of the default group: as a group's number and tag may be put into one.
+    large = [number << 16 | 5 for number in range(1, 200)]
+    if rank == 0:
+        works = [dist.isend(torch.full((1,), float(tag)), 1, tag=tag) for tag in large]
+        works += [dist.isend(torch.full((1,), 5.0), 1, tag=5, group=group) for group in groups]
+        for work in works:
+            work.wait()
+    elif rank == 1:
+        for group in groups:
+            dist.recv(x := torch.empty(1), 0, tag=5, group=group)
+            equal(x, torch.full((1,), 5.0), "of a group")
+        for tag in large:
+            dist.recv(x := torch.empty(1), 0, tag=tag)
+            equal(x, torch.full((1,), float(tag)), "of the default group")
+
+
+@case("batch_isend_irecv between two ranks of a group of three", seconds=10)
+def batch_of_two() -> None:
+    group, rank = dist.new_group([0, 1, 2]), dist.get_rank()
+    if rank < 2:
+        x = torch.empty(3)
+        calls = [(dist.isend, own(rank)), (dist.irecv, x)]
+        for work in dist.batch_isend_irecv([dist.P2POp(op, y, 1 - rank, group) for op, y in calls]):
+            work.wait()
+        equal(x, own(1 - rank))
+
+
 @case("recv from any rank of a group of two")
 def any_rank_of_two() -> None:
     group, rank = dist.new_group([1, 2]), dist.get_rank()

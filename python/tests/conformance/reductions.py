@@ -106,6 +106,22 @@ def wraps() -> None:
     equal(x, torch.zeros(3, dtype=torch.int32))
 
 
+@case("all_reduce and reduce_scatter_tensor, AVG of int8 whose sum is too large for it")
+def average_of_small() -> None:
+    x = torch.full((3,), 100, dtype=torch.int8)
+    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+    equal(x, torch.full((3,), 100, dtype=torch.int8))
+    dist.reduce_scatter_tensor(x[:1], torch.full((RANKS,), -128, dtype=torch.int8), op=dist.ReduceOp.AVG)
+    equal(x, torch.tensor([-128, 100, 100], dtype=torch.int8))
+
+
+@case("all_reduce, AVG of float16 in a group, whose sum is too large for it")
+def average_of_half() -> None:
+    x = torch.full((3,), 30_000.0, dtype=torch.float16)
+    dist.all_reduce(x, op=dist.ReduceOp.AVG, group=dist.new_group())
+    equal(x, torch.full((3,), 30_000.0, dtype=torch.float16))
+
+
 @case("all_reduce, SUM of float16 that is too large for it")
 def overflows() -> None:
     x = torch.tensor([60000.0, 1.0], dtype=torch.float16)

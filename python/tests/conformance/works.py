@@ -278,6 +278,39 @@ def monitored_missing() -> None:
     told(call)
 
 
+@case("monitored_barrier of a new group names the rank that does not come", alone=True, seconds=10)
+def monitored_missing_in_group() -> None:
+    group = dist.new_group([0, 1, 2])
+
+    def call() -> None:
+        if dist.get_rank() == 0:
+            mistake(dist.monitored_barrier, group, timeout=timedelta(seconds=1))
+
+    told(call)
+
+
+@case("the default group's timeout of 2 s: all_reduce of float64", begins=True, seconds=15)
+def late_double() -> None:
+    here.begin(timeout=timedelta(seconds=2))
+    dist.barrier()
+    told(lambda: mistake(dist.all_reduce, torch.ones(2, dtype=torch.float64)))
+
+
+@case("set_timeout of 2 s: all_reduce", alone=True, since=(2, 15), seconds=10)
+def set_late() -> None:
+    dist.set_timeout(timedelta(seconds=2))
+    dist.barrier()
+    told(lambda: mistake(dist.all_reduce, torch.ones(2)))
+
+
+@case("a rank that has destroyed its group: all_reduce of float64", alone=True, seconds=20)
+def left() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+    told(lambda: mistake(dist.all_reduce, torch.ones(2, dtype=torch.float64)))
+
+
 @case("init_process_group(timeout=3 s) where a rank does not come", begins=True, seconds=15)
 def nobody_comes() -> None:
     told(lambda: mistake(here.begin, timeout=timedelta(seconds=3)))

@@ -17,7 +17,8 @@
 typedef enum {
   // It is done.
   NETSUM_OK = 0,
-  // An argument makes no sense. The communicator can still be used.
+  // An argument makes no sense. The communicator can still be used, if all ranks get this of the
+  // same call.
   NETSUM_ERROR_ARGUMENT = 1,
   // A setting is missing or wrong, or contradicts the job's.
   NETSUM_ERROR_CONFIG = 2,
@@ -52,7 +53,9 @@ typedef enum {
 } netsum_mode;
 
 // A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
-// order, with the same counts, types, roots and operators; where they do not, all get NETSUM_ERROR_MISMATCH.
+// order, with the same counts, types, roots and operators; where they do not, all get
+// NETSUM_ERROR_MISMATCH. So do the others where one
+// alone gets NETSUM_ERROR_ARGUMENT.
 typedef struct netsum_comm netsum_comm;
 
 // Settings. One thread at a time may use one.

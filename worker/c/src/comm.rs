@@ -1,5 +1,6 @@
 //! The communicator and its operations.
 
+use std::convert::Infallible;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,7 +16,9 @@ use crate::work::{netsum_mode, netsum_work};
 const SOON: Duration = Duration::from_millis(1);
 
 /// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
-/// order, with the same counts, types, roots and operators; where they do not, all get NETSUM_ERROR_MISMATCH.
+/// order, with the same counts, types, roots and operators; where they do not, all get
+/// NETSUM_ERROR_MISMATCH. So do the others where one
+/// alone gets NETSUM_ERROR_ARGUMENT.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
     inner: Mutex<Communicator>,
@@ -138,14 +141,16 @@ pub unsafe extern "C" fn netsum_get_mode(comm: *const netsum_comm) -> netsum_mod
     comm.map_or(netsum_mode::NETSUM_RING, |comm| comm.lock().mode().into())
 }
 
-/// Starts an operation; where there is no room for its handle, waits for it.
+/// Starts an operation of what the caller gives, as far as that can be used; where there is no room
+/// for its handle, waits for it.
 ///
 /// # Safety
 /// `comm` is null, or comes from [`netsum_init`]; `work` is null, or points to room.
-unsafe fn run<B>(
+unsafe fn run<G, B>(
     comm: *const netsum_comm,
     work: *mut *mut netsum_work,
-    start: impl FnOnce(&mut Communicator) -> Result<Pending<B>, Error>,
+    given: impl FnOnce(&netsum_comm) -> Result<G, Error>,
+    start: impl FnOnce(&mut Communicator, G) -> Result<Pending<B>, Error>,
 ) -> netsum_status {
     // SAFETY: the caller's promise.
     unsafe { clear(work) };
@@ -155,6 +160,7 @@ unsafe fn run<B>(
         if !comm.is_here() {
             return Err(Error::Forked);
         }
+        let given = given(comm).inspect_err(|_| comm.lock().refuse())?;
         let pending = {
             let mut inner = comm.lock();
             // Not with the lock, which others may want; and with it nobody else takes the place.
@@ -164,7 +170,7 @@ unsafe fn run<B>(
                 inner = comm.lock();
             }
             inner.wait_first(if work.is_null() { SOON } else { Duration::ZERO });
-            start(&mut inner)?.untyped()
+            start(&mut inner, given)?.untyped()
         };
         if work.is_null() {
             return pending.wait().map(|_| ());
@@ -184,11 +190,15 @@ fn op(op: netsum_op) -> Result<Op, Error> {
 }
 
 /// # Safety
-/// `work` is null, or points to room.
-unsafe fn no_dtype(dtype: netsum_dtype, work: *mut *mut netsum_work) -> netsum_status {
+/// As of [`run`].
+unsafe fn no_dtype(
+    comm: *const netsum_comm,
+    dtype: netsum_dtype,
+    work: *mut *mut netsum_work,
+) -> netsum_status {
+    let wrong = Error::Argument(format!("dtype {dtype}: NETSUM_INT32 or NETSUM_FLOAT32"));
     // SAFETY: the caller's promise.
-    unsafe { clear(work) };
-    status(|| Err(Error::Argument(format!("dtype {dtype}: NETSUM_INT32 or NETSUM_FLOAT32"))))
+    unsafe { run::<Infallible, Owned>(comm, work, |_| Err(wrong), |_, never| match never {}) }
 }
 
 /// Replaces each of `count` elements by the sum of all ranks' elements at its place, or their average; the same bits at every rank.
@@ -240,24 +250,26 @@ unsafe fn reduce(
     root: Option<u32>,
     work: *mut *mut netsum_work,
 ) -> netsum_status {
-    fn start<T: Element>(
-        comm: &mut Communicator,
-        data: Result<Memory<T>, Error>,
+    /// # Safety
+    /// As the function around it.
+    unsafe fn start<T: Element>(
+        comm: *const netsum_comm,
+        (data, count): (*mut c_void, usize),
         op: netsum_op,
         root: Option<u32>,
-    ) -> Result<Pending<Memory<T>>, Error> {
-        comm.reduce_async(data?, self::op(op)?, root)
+        work: *mut *mut netsum_work,
+    ) -> netsum_status {
+        // SAFETY: the caller's promise.
+        let given = |_: &_| Ok((unsafe { Memory::<T>::new("data", data.cast(), count) }?, self::op(op)?));
+        // SAFETY: the caller's promise.
+        unsafe { run(comm, work, given, |comm, (data, op)| comm.reduce_async(data, op, root)) }
     }
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            NETSUM_INT32 => {
-                run(comm, work, |comm| start::<i32>(comm, Memory::new("data", data.cast(), count), op, root))
-            }
-            NETSUM_FLOAT32 => {
-                run(comm, work, |comm| start::<f32>(comm, Memory::new("data", data.cast(), count), op, root))
-            }
-            _ => no_dtype(dtype, work),
+            NETSUM_INT32 => start::<i32>(comm, (data, count), op, root, work),
+            NETSUM_FLOAT32 => start::<f32>(comm, (data, count), op, root, work),
+            _ => no_dtype(comm, dtype, work),
         }
     }
 }
@@ -281,28 +293,32 @@ pub unsafe extern "C" fn netsum_reduce_scatter(
     /// # Safety
     /// As the function around it.
     unsafe fn start<T: Element>(
-        comm: &mut Communicator,
+        comm: *const netsum_comm,
         output: *mut c_void,
         input: *const c_void,
         count: usize,
         op: netsum_op,
-    ) -> Result<Pending<Owned>, Error> {
-        let all = count.saturating_mul(comm.ranks() as usize);
-        // SAFETY: the caller's promise.
-        let (input, output) = unsafe {
-            (
-                Memory::new("input", input.cast_mut().cast(), all)?,
-                Memory::new("output", output.cast(), count)?,
-            )
+        work: *mut *mut netsum_work,
+    ) -> netsum_status {
+        let given = |comm: &netsum_comm| {
+            let all = count.saturating_mul(comm.ranks as usize);
+            // SAFETY: the caller's promise.
+            let input = unsafe { Memory::<T>::new("input", input.cast_mut().cast(), all) }?;
+            // SAFETY: the caller's promise.
+            let output = unsafe { Memory::<T>::new("output", output.cast(), count) }?;
+            Ok((input, output, self::op(op)?))
         };
-        comm.reduce_scatter_async::<T, _, _>(input, output, self::op(op)?).map(Pending::untyped)
+        let start =
+            |comm: &mut Communicator, (input, output, op)| comm.reduce_scatter_async(input, output, op);
+        // SAFETY: the caller's promise.
+        unsafe { run(comm, work, given, start) }
     }
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            NETSUM_INT32 => run(comm, work, |comm| start::<i32>(comm, output, input, count, op)),
-            NETSUM_FLOAT32 => run(comm, work, |comm| start::<f32>(comm, output, input, count, op)),
-            _ => no_dtype(dtype, work),
+            NETSUM_INT32 => start::<i32>(comm, output, input, count, op, work),
+            NETSUM_FLOAT32 => start::<f32>(comm, output, input, count, op, work),
+            _ => no_dtype(comm, dtype, work),
         }
     }
 }
@@ -322,7 +338,12 @@ pub unsafe extern "C" fn netsum_broadcast(
     versioned!("netsum_broadcast");
     // SAFETY: the caller's promise.
     unsafe {
-        run(comm, work, |comm| comm.broadcast_async(Memory::<u8>::new("data", data.cast(), bytes)?, root))
+        run(
+            comm,
+            work,
+            |_| Memory::<u8>::new("data", data.cast(), bytes),
+            |comm, data| comm.broadcast_async(data, root),
+        )
     }
 }
 
@@ -342,11 +363,12 @@ pub unsafe extern "C" fn netsum_all_gather(
     versioned!("netsum_all_gather");
     // SAFETY: the caller's promise.
     unsafe {
-        run(comm, work, |comm| {
-            let all = bytes.saturating_mul(comm.ranks() as usize);
+        let given = |comm: &netsum_comm| {
+            let all = bytes.saturating_mul(comm.ranks as usize);
             let input = Memory::<u8>::new("input", input.cast_mut().cast(), bytes)?;
-            comm.all_gather_async(input, Memory::<u8>::new("output", output.cast(), all)?)
-        })
+            Ok((input, Memory::<u8>::new("output", output.cast(), all)?))
+        };
+        run(comm, work, given, |comm, (input, output)| comm.all_gather_async(input, output))
     }
 }
 
@@ -366,11 +388,12 @@ pub unsafe extern "C" fn netsum_all_to_all(
     versioned!("netsum_all_to_all");
     // SAFETY: the caller's promise.
     unsafe {
-        run(comm, work, |comm| {
-            let all = bytes.saturating_mul(comm.ranks() as usize);
+        let given = |comm: &netsum_comm| {
+            let all = bytes.saturating_mul(comm.ranks as usize);
             let input = Memory::<u8>::new("input", input.cast_mut().cast(), all)?;
-            comm.all_to_all_async(input, Memory::<u8>::new("output", output.cast(), all)?)
-        })
+            Ok((input, Memory::<u8>::new("output", output.cast(), all)?))
+        };
+        run(comm, work, given, |comm, (input, output)| comm.all_to_all_async(input, output))
     }
 }
 
@@ -385,5 +408,5 @@ pub unsafe extern "C" fn netsum_barrier(
 ) -> netsum_status {
     versioned!("netsum_barrier");
     // SAFETY: the caller's promise.
-    unsafe { run(comm, work, Communicator::barrier_async) }
+    unsafe { run(comm, work, |_| Ok(()), |comm, ()| comm.barrier_async()) }
 }

@@ -13,7 +13,8 @@ use netsum_worker::Error;
 pub enum netsum_status {
     /// It is done.
     NETSUM_OK = 0,
-    /// An argument makes no sense. The communicator can still be used.
+    /// An argument makes no sense. The communicator can still be used, if all ranks get this of the
+    /// same call.
     NETSUM_ERROR_ARGUMENT = 1,
     /// A setting is missing or wrong, or contradicts the job's.
     NETSUM_ERROR_CONFIG = 2,

@@ -44,6 +44,8 @@ pub enum Collective {
         block: u64,
     },
     Barrier,
+    /// Stands for a call that its rank refused, so that the ranks' calls stay in step.
+    Refused,
 }
 
 /// A collective as a rank calls for it.
@@ -74,6 +76,7 @@ impl Call {
             Collective::AllGather { block } => (4, Op::Sum, 0, block),
             Collective::AllToAll { block } => (5, Op::Sum, 0, block),
             Collective::Barrier => (6, Op::Sum, 0, 0),
+            Collective::Refused => (7, Op::Sum, 0, 0),
         };
         ([kind, op as u32, root, self.tag], block)
     }
@@ -93,6 +96,7 @@ impl Call {
             4 => Collective::AllGather { block },
             5 => Collective::AllToAll { block },
             6 => Collective::Barrier,
+            7 => Collective::Refused,
             _ => return None,
         };
         let call = Self { collective, tag };

@@ -42,6 +42,11 @@ pub trait Channels {
     fn expect(&mut self, now: Instant, channel: Channel, id: u64);
     /// Gives a buffer to receive into.
     fn receive_into(&mut self, channel: Channel, buffer: Buffer);
+    /// When a part of a message last arrived, where that is known: a whole one may take longer than
+    /// ranks are waited for.
+    fn last_part(&self, _: Channel) -> Option<Instant> {
+        None
+    }
     /// What has happened, oldest first.
     fn poll(&mut self) -> Option<ChannelEvent>;
     /// Closes a connection and gives back what it has not yet delivered, by id.

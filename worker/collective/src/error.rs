@@ -28,21 +28,49 @@ fn stretch(first: &Position, last: &Position) -> String {
     )
 }
 
-fn unreachable(mtu: Option<u32>) -> String {
-    let Some(mtu) = mtu else {
-        return ": is it running, and does UDP port 4791 get through?".to_owned();
-    };
-    format!(
-        " with packets of the job's path MTU, {mtu} bytes; small ones get through: a hop on the way has an MTU below {}. Raise it there \
-         (`ping -M do -s {} ADDRESS` shows whether it is enough), or make the job's smaller: `netsum job create --mtu`, or NETSUM_MTU at \
-         all ranks",
-        mtu + 80,
-        mtu + 52,
-    )
+/// What is known of a neighbour that did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unanswered {
+    /// Nothing.
+    Silent,
+    /// The same, where a list has all ranks' addresses.
+    SilentOnList,
+    /// Packets arrive from it, but none of the path MTU, which is so many bytes.
+    Large(u32),
+    /// It sends over connections of an earlier session.
+    Earlier,
+    /// This rank sends here as if the ranks had other places in the list.
+    OtherPlace(IpAddr),
+}
+
+impl std::fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Silent => f.write_str(": is it running, and does UDP port 4791 get through?"),
+            Self::SilentOnList => f.write_str(
+                ": is it running, does UDP port 4791 get through, and has NETSUM_PEERS the same order at all ranks?",
+            ),
+            Self::Large(mtu) => write!(
+                f,
+                " with packets of the job's path MTU, {mtu} bytes; small ones get through: a hop on the way has an MTU below {}. Raise it \
+                 there (`ping -M do -s {} ADDRESS` shows whether it is enough), or make the job's smaller: `netsum job create --mtu`, or \
+                 NETSUM_MTU at all ranks",
+                mtu + 80,
+                mtu + 52,
+            ),
+            Self::Earlier => f.write_str(": its process is still in an earlier session; end all ranks, and start them together"),
+            Self::OtherPlace(ip) => write!(
+                f,
+                ": {ip} sends to this rank as if the ranks had other places; NETSUM_PEERS must have the same order at all ranks"
+            ),
+        }
+    }
 }
 
 /// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`] and [`Error::Length`] the communicator is of
-/// no more use: all further calls give the same error.
+/// no more use: all further calls give the same error. So it is where one rank alone refuses a call
+/// by the last two: the others get [`Error::Mismatch`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -74,7 +102,7 @@ pub enum Error {
         reason: String,
     },
     /// A neighbour did not answer when the connections were opened.
-    #[error("rank {rank} ({ip}) did not answer within {after:?}{}", unreachable(*.mtu))]
+    #[error("rank {rank} ({ip}) did not answer within {after:?}{why}")]
     Unreachable {
         /// The previous rank in the ring.
         rank: u32,
@@ -82,8 +110,8 @@ pub enum Error {
         ip: IpAddr,
         /// How long was waited.
         after: Duration,
-        /// The path MTU in bytes, where packets arrive from it, but none of that size.
-        mtu: Option<u32>,
+        /// What is known of it.
+        why: Unanswered,
     },
     /// A rank has died, or the network to it has.
     #[error("rank {rank} died: {reason}")]
@@ -122,7 +150,8 @@ pub enum Error {
     /// The communicator was dropped before the operation was complete.
     #[error("the communicator was closed before this operation was complete")]
     Closed,
-    /// What was called for makes no sense here; the communicator can still be used.
+    /// What was called for makes no sense here; the communicator can still be used, if all ranks
+    /// refuse the same call.
     #[error("{0}")]
     Argument(String),
     /// This process was forked from the one that connected.
@@ -181,12 +210,17 @@ mod tests {
 
     #[test]
     fn a_path_that_drops_large_packets_is_told_from_a_rank_that_is_not_there() {
-        let text = |mtu| {
+        let text = |why| {
             let (ip, after) = ([10, 0, 0, 2].into(), Duration::from_secs(10));
-            Error::Unreachable { rank: 1, ip, after, mtu }.to_string()
+            Error::Unreachable { rank: 1, ip, after, why }.to_string()
         };
-        assert!(text(None).ends_with("within 10s: is it running, and does UDP port 4791 get through?"));
-        assert!(text(Some(1024)).contains("path MTU, 1024 bytes") && text(Some(1024)).contains("below 1104"));
+        let silent = text(Unanswered::Silent);
+        assert!(
+            silent.ends_with("within 10s: is it running, and does UDP port 4791 get through?"),
+            "{silent}"
+        );
+        let large = text(Unanswered::Large(1024));
+        assert!(large.contains("path MTU, 1024 bytes") && large.contains("below 1104"), "{large}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What the ranks tell each other on their plain connections, from each to the next. Little endian.
 
+use std::time::Duration;
+
 use crate::buffer::Buffer;
 use crate::call::{Call, Collective};
 use crate::error::Error;
@@ -7,7 +9,7 @@ use crate::numeric::element::Dtype;
 use crate::shape::JobShape;
 
 /// Version of these messages, and of what ranks put into sums.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -59,6 +61,7 @@ impl std::fmt::Display for Descriptor {
             Collective::AllGather { block } => write!(f, "all_gather of {block} bytes from each rank"),
             Collective::AllToAll { block } => write!(f, "all_to_all of {block} bytes for each rank"),
             Collective::Barrier => f.write_str("barrier"),
+            Collective::Refused => f.write_str("nothing (it refused its call with an error of its own)"),
         }?;
         match call.tag {
             0 => Ok(()),
@@ -97,8 +100,10 @@ impl Reason {
 /// A message on a plain connection.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
-    /// The first: what the sender takes the job to be, and a random number, so that it is unlike an earlier run's. One small packet.
-    Hello { shape: JobShape, rank: u32, nonce: u64 },
+    /// The first: what the sender takes the job to be, its time-out, and a random number, so that
+    /// it is unlike an earlier run's. One
+    /// small packet.
+    Hello { shape: JobShape, timeout: Duration, rank: u32, nonce: u64 },
     /// Behind the first: one packet of the path MTU, which is so many bytes. A path that carries only
     /// smaller ones is found by it before anything is summed.
     FullSize(usize),
@@ -162,7 +167,7 @@ impl Frame {
         let u32s = |w: &mut Buffer, x: &[u32]| x.iter().for_each(|x| w.extend_from_slice(&x.to_le_bytes()));
         let u64 = |w: &mut Buffer, x: u64| w.extend_from_slice(&x.to_le_bytes());
         match self {
-            Self::Hello { shape, rank, nonce } => {
+            Self::Hello { shape, timeout, rank, nonce } => {
                 let l = shape.layout;
                 let flags = u32::from(shape.relaxed) | u32::from(shape.without_box) << 1;
                 u32s(
@@ -170,6 +175,7 @@ impl Frame {
                     &[1, VERSION, *rank, shape.ranks, shape.mtu, l.message_size, l.window, l.rings, flags],
                 );
                 u64(w, *nonce);
+                u64(w, timeout.as_nanos() as u64);
             }
             Self::FullSize(bytes) => {
                 u32s(w, &[10]);
@@ -255,7 +261,8 @@ impl Frame {
                 let (ranks, mtu, flags) = (word(3)?, word(4)?, word(8)?);
                 let (relaxed, without_box) = (flags & 1 != 0, flags & 2 != 0);
                 let shape = JobShape { ranks, mtu, layout, relaxed, without_box };
-                Self::Hello { rank: word(2)?, shape, nonce: long(36)? }
+                let timeout = Duration::from_nanos(long(44)?);
+                Self::Hello { rank: word(2)?, shape, timeout, nonce: long(36)? }
             }
             2 => {
                 let longs = longs(4)?;
@@ -315,9 +322,10 @@ mod tests {
             without_box: false,
         };
         for frame in [
-            Frame::Hello { shape, rank: 2, nonce: 1 << 63 },
+            Frame::Hello { shape, timeout: Duration::from_millis(100), rank: 2, nonce: 1 << 63 },
             Frame::Hello {
                 shape: JobShape { relaxed: false, without_box: true, ..shape },
+                timeout: Duration::from_secs(86_400),
                 rank: 0,
                 nonce: 0,
             },
@@ -379,7 +387,7 @@ mod tests {
         });
         let calls: Vec<Call> = collectives
             .chain(moves)
-            .chain([Collective::Barrier])
+            .chain([Collective::Barrier, Collective::Refused])
             .flat_map(|collective| [0, 1, 2].map(|tag| Call { collective, tag }))
             .collect();
         let mut seen = std::collections::HashSet::new();
@@ -395,7 +403,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(Call::of_words([7, 0, 0, 0], 0), None);
+        assert_eq!(Call::of_words([8, 0, 0, 0], 0), None);
         assert_eq!(Call::of_words([0, 2, 0, 0], 0), None);
         assert_eq!(Call::of_words([6, 0, 1, 0], 0), None, "a barrier has no root");
     }

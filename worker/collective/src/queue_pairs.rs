@@ -62,6 +62,11 @@ impl QueuePairChannels {
         }
         Ok(Self { endpoint, qps, channels })
     }
+
+    /// Whether the previous rank is still in an earlier session, as far as its packets tell.
+    pub fn previous_is_in_earlier(&self) -> bool {
+        self.qps.get(&Channel::PlainIn).is_some_and(|qp| self.endpoint.is_of_earlier(*qp))
+    }
 }
 
 /// What the queue pairs of rank `rank` are to be.
@@ -130,6 +135,10 @@ impl Channels for QueuePairChannels {
         if let Some(qp) = self.qps.get(&channel) {
             self.endpoint.post_receive(*qp, buffer.into_vec());
         }
+    }
+
+    fn last_part(&self, channel: Channel) -> Option<Instant> {
+        self.endpoint.last_taken(*self.qps.get(&channel)?)
     }
 
     fn poll(&mut self) -> Option<ChannelEvent> {

@@ -1,5 +1,7 @@
 //! Job properties that all ranks must agree on.
 
+use std::time::Duration;
+
 use crate::numeric::layout::{CHECK_BYTES, Layout};
 
 /// The largest window that there can be.
@@ -21,6 +23,23 @@ pub struct JobShape {
 }
 
 impl JobShape {
+    /// What must be the same at all ranks, each as users call it and set it.
+    pub(crate) fn named(&self, timeout: Duration) -> [(&'static str, String); 8] {
+        let Layout { message_size, window, rings } = self.layout;
+        let order = if self.relaxed { "relaxed" } else { "in-order" };
+        let summer = if self.without_box { "the ranks" } else { "a box" };
+        [
+            ("ranks (NETSUM_RANKS)", self.ranks.to_string()),
+            ("mtu (NETSUM_MTU)", self.mtu.to_string()),
+            ("message_size (NETSUM_MESSAGE_SIZE)", message_size.to_string()),
+            ("window (NETSUM_WINDOW)", window.to_string()),
+            ("rings (NETSUM_RINGS)", rings.to_string()),
+            ("the order", order.to_owned()),
+            ("who sums", summer.to_owned()),
+            ("timeout (NETSUM_TIMEOUT)", format!("{timeout:?}")),
+        ]
+    }
+
     /// Finds properties that cannot work, whoever gave them.
     pub fn check(&self) -> Result<(), String> {
         let Layout { message_size, window, rings } = self.layout;

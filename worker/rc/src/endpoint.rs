@@ -74,6 +74,10 @@ struct Qp {
     /// A congestion notification is due, and when the last one was sent.
     congested: bool,
     notified: Option<Instant>,
+    /// Something else has come before the first packet.
+    misfit: bool,
+    /// When the latest packet was taken.
+    taken: Option<Instant>,
     failed: bool,
 }
 
@@ -90,6 +94,7 @@ pub struct Endpoint {
     events: VecDeque<Event>,
     cursor: usize,
     max_segments: usize,
+    stray: Option<IpAddr>,
     stats: Stats,
 }
 
@@ -107,6 +112,7 @@ impl Endpoint {
             events: VecDeque::new(),
             cursor: 0,
             max_segments: MAX_SEGMENTS,
+            stray: None,
             stats: Stats::default(),
         }
     }
@@ -144,6 +150,8 @@ impl Endpoint {
             sums: c.waits_for_others,
             congested: false,
             notified: None,
+            misfit: false,
+            taken: None,
             failed: false,
         });
         Ok(id)
@@ -235,6 +243,9 @@ impl Endpoint {
             }
         };
         let qp = self.by_qpn.get(&Qpn::new(packet.bth.qpn)).and_then(|i| self.qps.get_mut(*i));
+        if qp.as_ref().is_none_or(|q| q.remote != from.ip()) {
+            self.stray = Some(from.ip());
+        }
         let Some(qp) = qp.filter(|q| q.remote == from.ip() && !q.failed) else {
             self.stats.discarded += 1;
             return;
@@ -282,8 +293,12 @@ impl Endpoint {
             let (id, events) = (qp.id, &mut self.events);
             let received = |data, immediate| events.push_back(Event::Received { qp: id, data, immediate });
             let arrival = qp.responder.on_data(&packet, (now, self.path.pause()), received);
-            if qp.sums && arrival == Arrival::Taken {
-                self.path.on_sum(now);
+            qp.misfit = qp.responder.waits_for_first();
+            if arrival == Arrival::Taken {
+                qp.taken = Some(now);
+                if qp.sums {
+                    self.path.on_sum(now);
+                }
             }
             match arrival {
                 Arrival::Taken => {}
@@ -400,6 +415,23 @@ impl Endpoint {
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Whether all that has come on a queue pair of [reused](QpConfig::reused) numbers is behind
+    /// its first packet: the other side has
+    /// an earlier connection still.
+    pub fn is_of_earlier(&self, id: QpId) -> bool {
+        self.qps.iter().any(|q| q.id == id && q.misfit)
+    }
+
+    /// When a queue pair has last taken a packet, be it in the middle of a message.
+    pub fn last_taken(&self, id: QpId) -> Option<Instant> {
+        self.qps.iter().find(|q| q.id == id)?.taken
+    }
+
+    /// Who sent the latest packet for a queue pair that is not here, or that another address has.
+    pub fn stray(&self) -> Option<IpAddr> {
+        self.stray
     }
 
     /// Bytes that were sent and not acknowledged, by all queue pairs.

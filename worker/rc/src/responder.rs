@@ -204,7 +204,7 @@ impl Responder {
     }
 
     /// Whether what comes early may be an earlier connection's. It is not kept, and whoever sent it is asked for the first packet each time.
-    fn waits_for_first(&self) -> bool {
+    pub fn waits_for_first(&self) -> bool {
         self.reused && self.taken == 0
     }
 

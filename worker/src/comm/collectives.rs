@@ -21,8 +21,9 @@ fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
 /// lengths, roots and [`Op`]; where they do not, all get [`Error::Mismatch`], which names both calls.
 ///
 /// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be just the other. Otherwise it is an
-/// [`Error::Argument`], and not started. A rank that does that alone is out of step: its next operation meets the others' last one,
-/// and where both are alike their sum is wrong without an error. So it must leave.
+/// [`Error::Argument`], and not started. Where a rank refuses a call that others make, they get
+/// [`Error::Mismatch`], and the communicator
+/// is of no more use to any; where all refuse it, it can still be used.
 impl Communicator {
     /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep what they have.
     ///
@@ -37,11 +38,11 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        root.map_or(Ok(()), |root| self.check_root(root))?;
-        let divisor = divisor(op, T::DTYPE, self.ranks())?;
+        let checked = root.map_or(Ok(()), |root| self.check_root(root));
+        let divisor = checked.and_then(|()| divisor(op, T::DTYPE, self.ranks()));
         let keeps = root.is_none_or(|root| root == self.rank());
         let collective = root.map_or(Collective::AllReduce(op), |root| Collective::Reduce { op, root });
-        self.start(collective, Reduce { data, keeps, divisor }, |owned| {
+        self.start(collective, divisor.map(|divisor| Reduce { data, keeps, divisor }), |owned| {
             take_back(owned).map(|Reduce { data, .. }| data)
         })
     }
@@ -60,10 +61,11 @@ impl Communicator {
         I: Deref<Target = [T]> + Send + 'static,
         O: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.check_lengths("input", input.len(), "output", output.len(), "elements")?;
-        let divisor = divisor(op, T::DTYPE, self.ranks())?;
-        let start = self.rank() as usize * output.len();
-        let scatter = Scatter { input, output, start, divisor };
+        let checked = self.check_lengths("input", input.len(), "output", output.len(), "elements");
+        let scatter = checked.and_then(|()| divisor(op, T::DTYPE, self.ranks())).map(|divisor| {
+            let start = self.rank() as usize * output.len();
+            Scatter { input, output, start, divisor }
+        });
         self.start(Collective::ReduceScatter(op), scatter, |owned| {
             take_back(owned).map(|Scatter { input, output, .. }| (input, output))
         })
@@ -77,9 +79,9 @@ impl Communicator {
     where
         B: DerefMut<Target = [u8]> + Send + 'static,
     {
-        self.check_root(root)?;
-        let block = data.len();
-        let moved = self.moved([].as_slice(), data, Route::Broadcast { root: root as usize }, block);
+        let (checked, block) = (self.check_root(root), data.len());
+        let route = Route::Broadcast { root: root as usize };
+        let moved = checked.map(|()| self.moved([].as_slice(), data, route, block));
         self.start(Collective::Broadcast { root, block: block as u64 }, moved, |owned| {
             take_back(owned).map(|Moved::<&[u8], B> { output, .. }| output)
         })
@@ -94,9 +96,9 @@ impl Communicator {
         I: Deref<Target = [u8]> + Send + 'static,
         O: DerefMut<Target = [u8]> + Send + 'static,
     {
-        self.check_lengths("output", output.len(), "input", input.len(), "bytes")?;
         let block = input.len();
-        let moved = self.moved(input, output, Route::AllGather, block);
+        let checked = self.check_lengths("output", output.len(), "input", block, "bytes");
+        let moved = checked.map(|()| self.moved(input, output, Route::AllGather, block));
         self.start(Collective::AllGather { block: block as u64 }, moved, |owned| {
             take_back(owned).map(|Moved { input, output, .. }| (input, output))
         })
@@ -113,9 +115,10 @@ impl Communicator {
         O: DerefMut<Target = [u8]> + Send + 'static,
     {
         let block = input.len() / self.ranks() as usize;
-        self.check_lengths("input", input.len(), "each part", block, "bytes")?;
-        self.check_lengths("output", output.len(), "each part", block, "bytes")?;
-        let moved = self.moved(input, output, Route::AllToAll, block);
+        let checked = self
+            .check_lengths("input", input.len(), "each part", block, "bytes")
+            .and_then(|()| self.check_lengths("output", output.len(), "each part", block, "bytes"));
+        let moved = checked.map(|()| self.moved(input, output, Route::AllToAll, block));
         self.start(Collective::AllToAll { block: block as u64 }, moved, |owned| {
             take_back(owned).map(|Moved { input, output, .. }| (input, output))
         })
@@ -126,7 +129,7 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async).
     pub fn barrier_async(&mut self) -> Result<Pending<Vec<i32>>, Error> {
-        self.start(Collective::Barrier, Slice(vec![0]), |owned| take_back(owned).map(|Slice(data)| data))
+        self.start(Collective::Barrier, Ok(Slice(vec![0])), |owned| take_back(owned).map(|Slice(data)| data))
     }
 
     fn moved<I, O>(&self, input: I, output: O, route: Route, block: usize) -> Moved<I, O> {

@@ -205,7 +205,7 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.start(Collective::AllReduce(Op::Sum), Slice(data), |owned| {
+        self.start(Collective::AllReduce(Op::Sum), Ok(Slice(data)), |owned| {
             take_back(owned).map(|Slice(data)| data)
         })
     }
@@ -219,7 +219,7 @@ impl Communicator {
     where
         B: DerefMut<Target = [T]> + Send + 'static,
     {
-        self.start(Collective::AllReduce(Op::Sum), Slices::new(tensors), |owned| {
+        self.start(Collective::AllReduce(Op::Sum), Ok(Slices::new(tensors)), |owned| {
             take_back(owned).map(|Slices { tensors, .. }| tensors)
         })
     }
@@ -237,14 +237,25 @@ impl Communicator {
         self.tag = tag;
     }
 
-    /// Starts an operation whose data the engine owns meanwhile.
-    pub(super) fn start<B>(
+    /// Starts an operation whose data the engine owns meanwhile; `data` is an error where the
+    /// arguments are wrong.
+    pub(super) fn start<B, D: Data + Send + 'static>(
+        &mut self,
+        collective: Collective,
+        data: Result<D, Error>,
+        back: Back<B>,
+    ) -> Result<Pending<B>, Error> {
+        forked(self.process)?;
+        let started = data.and_then(|data| self.begin(collective, data, back));
+        self.told(started)
+    }
+
+    fn begin<B>(
         &mut self,
         collective: Collective,
         mut data: impl Data + Send + 'static,
         back: Back<B>,
     ) -> Result<Pending<B>, Error> {
-        forked(self.process)?;
         let memory = data.memory();
         if memory.overlaps_itself() {
             let text = "arrays of the operation share memory, and one is written: give a copy of one. Input and output may share it where \
@@ -273,6 +284,25 @@ impl Communicator {
         Ok(pending)
     }
 
+    /// Every call passes here on its way back: one that is refused is announced.
+    fn told<R>(&mut self, called: Result<R, Error>) -> Result<R, Error> {
+        if let Err(Error::Argument(_) | Error::Length { .. }) = called {
+            self.refuse();
+        }
+        called
+    }
+
+    /// Stands for a call that the caller itself has refused, whose other ranks may have made it:
+    /// they get [`Error::Mismatch`], unless all
+    /// refuse theirs. Calls of this type that return [`Error::Argument`] or [`Error::Length`] have
+    /// done so. Never waits.
+    pub fn refuse(&mut self) {
+        if let Some(kept) = self.here() {
+            kept.shared.take().refuse();
+            kept.wake();
+        }
+    }
+
     /// Where to wait until an operation can be started without waiting.
     pub fn room(&self) -> Room {
         Room { turns: self.kept.as_ref().map(|kept| Arc::clone(&kept.shared)), process: self.process }
@@ -285,7 +315,8 @@ impl Communicator {
         let mut session = kept.shared.take();
         let report = session.run(Call { collective, tag: self.tag }, data, called);
         (self.shape, self.title) = (session.shape, session.title.clone());
-        report
+        drop(session);
+        self.told(report)
     }
 
     /// One rank's data is its own sum: floats keep their bits.

@@ -20,7 +20,7 @@ pub struct CommConfig {
     pub retry: AdapterRetry,
     /// Where the other ranks' addresses come from.
     pub bootstrap: Bootstrap,
-    /// A rank that is silent for so long is dead.
+    /// A rank that is silent for so long is dead. The same at all ranks.
     pub timeout: Duration,
     /// How long [`connect`](super::Communicator::connect) waits for the other ranks.
     pub connect_timeout: Duration,

@@ -136,7 +136,7 @@ impl Core {
         &mut self,
         until: Instant,
         patience: Duration,
-        unreachable: impl Fn(bool) -> Error,
+        unreachable: impl Fn(&dyn Connections, bool) -> Error,
     ) -> Result<(), Error> {
         loop {
             if let Some(error) = self.engine.failure() {
@@ -147,7 +147,7 @@ impl Core {
             }
             let small = self.engine.greeted_by_small_packets();
             if Instant::now() >= small.map_or(until, |since| until.min(since + patience)) {
-                let unreachable = unreachable(small.is_some());
+                let unreachable = unreachable(&*self.connections, small.is_some());
                 self.engine.fail_to_meet(&mut *self.connections, &unreachable);
                 return Err(unreachable);
             }
@@ -423,7 +423,10 @@ mod tests {
                 settlement
             })
             .collect();
-        for frame in [Frame::Hello { shape, rank: 1, nonce: 2 }, Frame::Goodbye { origin: 1, completed: 1 }] {
+        for frame in [
+            Frame::Hello { shape, timeout: Duration::from_secs(10), rank: 1, nonce: 2 },
+            Frame::Goodbye { origin: 1, completed: 1 },
+        ] {
             let mut data = Buffer::heap(64);
             frame.encode_to(&mut data);
             script.lock().unwrap().push_back(ChannelEvent::Received { channel: Channel::PlainIn, data });

@@ -3,6 +3,7 @@
 //! Queue pair numbers go to the other ranks before there are connections. An adapter chooses them itself. So a network is
 //! opened, tells its numbers, and is connected once those of all ranks are known.
 
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
@@ -44,6 +45,14 @@ pub(crate) trait Connections: Channels + Send {
     fn traffic(&self) -> Option<Traffic>;
     /// How often an adapter has given a connection up, which was then started anew.
     fn restarts(&self) -> u64;
+    /// Whether the previous rank is still in an earlier session, as far as its packets tell.
+    fn previous_is_in_earlier(&self) -> bool {
+        false
+    }
+    /// Who sent something here that is of none of these connections.
+    fn stray(&self) -> Option<IpAddr> {
+        None
+    }
     /// What they run over, for people.
     fn title(&self) -> String;
 }

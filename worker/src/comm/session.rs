@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 
 use super::bootstrap::{Membership, Patience, bootstrap, control};
-use super::config::CommConfig;
+use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LOOK_UP};
-use super::network::{Bind, Network};
+use super::network::{Bind, Connections, Network};
 use super::numbers::nonce;
 use super::transport;
 use super::turns::Turns;
 use crate::unshared::Unshared;
 use netsum_collective::call::Call;
 use netsum_collective::engine::{Engine, Settings};
-use netsum_collective::error::Error;
+use netsum_collective::error::{Error, Unanswered};
 use netsum_collective::numeric::element::Data;
 use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::shape::JobShape;
@@ -85,6 +85,16 @@ impl Session {
         outcome?.report(elapsed, again)
     }
 
+    /// Tells the other ranks of a call that this one has refused, as soon as there is room. Never
+    /// waits.
+    pub fn refuse(&mut self) {
+        let Some(core) = &mut self.core else { return };
+        core.engine.refuse(1);
+        // An error is one of the next call.
+        let _ = core.rest_for(Duration::ZERO);
+        core.send_now();
+    }
+
     /// Drives until `is_over`, or for a while at the most, in steps after which one looks.
     pub fn rest(&mut self, until: Instant, step: Duration, is_over: impl Fn() -> bool) {
         let Some(core) = &mut self.core else { return };
@@ -125,6 +135,7 @@ impl Session {
         let returning = (core.engine.mode() == Mode::Ring).then_some(rank);
         self.before = self.before.plus(core.statistics());
         let (descriptor, has_warned) = (Arc::downgrade(core.fd()), core.has_warned);
+        let refused = core.engine.refused();
         drop(core);
         // Until the keeper has stopped waiting there, the address is in use.
         while descriptor.strong_count() > 0 {
@@ -134,6 +145,7 @@ impl Session {
         match establish(&config, Instant::now(), network, membership) {
             Ok((shape, title, mut core)) => {
                 (core.returning, core.has_warned) = (returning, has_warned);
+                core.engine.refuse(refused);
                 self.before.renewals += 1;
                 // Who comes back to the box says so when it has summed.
                 let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
@@ -307,10 +319,18 @@ fn establish(
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("no file descriptor is left: {e}")))?;
     let patience = timeout.min(config.connect_timeout);
-    let unreachable = |by_small: bool| {
-        let (after, mtu) =
-            if by_small { (patience, Some(shape.mtu)) } else { (config.connect_timeout, None) };
-        Error::Unreachable { rank: before, ip, after, mtu }
+    let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
+    let unreachable = |connections: &dyn Connections, by_small: bool| {
+        let stray = connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
+        let why = match stray {
+            _ if by_small => Unanswered::Large(shape.mtu),
+            _ if connections.previous_is_in_earlier() => Unanswered::Earlier,
+            Some(stray) => Unanswered::OtherPlace(stray),
+            None if is_listed => Unanswered::SilentOnList,
+            None => Unanswered::Silent,
+        };
+        let after = if by_small { patience } else { config.connect_timeout };
+        Error::Unreachable { rank: before, ip, after, why }
     };
     if let Err(error) = core.meet(started + config.connect_timeout, patience, unreachable) {
         // The others must hear why.

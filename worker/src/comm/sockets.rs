@@ -162,6 +162,10 @@ impl<D: Driver> Channels for SocketConnections<D> {
         self.channels.receive_into(channel, buffer);
     }
 
+    fn last_part(&self, channel: Channel) -> Option<Instant> {
+        self.channels.last_part(channel)
+    }
+
     fn poll(&mut self) -> Option<ChannelEvent> {
         self.channels.poll()
     }
@@ -203,6 +207,14 @@ impl<D: Driver> Connections for SocketConnections<D> {
 
     fn restarts(&self) -> u64 {
         0
+    }
+
+    fn previous_is_in_earlier(&self) -> bool {
+        self.channels.previous_is_in_earlier()
+    }
+
+    fn stray(&self) -> Option<IpAddr> {
+        self.channels.endpoint.stray()
     }
 
     fn title(&self) -> String {

@@ -7,11 +7,13 @@ use super::{Engine, MAX_OPEN, Settings, Work};
 use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::channels::{Channel, ChannelEvent, Channels};
-use crate::error::{Error, Position};
+use crate::error::{Error, Position, Unanswered};
 use crate::frame::{DataHeader, Descriptor, Frame, Progress, Reason, VERSION};
 use crate::numeric::element::{Dtype, Slice};
 use crate::numeric::layout::Layout;
 use crate::shape::JobShape;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 const SHAPE: JobShape = JobShape {
     ranks: 3,
@@ -59,10 +61,10 @@ impl Rank {
     /// Rank 1 of 3, greeted, in its first operation.
     fn new() -> Self {
         let (now, mut told) = (Instant::now(), Told::default());
-        let settings = Settings { rank: 1, shape: SHAPE, timeout: Duration::from_secs(10), run: 1 };
+        let settings = Settings { rank: 1, shape: SHAPE, timeout: TIMEOUT, run: 1 };
         let engine = Engine::new(now, settings, &mut told);
         let mut rank = Self { engine, told, now, data: [1; 100] };
-        rank.hear(&Frame::Hello { shape: SHAPE, rank: 0, nonce: 1 }, &[]);
+        rank.hear(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);
         assert!(!rank.engine.greeted() && rank.engine.greeted_by_small_packets() == Some(now));
         rank.hear(&Frame::FullSize(SHAPE.mtu as usize), &[]);
         assert!(rank.engine.greeted() && rank.engine.greeted_by_small_packets().is_none());
@@ -155,15 +157,34 @@ fn a_rank_of_another_version_or_run_is_told_so() {
     let mut rank = Rank::new();
     rank.hear(&Frame::OtherVersion(VERSION - 1), &[]);
     let text = rank.failure();
-    assert!(text.contains("rank 0 has version 8") && text.contains("all must run the same netsum"), "{text}");
-    let mut rank = Rank::new();
-    let shape = JobShape { without_box: true, ..SHAPE };
-    rank.hear(&Frame::Hello { shape, rank: 0, nonce: 1 }, &[]);
-    let text = rank.failure();
-    assert!(text.contains("without_box: true"), "{text}");
+    assert!(text.contains("rank 0 has version 9") && text.contains("all must run the same netsum"), "{text}");
     let mut rank = Rank::new();
     rank.hear(&Frame::Run(6), &[]);
     assert!(rank.failure().contains("rank 0 is in another run"));
+}
+
+/// By the names that users set, and nothing that is the same.
+#[test]
+fn settings_that_differ_between_ranks_are_named() {
+    let layout = Layout { window: 4, ..SHAPE.layout };
+    for (shape, timeout, words) in [
+        (
+            JobShape { without_box: true, ..SHAPE },
+            TIMEOUT,
+            "who sums is the ranks at rank 0 and a box at rank 1",
+        ),
+        (JobShape { ranks: 4, ..SHAPE }, TIMEOUT, "ranks (NETSUM_RANKS) is 4 at rank 0 and 3 at rank 1"),
+        (
+            JobShape { mtu: 256, layout, ..SHAPE },
+            TIMEOUT,
+            "mtu (NETSUM_MTU) is 256 at rank 0 and 1024 at rank 1; window (NETSUM_WINDOW) is 4 at rank 0 and 2 at rank 1",
+        ),
+        (SHAPE, TIMEOUT / 4, "timeout (NETSUM_TIMEOUT) is 2.5s at rank 0 and 10s at rank 1"),
+    ] {
+        let mut rank = Rank::new();
+        rank.hear(&Frame::Hello { shape, timeout, rank: 0, nonce: 1 }, &[]);
+        assert_eq!(rank.failure(), format!("{words}: all ranks must have the same"));
+    }
 }
 
 #[test]
@@ -183,7 +204,7 @@ fn others_hear_whose_error_it_is_and_which() {
         Error::Controller { address: "box:1".to_owned(), reason: text() },
         Error::Socket { ip, reason: text() },
         Error::Adapter { device: "mlx5_0".to_owned(), reason: text() },
-        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1), mtu: None },
+        Error::Unreachable { rank: 4, ip, after: Duration::from_secs(1), why: Unanswered::Silent },
         Error::NonFinite { first: 1, end: 2 },
         Error::NonFiniteTensors { first: at(1), last: at(2) },
         Error::Closed,

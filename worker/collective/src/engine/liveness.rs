@@ -3,29 +3,37 @@
 //! Each rank listens to the previous one. A dead rank's next finds it silent and tells its own next, and so on around:
 //! every rank alive either has a dead rank before it or one alive that tells it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::operation::Operation;
 use super::{Engine, Summer};
-use crate::channels::Channels;
+use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{Frame, Progress, Reason, VERSION};
 use crate::shape::JobShape;
 
 impl Engine {
-    pub(super) fn on_hello(&mut self, now: Instant, channels: &mut dyn Channels, shape: JobShape, rank: u32) {
+    pub(super) fn on_hello(
+        &mut self,
+        now: Instant,
+        channels: &mut dyn Channels,
+        (shape, timeout): (JobShape, Duration),
+        rank: u32,
+    ) {
         self.hello = Some(now);
-        if rank != self.previous() {
+        let own = self.settings.shape.named(self.settings.timeout);
+        let pairs = own.iter().zip(shape.named(timeout)).filter(|(own, theirs)| *own != theirs);
+        let (a, b) = (self.name(self.previous()), self.own_name());
+        let differences: Vec<_> = pairs
+            .map(|((name, own), (_, theirs))| format!("{name} is {theirs} at rank {a} and {own} at rank {b}"))
+            .collect();
+        // Ranks that count differently have other neighbours.
+        if rank != self.previous() && shape.ranks == self.member.ranks {
             let text =
                 format!("rank {} speaks where rank {} should", self.name(rank), self.name(self.previous()));
             self.fail(channels, Error::Protocol(text));
-        } else if shape != self.settings.shape {
-            let own = self.settings.shape;
-            let text = format!(
-                "rank {} takes the job to be {shape:?}, rank {} {own:?}",
-                self.name(rank),
-                self.own_name()
-            );
+        } else if !differences.is_empty() {
+            let text = differences.join("; ") + ": all ranks must have the same";
             self.fail(channels, Error::Mismatch(text));
         }
     }
@@ -172,6 +180,7 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
+        self.look_at_parts(channels);
         // Silence between operations ends nothing: a stopped process or machine may continue.
         let waits = !self.operations.is_empty() || self.renewal.is_some();
         self.waiting = waits.then(|| self.waiting.unwrap_or(now));
@@ -197,6 +206,17 @@ impl Engine {
             return;
         }
         self.check_progress(now, channels);
+    }
+
+    /// A part of a message counts as life of the previous rank, and one of a sum, which has its
+    /// part, as progress too.
+    /// Whole ones, and keep-alives behind them, may take longer than the time-out on a slow link.
+    fn look_at_parts(&mut self, channels: &mut dyn Channels) {
+        let sum =
+            (0..self.rings.len() as u32).filter_map(|ring| channels.last_part(Channel::RingIn(ring))).max();
+        self.last_progress = self.last_progress.max(sum.unwrap_or(self.last_progress));
+        let part = sum.max(channels.last_part(Channel::PlainIn));
+        self.heard = self.heard.max(part.unwrap_or(self.heard));
     }
 
     fn check_progress(&mut self, now: Instant, channels: &mut dyn Channels) {

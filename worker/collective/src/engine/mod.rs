@@ -138,6 +138,8 @@ pub struct Engine {
     rings: Vec<Ring>,
     /// Those that are open, in their order.
     operations: VecDeque<Operation>,
+    /// Refused calls that the others have not been told of, for want of room.
+    refused: usize,
     /// What others have come to, in their order.
     outcomes: VecDeque<Outcome>,
     /// What is known of all ranks, this one among them.
@@ -203,6 +205,7 @@ impl Engine {
             wrong: false,
             rings: (0..layout.rings).map(|_| Ring::default()).collect(),
             operations: VecDeque::new(),
+            refused: 0,
             outcomes: VecDeque::new(),
             progress: vec![Progress::default(); ranks as usize],
             untold: None,
@@ -248,7 +251,10 @@ impl Engine {
             let buffer = channels.buffer(plain_room(&settings.shape));
             channels.receive_into(Channel::PlainIn, buffer);
         }
-        engine.tell(channels, &Frame::Hello { shape: settings.shape, rank, nonce: run });
+        engine.tell(
+            channels,
+            &Frame::Hello { shape: settings.shape, timeout: settings.timeout, rank, nonce: run },
+        );
         engine.tell(channels, &Frame::FullSize(settings.shape.mtu as usize));
         if let Some(run) = engine.run {
             engine.tell(channels, &Frame::Run(run));
@@ -264,6 +270,7 @@ impl Engine {
         }
         // Only now: acknowledgements behind the last announcement gave back messages that are needed.
         self.switch_when_agreed(now, channels, data);
+        self.start_refused(now, channels);
         self.pump(now, channels, data);
         self.expect_acknowledgements(now, channels);
         self.on_time(now, channels);
@@ -330,7 +337,7 @@ impl Engine {
 
     fn on_frame(&mut self, now: Instant, channels: &mut dyn Channels, frame: Frame) {
         match frame {
-            Frame::Hello { shape, rank, .. } => self.on_hello(now, channels, shape, rank),
+            Frame::Hello { shape, timeout, rank, .. } => self.on_hello(now, channels, (shape, timeout), rank),
             Frame::FullSize(_) => self.greeted = true,
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Run(run) => self.on_run(channels, run),

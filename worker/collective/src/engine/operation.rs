@@ -7,6 +7,7 @@ use netsum_common::lanes::{CHECK_LANES, Check, MessageId, Verification};
 
 use super::{Engine, Kept, Summer};
 use crate::buffer::Buffer;
+use crate::call::Collective;
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
@@ -44,6 +45,11 @@ pub(super) struct RingPart {
 impl Operation {
     pub fn number(&self) -> u64 {
         self.descriptor.number
+    }
+
+    /// Nobody waits for what it comes to.
+    pub fn is_refused(&self) -> bool {
+        self.descriptor.call.collective == Collective::Refused
     }
 
     /// Behind its last message in a ring.
@@ -332,8 +338,13 @@ impl Engine {
         while let Some(op) = self.operations.pop_front_if(|op| op.left == 0) {
             self.own().completed = op.number();
             self.untold.take_if(|d| d.number == op.number());
-            self.statistics.all_reduces += 1;
+            self.look_after_oldest(now);
+            let is_refused = op.is_refused();
             self.parts.push(op.rings);
+            if is_refused {
+                continue;
+            }
+            self.statistics.all_reduces += 1;
             let mode = if op.by_ring { Mode::Ring } else { Mode::Box };
             self.statistics.underflows += op.underflow.zeroed;
             let finished =
@@ -343,7 +354,6 @@ impl Engine {
                 result: Ok(finished),
                 data: op.data,
             });
-            self.look_after_oldest(now);
         }
     }
 

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::operation::{Operation, Outcome, RingPart};
 use super::{Engine, MAX_OPEN, Summer};
-use crate::call::Call;
+use crate::call::{Call, Collective};
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Descriptor, Frame, Progress};
-use crate::numeric::element::{Data, Dtype, Owned};
+use crate::numeric::element::{Data, Dtype, Owned, Slice};
 use crate::numeric::layout::Plan;
 use crate::numeric::quant::Underflow;
 
@@ -96,6 +96,29 @@ impl Engine {
         Ok(number)
     }
 
+    /// Puts a [`Collective::Refused`] in the place of each of so many calls that this rank has
+    /// refused. Without it this
+    /// rank's next call would be added to the one that the others make now. Ranks that refuse the
+    /// same call agree.
+    /// It starts with the next step that has room, and has no outcome.
+    pub fn refuse(&mut self, calls: usize) {
+        self.refused += calls;
+    }
+
+    /// Refused calls that wait for room.
+    pub fn refused(&self) -> usize {
+        self.refused
+    }
+
+    pub(super) fn start_refused(&mut self, now: Instant, channels: &mut dyn Channels) {
+        while self.refused > 0 && self.has_room() {
+            self.refused -= 1;
+            let nothing = Work::Owned(Box::new(Slice(vec![0])));
+            // Where none can be started any more, the ranks know why.
+            let _ = self.start(now, channels, Collective::Refused.into(), nothing);
+        }
+    }
+
     /// Tells the next rank of an operation that has been started, if it does not know. With few messages that is late: the sums'
     /// sequence lanes say already that all ranks have called for the same, and an announcement and its acknowledgement are two packets
     /// of six. Long ones are announced at once, for what is lost is missed sooner where all are known to have started.
@@ -125,7 +148,7 @@ impl Engine {
     /// Gives up the operations behind one of them.
     pub(super) fn give_up(&mut self, behind: u64, error: &Error) {
         let from = self.operations.partition_point(|o| o.number() <= behind);
-        let given_up = self.operations.drain(from..).map(|o| Outcome {
+        let given_up = self.operations.drain(from..).filter(|o| !o.is_refused()).map(|o| Outcome {
             number: o.number(),
             result: Err(error.clone()),
             data: o.data,

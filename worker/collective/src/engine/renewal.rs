@@ -44,12 +44,17 @@ impl Engine {
         self.failure.is_none() && self.left == 0 && self.renewal.is_some_and(|r| !r.agreed)
     }
 
-    /// Whether an operation must wait: for consent, for connections anew, or for the oldest one that is open. Where none can be
+    /// Whether an operation must wait: for consent, for connections anew, for the oldest one that
+    /// is open, or behind refused ones. Where none can be
     /// started any more, starting it says so.
     pub fn is_full(&self) -> bool {
+        self.failure.is_none() && self.left == 0 && (self.refused > 0 || !self.has_room())
+    }
+
+    pub(super) fn has_room(&self) -> bool {
         let started = self.progress[self.member.rank as usize].started;
         let last = self.renewal.is_some_and(|r| !r.agreed || started >= r.after);
-        self.failure.is_none() && self.left == 0 && (last || self.operations.len() >= MAX_OPEN)
+        !last && self.operations.len() < MAX_OPEN
     }
 
     pub(super) fn on_renew(&mut self, channels: &mut dyn Channels, after: u64, decided: bool) {

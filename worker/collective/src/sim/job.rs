@@ -12,7 +12,7 @@ use super::rng::Rng;
 use super::vector::Vector;
 use crate::call;
 use crate::engine::{Engine, Finished, Outcome, Settings, Work};
-use crate::error::Error;
+use crate::error::{Error, Unanswered};
 use crate::numeric::element::{Slice, take_back};
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::{Numbers, QueuePairChannels, RankNumbers};
@@ -384,7 +384,8 @@ impl Sim {
                 if elapsed >= self.spec.connect_timeout {
                     let previous = (rank + self.ips.len() - 1) % self.ips.len();
                     let (ip, after) = (self.ips[previous], self.spec.connect_timeout);
-                    let error = Error::Unreachable { rank: previous as u32, ip, after, mtu: None };
+                    let why = Unanswered::Silent;
+                    let error = Error::Unreachable { rank: previous as u32, ip, after, why };
                     let calls = host.calls.drain(..);
                     host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
                     host.engine.fail_to_meet(&mut host.stack, &error);

@@ -87,3 +87,26 @@ fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
         |per_byte, ranks| if per_byte == 800 { u64::from(3 * ranks) + 128 } else { 0 },
     );
 }
+
+/// Each takes two time-outs and more to arrive, and keep-alives behind it too.
+#[test]
+fn a_message_may_take_longer_than_the_timeout() {
+    for (ranks, mode) in [(2, Mode::Box), (2, Mode::Ring), (3, Mode::Box), (3, Mode::Ring)] {
+        let layout = Layout { message_size: 2 << 20, window: 2, rings: 1 };
+        let mut spec = Spec { mtu: 256, ..Spec::new(ranks, layout, 1) };
+        spec.speed = Speed { per_byte: 320, latency: Duration::from_micros(10), bucket: 0, others: 0 };
+        spec.timeout = Duration::from_millis(300);
+        if mode == Mode::Ring {
+            spec.present = NEVER;
+        }
+        let data = |rank| Vector::ints(rank, 800_000, 1);
+        let mut sim = Sim::new(&spec, |rank| vec![Call { data: data(rank), not_before: Duration::ZERO }]);
+        sim.run();
+        let sum = Vector::sum(&layout, &(0..ranks).map(data).collect::<Vec<_>>());
+        for host in &sim.hosts {
+            let (outcome, data, _) = &host.results[0];
+            assert_eq!(outcome.as_ref().map(|f| f.mode), Ok(mode), "{ranks} ranks");
+            assert!(data.bits() == sum);
+        }
+    }
+}

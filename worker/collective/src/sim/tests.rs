@@ -207,7 +207,7 @@ fn a_box_that_swallows_everything_is_given_up() {
 #[test]
 fn a_box_that_spoils_a_sum_is_found_out_and_given_up() {
     let spec = |layout, seed: u64| Spec::new([2, 3, 4, 8][seed as usize % 4], layout, seed);
-    for seed in 0..24 {
+    for seed in 0..24u64 {
         let layout = Layout { message_size: 1024, window: 2, rings: 2 };
         let how = [Spoil::Flip, Spoil::Exchange, Spoil::Double][seed as usize % 3];
         let lengths = [3, 4000, 1];
@@ -358,6 +358,50 @@ fn each_pair_of_different_calls_is_an_error_that_names_both() {
                     assert!(text.contains(&d.to_string()), "{call:?}: {text}");
                 }
             }
+        }
+    }
+}
+
+/// Its next call is like the one that the others make now: nothing else would tell them apart.
+#[test]
+fn a_call_that_one_rank_alone_refuses_is_an_error_that_says_so() {
+    for seed in 0..24u64 {
+        let (ranks, odd) = (2 + seed as u32 % 3, seed as u32 / 3 % 2);
+        let present = if seed.is_multiple_of(2) { ALWAYS } else { NEVER };
+        let depth = [1, 4][seed as usize / 2 % 2];
+        let spec =
+            Spec { present, depth, ..Spec::new(ranks, layouts().nth(seed as usize % 5).unwrap(), seed) };
+        let mut sim = Sim::new(&spec, |rank| {
+            let call = |_| Call { data: ints(rank, 700, 1), not_before: Duration::ZERO };
+            (u32::from(rank == odd)..4).map(call).collect()
+        });
+        sim.hosts[odd as usize].engine.refuse(1);
+        sim.run();
+        for (rank, host) in sim.hosts.iter().enumerate() {
+            for (outcome, ..) in &host.results {
+                let Err(Error::Mismatch(text)) = outcome else {
+                    panic!("seed {seed} rank {rank}: {outcome:?}")
+                };
+                let refused = format!("rank {odd} calls for nothing (it refused its call");
+                let refused_there = format!("rank {odd} for nothing (it refused its call");
+                assert!(text.contains(&refused) || text.contains(&refused_there), "{text}");
+            }
+            assert_eq!(host.results.len(), if rank as u32 == odd { 3 } else { 4 });
+        }
+    }
+}
+
+/// More than may be open.
+#[test]
+fn calls_that_all_ranks_refuse_do_no_harm() {
+    for seed in 0..8u64 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let present = if seed.is_multiple_of(2) { ALWAYS } else { NEVER };
+        let spec = Spec { present, faults: even(5, 5, 5), depth: 3, ..Spec::new(3, layout, seed) };
+        let sim =
+            check_with(&spec, &[0, 3, 700], |sim| sim.hosts.iter_mut().for_each(|h| h.engine.refuse(100)));
+        for host in &sim.hosts {
+            assert_eq!((host.engine.statistics().all_reduces, host.engine.refused()), (6, 0));
         }
     }
 }
