@@ -198,8 +198,9 @@ fn what_keeps_the_bridge_from_passing_packets_on_is_named() {
     let job = JobSpec { connect_timeout: Duration::from_secs(5), ..JobSpec::new("train", 2) };
     let token = cluster.create_job(&job).unwrap();
     let isolate = |how: &str| {
-        ["port0", "port1"]
-            .map(|port| ip(&cluster, &format!("link set {port} type bridge_slave isolated {how}"), b""));
+        for port in ["port0", "port1"] {
+            ip(&cluster, &format!("link set {port} type bridge_slave isolated {how}"), b"");
+        }
     };
     let refused = || format!("{:#}", cluster.ranks(&job, &token, &one_on_each_host(2)).err().unwrap());
     isolate("on");
