@@ -11,7 +11,7 @@ use netsum_aggregator::execute;
 use netsum_api::v1 as api;
 use netsum_cli::Cli;
 use netsum_cli::failure::Kind;
-use netsum_common::abi::{MAX_CAPTURE, MIN_CAPTURE, RingNumber, TraceEvent, traced_by};
+use netsum_common::abi::{Hop, MAX_CAPTURE, MIN_CAPTURE, RingNumber, TraceEvent, traced_by};
 use netsum_common::counters::Counter;
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::Slot;
@@ -194,6 +194,33 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
 }
 
 #[tokio::test]
+async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2 --token secret").await.unwrap();
+    let own = [2, 0, 0, 0, 0, 9];
+    d.shared.lock().controller.set_routers([(10, Some(own))].into_iter());
+    let mut known = Vec::new();
+    for dst in [[0; 6], [2, 0, 0, 0, 0, 7]] {
+        let joins = (0..2).map(|rank| {
+            let worker = d.worker();
+            async move { worker.await.join(join(rank, "secret", 5000)).await.unwrap().into_inner() }
+        });
+        let epoch = futures::future::join_all(joins).await.remove(0).job.unwrap().epoch;
+        known.push(d.told.lock().unwrap().hops.values().all(|hop| hop.dst == dst));
+        let mut inner = d.shared.lock();
+        let edges: Vec<_> = inner.edges().collect();
+        let hop = Hop { own, dst: [2, 0, 0, 0, 0, 7], src: own };
+        inner.next_hops = edges.iter().map(|edge| ((edge.dst, edge.own), hop)).collect();
+        drop(inner);
+        for rank in 0..2 {
+            let leave = api::LeaveRequest { job: "train".into(), token: "secret".into(), rank, epoch };
+            d.worker().await.leave(leave).await.unwrap();
+        }
+    }
+    assert_eq!((known, d.told.lock().unwrap().hops.len()), (vec![true; 2], 2));
+}
+
+#[tokio::test]
 async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_made_once() {
     const RINGS: u32 = 16;
     let d = Daemon::start().await;
@@ -224,6 +251,8 @@ async fn an_application_that_connects_anew_before_its_first_sum_has_its_rings_ma
         let told = d.told.lock().unwrap();
         (told.made, told.pauses)
     };
+    // All rings of a job are one change of the data plane.
+    assert_eq!(d.told.lock().unwrap().changes, 1);
     connect(0x100).await;
     assert_eq!(made_and_paused(), (RINGS, 0));
     connect(0x200).await;

@@ -462,10 +462,18 @@ impl Boxes {
         while let Some(Ok((name, answer))) = looks.join_next().await {
             match answer {
                 Ok((reply, jobs)) => {
-                    let api::ListPortsReply { ports, protocol, release, election, listens, adds, cpus } =
-                        reply;
+                    let api::ListPortsReply {
+                        ports,
+                        protocol,
+                        release,
+                        election,
+                        listens,
+                        adds,
+                        cpus,
+                        chassis_id,
+                    } = reply;
                     let mut known = self.known();
-                    said.insert(name.clone(), Answer { ports: ports.clone(), listens });
+                    said.insert(name.clone(), Answer { ports: ports.clone(), listens, chassis_id });
                     known.look_at_version(&name, protocol, &release);
                     let ours = self.election.get();
                     if ours > 0 && election > ours {

@@ -20,6 +20,8 @@ pub struct Answer {
     pub ports: Vec<api::Port>,
     /// It listens for neighbours.
     pub listens: bool,
+    /// Its LLDP chassis id.
+    pub chassis_id: String,
 }
 
 /// A cable, as far as is known.
@@ -75,6 +77,8 @@ pub struct Cables {
     ends: Arc<BTreeSet<End>>,
     /// Other cables were found since somebody asked.
     changed: bool,
+    /// Boxes that have one chassis id, which has been said.
+    alike: BTreeSet<String>,
 }
 
 impl Cables {
@@ -112,6 +116,7 @@ impl Cables {
         let hears = hears(&fresh, &self.answers);
         self.measure(&fresh, now);
         self.answers.extend(fresh.clone());
+        self.tell_alike();
         if self.typed.is_empty() {
             self.find(&hears, now);
         }
@@ -155,6 +160,24 @@ impl Cables {
             }
             memory.trouble = trouble;
         }
+    }
+
+    /// Says which boxes have one chassis id: a machine that was copied with its daemon at work, or
+    /// one that the file has twice.
+    fn tell_alike(&mut self) {
+        let mut by_id: HashMap<&str, Vec<&str>> = HashMap::new();
+        for (name, answer) in self.answers.iter().filter(|(_, answer)| !answer.chassis_id.is_empty()) {
+            by_id.entry(&answer.chassis_id).or_default().push(name);
+        }
+        let alike = by_id.into_values().filter(|names| names.len() > 1).map(|names| names.join(", "));
+        let alike: BTreeSet<String> = alike.collect();
+        for names in alike.difference(&self.alike) {
+            log::error!(
+                "boxes {names}: their daemons have one LLDP chassis id, so their links cannot be told apart: is it one box, or a copy of a \
+                 machine at work? Each start of `netsum run` takes another"
+            );
+        }
+        self.alike = alike;
     }
 
     /// What ports have carried since the last look.
@@ -391,24 +414,25 @@ impl std::fmt::Display for Hears {
     }
 }
 
-/// Whom ports hear, by MAC addresses; where several ports of a box have one, by what the neighbour calls its port.
+/// Whom ports hear, by the neighbour's chassis and port: boxes of one image may have equal MAC
+/// addresses.
 fn hears(fresh: &HashMap<String, Answer>, older: &BTreeMap<String, Answer>) -> HashMap<End, Hears> {
     let older = older.iter().filter(|(name, _)| !fresh.contains_key(*name));
     let mut all: Vec<(&String, &Answer)> = fresh.iter().chain(older).collect();
-    // Of ports that claim one address, the same one each time.
+    // Of boxes that have one chassis id, the same one each time.
     all.sort_unstable_by_key(|(name, _)| *name);
-    let mut owners: HashMap<&str, Vec<End>> = HashMap::new();
+    let mut owners: HashMap<[&str; 2], Vec<End>> = HashMap::new();
     let mut heard = Vec::new();
     for (name, answer) in all {
         for port in &answer.ports {
             let end = End { of: name.clone(), port: port.name.clone() };
-            owners.entry(&port.mac).or_default().push(end.clone());
+            owners.entry([&answer.chassis_id, &port.name]).or_default().push(end.clone());
             heard.extend(port.neighbour.as_ref().map(|neighbour| (end, neighbour)));
         }
     }
     let who = |(end, n): (End, &api::Neighbour)| {
-        let of = owners.get(&*n.mac).into_iter().flatten().filter(|other| other.of != end.of);
-        let other = of.clone().find(|other| other.port == n.port).or_else(|| of.clone().next());
+        let mut of = owners.get(&[&*n.chassis_id, &*n.port]).into_iter().flatten();
+        let other = of.find(|other| other.of != end.of);
         let stranger = || Hears::Stranger(format!("{} {} ({})", n.chassis, n.port, n.mac));
         let who = other.cloned().map_or_else(stranger, Hears::Box);
         (end, who)
@@ -428,19 +452,20 @@ mod tests {
         Link { below: end(below), above: end(above), rate: None }
     }
 
-    /// A port whose MAC address is its name, and what it hears.
-    fn port(of: &str, name: &str, hears: &str) -> api::Port {
+    /// A port, and what it hears. All have one MAC address; a box's chassis id is its name.
+    fn port(name: &str, hears: &str) -> api::Port {
         api::Port {
             name: name.into(),
-            mac: format!("{of}/{name}"),
+            mac: "02:00:00:00:00:01".into(),
             mtu: 1500,
             rate: 10,
             up: true,
             neighbour: (!hears.is_empty()).then(|| api::Neighbour {
-                mac: hears.into(),
+                mac: "02:00:00:00:00:01".into(),
                 chassis: "chassis".into(),
                 port: hears.rsplit('/').next().unwrap().into(),
                 age_ms: 0,
+                chassis_id: hears.split('/').next().unwrap().into(),
             }),
             ..api::Port::default()
         }
@@ -448,8 +473,8 @@ mod tests {
 
     fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, Answer> {
         let answer = |&(of, ports): &(&str, &[(&str, &str)])| {
-            let ports = ports.iter().map(|(name, hears)| port(of, name, hears)).collect();
-            (of.to_owned(), Answer { ports, listens: true })
+            let ports = ports.iter().map(|(name, hears)| port(name, hears)).collect();
+            (of.to_owned(), Answer { ports, listens: true, chassis_id: of.to_owned() })
         };
         said.iter().map(answer).collect()
     }
@@ -556,6 +581,22 @@ mod tests {
     }
 
     #[test]
+    fn boxes_of_one_image_have_links_of_their_own_and_those_that_say_they_are_one_are_named() {
+        let (mut cables, now) = (cables(&[]), Instant::now());
+        let mut said = answers(&[
+            ("a", &[("up", "s/1")]),
+            ("b", &[("up", "s/2")]),
+            ("s", &[("1", "a/up"), ("2", "b/up")]),
+        ]);
+        cables.look(said.clone(), now);
+        assert_eq!(state(&cables), [is("a/up s/1", true, ""), is("b/up s/2", true, "")]);
+        assert!(cables.alike.is_empty());
+        said.get_mut("b").unwrap().chassis_id = "a".into();
+        cables.look(said, now);
+        assert_eq!(cables.alike, BTreeSet::from(["a, b".to_owned()]));
+    }
+
+    #[test]
     fn found_links_follow_the_cables() {
         let (mut cables, now) = (cables(&[]), Instant::now());
         cables.look(answers(&BOTH), now);
@@ -605,7 +646,7 @@ mod tests {
         let other = with(&[("a", &[("up", "s/2")]), ("s", &[("1", ""), ("2", "a/up")])]);
         assert_eq!(other, [is("a/up s/1", true, "a/up is typed to s/1, and hears s/2")]);
         let stranger = with(&[("a", &[("up", "00:07")]), ("s", &[("1", "")])]);
-        let why = "a/up is typed to s/1, and hears chassis 00:07 (00:07)";
+        let why = "a/up is typed to s/1, and hears chassis 00:07 (02:00:00:00:00:01)";
         assert_eq!(stranger, [is("a/up s/1", true, why)]);
         assert_eq!(with(&NEITHER), [is("a/up s/1", true, "")], "a medium without LLDP");
     }
@@ -694,7 +735,7 @@ mod tests {
             [
                 is("a/up", "s/1", [false, false, true], 1500),
                 is("a/h", "", [false; 3], 0),
-                is("a/x", "chassis 00:07 (00:07)", [true, true, false], 0),
+                is("a/x", "chassis 00:07 (02:00:00:00:00:01)", [true, true, false], 0),
                 is("s/1", "a/up", [false, true, false], 1500),
             ]
         );

@@ -8,19 +8,19 @@ use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
-use netsum_dataplane::{DataPlane, ProgramFacts, Traced, XdpMode};
+use netsum_dataplane::{DataPlane, EndedRing, ProgramFacts, Traced};
 
 /// Nothing comes here. What a controller asks is done by the boxes, see [`crate::program`].
 pub struct Nowhere;
 
 impl DataPlane for Nowhere {
-    fn attach(&mut self, _: u32, _: XdpMode) -> anyhow::Result<()> {
+    fn attach(&mut self, _: u32) -> anyhow::Result<()> {
         Ok(())
     }
     fn detach(&mut self, _: u32) -> anyhow::Result<()> {
         Ok(())
     }
-    fn create_ring(&mut self, _: &RingSpec) -> anyhow::Result<()> {
+    fn create_rings(&mut self, _: &[RingSpec]) -> anyhow::Result<()> {
         Ok(())
     }
     fn reset_counters(&mut self, _: RingNumber) -> anyhow::Result<()> {
@@ -38,7 +38,7 @@ impl DataPlane for Nowhere {
     fn reserve(&mut self, _: HashMap<Address, u32>) -> anyhow::Result<()> {
         Ok(())
     }
-    fn delete_ring(&mut self, _: RingNumber, _: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
+    fn delete_rings(&mut self, _: &[EndedRing]) -> anyhow::Result<()> {
         Ok(())
     }
     fn forget_ended(&mut self, _: &[FlowKey]) -> anyhow::Result<()> {

@@ -128,7 +128,7 @@ pub fn refused(kernel: Kernel, card: Card) -> Result<Found> {
     let mut found = head(&cluster, card)?;
     let mut cluster = cluster;
     let error = format!("{:#}", cluster.start_daemon().err().context("it is not refused")?);
-    ensure!(error.contains("port0") && error.contains("xdp = \"skb\""), "{error}");
+    ensure!(error.contains("port0") && error.contains("no native XDP"), "{error}");
     found.push(("path MTU 1024", "refused: no native XDP".into()));
     Ok(found)
 }

@@ -8,7 +8,7 @@ use netsum_common::counters::Counter;
 use netsum_common::unmanaged::static_connection;
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, count};
 
 use crate::Lab;
 use crate::cluster::{JobSpec, RankHost};
@@ -35,7 +35,7 @@ impl<'a> Plane<'a> {
     pub fn attach(&mut self) -> Result<()> {
         for host in 0..self.lab.hosts().len() {
             let port = self.port(host)?;
-            self.lab.box_().enter(|| self.plane.attach(port, XdpMode::Native))?;
+            self.lab.box_().enter(|| self.plane.attach(port))?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use netsum_common::unmanaged::static_connection;
 use netsum_common::wire::{TOTAL, mark};
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, count};
 
 use crate::Lab;
 use crate::cluster::JobSpec;
@@ -90,7 +90,7 @@ impl Racks {
     /// If the kernel refuses them.
     pub fn attach(&mut self, number: usize) -> Result<()> {
         let Loaded { plane, ports, netns } = &mut self.boxes[number];
-        netns.enter(|| ports.iter().try_for_each(|&port| plane.attach(port, XdpMode::Native)))
+        netns.enter(|| ports.iter().try_for_each(|&port| plane.attach(port)))
     }
 
     /// Makes a box a plain bridge.

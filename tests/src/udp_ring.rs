@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber};
 use netsum_common::serial;
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions};
 use netsum_worker::rc::{Endpoint, EndpointConfig, Event, Operation, Psn, QpConfig, QpId, Qpn, Stats};
 use netsum_worker::udp::UdpDriver;
 
@@ -174,7 +174,7 @@ pub fn register(lab: &Lab, load: &Load, places: &[usize], v6: bool) -> Result<Bp
     // Ports are found by their number, which means something in the box's namespace alone.
     lab.box_().enter(|| {
         let mut plane = BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 4096, inline: true })?;
-        all.iter().try_for_each(|&port| plane.attach(port, XdpMode::Native))?;
+        all.iter().try_for_each(|&port| plane.attach(port))?;
         plane.create_ring(&ring)?;
         for rank in 0..load.ranks {
             let (src, dst) = (ip(rank), ip((rank + 1) % load.ranks));

@@ -17,6 +17,7 @@ mod inband;
 mod inflight;
 mod ingress;
 mod inline;
+mod interfaces;
 mod ipv6;
 mod lab;
 mod limits;

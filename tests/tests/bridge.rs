@@ -6,7 +6,7 @@ use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::wire::{self, L3};
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, XdpMode, count};
+use netsum_dataplane::{BpfDataPlane, DataPlane, LoadOptions, count};
 use netsum_lab::frames::{FrameSpec, lanes, sum};
 use netsum_lab::programs::{BASE_PSN, flow, host, qpn, ring};
 use netsum_lab::tap::Tap;
@@ -46,7 +46,7 @@ impl Bridge {
             let mut plane =
                 BpfDataPlane::load(&LoadOptions { cpus: vec![1], cpu_queue: 2048, inline: true }).unwrap();
             for &port in &every_port {
-                plane.attach(port, XdpMode::Native).unwrap();
+                plane.attach(port).unwrap();
             }
             plane.create_ring(&ring).unwrap();
             for rank in 0..ranks {
@@ -211,7 +211,7 @@ fn what_is_not_a_flows_data_crosses_the_bridge_untouched() {
     // Attached again, it is summed.
     bridge.lab.box_().enter(|| {
         for &port in &bridge.ports {
-            bridge.plane.attach(port, XdpMode::Native).unwrap();
+            bridge.plane.attach(port).unwrap();
         }
     });
     for rank in 0..2 {

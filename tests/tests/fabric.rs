@@ -109,6 +109,33 @@ fn links_that_are_found_are_used_as_the_bridge_uses_them_whatever_their_names() 
     }
 }
 
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn links_of_boxes_of_one_image_are_found_and_no_others() {
+    let spec = LabSpec { hosts: 4, racks: 2, mtu: 2300, ..LabSpec::default() };
+    let mut cluster = Cluster::without_daemon(spec).unwrap();
+    for leaf in [0, 1] {
+        let mut ip = cluster.lab().leaf(leaf).command("ip");
+        netsum_lab::netns::output(ip.args(["link", "set", "uplink", "address", "02:00:00:00:02:01"]))
+            .unwrap();
+    }
+    cluster.start_daemon().unwrap();
+    cluster.start_leaves().unwrap();
+    let manager = cluster.start_manager_that_finds_links().unwrap();
+    wait("both links carry, and nothing else", || {
+        let shown = manager.json(&cluster, &["fabric", "show"]).unwrap();
+        let links = shown["links"].as_array().unwrap();
+        let ends = |link: &serde_json::Value| {
+            ["below", "above"].map(|end| link[end].as_str().unwrap_or_default().to_owned()).join(" ")
+        };
+        let ends: Vec<String> = links.iter().filter(|link| link["up"] == true).map(ends).collect();
+        ends == ["leaf0/uplink spine0/rack0", "leaf1/uplink spine0/rack1"]
+    });
+    let job = JobSpec::new("train", 4);
+    let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
+    work(&mut group, 1);
+}
+
 /// Right sums by the boxes, of two kinds.
 fn work(group: &mut Group, seed: u64) {
     for (dtype, len) in [("f32", 30_000), ("i32", 50_000), ("f32", 1_000)] {

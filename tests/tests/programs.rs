@@ -1,7 +1,9 @@
 //! The XDP programs with BPF_PROG_TEST_RUN: packet in, verdict, packet out, counters.
 
-use netsum_common::abi::{ReleaseTag, RingNumber, ring_flags};
-use netsum_common::counters::Counter;
+use aya::maps::{PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
+use netsum_common::abi::{ReleaseTag, RingNumber, maps, ring_flags};
+use netsum_common::counters::{COUNTERS, Counter};
 use netsum_common::slot::{GAP_PSN_AHEAD, STALE_PSN_BEHIND};
 use netsum_common::wire::{self, Opcode, TOTAL, mark};
 use netsum_common::{icrc, serial};
@@ -749,4 +751,19 @@ fn nothing_is_added_of_a_sender_that_has_lost_its_place() {
         assert_eq!(count(&bench, Counter::RingStopped), 6 + u64::from(shown), "{shown} {sent:?}");
         assert_eq!(bench.plane.ring_state(RingNumber(1)).unwrap().stopped, 1, "rank 0");
     }
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn packets_that_came_to_another_cpu_before_the_ring_began_again_are_no_news() {
+    let spec = ring(2, 256, 16);
+    let mut bench = Bench::new(spec.clone(), false).unwrap();
+    let counters = bench.plane.map_mut(maps::COUNTERS).unwrap();
+    let mut counters = PerCpuArray::<_, u64>::try_from(counters).unwrap();
+    let strayed = PerCpuValues::try_from(vec![3; nr_cpus().unwrap()]).unwrap();
+    counters.set(spec.id.0 * COUNTERS + Counter::WrongCpu as u32, strayed, 0).unwrap();
+    let told = bench.plane.keep_cpus().unwrap();
+    assert!(told.iter().any(|done| done.contains("packets came to another CPU")), "{told:?}");
+    bench.restart(spec.clone(), &[flow(&spec, 0, false), flow(&spec, 1, false)]).unwrap();
+    assert_eq!(bench.plane.keep_cpus().unwrap(), [""; 0]);
 }

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::VERSION;
+use aya::maps::{ArrayOfMaps, DevMap, Map, MapData};
+use netsum_common::abi::{VERSION, maps};
+use netsum_dataplane::pins::Pins;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
     Answer, Cluster, DaemonOptions, Group, JobSpec, Outcome, PATIENCE, one_on_each_host,
@@ -34,6 +36,16 @@ fn assert_box(outcomes: &[Outcome]) {
 fn xdp_ports(cluster: &Cluster) -> usize {
     let links = netns::output(cluster.lab().box_().command("ip").args(["-d", "link"])).unwrap();
     links.matches("prog/xdp").count()
+}
+
+/// The number of the egress program by which the first ring's clones leave, and that of the daemon's own.
+fn egress_programs(cluster: &Cluster) -> (u64, u64) {
+    let path = cluster.pins().join(format!("abi-{VERSION}/maps/{}", maps::PORTS));
+    let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
+    let outer = ArrayOfMaps::<_, DevMap<MapData>>::try_from(map).unwrap();
+    let at_work = outer.get(&1, 0).unwrap().get(0, 0).unwrap().prog_id.unwrap().get();
+    let shown = cluster.netsum_json(&["prog", "show", "egress"]).unwrap();
+    (at_work.into(), shown["programs"][0]["id"].as_u64().unwrap())
 }
 
 /// Waits until the job stands so.
@@ -71,6 +83,8 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
     assert_box(&group.check_all_reduce("i32", 4_000_000, 4, &files).unwrap());
     assert!(cluster.daemon_log().contains("taken over from the daemon before: 3 ports, 1 jobs"));
     assert_box(&group.all_reduce("f32", 50_000, 5).unwrap());
+    let (at_work, own) = egress_programs(&cluster);
+    assert_eq!(at_work, own, "the ring has the egress program of the daemon before");
     let shown = cluster.netsum_json(&["job", "show", "train"]).unwrap();
     assert_eq!((&shown["state"], &shown["epoch"]), (&"active".into(), &1.into()), "{shown:#}");
     assert_eq!(shown["flows"].as_array().unwrap().len(), 6, "{shown:#}");
@@ -119,6 +133,10 @@ fn a_daemon_that_is_to_be_replaced_leaves_its_jobs_where_they_can_be_left() {
 fn what_cannot_be_taken_over_is_refused_with_a_way_out() {
     let mut cluster = pinned(2);
     cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
+    // While its daemon is at work, whatever state another one is given.
+    let lock = cluster.state_file().with_extension("other");
+    let error = Pins::hold(&cluster.pins(), &lock).unwrap_err().to_string();
+    assert!(error.contains("another `netsum run` is at work with"), "{error}");
     // Of another version.
     cluster.kill_daemon().unwrap();
     let other = cluster.pins().join("abi-999");

@@ -13,6 +13,7 @@ use super::members::Member;
 use super::watch::RingView;
 use super::{Job, JobRing, Rank, State};
 use crate::plane::{FlowSeen, FlowSpec, RingSpec};
+use crate::port::Defect;
 
 /// A port, as it is while the job stands still.
 #[derive(Clone, Debug, Default)]
@@ -129,13 +130,30 @@ impl Finding {
     }
 }
 
-/// All that the evidence shows; one finding at least. `wrong_tokens` came in first packets while the job was watched.
+/// All that the evidence shows; one finding at least. `wrong_tokens` came in first packets while the job was watched. `obstacles` are
+/// between the job's ports.
 pub fn diagnose(
     job: &Job,
     rings: &[RingEvidence],
     strangers: &[Stranger],
     wrong_tokens: u64,
+    obstacles: &[Defect],
 ) -> Vec<Finding> {
+    let finding = |defect: &Defect| Finding::of_job(&*defect.found, &*defect.mend);
+    let of = |fatal: bool| obstacles.iter().filter(move |defect| defect.is_fatal == fatal).map(finding);
+    let mut findings: Vec<Finding> = of(true).collect();
+    let job_itself = of_job(job, rings, strangers, wrong_tokens);
+    // What is in the way is the reason why nothing is pending.
+    let is_news = |f: &Finding| findings.is_empty() || f.what != IDLE;
+    let more: Vec<Finding> = job_itself.into_iter().filter(is_news).collect();
+    findings.extend(more);
+    findings.extend(of(false));
+    findings
+}
+
+const IDLE: &str = "nothing is pending: every sum that ranks have begun has been released";
+
+fn of_job(job: &Job, rings: &[RingEvidence], strangers: &[Stranger], wrong_tokens: u64) -> Vec<Finding> {
     match &job.state {
         State::Failed(why) => {
             return vec![Finding::of_job(
@@ -165,10 +183,7 @@ pub fn diagnose(
     if findings.is_empty() {
         let idle = rings.iter().all(|r| r.waits.is_none());
         findings.push(if idle {
-            Finding::of_job(
-                "nothing is pending: every sum that ranks have begun has been released",
-                "the ranks are between two collectives; look at the application",
-            )
+            Finding::of_job(IDLE, "the ranks are between two collectives; look at the application")
         } else {
             Finding::of_job("sums are on their way", "nothing")
         });

@@ -24,6 +24,7 @@
 //! | [`watch`] | rings that stand still, over time |
 //! | [`diagnose`] | why a job stands still, in words |
 
+pub mod bridging;
 pub mod cost;
 pub mod diagnose;
 pub mod ended;
@@ -52,7 +53,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{self, FlowKey, Hop, HopKey, InBandJob, RingNumber};
+use netsum_common::abi::{self, FlowKey, HopKey, InBandJob, RingNumber};
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
@@ -157,8 +158,23 @@ pub struct Controller {
     tenants: BTreeMap<String, Limits>,
     /// Addresses of the box itself.
     own: HashSet<owners::Address>,
+    /// Ports between which the bridge passes nothing on.
+    isolated: HashSet<u32>,
     /// Jobs created, by tenant.
     admitted: BTreeMap<String, u64>,
+}
+
+/// What a member sends to the next one, by a machine that routes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Edge {
+    /// The next one.
+    pub to: HopKey,
+    /// Its address.
+    pub dst: IpAddr,
+    /// This machine's MAC address where the packets come in.
+    pub own: [u8; 6],
+    /// The next one's port.
+    pub port: Option<u32>,
 }
 
 impl Controller {
@@ -171,6 +187,7 @@ impl Controller {
             heartbeat_timeout,
             tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
             own: HashSet::new(),
+            isolated: HashSet::new(),
             admitted: BTreeMap::new(),
         }
     }
@@ -263,18 +280,25 @@ impl Controller {
         &self.ports
     }
 
+    /// The ports between which the bridge passes nothing on.
+    pub fn set_isolated(&mut self, ports: impl Iterator<Item = u32>) {
+        self.isolated = ports.collect();
+    }
+
     /// See [`PortInfo::router`].
     pub fn router(&self, ifindex: u32) -> Option<[u8; 6]> {
         self.ports.iter().find(|p| p.ifindex == ifindex)?.router
     }
 
-    /// Members of a ring to which this machine may route, and does not yet know how. `ports` are the members'.
-    pub fn hops(&self, ring: RingNumber, ports: &[u32]) -> Vec<(HopKey, Hop)> {
-        let to_next = |(member, &port): (u32, &u32)| {
-            let hop = Hop { own: self.router(port)?, dst: [0; 6], src: [0; 6] };
-            Some((HopKey { ring, member: (member + 1) % ports.len() as u32 }, hop))
-        };
-        (0..).zip(ports).filter_map(to_next).collect()
+    /// What members of a job's rings send to the next one by this machine, where it routes.
+    pub fn edges<'a>(&'a self, job: &'a Job) -> impl Iterator<Item = Edge> + 'a {
+        job.flows.iter().filter_map(|flow| {
+            let own = self.router(flow.ifindex)?;
+            let next = flow.rank.next(job.spec.member_count());
+            let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.rank == next);
+            let to = HopKey { ring: flow.ring, member: next.0 };
+            Some(Edge { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
+        })
     }
 
     /// A port's name; its number where there is no such port any more.

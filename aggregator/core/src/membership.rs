@@ -235,6 +235,7 @@ impl Controller {
         }
         let refusal = forming
             .one_address_twice()
+            .or_else(|| self.kept_apart(&flows))
             .or_else(|| self.contradiction(name, &flows))
             .or_else(|| self.check_owners(name, &flows).err());
         if refusal.is_none() {
@@ -279,6 +280,19 @@ impl Controller {
         let mut order: Vec<(Rank, Rank)> = forming.ranks.iter().map(behind_first).collect();
         order.sort_unstable();
         order.into_iter().map(|(_, rank)| rank).collect()
+    }
+
+    /// Why neighbours in a ring cannot reach each other over the bridge, if so.
+    fn kept_apart(&self, flows: &[FlowSpec]) -> Option<Refusal> {
+        let isolated = |flow: &FlowSpec| self.isolated.contains(&flow.ifindex);
+        let first = flows.iter().find(|flow| isolated(flow))?;
+        let second = flows.iter().find(|flow| isolated(flow) && flow.ifindex != first.ifindex)?;
+        let [one, other] = [first, second].map(|flow| self.port_name(flow.ifindex));
+        Some(Refusal::NotNow(format!(
+            "rank {} is behind port {one} and rank {} behind port {other}, which are isolated: the bridge passes \
+             nothing on between them; bridge link set dev {one} isolated off, and so {other}",
+            first.rank, second.rank
+        )))
     }
 
     /// Why flows cannot be registered for a job, if so.

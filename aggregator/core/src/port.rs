@@ -12,6 +12,8 @@ const MIN_MTU: u32 = 256;
 /// (drivers/net/ethernet/mellanox/mlx5/core/en/xdp.c), both of Linux 6.12.
 const QUEUE_OF_CPU: [&str; 2] = ["i40e", "mlx5_core"];
 
+const ANOTHER: &str = "connect its hosts to a port whose driver has native XDP with redirects";
+
 /// Bits of `enum netdev_xdp_act` (include/uapi/linux/netdev.h, Linux 6.3).
 pub mod xdp_features {
     /// Programs run in the driver.
@@ -25,6 +27,9 @@ pub mod xdp_features {
 #[derive(Clone, Debug, Default)]
 pub struct PortFacts {
     pub name: String,
+    /// What it is, and what it is a part of, as `ip link add type` has them; empty for a card.
+    pub kind: String,
+    pub part_of: String,
     /// Its driver; empty where it does not say.
     pub driver: String,
     /// It is up and has a carrier.
@@ -42,8 +47,6 @@ pub struct PortFacts {
     pub queues: u32,
     /// The CPUs that serve its interrupts, by interrupt.
     pub interrupts: Vec<String>,
-    /// The configuration wants `xdp = "skb"`.
-    pub skb: bool,
     /// The highest number of a CPU that serves rings.
     pub last_cpu: u32,
 }
@@ -58,16 +61,44 @@ pub struct Defect {
     pub mend: String,
 }
 
-fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+pub(crate) fn fatal(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: true, found: found.into(), mend: mend.into() }
 }
 
-fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
+pub(crate) fn bearable(found: impl Into<String>, mend: impl Into<String>) -> Defect {
     Defect { is_fatal: false, ..fatal(found, mend) }
+}
+
+/// Why an interface cannot be a port, whatever its driver can: where programs do not see what the
+/// bridge sees. Its kind, and that of what it is a part of, are as `ip link add type` has them.
+pub fn unfit(kind: &str, part_of: &str) -> Option<Defect> {
+    match (kind, part_of) {
+        ("bond" | "team", _) => Some(fatal(
+            format!(
+                "a {kind}, which netsum does not support: packets come in at its cards, flows are the {kind}'s"
+            ),
+            "make one of its cards the port, without the others",
+        )),
+        (_, "bond" | "team") => Some(fatal(
+            format!("a card of a {part_of}, which netsum does not support: flows are the {part_of}'s"),
+            format!("take it out of the {part_of}"),
+        )),
+        ("vlan", _) => Some(fatal(
+            "a VLAN of a card: packets come in at the card",
+            "make the card the port; hosts may be in VLANs",
+        )),
+        ("macvlan" | "macvtap" | "ipvlan" | "ipvtap", _) => {
+            Some(fatal(format!("a {kind} of a card: packets come in at the card"), "make the card the port"))
+        }
+        _ => None,
+    }
 }
 
 /// All that is wrong with a port.
 pub fn defects(p: &PortFacts) -> Vec<Defect> {
+    if let Some(defect) = unfit(&p.kind, &p.part_of) {
+        return vec![defect];
+    }
     let name = &p.name;
     let mut all = Vec::new();
     if !p.up {
@@ -96,7 +127,7 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
             format!("ethtool -K {name} rxvlan off, if its hosts are in VLANs"),
         ));
     }
-    if !p.skb && QUEUE_OF_CPU.contains(&&*p.driver) && (1..=p.last_cpu).contains(&p.queues) {
+    if QUEUE_OF_CPU.contains(&&*p.driver) && (1..=p.last_cpu).contains(&p.queues) {
         all.push(fatal(
             format!(
                 "{} has {} queues, and drops what CPU {} redirects to it: it sends on the queue of a CPU's number",
@@ -118,26 +149,17 @@ pub fn defects(p: &PortFacts) -> Vec<Defect> {
 fn xdp(p: &PortFacts) -> Option<Defect> {
     use xdp_features::{BASIC, NDO_XMIT, REDIRECT};
     let driver = if p.driver.is_empty() { "the driver" } else { &p.driver };
-    if p.skb {
-        return Some(bearable(
-            "xdp = \"skb\": programs run in the generic stack, slowly",
-            "xdp = \"native\", where the driver can",
-        ));
-    }
     let Some(features) = p.features else {
         // It took the program, which is an answer too.
         return (!p.xdp).then(|| {
             bearable(
                 format!("this kernel does not say whether {driver} has native XDP"),
-                "start the daemon and see; xdp = \"skb\" works with every driver, slowly",
+                "start the daemon and see",
             )
         });
     };
     if features & BASIC == 0 || features & REDIRECT == 0 {
-        return Some(fatal(
-            format!("{driver} has no native XDP with redirects"),
-            "xdp = \"skb\" in the configuration works with every driver, slowly",
-        ));
+        return Some(fatal(format!("{driver} has no native XDP with redirects"), ANOTHER));
     }
     if features & NDO_XMIT != 0 {
         return None;
@@ -148,7 +170,7 @@ fn xdp(p: &PortFacts) -> Option<Defect> {
         return Some(fatal(found, mend));
     }
     if p.xdp {
-        return Some(fatal(found, "xdp = \"skb\" in the configuration works with every driver, slowly"));
+        return Some(fatal(found, ANOTHER));
     }
     let mend = "some drivers take redirected frames only with a program of their own attached: start the daemon and look again";
     Some(bearable(found, mend))
@@ -201,6 +223,10 @@ mod tests {
         one(after(|p| (p.features, p.driver) = (Some(3), "veth".into())), true, "gro on");
         one(after(|p| p.queues = 7), true, "ethtool -L eth1 combined 8");
         one(after(|p| p.interrupts[1] = "0".into()), false, "all served by CPU 0");
-        one(after(|p| p.skb = true), false, "slowly");
+        one(after(|p| p.kind = "bond".into()), true, "a bond, which netsum does not support");
+        one(after(|p| p.part_of = "team".into()), true, "a card of a team, which netsum does not support");
+        one(after(|p| p.kind = "vlan".into()), true, "make the card the port");
+        one(after(|p| p.kind = "macvlan".into()), true, "a macvlan of a card");
+        assert_eq!(after(|p| (p.kind, p.part_of) = ("veth".into(), "bridge".into())), []);
     }
 }

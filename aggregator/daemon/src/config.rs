@@ -10,7 +10,6 @@ use netsum_core::job::is_name;
 use netsum_core::size::Size;
 use netsum_core::tenant::Limits;
 use netsum_core::watch::Patience;
-use netsum_dataplane::XdpMode;
 use serde::Deserialize;
 
 use crate::socket::Access;
@@ -28,8 +27,6 @@ pub struct Config {
     pub cpu_queue: u32,
     /// Contributions that come in on their ring's CPU are taken there at once, where nothing of their connection waits in the queue.
     pub inline: bool,
-    /// How the programs are attached.
-    pub xdp: XdpMode,
     /// Where workers call; none when `None`.
     pub workers: Option<SocketAddr>,
     /// TLS for workers; in clear when `None`.
@@ -67,6 +64,16 @@ pub enum Ports {
     Bridge(String),
     /// These.
     List(Vec<String>),
+}
+
+impl Ports {
+    /// The names in it: the bridge's, or those of the interfaces.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::Bridge(name) => std::slice::from_ref(name),
+            Self::List(names) => names,
+        }
+    }
 }
 
 /// Files for TLS, in PEM form.
@@ -260,6 +267,10 @@ fn default_xdp() -> String {
     "native".into()
 }
 
+/// `dev_map_redirect_clone` (kernel/bpf/devmap.c, Linux 6.18) clones a `sk_buff` without its data.
+const NO_SKB: &str = "in the generic stack the copies of a sum share their headers, so all but one rank would lose it: \
+                      use ports whose drivers have native XDP";
+
 impl Config {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
@@ -293,11 +304,11 @@ impl Config {
         if !(64..=16384).contains(&file.cpu_queue) {
             return refuse("cpu-queue", &file.cpu_queue, "64 to 16384 packets are possible");
         }
-        let xdp = match file.xdp.as_str() {
-            "native" => XdpMode::Native,
-            "skb" => XdpMode::Skb,
-            _ => return refuse("xdp", &file.xdp, "\"native\" or \"skb\" is possible"),
-        };
+        match file.xdp.as_str() {
+            "native" => {}
+            "skb" => return refuse("xdp", &file.xdp, NO_SKB),
+            _ => return refuse("xdp", &file.xdp, "\"native\" is possible"),
+        }
         let workers = match file.listen.workers.as_str() {
             "none" => None,
             address => match address.parse() {
@@ -366,7 +377,6 @@ impl Config {
             cpus: file.cpus,
             cpu_queue: file.cpu_queue,
             inline: file.inline,
-            xdp,
             workers,
             tls: file.listen.tls,
             fabric: file.listen.fabric,
@@ -413,7 +423,6 @@ impl Config {
             ("cpus", self.cpus == other.cpus),
             ("cpu-queue", self.cpu_queue == other.cpu_queue),
             ("inline", self.inline == other.inline),
-            ("xdp", self.xdp == other.xdp),
             ("listen.workers", self.workers == other.workers),
             ("listen.tls", self.tls == other.tls),
             ("listen.fabric", self.fabric == other.fabric),
@@ -453,10 +462,10 @@ mod tests {
         let old = parse("bridge = \"br0\"").unwrap();
         let live = "bridge = \"br1\"\n[tenants.a]\njobs = 1\n[pool]\nmemory = \"1MiB\"\n[watch]\nstall-ms = 9\n[heartbeat]\ntimeout-ms = 9000";
         assert!(old.needs_restart(&parse(live).unwrap()).is_empty());
-        let start = "bridge = \"br0\"\nxdp = \"skb\"\n[listen]\nadmin-mode = \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
+        let start = "bridge = \"br0\"\ninline = false\n[listen]\nadmin-mode = \"0660\"\n[metrics]\nlisten = \"127.0.0.1:1\"";
         assert_eq!(
             old.needs_restart(&parse(start).unwrap()),
-            ["xdp", "listen.admin-mode, listen.admin-group", "metrics.listen"]
+            ["inline", "listen.admin-mode, listen.admin-group", "metrics.listen"]
         );
     }
 
@@ -475,7 +484,8 @@ mod tests {
             ("", "bridge"),
             ("bridge = \"br0\"\nports = [\"p0\"]", "not both"),
             ("ports = []", "ports = []: at least one"),
-            ("bridge = \"br0\"\nxdp = \"fast\"", "xdp = \"fast\": \"native\" or \"skb\""),
+            ("bridge = \"br0\"\nxdp = \"fast\"", "xdp = \"fast\": \"native\" is possible"),
+            ("bridge = \"br0\"\nxdp = \"skb\"", "xdp = \"skb\": in the generic stack the copies"),
             ("bridge = \"br0\"\ncpu-queue = 1", "cpu-queue = 1: 64 to 16384"),
             ("bridge = \"br0\"\n[pool]\nmemory = \"lots\"", "pool.memory = \"lots\""),
             ("bridge = \"br0\"\n[listen]\nworkers = \"here\"", "listen.workers = \"here\""),

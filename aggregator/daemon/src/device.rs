@@ -5,23 +5,24 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use netsum_core::port::{PortFacts, defects};
-use netsum_dataplane::XdpMode;
+use netsum_core::port::{Defect, PortFacts, defects, unfit};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
-use crate::netlink::Interface;
+use crate::link::{Interface, attribute};
 
 /// The facts about a port, whose rings these CPUs serve.
 ///
 /// # Errors
 /// If the kernel does not answer as every kernel does.
-pub fn facts(interface: &Interface, mode: XdpMode, cpus: &[u32]) -> Result<PortFacts> {
-    let said = ethtool(&interface.name)?;
+pub fn facts(interface: &Interface, cpus: &[u32]) -> Result<PortFacts> {
+    let said = ethtool(interface.ifindex)?;
     Ok(PortFacts {
         name: interface.name.clone(),
+        kind: interface.kind.clone(),
+        part_of: interface.part_of.clone(),
         driver: said.driver.clone(),
         up: interface.up,
         mtu: interface.mtu,
@@ -32,15 +33,51 @@ pub fn facts(interface: &Interface, mode: XdpMode, cpus: &[u32]) -> Result<PortF
         rx_vlan: said.rx_vlan.filter(|_| said.driver != "veth"),
         queues: said.queues,
         interrupts: interrupts(&interface.name, &fs::read_to_string("/proc/interrupts").unwrap_or_default()),
-        skb: mode == XdpMode::Skb,
         last_cpu: cpus.iter().copied().max().unwrap_or_default(),
     })
 }
 
+/// Packets of this MTU fit a page of 4 KiB with the headroom and the administration that every
+/// driver leaves for XDP. Some manage larger ones.
+const ONE_PAGE_MTU: u32 = 3400;
+
+/// Makes an interface a port by `attach`, if it can be one. An XDP program that is there already is
+/// somebody else's, unless the interface was ours a moment ago.
+///
+/// # Errors
+/// Why it cannot.
+pub fn attach(interface: &Interface, was_ours: bool, attach: impl FnOnce() -> Result<()>) -> Result<()> {
+    if let Some(Defect { found, mend, .. }) = unfit(&interface.kind, &interface.part_of) {
+        bail!("{found}; {mend}");
+    }
+    if let Some(mode) = interface.xdp.filter(|_| !was_ours) {
+        bail!("an XDP program of somebody else is attached ({mode}); detach it first");
+    }
+    let Err(e) = attach() else { return Ok(()) };
+    let number = e.chain().find_map(|c| c.downcast_ref::<io::Error>()?.raw_os_error());
+    let mut why = String::from("cannot attach");
+    if number == Some(libc::EOPNOTSUPP) {
+        why += ": its driver has no native XDP";
+    }
+    if interface.mtu > ONE_PAGE_MTU {
+        why += &format!(
+            "; a packet has to fit a page, and the port has an MTU of {}: {ONE_PAGE_MTU} always fits",
+            interface.mtu
+        );
+    }
+    Err(e.context(why))
+}
+
+/// Says why an interface that should be a port is none.
+pub fn tell_unfit(interface: &Interface, why: &anyhow::Error) {
+    let name = &interface.name;
+    log::error!(NETSUM_PORT = name; "port {name} does not serve, and ranks behind it are refused: {why:#}");
+}
+
 /// Logs what is wrong with ports that have their programs.
-pub fn tell(interfaces: &[Interface], mode: XdpMode, cpus: &[u32]) {
+pub fn tell(interfaces: &[Interface], cpus: &[u32]) {
     for interface in interfaces {
-        match facts(interface, mode, cpus) {
+        match facts(interface, cpus) {
             Ok(facts) => {
                 for defect in defects(&PortFacts { xdp: true, ..facts }) {
                     log::warn!(NETSUM_PORT = interface.name; "port {}: {}; {}", interface.name, defect.found, defect.mend);
@@ -77,7 +114,6 @@ const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
-const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// What XDP can do with an interface, as bits; `None` where the kernel does not know that question (before Linux 6.3).
 fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
@@ -136,20 +172,6 @@ fn attributes(message: &[u8]) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(message.get(20..).ok_or_else(short)?.to_vec()))
 }
 
-/// An attribute's value.
-fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    while let Some((header, rest)) = attributes.split_first_chunk::<4>() {
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let kind = u16::from_ne_bytes([header[2], header[3]]) & NLA_TYPE_MASK;
-        let value = rest.get(..length.checked_sub(4)?)?;
-        if kind == wanted {
-            return Some(value);
-        }
-        attributes = rest.get(value.len().next_multiple_of(4)..).unwrap_or_default();
-    }
-    None
-}
-
 /// What ethtool's ioctl tells (include/uapi/linux/ethtool.h).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Ethtool {
@@ -172,17 +194,16 @@ const ETH_FLAG_LRO: u32 = 1 << 15;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 /// Asks one of ethtool's questions; `None` where the driver does not answer it.
-fn ask_driver(socket: &OwnedFd, name: &str, command: u32) -> Option<[u32; 64]> {
+fn ask_driver(socket: &OwnedFd, ifindex: u32, command: u32) -> Option<[u32; 64]> {
+    // As it is, whatever text that makes.
+    let name = nix::net::if_::if_indextoname(ifindex).ok()?;
     // struct ethtool_drvinfo has 196 bytes, ethtool_cmd 44, ethtool_channels 36, ethtool_value 8. Words, because they hold such.
     let mut data = [0u32; 64];
     data[0] = command;
     // SAFETY: an `ifreq` is all integers and pointers, for which zeros are a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    if name.len() >= request.ifr_name.len() {
-        return None;
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
+    for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes_with_nul()) {
+        *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
     // SAFETY: the request and what it points to outlive the call; the kernel writes less than 256 bytes for these commands.
@@ -195,8 +216,8 @@ fn questions() -> nix::Result<OwnedFd> {
 }
 
 /// Bits per second that a port carries, by its driver; 0 where it does not know.
-pub fn rate(name: &str) -> u64 {
-    let data = questions().ok().and_then(|socket| ask_driver(&socket, name, ETHTOOL_GSET));
+pub fn rate(ifindex: u32) -> u64 {
+    let data = questions().ok().and_then(|socket| ask_driver(&socket, ifindex, ETHTOOL_GSET));
     // speed and speed_hi, two bytes each.
     let [low, high] = [3, 7].map(|word| data.map_or(0, |data| u32::from(half(data[word]))));
     match high << 16 | low {
@@ -212,9 +233,9 @@ fn half(word: u32) -> u16 {
 }
 
 /// Asks ethtool's questions; what a driver does not answer is left out.
-fn ethtool(name: &str) -> Result<Ethtool> {
+fn ethtool(ifindex: u32) -> Result<Ethtool> {
     let socket = questions()?;
-    let ask = |command| ask_driver(&socket, name, command);
+    let ask = |command| ask_driver(&socket, ifindex, command);
     let driver = ask(ETHTOOL_GDRVINFO).map(|data| {
         let bytes: Vec<u8> =
             data[1..9].iter().flat_map(|w| w.to_ne_bytes()).take_while(|&b| b != 0).collect();
@@ -260,9 +281,9 @@ mod tests {
 
     #[test]
     fn the_loopback_answers_as_any_interface_does() {
-        assert_eq!(ethtool("lo").unwrap().lro, Some(false));
-        assert_eq!(ethtool("no-such-interface-at-all").unwrap(), Ethtool::default());
         let ifindex = nix::net::if_::if_nametoindex("lo").unwrap();
+        assert_eq!(ethtool(ifindex).unwrap().lro, Some(false));
+        assert_eq!(ethtool(i32::MAX as u32).unwrap(), Ethtool::default());
         // Nobody can redirect to the loopback's driver.
         assert_eq!(xdp_features(ifindex).unwrap().unwrap_or(0) & 2, 0);
     }

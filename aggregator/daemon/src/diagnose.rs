@@ -1,6 +1,6 @@
 //! Gathers the evidence for [`netsum_core::diagnose`], and keeps the watch.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use netsum_api::v1 as api;
@@ -9,6 +9,7 @@ use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, Stranger, diagnose};
 use netsum_core::plane::{RingSpec, unmapped};
+use netsum_core::port::Defect;
 use netsum_core::watch::RingEvent;
 use netsum_core::{Job, JobRing, Rank, State};
 use netsum_dataplane::count;
@@ -55,7 +56,12 @@ fn look(inner: &mut Inner, now: Instant) {
                         NETSUM_JOB = job, NETSUM_RING = number.0;
                         "job {job}: ring {number}: slot {slot} is complete and nothing takes it along"
                     );
-                    if let Err(e) = inner.plane.send_held(&ring, slot, &flows[0]) {
+                    // A port that is down takes no frame.
+                    let mut sent = inner.plane.send_held(&ring, slot, &flows[0]);
+                    for flow in &flows[1..] {
+                        sent = sent.or_else(|_| inner.plane.send_held(&ring, slot, flow));
+                    }
+                    if let Err(e) = sent {
                         log::error!(
                             NETSUM_JOB = job, NETSUM_RING = number.0;
                             "job {job}: ring {number}: slot {slot} is held and cannot be sent: {e:#}"
@@ -147,6 +153,7 @@ pub async fn answer(
     };
     tokio::time::sleep(watch).await;
     let after = interfaces(netlink.cloned()).await?;
+    let obstacles = obstacles(shared, netlink, &request.job).await;
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
@@ -159,7 +166,7 @@ pub async fn answer(
         Vec::new()
     };
     let wrong_tokens = wrong_tokens(&inner).map_err(internal)?.saturating_sub(tokens_before);
-    let findings = diagnose(job, &rings, &strangers, wrong_tokens).into_iter();
+    let findings = diagnose(job, &rings, &strangers, wrong_tokens, &obstacles).into_iter();
     let drops = counter_messages(counters(&inner, job.rings.iter().map(|r| r.id)).map_err(internal)?);
     let diagnosis = api::Diagnosis {
         job: request.job,
@@ -180,6 +187,25 @@ pub async fn answer(
     drop(inner);
     drop(watching);
     Ok(diagnosis)
+}
+
+/// What keeps the bridge from passing packets between a job's ports.
+pub async fn obstacles(shared: &Shared, netlink: Option<&Netlink>, job: &str) -> Vec<Defect> {
+    let ports = {
+        let inner = shared.lock();
+        let flows = inner.controller.job(job).map(|job| &job.flows[..]).unwrap_or_default();
+        let used: HashSet<u32> = flows.iter().map(|flow| flow.ifindex).collect();
+        // A rank that has not joined may be behind any.
+        let all = inner.controller.ports().iter().map(|port| port.ifindex);
+        if used.is_empty() { all.collect() } else { used }
+    };
+    match netlink {
+        Some(netlink) => netlink.obstacles(&ports).await.unwrap_or_else(|e| {
+            log::warn!("what the bridge passes on between ports is not known: {e:#}");
+            Vec::new()
+        }),
+        None => Vec::new(),
+    }
 }
 
 /// First packets with a token of no job, ever.

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use netsum_common::abi::{Address, Hop, HopKey};
-use netsum_core::plane::{FlowSpec, mapped};
-use netsum_core::{Job, State};
+use netsum_common::abi::{Address, Hop};
+use netsum_core::Edge;
+use netsum_core::plane::mapped;
 
 use super::message::mac_from_text;
 use super::netlink::{Netlink, Way, ask_for};
@@ -19,18 +19,6 @@ use super::state::Shared;
 const INTERVAL: Duration = Duration::from_millis(100);
 const CHANGES: Duration = Duration::from_secs(1);
 
-/// What a member sends to the next one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Edge {
-    /// The next one.
-    to: HopKey,
-    dst: IpAddr,
-    /// This box's MAC address where it comes in.
-    own: [u8; 6],
-    /// The next one's port.
-    port: Option<u32>,
-}
-
 /// Keeps the next hops of all active rings as the kernel's tables have them.
 pub async fn keep_hops(shared: Shared, netlink: Netlink) {
     let mut tick = tokio::time::interval(INTERVAL);
@@ -39,7 +27,7 @@ pub async fn keep_hops(shared: Shared, netlink: Netlink) {
     let mut unknown = HashSet::new();
     loop {
         tick.tick().await;
-        let edges = edges(&shared);
+        let edges: Vec<Edge> = shared.lock().edges().collect();
         if edges == last && unknown.is_empty() && at.elapsed() < CHANGES {
             continue;
         }
@@ -60,6 +48,7 @@ async fn look(
     unknown.retain(|ip| edges.iter().any(|edge| edge.dst == *ip));
     if edges.is_empty() {
         let mut inner = shared.lock();
+        inner.next_hops.clear();
         inner.reserved.routers.clear();
         return inner.reserve();
     }
@@ -67,8 +56,9 @@ async fn look(
     let mac = |ifindex: u32| {
         mac_from_text(&interfaces.iter().find(|l| l.ifindex == ifindex)?.mac).filter(|mac| *mac != [0; 6])
     };
-    let (mut ways, mut routers) = (HashMap::new(), HashMap::new());
-    for &Edge { to, dst, own, port } in edges {
+    let (mut ways, mut routers, mut hops) = (HashMap::new(), HashMap::new(), HashMap::new());
+    for &edge in edges {
+        let Edge { dst, port, .. } = edge;
         let way = match ways.entry(dst) {
             Entry::Occupied(way) => *way.get(),
             Entry::Vacant(place) => *place.insert(netlink.way_to(dst).await?),
@@ -80,7 +70,7 @@ async fn look(
                     routers.insert(Address::ip(mapped(hop)), port);
                 }
                 if let Some(src) = mac(ifindex) {
-                    shared.lock().plane.set_hop(to, &Hop { own, dst: next, src })?;
+                    hops.insert(edge, Hop { own: edge.own, dst: next, src });
                 }
             }
             Some(Way { mac: None, next, .. }) => {
@@ -93,23 +83,12 @@ async fn look(
         }
     }
     let mut inner = shared.lock();
+    // A ring may have become another job's meanwhile.
+    let now: HashSet<Edge> = inner.edges().collect();
+    for (edge, hop) in hops.iter().filter(|(edge, _)| now.contains(edge)) {
+        inner.plane.set_hop(edge.to, hop)?;
+    }
+    inner.next_hops = hops.into_iter().map(|(edge, hop)| ((edge.dst, edge.own), hop)).collect();
     inner.reserved.routers = routers;
     inner.reserve()
-}
-
-/// Of all active rings, where this box routes.
-fn edges(shared: &Shared) -> Vec<Edge> {
-    let inner = shared.lock();
-    let active = inner.controller.jobs().filter(|job| job.state == State::Active);
-    let of_job = |job: &Job| {
-        let edge = |flow: &FlowSpec| {
-            let own = inner.controller.router(flow.ifindex)?;
-            let next = flow.rank.next(job.spec.member_count());
-            let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.rank == next);
-            let to = HopKey { ring: flow.ring, member: next.0 };
-            Some(Edge { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
-        };
-        job.flows.iter().filter_map(edge).collect::<Vec<_>>()
-    };
-    active.flat_map(of_job).collect()
 }

@@ -22,7 +22,9 @@
 //! | [`privileges`] | the capabilities that the daemon keeps |
 //! | [`load`] | how full rings are, and what their jobs have counted |
 //! | [`metrics`] | the same for Prometheus, over HTTP |
-//! | [`netlink`] | interfaces, bridge ports, forwarding table |
+//! | [`netlink`] | interfaces, bridge ports, forwarding table; `rtnl`: how the kernel is asked, [`link`]: what it says of an interface |
+//! | `chosen` | which interfaces a configuration means |
+//! | `filters` | nftables' chains that see what the bridge forwards |
 //! | [`own`] | the box's own addresses, which no port may carry |
 //! | [`clock`] | clocks that processes agree on |
 //! | [`persist`] | the state that outlives the daemon, and beginning with it |
@@ -31,14 +33,17 @@
 //! | [`run`] | `netsum run` |
 
 pub mod admin;
+mod chosen;
 pub mod clock;
 pub mod config;
 pub mod device;
 pub mod diagnose;
 pub mod doorman;
+mod filters;
 mod frames;
 pub mod hops;
 pub mod in_band;
+pub mod link;
 pub mod lldp;
 pub mod load;
 pub mod manager;
@@ -51,6 +56,7 @@ pub mod own;
 pub mod persist;
 pub mod privileges;
 pub mod reload;
+mod rtnl;
 pub mod run;
 pub mod socket;
 pub mod spread;

@@ -40,6 +40,11 @@ pub fn open() -> Result<Socket> {
         .context("LLDP: packet socket (CAP_NET_RAW)")
 }
 
+/// A chassis id for a daemon. It is random: whatever machines of one image have, they have alike.
+pub fn chassis_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned())
+}
+
 /// Tells and hears on all of netsum's ports. `heard` are those that `netlink` tells of.
 pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, heard: Heard) {
     // SAFETY: the socket owns its descriptor for as long as it lives, and always names the same one.
@@ -47,13 +52,13 @@ pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, hear
         Ok(socket) => socket,
         Err(e) => return log::error!("LLDP: {e}: links are not found"),
     };
-    let chassis =
+    let name =
         nix::unistd::gethostname().map_or_else(|_| "netsum".into(), |n| n.to_string_lossy().into_owned());
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = tick.tick() => tell(&socket, &shared, &netlink, &chassis).await,
+            _ = tick.tick() => tell(&socket, &shared, &netlink, [&heard.own, &name]).await,
             result = hear(&socket, &heard) => {
                 if let Err(e) = result {
                     // As where a port is taken down.
@@ -65,7 +70,7 @@ pub async fn keep_talking(socket: Socket, shared: Shared, netlink: Netlink, hear
 }
 
 /// Sends a frame on each port that is up.
-async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, chassis: &str) {
+async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, machine: [&str; 2]) {
     let interfaces = match netlink.interfaces().await {
         Ok(interfaces) => interfaces,
         Err(e) => return log::error!("LLDP: {e:#}"),
@@ -76,7 +81,7 @@ async fn tell(socket: &AsyncFd<Socket>, shared: &Shared, netlink: &Netlink, chas
     {
         let Some(mac) = mac_from_text(&mac) else { continue };
         // The next one follows soon.
-        if let Err(e) = send(socket, ETHERTYPE, ifindex, &frame(mac, chassis, &name)) {
+        if let Err(e) = send(socket, ETHERTYPE, ifindex, &frame(mac, machine, &name)) {
             log::debug!("LLDP: port {name}: {e}");
         }
     }
@@ -96,8 +101,8 @@ async fn hear(socket: &AsyncFd<Socket>, heard: &Heard) -> io::Result<()> {
     Ok(())
 }
 
-/// What a port says of itself.
-fn frame(mac: [u8; 6], chassis: &str, port: &str) -> Vec<u8> {
+/// What a port says of itself, and of its machine: chassis id and name.
+fn frame(mac: [u8; 6], [id, chassis]: [&str; 2], port: &str) -> Vec<u8> {
     let mut frame = [&NEAREST[..], &mac, &ETHERTYPE.to_be_bytes()].concat();
     let mut add = |kind: u8, head: &[u8], value: &[u8]| {
         let value = &value[..value.len().min(255)];
@@ -106,7 +111,7 @@ fn frame(mac: [u8; 6], chassis: &str, port: &str) -> Vec<u8> {
         frame.extend(head);
         frame.extend(value);
     };
-    add(CHASSIS, &[CHASSIS_LOCAL], chassis.as_bytes());
+    add(CHASSIS, &[CHASSIS_LOCAL], id.as_bytes());
     add(PORT, &[PORT_INTERFACE], port.as_bytes());
     add(TIME_TO_LIVE, &[], &TTL.to_be_bytes());
     add(SYSTEM_NAME, &[], chassis.as_bytes());
@@ -137,7 +142,8 @@ fn parse(frame: &[u8]) -> Option<Neighbour> {
     }
     Some(Neighbour {
         mac: header[6..12].try_into().ok()?,
-        chassis: name.filter(|name| !name.is_empty()).or(chassis)?,
+        chassis: name.filter(|name| !name.is_empty()).or(chassis.clone())?,
+        id: chassis?,
         port: port?,
         ttl: Duration::from_secs(ttl?.into()),
     })
@@ -165,10 +171,11 @@ mod tests {
 
     #[test]
     fn a_frame_says_whose_it_is() {
-        let mut frame = frame(MAC, "leaf0", "swp9");
+        let mut frame = frame(MAC, ["7", "leaf0"], "swp9");
         assert_eq!(frame[..14], [1, 0x80, 0xc2, 0, 0, 0x0e, 2, 0, 0, 0, 0, 7, 0x88, 0xcc]);
         let said = Neighbour {
             mac: MAC,
+            id: "7".into(),
             chassis: "leaf0".into(),
             port: "swp9".into(),
             ttl: Duration::from_secs(TTL.into()),
@@ -185,20 +192,24 @@ mod tests {
     #[test]
     fn a_switch_is_called_by_its_system_name_or_by_what_it_has() {
         let of = |tlvs: &[u8]| {
-            parse(&[&NEAREST[..], &MAC, &[0x88, 0xcc], tlvs].concat()).map(|n| (n.chassis, n.port))
+            parse(&[&NEAREST[..], &MAC, &[0x88, 0xcc], tlvs].concat()).map(|n| (n.id, n.chassis, n.port))
         };
         let plain =
             [2, 7, 4, 2, 0, 0, 0, 0, 9, 4, 7, 3, 2, 0, 0, 0, 0, 8, 6, 2, 0, 120, 10, 2, b's', b'w', 0, 0];
-        assert_eq!(of(&plain), Some(("sw".into(), "02:00:00:00:00:08".into())));
-        assert_eq!(of(&plain[..22]), Some(("02:00:00:00:00:09".into(), "02:00:00:00:00:08".into())));
+        let mac = String::from("02:00:00:00:00:09");
+        assert_eq!(of(&plain), Some((mac.clone(), "sw".into(), "02:00:00:00:00:08".into())));
+        assert_eq!(of(&plain[..22]), Some((mac.clone(), mac, "02:00:00:00:00:08".into())));
         assert_eq!(of(&plain[..18]), None, "without a time to live");
-        assert_eq!(of(&[2, 3, 7, 27, b'[', 4, 2, 5, b'p', 6, 2, 0, 1]), Some(("?[".into(), "p".into())));
+        assert_eq!(
+            of(&[2, 3, 7, 27, b'[', 4, 2, 5, b'p', 6, 2, 0, 1]),
+            Some(("?[".into(), "?[".into(), "p".into()))
+        );
     }
 
     proptest! {
         #[test]
         fn no_bytes_are_more_than_no_frame(head in 0..=HEADER, tail in proptest::collection::vec(any::<u8>(), 0..600)) {
-            let whole = frame(MAC, "leaf0", "swp9");
+            let whole = frame(MAC, ["7", "leaf0"], "swp9");
             parse(&[&whole[..head], &tail].concat());
         }
 
@@ -206,7 +217,7 @@ mod tests {
         fn a_frame_that_was_damaged_says_nothing_that_a_terminal_takes_for_an_order(
             at in HEADER..40usize, by in 1u8.., length in 0usize..200,
         ) {
-            let mut damaged = frame(MAC, "a chassis with a long name", "swp9");
+            let mut damaged = frame(MAC, ["a chassis with a long id", "leaf0"], "swp9");
             damaged[at] ^= by;
             damaged.truncate(length.max(HEADER));
             if let Some(n) = parse(&damaged) {

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub struct Neighbour {
     /// The port's.
     pub mac: [u8; 6],
+    /// Its machine's LLDP chassis id.
+    pub id: String,
     /// Names of the machine and of the port, as it calls itself.
     pub chassis: String,
     pub port: String,
@@ -17,18 +19,27 @@ pub struct Neighbour {
 }
 
 /// What ports have heard, by their interface numbers.
-#[derive(Clone, Debug, Default)]
-pub struct Heard(Arc<Mutex<HashMap<u32, (Neighbour, Instant)>>>);
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// The LLDP chassis id of this daemon.
+    pub own: Arc<str>,
+    by_port: Arc<Mutex<HashMap<u32, (Neighbour, Instant)>>>,
+}
 
 impl Heard {
+    /// Nothing so far.
+    pub fn new(own: &str) -> Self {
+        Self { own: own.into(), by_port: Arc::default() }
+    }
+
     /// Takes note of what a port has heard.
     pub fn set(&self, ifindex: u32, neighbour: Neighbour, now: Instant) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex, (neighbour, now));
+        self.by_port.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex, (neighbour, now));
     }
 
     /// A port's neighbour, and how long ago it was heard; `None` where nobody has said anything that holds still.
     pub fn get(&self, ifindex: u32, now: Instant) -> Option<(Neighbour, Duration)> {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = self.by_port.lock().unwrap_or_else(PoisonError::into_inner);
         let (neighbour, since) = heard.get(&ifindex)?;
         let age = now.saturating_duration_since(*since);
         (age < neighbour.ttl).then(|| (neighbour.clone(), age))
@@ -41,9 +52,10 @@ mod tests {
 
     #[test]
     fn what_was_heard_holds_for_its_time() {
-        let (heard, now) = (Heard::default(), Instant::now());
+        let (heard, now) = (Heard::new("own"), Instant::now());
         let ttl = Duration::from_secs(3);
-        let said = Neighbour { mac: [2; 6], chassis: "leaf0".into(), port: "swp9".into(), ttl };
+        let said =
+            Neighbour { mac: [2; 6], id: "7".into(), chassis: "leaf0".into(), port: "swp9".into(), ttl };
         heard.set(3, said, now);
         let after = |time| heard.get(3, now + time).map(|(n, age)| (n.port, age));
         assert_eq!(after(ttl - Duration::from_secs(1)), Some(("swp9".into(), Duration::from_secs(2))));

@@ -2,68 +2,33 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use futures::channel::mpsc::UnboundedReceiver;
-use futures::{StreamExt as _, TryStreamExt as _};
-use netsum_core::PortInfo;
-use rtnetlink::MulticastGroup;
-use rtnetlink::packet_core::NetlinkMessage;
+use anyhow::{Context, Result};
+use netsum_core::bridging::{Bridged, obstacles};
+use netsum_core::port::Defect;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
-use rtnetlink::packet_route::link::{
-    AfSpecInet, AfSpecInet6, AfSpecUnspec, BridgePortState, InfoBridgePort, InfoPortData, InfoPortKind,
-    LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
-};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
-use rtnetlink::sys::SocketAddr;
-use tokio::sync::Mutex;
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
+use super::chosen::Chosen;
+use super::filters::filters;
+use super::link::HEADER;
+pub use super::link::Interface;
 use super::message::mac_from_text;
 use super::neighbours::Heard;
+use super::rtnl::{Raw, Rtnl};
 use super::trains::Trains;
-
-/// An interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    pub ifindex: u32,
-    pub name: String,
-    pub mac: String,
-    /// MTU in bytes.
-    pub mtu: u32,
-    /// It is up and has a carrier.
-    pub up: bool,
-    /// The bridge that it is a port of.
-    pub bridge: Option<u32>,
-    /// For this MAC address packets come in that this machine routes: its own, or its bridge's. `None` where it routes nothing.
-    pub router: Option<[u8; 6]>,
-    /// Its bridge sends nothing there by itself: spanning tree says so, or it does not flood there.
-    pub blocked: bool,
-    /// The XDP program that is attached: "native" or "skb".
-    pub xdp: Option<&'static str>,
-    /// Bytes and packets received and sent.
-    pub counters: [u64; 4],
-}
-
-impl Interface {
-    /// The port, as the controller knows it.
-    pub fn port(&self) -> PortInfo {
-        PortInfo { name: self.name.clone(), ifindex: self.ifindex, mtu: self.mtu, router: self.router }
-    }
-}
+use crate::config::Ports;
 
 /// A netlink connection.
 #[derive(Clone)]
 pub struct Netlink {
-    handle: rtnetlink::Handle,
-    /// The kernel answers a list that is asked for while another goes out on the same socket with EBUSY
-    /// (`__netlink_dump_start` in net/netlink/af_netlink.c).
-    one_list: Arc<Mutex<()>>,
+    rtnl: Rtnl,
     /// What ports hear; `None` where nobody listens.
     pub heard: Option<Heard>,
     /// Sends and hears trains; `None` where nobody does.
@@ -73,69 +38,70 @@ pub struct Netlink {
 impl Netlink {
     /// Connects, within a tokio runtime.
     pub fn open() -> Result<Self> {
-        let (connection, handle, _) = rtnetlink::new_connection().context("netlink")?;
-        tokio::spawn(connection);
-        Ok(Self { handle, one_list: Arc::default(), heard: None, trains: None })
+        Ok(Self { rtnl: Rtnl::open(NETLINK_ROUTE).context("netlink")?, heard: None, trains: None })
     }
 
     /// All interfaces.
     pub async fn interfaces(&self) -> Result<Vec<Interface>> {
-        let handle = self.handle.clone();
-        let messages: Vec<LinkMessage> =
-            self.list(async move { Ok(handle.link().get().execute().try_collect().await?) }).await?;
-        let mut all: Vec<Interface> = messages.iter().map(interface).collect();
-        for i in 0..all.len() {
-            if let Some(bridge) = all[i].bridge {
-                all[i].router = all.iter().find(|l| l.ifindex == bridge).and_then(|bridge| bridge.router);
-            }
-        }
-        Ok(all)
+        let messages = self.rtnl.list(link(0)).await.context("the list of interfaces")?;
+        Ok(with_routers(messages.iter().filter_map(|m| Interface::parse(&m.bytes)).collect()))
     }
 
-    /// The interface numbers of a bridge's ports, or of interfaces by name, in order.
-    pub async fn resolve(&self, ports: &crate::config::Ports) -> Result<Vec<Interface>> {
-        let interfaces = self.interfaces().await?;
-        let by_name = |name: &str| interfaces.iter().find(|l| l.name == name);
-        match ports {
-            crate::config::Ports::Bridge(name) => {
-                let Some(bridge) = by_name(name) else {
-                    bail!("bridge = {name:?}: there is no such interface")
-                };
-                let ports: Vec<Interface> =
-                    interfaces.iter().filter(|l| l.bridge == Some(bridge.ifindex)).cloned().collect();
-                if ports.is_empty() {
-                    bail!("bridge = {name:?}: the bridge has no ports, or {name} is no bridge");
-                }
-                Ok(ports)
-            }
-            crate::config::Ports::List(names) => names
-                .iter()
-                .map(|n| by_name(n).cloned().with_context(|| format!("ports: there is no interface {n:?}")))
-                .collect(),
+    /// What keeps bridges from passing packets between these ports.
+    pub async fn obstacles(&self, ports: &HashSet<u32>) -> Result<Vec<Defect>> {
+        let all = self.interfaces().await?;
+        let ports: Vec<&Interface> = all.iter().filter(|l| ports.contains(&l.ifindex)).collect();
+        let bridges: HashSet<u32> = ports.iter().filter_map(|l| l.bridge).collect();
+        if bridges.is_empty() {
+            return Ok(Vec::new());
+        }
+        let of_all = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
+        let calls = |l: &Interface| bridges.contains(&l.ifindex) && l.settings.call_iptables;
+        let through_ip = of_all.is_ok_and(|on| on.trim() != "0") || all.iter().any(calls);
+        let bridged: Vec<Bridged> = ports.into_iter().map(Interface::bridged).collect();
+        Ok(obstacles(&bridged, &filters(through_ip).await?))
+    }
+
+    /// An interface, by its number; `None` where the kernel says that there is none.
+    async fn interface(&self, ifindex: u32) -> Result<Option<Interface>> {
+        match self.rtnl.one(link(ifindex)).await {
+            Ok(messages) => Ok(messages.iter().find_map(|m| Interface::parse(&m.bytes))),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => Ok(None),
+            Err(e) => Err(e).with_context(|| format!("interface {ifindex}")),
         }
     }
 
-    /// Those of a bridge's ports, or of interfaces by name, that there are at the moment.
-    pub async fn present(&self, ports: &crate::config::Ports) -> Result<Vec<Interface>> {
-        let interfaces = self.interfaces().await?;
-        let bridge = match ports {
-            crate::config::Ports::Bridge(name) => {
-                interfaces.iter().find(|l| l.name == *name).map(|l| l.ifindex)
+    /// The interfaces that a configuration means.
+    ///
+    /// # Errors
+    /// If one is missing.
+    pub async fn choose(&self, ports: &Ports) -> Result<(Chosen, Vec<Interface>)> {
+        Chosen::new(ports.clone(), &self.interfaces().await?)
+    }
+
+    /// Those that are there at the moment. The kernel is asked for each of these ports that its
+    /// list lacks.
+    pub async fn present(&self, chosen: &mut Chosen, ports: &[u32]) -> Result<Vec<Interface>> {
+        let mut all = self.interfaces().await?;
+        for ifindex in ports.iter().chain(chosen.ifindexes()).filter(|i| **i != 0) {
+            if all.iter().all(|l| l.ifindex != *ifindex) {
+                all.extend(self.interface(*ifindex).await?);
             }
-            crate::config::Ports::List(_) => None,
-        };
-        let wanted = |l: &Interface| match ports {
-            crate::config::Ports::Bridge(_) => bridge.is_some() && l.bridge == bridge,
-            crate::config::Ports::List(names) => names.contains(&l.name),
-        };
-        Ok(interfaces.into_iter().filter(wanted).collect())
+        }
+        Ok(chosen.find(&with_routers(all)))
     }
 
     /// IP and MAC addresses of this machine, on all its interfaces.
     pub async fn own(&self) -> Result<(HashSet<IpAddr>, HashSet<[u8; 6]>)> {
-        let handle = self.handle.clone();
-        let messages: Vec<AddressMessage> =
-            self.list(async move { Ok(handle.address().get().execute().try_collect().await?) }).await?;
+        let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let messages = self.rtnl.list(question).await.context("the list of addresses")?;
+        let messages: Vec<AddressMessage> = messages
+            .iter()
+            .filter_map(|m| match m.decode()? {
+                RouteNetlinkMessage::NewAddress(m) => Some(m),
+                _ => None,
+            })
+            .collect();
         // On a point-to-point link the first is the other end's.
         let ip = |a: &AddressAttribute| match a {
             AddressAttribute::Address(ip) | AddressAttribute::Local(ip) => Some(*ip),
@@ -200,22 +166,14 @@ impl Netlink {
 
     /// Entries of a neighbour table.
     async fn neighbours(&self, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {
-        let request = self.handle.neighbours().get().set_address_family(family);
-        self.list(async move { Ok(request.execute().try_collect().await?) }).await
-    }
-
-    /// Takes a list to its end, also where nobody waits for it any more, as for the answer to a manager that has heard enough: the next
-    /// one would be refused.
-    async fn list<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
-        let one_list = self.one_list.clone();
-        let whole = tokio::spawn(async move {
-            let _one_list = one_list.lock().await;
-            work.await
-        });
-        whole.await?
+        let mut question = NeighbourMessage::default();
+        question.header.family = family;
+        let messages = self.rtnl.list(RouteNetlinkMessage::GetNeighbour(question)).await?;
+        let entry = |m: &Raw| match m.decode()? {
+            RouteNetlinkMessage::NewNeighbour(m) => Some(m),
+            _ => None,
+        };
+        Ok(messages.iter().filter_map(entry).collect())
     }
 
     /// How this machine would send to an address; `None` where there is no way.
@@ -226,12 +184,17 @@ impl Netlink {
             IpAddr::V6(_) => (AddressFamily::Inet6, 128),
         };
         question.attributes.push(RouteAttribute::Destination(ip.into()));
-        let answer: Vec<RouteMessage> = match self.handle.route().get(question).execute().try_collect().await
-        {
+        let answer = match self.rtnl.one(RouteNetlinkMessage::GetRoute(question)).await {
             Ok(answer) => answer,
-            Err(rtnetlink::Error::NetlinkError(_)) => return Ok(None),
+            // There is none.
+            Err(e) if e.raw_os_error().is_some() => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("the route to {ip}")),
         };
+        let route = |m: &Raw| match m.decode()? {
+            RouteNetlinkMessage::NewRoute(m) => Some(m),
+            _ => None,
+        };
+        let answer: Vec<RouteMessage> = answer.iter().filter_map(route).collect();
         let (mut next, mut ifindex) = (ip, None);
         for attribute in answer.iter().flat_map(|route| &route.attributes) {
             match attribute {
@@ -255,27 +218,6 @@ impl Netlink {
             e.header.ifindex == ifindex && e.attributes.iter().any(of)
         };
         Ok(Some(Way { ifindex, next, mac: table.iter().find(is_next).and_then(mac_of), is_own }))
-    }
-}
-
-/// Notices that addresses or interfaces of this machine have changed.
-pub struct Changes(UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>);
-
-impl Changes {
-    /// From now on.
-    pub fn open() -> Result<Self> {
-        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
-        let (connection, _, changes) = rtnetlink::new_multicast_connection(&groups).context("netlink")?;
-        tokio::spawn(connection);
-        Ok(Self(changes))
-    }
-
-    /// Waits for the next ones, all that there are; false where there will be none. Notices that were
-    /// lost count as one.
-    pub async fn next(&mut self) -> bool {
-        let some = self.0.next().await.is_some();
-        while self.0.try_recv().is_ok() {}
-        some
     }
 }
 
@@ -322,78 +264,21 @@ fn mac_of(entry: &NeighbourMessage) -> Option<[u8; 6]> {
     })
 }
 
-fn interface(message: &LinkMessage) -> Interface {
-    let mut interface = Interface {
-        ifindex: message.header.index,
-        name: String::new(),
-        mac: String::new(),
-        mtu: 0,
-        up: message.header.flags.contains(LinkFlags::LowerUp | LinkFlags::Up),
-        bridge: None,
-        router: None,
-        blocked: false,
-        xdp: None,
-        counters: [0; 4],
-    };
-    let (mut bridge_port, mut forwards) = (false, false);
-    let mut own = None;
-    for attribute in &message.attributes {
-        match attribute {
-            LinkAttribute::IfName(name) => interface.name.clone_from(name),
-            LinkAttribute::Address(mac) => {
-                interface.mac = mac.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(":");
-                own = <[u8; 6]>::try_from(&mac[..]).ok();
-            }
-            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
-            LinkAttribute::Controller(index) => interface.bridge = Some(*index),
-            LinkAttribute::LinkInfo(infos) => {
-                bridge_port |= infos.iter().any(|i| matches!(i, LinkInfo::PortKind(InfoPortKind::Bridge)));
-                // A port that is down is in no such state, and has its flags.
-                let blocks = |i: &InfoBridgePort| match i {
-                    InfoBridgePort::State(state) => {
-                        matches!(state, BridgePortState::Blocking | BridgePortState::Listening)
-                    }
-                    InfoBridgePort::UnicastFlood(floods) => !floods,
-                    _ => false,
-                };
-                interface.blocked |= infos.iter().any(|i| match i {
-                    LinkInfo::PortData(InfoPortData::BridgePort(of)) => of.iter().any(blocks),
-                    _ => false,
-                });
-            }
-            LinkAttribute::AfSpecUnspec(families) => {
-                let v4 = |a: &AfSpecInet| matches!(a, AfSpecInet::DevConf(c) if c.forwarding != 0);
-                let v6 = |a: &AfSpecInet6| matches!(a, AfSpecInet6::DevConf(c) if c.forwarding != 0);
-                forwards |= families.iter().any(|family| match family {
-                    AfSpecUnspec::Inet(all) => all.iter().any(v4),
-                    AfSpecUnspec::Inet6(all) => all.iter().any(v6),
-                    _ => false,
-                });
-            }
-            LinkAttribute::Stats64(s) => {
-                interface.counters = [s.rx_bytes, s.rx_packets, s.tx_bytes, s.tx_packets];
-            }
-            LinkAttribute::Xdp(xdp) => {
-                for x in xdp {
-                    if let LinkXdp::Attached(a) = x {
-                        interface.xdp = match a {
-                            XdpAttached::Driver | XdpAttached::Hardware | XdpAttached::Multiple => {
-                                Some("native")
-                            }
-                            XdpAttached::SocketBuffer => Some("skb"),
-                            _ => None,
-                        };
-                    }
-                }
-            }
-            _ => {}
+/// The question for an interface, or for all.
+fn link(ifindex: u32) -> Raw {
+    let mut bytes = vec![0; HEADER];
+    bytes[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    Raw { kind: libc::RTM_GETLINK, bytes }
+}
+
+/// A bridge routes what comes in by its ports.
+fn with_routers(mut all: Vec<Interface>) -> Vec<Interface> {
+    for i in 0..all.len() {
+        if let Some(bridge) = all[i].bridge {
+            all[i].router = all.iter().find(|l| l.ifindex == bridge).and_then(|bridge| bridge.router);
         }
     }
-    if !bridge_port {
-        interface.bridge = None;
-    }
-    interface.router = own.filter(|_| forwards);
-    interface
+    all
 }
 
 #[cfg(test)]

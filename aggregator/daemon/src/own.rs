@@ -7,7 +7,8 @@ use anyhow::Result;
 use netsum_common::abi::{Address, Owner};
 use netsum_core::plane::mapped;
 
-use super::netlink::{Changes, Netlink};
+use super::netlink::Netlink;
+use super::rtnl::Changes;
 use super::state::Shared;
 
 /// The longest between two looks, should notices be lost.

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use netsum_common::abi::RingNumber;
 use netsum_core::saved::{Saved, SavedJob};
-use netsum_core::{Action, Controller, JobSpec};
+use netsum_core::{Action, Controller, JobSpec, PortInfo};
 use netsum_dataplane::pins::{Found, Pins};
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::device;
 use super::netlink::Interface;
 use super::spread::Spreader;
 use crate::config::Config;
@@ -173,7 +174,8 @@ impl Wanted {
     }
 }
 
-/// A data plane with programs on all ports, and a controller that knows what is in it.
+/// A data plane with programs on all ports that can have them, and a controller that knows what is
+/// in it.
 pub struct Begun {
     pub plane: BpfDataPlane,
     pub spread: Option<Spreader>,
@@ -205,9 +207,8 @@ pub fn begin(
         None => None,
     };
     let Some(pins) = pins else {
-        refuse_strangers(interfaces, &[])?;
         let mut plane = BpfDataPlane::load(&options)?;
-        attach(&mut plane, config, interfaces, &[], &[])?;
+        controller.set_ports(attach(&mut plane, interfaces, &[], &[])?);
         let spread = Spreader::begin(&config.spread, None)?;
         return Ok(Begun {
             plane,
@@ -235,13 +236,14 @@ pub fn begin(
     let Some(saved) = saved else {
         old.extend(pins.clear()?);
         store.remove()?;
-        refuse_strangers(interfaces, &old)?;
         let spread = Spreader::begin(&config.spread, Some(&pins))?;
         let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
-        if let Err(e) = attach(&mut plane, config, interfaces, &[], &old) {
-            interfaces.iter().for_each(|l| drop(plane.detach(l.ifindex)));
-            plane.unpin()?;
-            return Err(e);
+        match attach(&mut plane, interfaces, &[], &old) {
+            Ok(ports) => controller.set_ports(ports),
+            Err(e) => {
+                plane.unpin()?;
+                return Err(e);
+            }
         }
         return Ok(Begun {
             plane,
@@ -254,11 +256,10 @@ pub fn begin(
         });
     };
 
-    refuse_strangers(interfaces, &pins.links())?;
     let spread = Spreader::begin(&config.spread, Some(&pins))?;
     let mut plane = BpfDataPlane::load_pinned(&options, pins)?;
     let taken = plane.take_over_links()?;
-    attach(&mut plane, config, interfaces, &taken, &[])?;
+    controller.set_ports(attach(&mut plane, interfaces, &taken, &[])?);
     let rings: Vec<RingNumber> = saved.jobs.iter().flat_map(SavedJob::rings).map(|r| r.id).collect();
     let flows: Vec<_> = saved.jobs.iter().flat_map(|j| j.flows.clone()).collect();
     if plane.forget_others(&rings, &flows)? > 0 {
@@ -288,58 +289,46 @@ pub fn begin(
     Ok(Begun { plane, spread, controller, actions, store: Some(store), election, adds })
 }
 
-/// That no port has an XDP program of somebody else.
-fn refuse_strangers(interfaces: &[Interface], pinned: &[u32]) -> Result<()> {
-    for interface in interfaces.iter().filter(|l| !pinned.contains(&l.ifindex)) {
-        if let Some(mode) = interface.xdp {
-            bail!(
-                "port {}: an XDP program of somebody else is attached already ({mode}); detach it first",
-                interface.name
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Packets of this MTU fit a page of 4 KiB with the headroom and the administration that every driver leaves for XDP. Some manage
-/// larger ones.
-const ONE_PAGE_MTU: u32 = 3400;
-
-/// Attaches to all ports but `done`. Ports in `busy` have just been detached, which the kernel carries out a moment after
-/// the link's last descriptor is closed: there it tries for a second.
+/// Makes all interfaces ports but `done`, which are, and those that cannot be: these are named.
+/// Ports in `busy` have just been detached, which the kernel carries out a moment after the link's
+/// last descriptor is closed: there it tries for a second.
+///
+/// # Errors
+/// If none can be.
 fn attach(
     plane: &mut BpfDataPlane,
-    config: &Config,
     interfaces: &[Interface],
     done: &[u32],
     busy: &[u32],
-) -> Result<()> {
+) -> Result<Vec<PortInfo>> {
     let start = Instant::now();
-    for interface in interfaces.iter().filter(|l| !done.contains(&l.ifindex)) {
+    let (mut ports, mut unfit) = (Vec::new(), Vec::new());
+    for interface in interfaces {
+        let was_ours = busy.contains(&interface.ifindex);
         let wait = |e: &anyhow::Error| {
             let is_busy = e.chain().any(|c| {
                 c.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::ResourceBusy)
             });
-            is_busy && busy.contains(&interface.ifindex) && start.elapsed() < Duration::from_secs(1)
+            is_busy && was_ours && start.elapsed() < Duration::from_secs(1)
         };
-        let mut hint = String::from("; xdp = \"skb\" works with every driver, slowly");
-        if config.xdp == XdpMode::Native && interface.mtu > ONE_PAGE_MTU {
-            hint += &format!(
-                "; in native mode a packet has to fit a page, and the port has an MTU of {}: {ONE_PAGE_MTU} always fits",
-                interface.mtu
-            );
-        }
-        loop {
-            match plane.attach(interface.ifindex, config.xdp) {
-                Ok(()) => break,
+        let attach = || loop {
+            match plane.attach(interface.ifindex) {
                 Err(e) if wait(&e) => std::thread::sleep(Duration::from_millis(10)),
-                Err(e) => {
-                    return Err(e).with_context(|| format!("port {}: cannot attach{hint}", interface.name));
-                }
+                result => break result,
             }
+        };
+        let is_done = done.contains(&interface.ifindex);
+        match if is_done { Ok(()) } else { device::attach(interface, was_ours, attach) } {
+            Ok(()) => ports.push(interface.port()),
+            Err(e) => unfit.push((interface, e)),
         }
     }
-    Ok(())
+    if ports.is_empty() {
+        let why: Vec<String> = unfit.iter().map(|(l, e)| format!("port {}: {e:#}", l.name)).collect();
+        bail!("{}", why.join("; "));
+    }
+    unfit.iter().for_each(|(interface, e)| device::tell_unfit(interface, e));
+    Ok(ports)
 }
 
 #[cfg(test)]

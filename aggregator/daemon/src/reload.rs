@@ -4,14 +4,15 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use tokio::signal::unix::Signal;
 
+use super::chosen::Chosen;
 use super::device;
 use super::manager;
 use super::memory;
 use super::netlink::{Interface, Netlink};
-use super::state::{Inner, Shared, programs_of_now};
+use super::state::{Shared, programs_of_now};
 use crate::config::Config;
 
 /// How often ports are looked for. Ranks that have given the box up try it again after a second: a port without the program has it
@@ -22,6 +23,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 pub struct Reloader {
     path: PathBuf,
     config: Config,
+    chosen: Chosen,
     shared: Shared,
     netlink: Netlink,
     /// The CPUs that serve rings.
@@ -31,9 +33,18 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// A daemon runs with this configuration, which was read from a file.
-    pub fn new(path: PathBuf, config: Config, shared: Shared, netlink: Netlink, cpus: Vec<u32>) -> Self {
-        Self { path, config, shared, netlink, cpus, refused: HashSet::new() }
+    /// A daemon runs with this configuration, which was read from a file, and has said that these
+    /// interfaces cannot be ports.
+    pub fn new(
+        path: PathBuf,
+        config: Config,
+        chosen: Chosen,
+        refused: HashSet<u32>,
+        shared: Shared,
+        netlink: Netlink,
+        cpus: Vec<u32>,
+    ) -> Self {
+        Self { path, config, chosen, shared, netlink, cpus, refused }
     }
 
     /// Goes on for as long as the daemon lives.
@@ -53,7 +64,8 @@ impl Reloader {
                     }
                 },
                 _ = tick.tick() => {
-                    match self.netlink.present(&self.config.ports).await {
+                    let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
+                    match self.netlink.present(&mut self.chosen, &ports).await {
                         Ok(interfaces) => self.take(&interfaces),
                         Err(e) => log::warn!("ports cannot be looked for: {e:#}"),
                     }
@@ -66,7 +78,7 @@ impl Reloader {
     /// Reads the configuration again: all of it, or nothing.
     async fn reload(&mut self) -> Result<()> {
         let new = Config::read(&self.path)?;
-        let interfaces = self.netlink.resolve(&new.ports).await?;
+        let (chosen, interfaces) = self.netlink.choose(&new.ports).await?;
         {
             let mut inner = self.shared.lock();
             for job in inner.controller.jobs() {
@@ -92,6 +104,7 @@ impl Reloader {
         }
         let Config { ports, memory, heartbeat_timeout, patience, tenants, .. } = new;
         self.config = Config { ports, memory, heartbeat_timeout, patience, tenants, ..self.config.clone() };
+        self.chosen = chosen;
         self.refused.clear();
         self.take(&interfaces);
         Ok(())
@@ -109,12 +122,6 @@ impl Reloader {
         }
     }
 
-    /// Attaches to a port, also where another interface has the number of one that was a port.
-    fn attach(&self, inner: &mut Inner, ifindex: u32) -> Result<()> {
-        let gone = inner.plane.detach(ifindex);
-        gone.and_then(|()| inner.plane.attach(ifindex, self.config.xdp)).context("cannot attach")
-    }
-
     /// Attaches to ports that are new or have lost the program, and lets go of those that are not there any more.
     fn take(&mut self, interfaces: &[Interface]) {
         let mut inner = self.shared.lock();
@@ -124,29 +131,36 @@ impl Reloader {
         let gone: Vec<u32> =
             known.iter().map(|p| p.ifindex).filter(|i| interfaces.iter().all(|l| l.ifindex != *i)).collect();
         self.refused.retain(|i| interfaces.iter().any(|l| l.ifindex == *i));
+        for port in &ports {
+            if let Some(before) = known.iter().find(|p| p.ifindex == port.ifindex && p.name != port.name) {
+                log::info!(NETSUM_PORT = port.name; "port {} is called {} now", before.name, port.name);
+            }
+        }
         let attached = inner.plane.attached();
         for interface in interfaces.iter().filter(|l| !is_known(l)) {
-            let attached = match interface.xdp {
-                // It was a port before, and flows that ended then are still kept out.
-                Some(_) if attached.contains(&interface.ifindex) => Ok(()),
-                Some(mode) => Err(anyhow::anyhow!("an XDP program of somebody else is attached ({mode})")),
-                None => self.attach(&mut inner, interface.ifindex),
+            // It was a port before, and flows that ended then are still kept out.
+            let attached = if interface.xdp.is_some() && attached.contains(&interface.ifindex) {
+                Ok(())
+            } else {
+                device::attach(interface, false, || {
+                    // Of an interface that had the number before.
+                    inner.plane.detach(interface.ifindex)?;
+                    inner.plane.attach(interface.ifindex)
+                })
             };
             match attached {
                 Ok(()) => {
                     log::info!(NETSUM_PORT = interface.name; "port {} has come", interface.name);
-                    device::tell(std::slice::from_ref(interface), self.config.xdp, &self.cpus);
+                    device::tell(std::slice::from_ref(interface), &self.cpus);
                     ports.push(interface.port());
                 }
-                Err(e) if self.refused.insert(interface.ifindex) => {
-                    log::error!(NETSUM_PORT = interface.name; "port {}: {e:#}", interface.name)
-                }
+                Err(e) if self.refused.insert(interface.ifindex) => device::tell_unfit(interface, &e),
                 Err(_) => {}
             }
         }
         for interface in interfaces.iter().filter(|l| is_known(l) && l.xdp.is_none()) {
             // Without a moment in which contributions could pass.
-            match inner.plane.attach(interface.ifindex, self.config.xdp) {
+            match inner.plane.attach(interface.ifindex) {
                 Ok(()) => {
                     log::warn!(
                         NETSUM_PORT = interface.name;

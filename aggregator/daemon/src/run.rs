@@ -1,5 +1,6 @@
 //! `netsum run`.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use netsum_api::v1::admin_server::AdminServer;
 use netsum_api::v1::worker_server::WorkerServer;
 use netsum_core::{Controller, JobSpec, largest_mtu};
 use netsum_dataplane::{Logger, online_cpus, speed};
+use rtnetlink::MulticastGroup;
 use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, UnixListener};
@@ -19,10 +21,12 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
+use super::chosen::Chosen;
 use super::doorman::{Doorman, Limits};
-use super::netlink::{Changes, Interface, Netlink};
+use super::netlink::{Interface, Netlink};
 use super::persist::{Begun, Wanted, begin};
 use super::reload::Reloader;
+use super::rtnl::Changes;
 use super::socket::{self, SocketFile};
 use super::spread::Spreader;
 use super::state::Shared;
@@ -49,7 +53,10 @@ pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Resul
 
 /// A daemon that has all it needs, but does not serve yet.
 struct Ready {
+    chosen: Chosen,
+    /// Of these, those that are ports, and the others' numbers.
     interfaces: Vec<Interface>,
+    unfit: HashSet<u32>,
     begun: Begun,
     /// The jobs that are to be there.
     wanted: Option<(Wanted, Vec<JobSpec>)>,
@@ -67,7 +74,7 @@ struct Ready {
 
 impl Ready {
     async fn new(config: &Config, reset: bool) -> Result<Self> {
-        let interfaces = Netlink::open()?.resolve(&config.ports).await?;
+        let (chosen, interfaces) = Netlink::open()?.choose(&config.ports).await?;
         let tls = config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
         let admin = socket::listen(&config.admin, &config.admin_access)?;
         let _file = SocketFile(config.admin.clone());
@@ -87,24 +94,54 @@ impl Ready {
         };
         let cpus = if config.cpus.is_empty() { online_cpus()? } else { config.cpus.clone() };
         let mut controller = Controller::new(config.memory, cpus.len() as u32, config.heartbeat_timeout);
-        controller.set_ports(interfaces.iter().map(Interface::port).collect());
         controller.set_tenants(config.tenants.clone());
         let mut wanted = config.jobs.clone().map(Wanted::open).transpose()?;
         if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
             jobs.clear();
         }
         let mut begun = begin(config, &cpus, &interfaces, reset, controller)?;
+        let ports = begun.controller.ports();
+        let (fit, unfit): (Vec<_>, Vec<_>) =
+            interfaces.into_iter().partition(|l| ports.iter().any(|p| p.ifindex == l.ifindex));
+        let (interfaces, unfit) = (fit, unfit.iter().map(|l| l.ifindex).collect());
         begun.adds = begun.adds.or_else(|| measure(&cpus, &interfaces));
-        device::tell(&interfaces, config.xdp, &cpus);
+        device::tell(&interfaces, &cpus);
         let lldp = lldp::open().inspect_err(|e| log::warn!("{e:#}: a fabric's manager is not told of links"));
         let lldp = lldp.ok();
         let trains = trains::open().inspect_err(|e| log::warn!("{e:#}: links are not measured")).ok();
-        Ok(Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains })
+        Ok(Self {
+            chosen,
+            interfaces,
+            unfit,
+            begun,
+            wanted,
+            cpus,
+            admin,
+            _file,
+            workers,
+            fabric,
+            metrics,
+            lldp,
+            trains,
+        })
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self { interfaces, begun, wanted, cpus, admin, _file, workers, fabric, metrics, lldp, trains } =
-            self;
+        let Self {
+            chosen,
+            interfaces,
+            unfit,
+            begun,
+            wanted,
+            cpus,
+            admin,
+            _file,
+            workers,
+            fabric,
+            metrics,
+            lldp,
+            trains,
+        } = self;
         let Begun { mut plane, spread, controller, actions, store, election, adds } = begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
@@ -120,11 +157,13 @@ impl Ready {
                 inner.create_again(wanted, jobs);
             }
         }
-        let changes = Changes::open()?;
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let changes = Changes::open(&groups).context("netlink")?;
         // Before ranks can call.
         own::look(&shared, &netlink).await?;
         if let Some(socket) = lldp {
-            let heard = neighbours::Heard::default();
+            let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
+            let heard = neighbours::Heard::new(&own);
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }
@@ -152,7 +191,15 @@ impl Ready {
         }
         let admin = UnixListener::from_std(admin)?;
 
-        let reloader = Reloader::new(path.to_owned(), config.clone(), shared.clone(), netlink.clone(), cpus);
+        let reloader = Reloader::new(
+            path.to_owned(),
+            config.clone(),
+            chosen,
+            unfit,
+            shared.clone(),
+            netlink.clone(),
+            cpus,
+        );
         let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;

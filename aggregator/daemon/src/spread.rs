@@ -10,7 +10,9 @@ use netsum_dataplane::pins::Pins;
 use netsum_dataplane::spread::{Ends, Spread, Uplink};
 use tonic::Status;
 
-use super::netlink::Interface;
+use super::chosen::Chosen;
+use super::link::Interface;
+use crate::config::Ports;
 
 /// How often it is added up what flows have sent.
 const COUNTS: Duration = Duration::from_secs(1);
@@ -19,6 +21,7 @@ const COUNTS: Duration = Duration::from_secs(1);
 pub struct Spreader {
     spread: Spread,
     names: Vec<String>,
+    chosen: Chosen,
     /// As the program was told, and when.
     told: (Vec<Uplink>, Option<Instant>),
     /// What went wrong last, which has been said.
@@ -36,7 +39,8 @@ impl Spreader {
             return Ok(None);
         }
         let (spread, names) = (Spread::load(pins)?, names.to_vec());
-        Ok(Some(Self { spread, names, told: Default::default(), trouble: String::new() }))
+        let chosen = Chosen::of(Ports::List(names.clone()));
+        Ok(Some(Self { spread, names, chosen, told: Default::default(), trouble: String::new() }))
     }
 
     /// One look at the interfaces, of which these are the box's ports. What goes wrong is said once.
@@ -50,19 +54,19 @@ impl Spreader {
     }
 
     fn look(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) -> Result<()> {
-        let named = |name: &String| interfaces.iter().find(|l| l.name == *name);
+        self.chosen.find(interfaces);
         // One that is missing keeps its place.
-        let uplink = |name| match named(name) {
-            Some(Interface { ifindex, up, .. }) => Uplink { ifindex: *ifindex, up: *up },
-            None => Uplink { ifindex: 0, up: false },
-        };
-        let uplinks: Vec<Uplink> = self.names.iter().map(uplink).collect();
+        let is_up = |ifindex: u32| interfaces.iter().any(|l| l.ifindex == ifindex && l.up);
+        let ifindexes = self.chosen.ifindexes();
+        let uplinks: Vec<Uplink> =
+            ifindexes.iter().map(|&ifindex| Uplink { ifindex, up: is_up(ifindex) }).collect();
         let counted = self.told.1.is_some_and(|at| now.duration_since(at) < COUNTS);
         if !counted || self.told.0 != uplinks {
             self.spread.set_uplinks(&uplinks, now)?;
             self.told = (uplinks, Some(now));
         }
-        let hosts = interfaces.iter().filter(|l| ports.contains(&l.ifindex) && !self.names.contains(&l.name));
+        let is_host = |l: &&Interface| ports.contains(&l.ifindex) && !ifindexes.contains(&l.ifindex);
+        let hosts = interfaces.iter().filter(is_host);
         let doors: HashSet<u32> = hosts.map(|l| l.bridge.unwrap_or(l.ifindex)).collect();
         self.spread.set_doors(&doors)
     }

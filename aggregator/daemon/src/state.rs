@@ -2,16 +2,18 @@
 //! sees it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::iter::from_fn;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use netsum_api::v1 as api;
-use netsum_common::abi::Address;
+use netsum_common::abi::{Address, Hop};
 use netsum_core::ended::Ended;
 use netsum_core::saved::{Measured, Saved};
 use netsum_core::watch::{Patience, Watch};
-use netsum_core::{Action, Controller, JobSpec, Refusal};
-use netsum_dataplane::DataPlane;
+use netsum_core::{Action, Controller, Edge, JobSpec, Refusal, State};
+use netsum_dataplane::{DataPlane, EndedRing};
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
@@ -67,6 +69,8 @@ pub struct Inner {
     pub controller: Controller,
     pub plane: Box<dyn DataPlane>,
     pub reserved: Reserved,
+    /// Next hops as they were last known, by where packets go and the box's MAC address where they come in.
+    pub next_hops: HashMap<(IpAddr, [u8; 6]), Hop>,
     /// Flows that are not summed, where they are spread over uplinks.
     pub spread: Option<Spreader>,
     /// The other boxes, of a manager.
@@ -146,6 +150,7 @@ impl Shared {
             controller,
             plane,
             reserved: Reserved::default(),
+            next_hops: HashMap::new(),
             spread: None,
             boxes: None,
             programs: programs_of_now(),
@@ -209,6 +214,12 @@ impl Inner {
         let Reserved { the_box, routers, fabric } = &self.reserved;
         let all = fabric.iter().chain(routers).chain(the_box);
         self.plane.reserve(all.map(|(address, place)| (*address, *place)).collect())
+    }
+
+    /// What members of active rings send each other by this box, where it routes.
+    pub fn edges(&self) -> impl Iterator<Item = Edge> {
+        let active = self.controller.jobs().filter(|job| job.state == State::Active);
+        active.flat_map(|job| self.controller.edges(job))
     }
 
     /// How many requests wait for an answer.
@@ -320,14 +331,35 @@ impl Inner {
         let mut waiting = Vec::new();
         let is_change = |a: &Action| matches!(a, Action::ActivateRing(..) | Action::DeleteRing { .. });
         let changed = actions.iter().any(is_change);
-        for action in actions {
+        let mut actions = actions.into_iter().peekable();
+        while let Some(action) = actions.next() {
             if self.boxes.is_some()
                 && let Action::Reply { waiter, result: Ok(epoch) } = action
             {
                 waiting.extend(self.waiters.remove(&waiter).map(|rank| Waiting { rank, epoch }));
                 continue;
             }
-            if let Err(error) = self.one(action) {
+            log::debug!("{action:?}");
+            // Rings that follow each other cost the time of one.
+            let result = match action {
+                Action::CreateRing(ring) => {
+                    let next = || match actions.next_if(|a| matches!(a, Action::CreateRing(_)))? {
+                        Action::CreateRing(ring) => Some(ring),
+                        _ => None,
+                    };
+                    self.plane.create_rings(&[ring].into_iter().chain(from_fn(next)).collect::<Vec<_>>())
+                }
+                Action::DeleteRing { ring: id, flows, ports } => {
+                    let ring = EndedRing { id, flows, ports };
+                    let next = || match actions.next_if(|a| matches!(a, Action::DeleteRing { .. }))? {
+                        Action::DeleteRing { ring: id, flows, ports } => Some(EndedRing { id, flows, ports }),
+                        _ => None,
+                    };
+                    self.plane.delete_rings(&[ring].into_iter().chain(from_fn(next)).collect::<Vec<_>>())
+                }
+                action => self.one(action),
+            };
+            if let Err(error) = result {
                 let errors = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
                 no_memory |= errors.into_iter().any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
                 first_error.get_or_insert(format!("{error:#}"));
@@ -349,7 +381,6 @@ impl Inner {
     }
 
     fn one(&mut self, action: Action) -> anyhow::Result<()> {
-        log::debug!("{action:?}");
         match action {
             Action::CreateRing(ring) => self.plane.create_ring(&ring),
             Action::ResetCounters(ring) => self.plane.reset_counters(ring),
@@ -357,8 +388,11 @@ impl Inner {
             Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
             Action::IgnoreInBand(token) => self.plane.ignore_in_band(token),
             Action::ActivateRing(ring, ports) => {
-                for (member, hop) in self.controller.hops(ring.id, &ports) {
-                    self.plane.set_hop(member, &hop)?;
+                let edges: Vec<Edge> = self.edges().filter(|edge| edge.to.ring == ring.id).collect();
+                for edge in edges {
+                    let known = self.next_hops.get(&(edge.dst, edge.own));
+                    let unknown = Hop { own: edge.own, dst: [0; 6], src: [0; 6] };
+                    self.plane.set_hop(edge.to, known.unwrap_or(&unknown))?;
                 }
                 self.plane.activate_ring(&ring, &ports)
             }

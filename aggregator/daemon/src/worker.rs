@@ -8,9 +8,11 @@ use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use netsum_api::{PROTOCOL, RELEASE};
 use netsum_core::membership::Join;
+use netsum_core::port::Defect;
 use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
 use tonic::{Request, Response, Status};
 
+use super::diagnose::obstacles;
 use super::doorman::Peer;
 use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
 use super::netlink::{Found, Netlink};
@@ -153,6 +155,7 @@ impl WorkerService {
             }
         };
         let mut inner = self.shared.lock();
+        inner.controller.set_isolated(interfaces.iter().filter(|l| l.isolated).map(|l| l.ifindex));
         inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
         if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
@@ -163,7 +166,8 @@ impl WorkerService {
             } else {
                 format!("{}, the router of {},", mac_text(mac), address.ip)
             };
-            refused(format!("{of} is behind interface {ifindex}, which is none of netsum's ports"))
+            let name = interfaces.iter().find(|l| l.ifindex == ifindex).map_or("?", |l| &l.name);
+            refused(format!("{of} is behind {name}, which is none of netsum's ports"))
         }
     }
 }
@@ -327,6 +331,11 @@ impl Worker for WorkerService {
     async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
+        if let PortFinder::Bridge(netlink) = &self.ports {
+            for Defect { found, mend, .. } in obstacles(&self.shared, Some(netlink), &r.job).await {
+                log::warn!(NETSUM_JOB = r.job; "job {}: rank {} gives up; {found}: {mend}", r.job, r.rank);
+            }
+        }
         let mut inner = self.shared.lock();
         let actions = inner
             .controller

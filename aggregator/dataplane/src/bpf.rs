@@ -1,8 +1,10 @@
 //! The loaded programs and their maps: what all other modules here work on.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Array, ArrayOfMaps, DevMap, Map, MapData, MapError, RingBuf};
 use aya::programs::links::PinnedLink;
@@ -10,13 +12,15 @@ use aya::programs::tc::SchedClassifierLinkId;
 use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramFd, SchedClassifier, Xdp};
 use aya_log::EbpfLogger;
+use aya_obj::generated::{bpf_attr__bindgen_ty_3, bpf_cmd};
 use netsum_common::abi::{Address, FlowKey, RingConfig, RingNumber, SavedHeader, maps, programs, ring_flags};
 use netsum_common::slot::Slot;
 
 use super::pins::Pins;
 
-/// `BPF_MAP_TYPE_DEVMAP` (`include/uapi/linux/bpf.h`).
-const DEVMAP: u32 = 14;
+/// `BPF_MAP_TYPE_ARRAY` and `BPF_MAP_TYPE_DEVMAP` (`include/uapi/linux/bpf.h`).
+pub(super) const ARRAY: u32 = 2;
+pub(super) const DEVMAP: u32 = 14;
 
 /// The programs' log, on its way to `log`.
 pub type Logger = EbpfLogger<&'static dyn log::Log>;
@@ -115,16 +119,28 @@ impl BpfDataPlane {
         Ok(aya::maps::HashMap::try_from(self.ebpf.map_mut(name).with_context(|| name.to_owned())?)?)
     }
 
-    /// Puts an inner map into an outer one.
-    pub(super) fn put<V: aya::maps::InnerMap>(
-        &mut self,
-        outer: &str,
-        ring: RingNumber,
-        inner: &V,
-    ) -> Result<()> {
+    /// Puts inner maps into an outer one, in one call: the kernel waits for all CPUs after each, tens of milliseconds
+    /// (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`; before Linux 6.8 after each element). From Linux 5.19.
+    pub(super) fn put_all(&mut self, outer: &str, inner: &[(RingNumber, OwnedFd)]) -> Result<()> {
         let map = self.ebpf.map_mut(outer).with_context(|| outer.to_owned())?;
-        let mut outer_map: ArrayOfMaps<_, V> = ArrayOfMaps::try_from(map)?;
-        outer_map.set(ring.0, inner, 0).with_context(|| format!("{outer}[{ring}]"))
+        let Map::ArrayOfMaps(map) = map else { bail!("{outer} is no array of maps") };
+        let (keys, values): (Vec<u32>, Vec<i32>) =
+            inner.iter().map(|(ring, fd)| (ring.0, fd.as_raw_fd())).unzip();
+        let batch = bpf_attr__bindgen_ty_3 {
+            in_batch: 0,
+            out_batch: 0,
+            keys: keys.as_ptr() as u64,
+            values: values.as_ptr() as u64,
+            count: keys.len() as u32,
+            map_fd: map.fd().as_fd().as_raw_fd() as u32,
+            elem_flags: 0,
+            flags: 0,
+        };
+        let command = bpf_cmd::BPF_MAP_UPDATE_BATCH;
+        // SAFETY: aya has no such call. `keys` and `values` hold `count` entries of the map's sizes, 4 bytes each, and live until it
+        // returns.
+        let done = unsafe { libc::syscall(libc::SYS_bpf, command as i32, &batch, size_of_val(&batch)) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()).with_context(|| outer.to_owned()) }
     }
 
     pub(super) fn ring_config(&mut self, ring: RingNumber) -> Result<RingConfig> {
@@ -140,7 +156,10 @@ impl BpfDataPlane {
     /// Returns when no program runs any more that may have seen maps as they were before. To put an inner map into its place
     /// waits for that (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); ring 0 is none.
     pub(super) fn wait_for_programs(&mut self) -> Result<()> {
-        self.put(maps::PORTS, RingNumber::NONE, &device_map(1)?)
+        let ports = DevMap::try_from(Map::from_map_data(create(DEVMAP, 8, 1, 0)?)?)?;
+        let map = self.ebpf.map_mut(maps::PORTS).context(maps::PORTS)?;
+        let mut outer: ArrayOfMaps<_, DevMap<MapData>> = ArrayOfMaps::try_from(map)?;
+        Ok(outer.set(RingNumber::NONE.0, &ports, 0)?)
     }
 
     pub(super) fn maps_of(&self, ring: RingNumber) -> Result<&RingMaps> {
@@ -164,10 +183,9 @@ impl BpfDataPlane {
     }
 }
 
-/// A map of so many ports that packets may be redirected to.
-pub(super) fn device_map(ports: u32) -> Result<DevMap<MapData>> {
-    let map = aya_obj::Map::new_from_params(DEVMAP, 4, 8, ports, 0);
-    Ok(DevMap::try_from(Map::from_map_data(MapData::create(map, "ports", None)?)?)?)
+/// A map of a kind that has numbers for keys.
+pub(super) fn create(kind: u32, value: u32, len: u32, flags: u32) -> Result<MapData> {
+    Ok(MapData::create(aya_obj::Map::new_from_params(kind, 4, value, len, flags), "inner", None)?)
 }
 
 pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {

@@ -54,7 +54,7 @@ impl BpfDataPlane {
         Ok(done)
     }
 
-    fn strayed(&self, ring: RingNumber) -> Result<u64> {
+    pub(super) fn strayed(&self, ring: RingNumber) -> Result<u64> {
         let counters: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
         Ok(counters.get(&(ring.0 * COUNTERS + Counter::WrongCpu as u32), 0)?.iter().sum())
     }

@@ -32,4 +32,4 @@ mod trace;
 pub use bpf::{BpfDataPlane, Logger};
 pub use cpus::online_cpus;
 pub use load::{LoadOptions, OBJECT};
-pub use plane::{Attached, DataPlane, ProgramFacts, Traced, XdpMode, count};
+pub use plane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced, count};

@@ -14,20 +14,20 @@ use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
 use super::bpf::BpfDataPlane;
-use super::plane::{DataPlane, ProgramFacts, Traced, XdpMode};
+use super::plane::{DataPlane, EndedRing, ProgramFacts, Traced};
 use super::{facts, trace};
 
 impl DataPlane for BpfDataPlane {
-    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
-        self.attach_port(ifindex, mode)
+    fn attach(&mut self, ifindex: u32) -> Result<()> {
+        self.attach_port(ifindex)
     }
 
     fn detach(&mut self, ifindex: u32) -> Result<()> {
         self.detach_port(ifindex)
     }
 
-    fn create_ring(&mut self, ring: &RingSpec) -> Result<()> {
-        self.make_ring(ring)
+    fn create_rings(&mut self, rings: &[RingSpec]) -> Result<()> {
+        self.make_rings(rings)
     }
 
     fn reset_counters(&mut self, ring: RingNumber) -> Result<()> {
@@ -55,8 +55,8 @@ impl DataPlane for BpfDataPlane {
         self.set_reserved(places)
     }
 
-    fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
-        self.end_ring(ring, flows, ports)
+    fn delete_rings(&mut self, rings: &[EndedRing]) -> Result<()> {
+        self.end_rings(rings)
     }
 
     fn forget_ended(&mut self, flows: &[FlowKey]) -> Result<()> {

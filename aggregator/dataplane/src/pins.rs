@@ -12,15 +12,15 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use netsum_common::abi::{VERSION, maps};
 
 /// Where pins are, held for this daemon alone.
 #[derive(Debug)]
 pub struct Pins {
     dir: PathBuf,
-    /// Locked as long as the daemon lives, however it ends.
-    _lock: File,
+    /// Locked as long as the daemon lives, however it ends: the state's, and `dir`.
+    _locks: [File; 2],
 }
 
 /// What the folder holds.
@@ -41,18 +41,7 @@ impl Pins {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
         let file = File::create(lock).with_context(|| format!("cannot make {}", lock.display()))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                bail!(
-                    "another `netsum run` is at work with {}; give this one a `pin`, `state` and `jobs` of its own",
-                    dir.display()
-                )
-            }
-            Err(TryLockError::Error(e)) => {
-                return Err(e).with_context(|| format!("cannot lock {}", lock.display()));
-            }
-        }
+        take(&file, lock)?;
         let parent = dir.parent().unwrap_or(dir);
         if !is_bpffs(parent) {
             log::warn!(
@@ -62,7 +51,9 @@ impl Pins {
             return Ok(None);
         }
         fs::create_dir_all(dir).with_context(|| format!("pin = {dir:?}: cannot be made"))?;
-        Ok(Some(Self { dir: dir.to_owned(), _lock: file }))
+        let folder = File::open(dir).with_context(|| format!("pin = {dir:?}"))?;
+        take(&folder, dir)?;
+        Ok(Some(Self { dir: dir.to_owned(), _locks: [file, folder] }))
     }
 
     /// Looks for what an earlier daemon has left.
@@ -168,6 +159,17 @@ impl Pins {
     fn links_dir(&self) -> PathBuf {
         self.versioned().join("links")
     }
+}
+
+/// Locks a file or a folder of which there is one for each daemon.
+fn take(file: &File, path: &Path) -> Result<()> {
+    file.try_lock().map_err(|e| match e {
+        TryLockError::WouldBlock => anyhow!(
+            "another `netsum run` is at work with {}; give this one a `pin`, `state` and `jobs` of its own",
+            path.display()
+        ),
+        TryLockError::Error(e) => anyhow!("cannot lock {}: {e}", path.display()),
+    })
 }
 
 /// The names in a folder that are numbers.

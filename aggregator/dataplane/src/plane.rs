@@ -14,23 +14,28 @@ use netsum_common::timing::Timing;
 use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSeen, FlowSpec, RingSpec};
 
-/// How XDP programs are attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    /// In the driver.
-    Native,
-    /// In the generic stack, for drivers without XDP; slow.
-    Skb,
+/// A ring that is to be removed.
+#[derive(Clone, Debug, Default)]
+pub struct EndedRing {
+    pub id: RingNumber,
+    /// Its flows, and the interfaces of its members.
+    pub flows: Vec<FlowKey>,
+    pub ports: Vec<u32>,
 }
 
 /// What the controller asks of the data plane.
 pub trait DataPlane: Send {
-    /// Attaches the programs of a port to an interface; again, where somebody has detached the ingress program.
-    fn attach(&mut self, ifindex: u32, mode: XdpMode) -> anyhow::Result<()>;
+    /// Attaches the programs of a port to an interface, in its driver; again, where somebody has
+    /// detached the ingress program.
+    fn attach(&mut self, ifindex: u32) -> anyhow::Result<()>;
     /// Detaches it, also where that was attached by an earlier daemon; traffic is bridged as if netsum were not there.
     fn detach(&mut self, ifindex: u32) -> anyhow::Result<()>;
-    /// Makes a ring's maps, empty. The ring is not active yet. Its counters go on.
-    fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()>;
+    /// Makes rings' maps, empty. The rings are not active yet. Their counters go on.
+    fn create_rings(&mut self, rings: &[RingSpec]) -> anyhow::Result<()>;
+    /// One of them.
+    fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()> {
+        self.create_rings(std::slice::from_ref(ring))
+    }
     /// Sets a ring's counters and timed sums to zero.
     fn reset_counters(&mut self, ring: RingNumber) -> anyhow::Result<()>;
     /// Registers a flow of a ring that exists.
@@ -41,9 +46,13 @@ pub trait DataPlane: Send {
     fn set_hop(&mut self, member: HopKey, hop: &Hop) -> anyhow::Result<()>;
     /// Replaces the addresses that belong somewhere without any flow: by a port's interface, or [`Owner::THE_BOX`].
     fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()>;
-    /// Removes a ring and frees its memory. Its flows have ended: what still comes on them is dropped, until they are forgotten or
-    /// registered again. What is missing already is no error.
-    fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()>;
+    /// Removes rings and frees their memory. Their flows have ended: what still comes on them is dropped, until they are forgotten
+    /// or registered again. What is missing already is no error.
+    fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()>;
+    /// One of them.
+    fn delete_ring(&mut self, id: RingNumber, flows: &[FlowKey], ports: &[u32]) -> anyhow::Result<()> {
+        self.delete_rings(&[EndedRing { id, flows: flows.to_vec(), ports: ports.to_vec() }])
+    }
     /// Forgets flows that have ended. What still comes on them passes, as any stranger's.
     fn forget_ended(&mut self, flows: &[FlowKey]) -> anyhow::Result<()>;
     /// The flows that have ended and whose data is dropped.

@@ -5,24 +5,21 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions};
-use aya::programs::xdp::{XdpLink, XdpLinkId, XdpMode as AyaMode};
+use aya::programs::xdp::{XdpLink, XdpLinkId, XdpMode};
 use aya::programs::{LinkOrder, TcAttachType};
 use netsum_common::abi::programs;
 
 use super::bpf::{Attachment, BpfDataPlane, Port, guard, program};
-use super::plane::XdpMode;
 
 impl BpfDataPlane {
     /// Anew, where `ingress` was attached and no longer is. `guard` stays meanwhile.
-    pub(super) fn attach_port(&mut self, ifindex: u32, mode: XdpMode) -> Result<()> {
+    pub(super) fn attach_port(&mut self, ifindex: u32) -> Result<()> {
         let gone = self.ports.get_mut(&ifindex).and_then(|port| port.ingress.take());
         self.detach_ingress(gone)?;
-        let mode = match mode {
-            XdpMode::Native => AyaMode::Driver,
-            XdpMode::Skb => AyaMode::Skb,
-        };
         let program = program(&mut self.ebpf, programs::INGRESS)?;
-        let id = program.attach_to_if_index(ifindex, mode)?;
+        // Nowhere else: the generic stack's clones of a broadcast share their data, and the first
+        // one's headers would be everybody's.
+        let id = program.attach_to_if_index(ifindex, XdpMode::Driver)?;
         let ingress = match &self.pins {
             Some(pins) => {
                 let link = FdLink::try_from(program.take_link(id)?).context(

@@ -1,18 +1,20 @@
 //! Rings in the data plane: their maps, from making to removal.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result, bail};
-use aya::maps::{Array, DevMap, MapData};
+use aya::maps::{Array, DevMap, Map, MapData};
 use netsum_common::abi::{
-    self, EgressKey, EgressPort, FlowKey, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, RingNumber,
+    self, EgressKey, EgressPort, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, RingConfig, RingNumber,
     SavedHeader, maps, ring_flags,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_core::plane::RingSpec;
 
-use super::bpf::{BpfDataPlane, RingMaps, device_map, ignore_missing};
+use super::bpf::{ARRAY, BpfDataPlane, DEVMAP, RingMaps, create, ignore_missing};
+use super::plane::EndedRing;
 
 /// `BPF_F_INNER_MAP`: the array may differ in length from the outer map's template.
 const INNER_MAP: u32 = 1 << 12;
@@ -26,14 +28,20 @@ struct Sizes {
 }
 
 impl BpfDataPlane {
-    pub(super) fn make_ring(&mut self, ring: &RingSpec) -> Result<()> {
-        check(ring)?;
-        let config = self.config(ring)?;
-        let RingConfig { slots, mtu, ranks, .. } = config;
-        let ports = ranks - has_parent(&config) as u32;
-        self.put_maps(ring.id, ring.cpu, &Sizes { slots, mtu, headers: slots * ranks, ports })?;
-        self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
-        self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
+    pub(super) fn make_rings(&mut self, rings: &[RingSpec]) -> Result<()> {
+        let mut sizes = Vec::new();
+        for ring in rings {
+            check(ring)?;
+            let RingConfig { slots, mtu, ranks, .. } = self.config(ring)?;
+            let ports = ranks - has_parent(&ring.config) as u32;
+            sizes.push((ring.id, ring.cpu, Sizes { slots, mtu, headers: slots * ranks, ports }));
+        }
+        self.put_maps(&sizes)?;
+        for ring in rings {
+            self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
+            let config = self.config(ring)?;
+            self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
+        }
         Ok(())
     }
 
@@ -75,30 +83,37 @@ impl BpfDataPlane {
         Ok(self.array(maps::RINGS)?.set(ring.id.0, config, 0)?)
     }
 
-    pub(super) fn end_ring(&mut self, ring: RingNumber, flows: &[FlowKey], ports: &[u32]) -> Result<()> {
-        // From here on nothing is added. What comes is dropped: by the ring, then by the flows that have ended.
-        let mut config = self.ring_config(ring)?;
-        config.flags &= !ring_flags::ACTIVE;
-        self.array(maps::RINGS)?.set(ring.0, config, 0)?;
-        if !flows.is_empty() {
+    pub(super) fn end_rings(&mut self, rings: &[EndedRing]) -> Result<()> {
+        // From here on nothing is added. What comes is dropped: by the rings, then by the flows that have ended.
+        for ring in rings {
+            self.set_active(ring.id, false)?;
+        }
+        if rings.iter().any(|ring| !ring.flows.is_empty()) {
             self.wait_for_programs()?;
         }
-        for key in flows {
-            self.end_flow(*key)?;
+        let mut made = Vec::new();
+        for EndedRing { id, flows, ports } in rings {
+            for key in flows {
+                self.end_flow(*key)?;
+            }
+            for &ifindex in ports {
+                let key = EgressKey { ring: *id, ifindex };
+                ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&key))?;
+            }
+            let RingConfig { ranks, mtu, .. } = self.ring_config(*id)?;
+            for member in 0..ranks {
+                ignore_missing(self.hash::<_, Hop>(maps::HOPS)?.remove(&HopKey { ring: *id, member }))?;
+            }
+            if mtu != 0 {
+                made.push((*id, 0, Sizes { slots: 1, mtu, headers: 1, ports: 1 }));
+            }
         }
-        for &ifindex in ports {
-            ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS)?.remove(&EgressKey { ring, ifindex }))?;
+        // aya has no removal from an array of maps: the smallest maps take the place of the rings' and free them.
+        self.put_maps(&made)?;
+        for (id, ..) in made {
+            self.rings.remove(&id);
+            self.array(maps::RINGS)?.set(id.0, RingConfig::default(), 0)?;
         }
-        for member in 0..config.ranks {
-            ignore_missing(self.hash::<_, Hop>(maps::HOPS)?.remove(&HopKey { ring, member }))?;
-        }
-        if config.mtu == 0 {
-            return Ok(());
-        }
-        // aya has no removal from an array of maps: the smallest maps take the place of the ring's and free them.
-        self.put_maps(ring, 0, &Sizes { slots: 1, mtu: config.mtu, headers: 1, ports: 1 })?;
-        self.rings.remove(&ring);
-        self.array(maps::RINGS)?.set(ring.0, RingConfig::default(), 0)?;
         Ok(())
     }
 
@@ -106,7 +121,7 @@ impl BpfDataPlane {
     pub(super) fn open_ring(&mut self, ring: RingNumber, cpu: u32) -> Result<()> {
         let maps = RingMaps {
             cpu,
-            strayed: 0,
+            strayed: self.strayed(ring)?,
             slots: self.inner(maps::SLOTS, ring)?,
             headers: self.inner(maps::HEADERS, ring)?,
             ports: self.inner(maps::PORTS, ring)?,
@@ -127,29 +142,34 @@ impl BpfDataPlane {
         Ok(self.array(maps::STATES)?.set(ring.id.0, state, 0)?)
     }
 
-    /// Makes a ring's inner maps anew.
-    fn put_maps(&mut self, ring: RingNumber, cpu: u32, sizes: &Sizes) -> Result<()> {
-        let slots: Array<MapData, Slot> = Array::create(sizes.slots, INNER_MAP)?;
-        let headers: Array<MapData, SavedHeader> = Array::create(sizes.headers, INNER_MAP)?;
-        let ports = device_map(sizes.ports)?;
-        self.put(maps::SLOTS, ring, &slots)?;
-        match sizes.mtu {
-            256 => self.put_sums::<256>(ring, sizes.slots)?,
-            512 => self.put_sums::<512>(ring, sizes.slots)?,
-            1024 => self.put_sums::<1024>(ring, sizes.slots)?,
-            2048 => self.put_sums::<2048>(ring, sizes.slots)?,
-            other => bail!("no map for path MTU {other}"),
+    /// Makes rings' inner maps.
+    fn put_maps(&mut self, rings: &[(RingNumber, u32, Sizes)]) -> Result<()> {
+        let mut put: BTreeMap<&str, Vec<(RingNumber, OwnedFd)>> = BTreeMap::new();
+        for (ring, cpu, Sizes { slots, mtu, headers, ports }) in rings {
+            let mtus = abi::MTUS.iter().position(|m| m == mtu);
+            let sums = maps::SUMS[mtus.with_context(|| format!("no map for path MTU {mtu}"))?];
+            let array = |size, len| create(ARRAY, size, len, INNER_MAP);
+            let slots_map = array(size_of::<Slot>() as u32, *slots)?;
+            let headers_map = array(size_of::<SavedHeader>() as u32, *headers)?;
+            let ports_map = create(DEVMAP, 8, *ports, 0)?;
+            for (outer, map) in [
+                (maps::SLOTS, &slots_map),
+                (sums, &array(*mtu, *slots)?),
+                (maps::HEADERS, &headers_map),
+                (maps::PORTS, &ports_map),
+            ] {
+                put.entry(outer).or_default().push((*ring, map.fd().as_fd().try_clone_to_owned()?));
+            }
+            let maps = RingMaps {
+                cpu: *cpu,
+                strayed: self.strayed(*ring)?,
+                slots: Array::try_from(Map::from_map_data(slots_map)?)?,
+                headers: Array::try_from(Map::from_map_data(headers_map)?)?,
+                ports: DevMap::try_from(Map::from_map_data(ports_map)?)?,
+            };
+            self.rings.insert(*ring, maps);
         }
-        self.put(maps::HEADERS, ring, &headers)?;
-        self.put(maps::PORTS, ring, &ports)?;
-        self.rings.insert(ring, RingMaps { cpu, strayed: 0, slots, headers, ports });
-        Ok(())
-    }
-
-    fn put_sums<const MTU: usize>(&mut self, ring: RingNumber, slots: u32) -> Result<()> {
-        let sums: Array<MapData, [u8; MTU]> = Array::create(slots, INNER_MAP)?;
-        let index = abi::MTUS.iter().position(|&m| m as usize == MTU).context("a path MTU of the ABI")?;
-        self.put(maps::SUMS[index], ring, &sums)
+        put.iter().try_for_each(|(outer, inner)| self.put_all(outer, inner))
     }
 
     /// What a ring's map holds while it is not active.

@@ -2,15 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use anyhow::Result;
-use aya::maps::Array;
+use anyhow::{Context as _, Result};
+use aya::maps::{Array, DevMap};
 use netsum_common::abi::{
-    Address, Flow, FlowKey, InBandJob, MAX_RINGS, Owner, RingConfig, RingNumber, Token, maps, ring_flags,
-    watch,
+    Address, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, MAX_RINGS, Owner, RingConfig,
+    RingNumber, Token, maps, ring_flags, watch,
 };
 use netsum_core::plane::{FlowSpec, RingSpec};
 
-use super::bpf::{BpfDataPlane, found};
+use super::bpf::{BpfDataPlane, found, ignore_missing};
+use super::plane::EndedRing;
 
 impl BpfDataPlane {
     /// Whether a ring and its flows are in the maps as they should be. They are not where a daemon was killed while it
@@ -24,11 +25,28 @@ impl BpfDataPlane {
             return Ok(false);
         }
         self.open_ring(ring.id, ring.cpu)?;
+        self.replace_egress(ring.id)?;
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         Ok(flows.iter().filter(|f| f.ring == ring.id).all(|f| {
             map.get(&f.key(), 0)
                 .is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank.0, f.base_psn.get()))
         }))
+    }
+
+    /// Gives a ring's clones the egress program of this process, port by port.
+    fn replace_egress(&mut self, ring: RingNumber) -> Result<()> {
+        let egress = self.egress.try_clone()?;
+        let mut uplinks = DevMap::try_from(self.map_mut(maps::UPLINKS)?)?;
+        if let Some(uplink) = found(uplinks.get(ring.0, 0))? {
+            uplinks.set(ring.0, uplink.if_index, Some(&egress), 0)?;
+        }
+        let ports = &mut self.rings.get_mut(&ring).context("the ring was opened")?.ports;
+        for member in 0..ports.len() {
+            if let Some(port) = found(ports.get(member, 0))? {
+                ports.set(member, port.if_index, Some(&egress), 0)?;
+            }
+        }
+        Ok(())
     }
 
     /// Counts anew whose addresses are whose: a daemon that is killed may have been about to.
@@ -85,6 +103,21 @@ impl BpfDataPlane {
         self.count_owners()
     }
 
+    /// Forgets how the clones of other rings than these leave.
+    fn forget_egress(&mut self, rings: &[RingNumber]) -> Result<()> {
+        let mut ports = self.hash::<EgressKey, EgressPort>(maps::EGRESS)?;
+        let keys: Vec<EgressKey> = ports.keys().collect::<Result<_, _>>()?;
+        for key in keys.iter().filter(|key| !rings.contains(&key.ring)) {
+            ignore_missing(ports.remove(key))?;
+        }
+        let mut hops = self.hash::<HopKey, Hop>(maps::HOPS)?;
+        let keys: Vec<HopKey> = hops.keys().collect::<Result<_, _>>()?;
+        for key in keys.iter().filter(|key| !rings.contains(&key.ring)) {
+            ignore_missing(hops.remove(key))?;
+        }
+        Ok(())
+    }
+
     /// Removes rings other than these, and ends other flows. How many rings there were.
     pub fn forget_others(&mut self, rings: &[RingNumber], flows: &[FlowSpec]) -> Result<usize> {
         let known: HashSet<FlowKey> = flows.iter().map(FlowSpec::key).collect();
@@ -106,11 +139,14 @@ impl BpfDataPlane {
         for (token, _) in jobs.iter().filter(|(_, job)| !rings.contains(&job.job)) {
             self.ignore(token.bytes())?;
         }
+        self.forget_egress(rings)?;
         let mut removed = 0;
-        for ring in (1..MAX_RINGS).map(RingNumber).filter(|r| !rings.contains(r)) {
-            removed += usize::from(self.ring_config(ring)?.mtu != 0);
-            self.end_ring(ring, &[], &[])?;
+        let mut ended = Vec::new();
+        for id in (1..MAX_RINGS).map(RingNumber).filter(|r| !rings.contains(r)) {
+            removed += usize::from(self.ring_config(id)?.mtu != 0);
+            ended.push(EndedRing { id, ..EndedRing::default() });
         }
+        self.end_rings(&ended)?;
         Ok(removed)
     }
 }

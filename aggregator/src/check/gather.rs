@@ -4,13 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use futures::TryStreamExt as _;
 use netsum_daemon::config::{Config, Ports};
 use netsum_daemon::device;
 use netsum_daemon::netlink::Netlink;
-use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, XdpMode, online_cpus};
+use netsum_dataplane::{BpfDataPlane, DataPlane as _, LoadOptions, online_cpus};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use rtnetlink::packet_route::link::{BridgeStpState, InfoBridge, InfoData, LinkAttribute, LinkInfo};
 
 use super::judge::{BridgeFacts, Facts};
 
@@ -48,10 +46,9 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
         ..Facts::default()
     };
     if let Some(wanted) = ports {
-        let mode = config.map_or(XdpMode::Native, |c| c.xdp);
         let cpus = config.map(|c| c.cpus.clone()).filter(|cpus| !cpus.is_empty());
         let cpus = cpus.map_or_else(online_cpus, Ok)?;
-        interfaces(wanted, mode, &cpus, &mut facts).await?;
+        interfaces(wanted, &cpus, &mut facts).await?;
     }
     Ok(facts)
 }
@@ -93,55 +90,28 @@ fn is_bpffs(path: &Path) -> bool {
     there.and_then(|p| statfs(p).ok()).is_some_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
 }
 
-async fn interfaces(wanted: &Ports, mode: XdpMode, cpus: &[u32], facts: &mut Facts) -> Result<()> {
+async fn interfaces(wanted: &Ports, cpus: &[u32], facts: &mut Facts) -> Result<()> {
     let netlink = Netlink::open()?;
-    let interfaces = match netlink.resolve(wanted).await {
-        Ok(interfaces) => interfaces,
+    let interfaces = match netlink.choose(wanted).await {
+        Ok((_, interfaces)) => interfaces,
         Err(e) => {
             facts.ports = Some(Err(format!("{e:#}")));
             return Ok(());
         }
     };
-    let name = match wanted {
-        Ports::Bridge(name) => Some(name.clone()),
-        Ports::List(_) => {
-            let index = interfaces.iter().find_map(|l| l.bridge);
-            let all = netlink.interfaces().await?;
-            all.into_iter().find(|l| Some(l.ifindex) == index).map(|l| l.name)
-        }
-    };
-    if let Some(name) = name {
-        facts.bridge = Some(bridge(&name).await?);
-    }
-    facts.ports = Some(Ok(interfaces.iter().map(|l| device::facts(l, mode, cpus)).collect::<Result<_>>()?));
+    let bridge = interfaces.iter().find_map(|l| l.bridge);
+    let all = netlink.interfaces().await?;
+    facts.bridge = all.iter().find(|l| Some(l.ifindex) == bridge).map(|l| BridgeFacts {
+        name: l.name.clone(),
+        up: l.enabled,
+        vlan_filtering: l.settings.vlan_filtering,
+        stp: l.settings.stp,
+        // Or for all bridges at once.
+        call_iptables: l.settings.call_iptables
+            || number("/proc/sys/net/bridge/bridge-nf-call-iptables").is_some_and(|n| n > 0),
+    });
+    facts.ports = Some(Ok(interfaces.iter().map(|l| device::facts(l, cpus)).collect::<Result<_>>()?));
     Ok(())
-}
-
-async fn bridge(name: &str) -> Result<BridgeFacts> {
-    let (connection, handle, _) = rtnetlink::new_connection().context("netlink")?;
-    tokio::spawn(connection);
-    let found: Vec<_> = handle.link().get().match_name(name.to_owned()).execute().try_collect().await?;
-    let mut facts = BridgeFacts { name: name.to_owned(), ..BridgeFacts::default() };
-    for message in &found {
-        facts.up = message.header.flags.contains(rtnetlink::packet_route::link::LinkFlags::Up);
-        for attribute in &message.attributes {
-            let LinkAttribute::LinkInfo(infos) = attribute else { continue };
-            for info in infos {
-                let LinkInfo::Data(InfoData::Bridge(settings)) = info else { continue };
-                for setting in settings {
-                    match setting {
-                        InfoBridge::VlanFiltering(on) => facts.vlan_filtering = *on,
-                        InfoBridge::StpState(state) => facts.stp = *state != BridgeStpState::Disabled,
-                        InfoBridge::NfCallIpTables(on) => facts.call_iptables |= *on,
-                        _ => {}
-                    }
-                }
-            }
-        }
-    }
-    // For all bridges at once.
-    facts.call_iptables |= number("/proc/sys/net/bridge/bridge-nf-call-iptables").is_some_and(|n| n > 0);
-    Ok(facts)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use netsum_daemon::run::{WorkerPort, serve};
 use netsum_daemon::socket::{self, Access};
 use netsum_daemon::state::Shared;
 use netsum_daemon::worker::PortFinder;
-use netsum_dataplane::{Attached, DataPlane, ProgramFacts, Traced, XdpMode};
+use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, ServerTlsConfig};
 
@@ -35,6 +35,8 @@ use tonic::transport::{Channel, ServerTlsConfig};
 #[derive(Default)]
 pub struct Told {
     pub rings: HashMap<RingNumber, RingSpec>,
+    /// How often rings were made or removed, several at once.
+    pub changes: u32,
     /// How many rings were made, and how often rings were paused.
     pub made: u32,
     pub pauses: u32,
@@ -47,21 +49,23 @@ pub struct Told {
     pub traced: Vec<Traced>,
     pub lost: u64,
     pub reserved: HashMap<Address, u32>,
+    pub hops: HashMap<HopKey, Hop>,
 }
 
 pub struct Remembers(pub Arc<Mutex<Told>>);
 
 impl DataPlane for Remembers {
-    fn attach(&mut self, _: u32, _: XdpMode) -> anyhow::Result<()> {
+    fn attach(&mut self, _: u32) -> anyhow::Result<()> {
         Ok(())
     }
     fn detach(&mut self, _: u32) -> anyhow::Result<()> {
         Ok(())
     }
-    fn create_ring(&mut self, ring: &RingSpec) -> anyhow::Result<()> {
+    fn create_rings(&mut self, rings: &[RingSpec]) -> anyhow::Result<()> {
         let mut told = self.0.lock().unwrap();
-        told.rings.insert(ring.id, ring.clone());
-        told.made += 1;
+        told.rings.extend(rings.iter().map(|ring| (ring.id, ring.clone())));
+        told.made += rings.len() as u32;
+        told.changes += 1;
         Ok(())
     }
     fn reset_counters(&mut self, _: RingNumber) -> anyhow::Result<()> {
@@ -76,19 +80,21 @@ impl DataPlane for Remembers {
         self.0.lock().unwrap().active.insert(ring.id);
         Ok(())
     }
-    fn set_hop(&mut self, _: HopKey, _: &Hop) -> anyhow::Result<()> {
+    fn set_hop(&mut self, to: HopKey, hop: &Hop) -> anyhow::Result<()> {
+        self.0.lock().unwrap().hops.insert(to, *hop);
         Ok(())
     }
     fn reserve(&mut self, places: HashMap<Address, u32>) -> anyhow::Result<()> {
         self.0.lock().unwrap().reserved = places;
         Ok(())
     }
-    fn delete_ring(&mut self, ring: RingNumber, flows: &[FlowKey], _: &[u32]) -> anyhow::Result<()> {
+    fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()> {
         let mut told = self.0.lock().unwrap();
-        told.rings.remove(&ring);
-        told.active.remove(&ring);
-        for flow in flows {
-            told.flows.remove(flow);
+        told.changes += 1;
+        for EndedRing { id, flows, .. } in rings {
+            told.rings.remove(id);
+            told.active.remove(id);
+            told.flows.retain(|flow| !flows.contains(flow));
         }
         Ok(())
     }

@@ -66,7 +66,7 @@ impl AdminService {
         let ports = self.netlink.as_ref().map(|_| self.shared.lock().controller.ports().to_vec());
         // Drivers may take their time: nobody waits for them.
         let rates: HashMap<u32, u64> =
-            ports.iter().flatten().map(|p| (p.ifindex, device::rate(&p.name))).collect();
+            ports.iter().flatten().map(|p| (p.ifindex, device::rate(p.ifindex))).collect();
         let mut inner = self.shared.lock();
         // A manager that has nothing to order says by this that it is there.
         election.map(|election| inner.hear(election));
@@ -97,6 +97,7 @@ impl AdminService {
                 chassis: n.chassis,
                 port: n.port,
                 age_ms: age.as_millis() as u32,
+                chassis_id: n.id,
             });
             port
         });
@@ -107,6 +108,7 @@ impl AdminService {
             release,
             election: inner.election,
             listens: heard.is_some(),
+            chassis_id: heard.map(|heard| heard.own.to_string()).unwrap_or_default(),
             adds: inner.adds(),
             cpus: Some(inner.controller.cpus() as u32),
         }))

@@ -376,11 +376,9 @@ mod tests {
             mac: "02:00:00:00:00:01".into(),
             mtu: 1500,
             up: true,
-            blocked: false,
-            router: None,
-            bridge: None,
             xdp: Some("native"),
             counters: [1, 2, 3, 4],
+            ..Interface::default()
         };
         let no_job = vec![1; Counter::ALL.len()];
         let tenant = |name: &str, limits| {

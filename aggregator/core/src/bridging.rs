@@ -1,0 +1,85 @@
+//! What keeps a bridge from passing packets between a job's ports: contributions are summed all the
+//! same, and acknowledgements between hosts are lost.
+
+use crate::port::{Defect, bearable, fatal};
+
+/// How the bridge treats a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bridged {
+    pub name: String,
+    /// Why it passes nothing on: what spanning tree does there. Empty where it forwards.
+    pub blocked: &'static str,
+    /// It passes nothing on to other isolated ports.
+    pub isolated: bool,
+    /// It takes packets of hosts alone that are in the forwarding table (IEEE 802.1X).
+    pub locked: bool,
+}
+
+/// A chain that sees what the bridge forwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Its family, table and name, as `nft list chain` has them.
+    pub chain: String,
+    /// It drops what none of its rules accepts.
+    pub drops: bool,
+}
+
+/// Everything in the way between these ports, the certain before the possible.
+pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
+    let mut all = Vec::new();
+    for Bridged { name, blocked, .. } in ports.iter().filter(|p| !p.blocked.is_empty()) {
+        all.push(fatal(
+            format!("port {name}: the bridge passes nothing on there, spanning tree keeps it {blocked}"),
+            "wait until it forwards; without loops `ip link set BRIDGE type bridge stp_state 0 forward_delay 0`",
+        ));
+    }
+    let isolated: Vec<&str> = ports.iter().filter(|p| p.isolated).map(|p| p.name.as_str()).collect();
+    if let [first, _, ..] = &isolated[..] {
+        all.push(fatal(
+            format!("ports {} are isolated: the bridge passes nothing on between them", isolated.join(", ")),
+            format!("bridge link set dev {first} isolated off, and so the others"),
+        ));
+    }
+    for Bridged { name, .. } in ports.iter().filter(|p| p.locked) {
+        all.push(bearable(
+            format!(
+                "port {name} is locked: packets of hosts that are not in the forwarding table are lost there"
+            ),
+            format!(
+                "bridge fdb replace MAC dev {name} master static, or bridge link set dev {name} locked off"
+            ),
+        ));
+    }
+    for Filter { chain, drops } in filters {
+        let policy = if *drops { ", and drops what no rule accepts" } else { "" };
+        let found = format!("chain {chain} filters what the bridge forwards{policy}");
+        let mend = format!("accept UDP port 4791 in it; nft list chain {chain}");
+        all.push(if *drops { fatal(found, mend) } else { bearable(found, mend) });
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_obstacle_is_named_with_its_ports() {
+        let port = |name: &str| Bridged { name: name.into(), ..Bridged::default() };
+        let isolated = |name: &str| Bridged { isolated: true, ..port(name) };
+        let filter = |drops| [Filter { chain: "bridge f c".into(), drops }];
+        assert_eq!(obstacles(&[port("a"), port("b")], &[]), []);
+        assert_eq!(obstacles(&[isolated("a"), port("b")], &[]), [], "isolated from nobody");
+        for (ports, filters, is_fatal, words) in [
+            (vec![isolated("a"), port("b"), isolated("c")], vec![], true, "ports a, c are isolated"),
+            (vec![Bridged { blocked: "learning", ..port("a") }], vec![], true, "keeps it learning"),
+            (vec![Bridged { locked: true, ..port("a") }], vec![], false, "port a is locked"),
+            (vec![], filter(true).to_vec(), true, "bridge f c filters what the bridge forwards, and drops"),
+            (vec![], filter(false).to_vec(), false, "bridge f c filters"),
+        ] {
+            let found = obstacles(&ports, &filters);
+            assert!(found.len() == 1 && found[0].is_fatal == is_fatal, "{found:?}");
+            assert!(found[0].found.contains(words), "{found:?}");
+        }
+    }
+}

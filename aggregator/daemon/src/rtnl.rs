@@ -1,0 +1,222 @@
+//! Questions to the kernel over netlink. Messages stay as they come: one that nobody understands
+//! takes no other with it.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{Stream, StreamExt as _};
+use rtnetlink::MulticastGroup;
+use rtnetlink::packet_core::{
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable,
+};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::{AsyncSocket as _, SocketAddr};
+use tokio::sync::Mutex;
+
+/// A list that is interrupted is asked for so often, with this pause in between.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A message: its type, and what is behind its header.
+#[derive(Clone, Debug)]
+pub struct Raw {
+    pub kind: u16,
+    pub bytes: Vec<u8>,
+}
+
+impl NetlinkDeserializable for Raw {
+    type Error = Infallible;
+
+    fn deserialize(header: &NetlinkHeader, bytes: &[u8]) -> Result<Self, Infallible> {
+        Ok(Self { kind: header.message_type, bytes: bytes.to_vec() })
+    }
+}
+
+impl NetlinkSerializable for Raw {
+    fn message_type(&self) -> u16 {
+        self.kind
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.bytes);
+    }
+}
+
+impl From<RouteNetlinkMessage> for Raw {
+    fn from(message: RouteNetlinkMessage) -> Self {
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        Self { kind: message.message_type(), bytes }
+    }
+}
+
+impl Raw {
+    /// What it says; `None` where it cannot be understood.
+    pub fn decode(&self) -> Option<RouteNetlinkMessage> {
+        let mut header = NetlinkHeader::default();
+        header.message_type = self.kind;
+        let decoded = RouteNetlinkMessage::deserialize(&header, &self.bytes);
+        decoded.inspect_err(|e| log::debug!("netlink: a message is passed over: {e}")).ok()
+    }
+}
+
+/// A connection.
+#[derive(Clone)]
+pub struct Rtnl {
+    handle: ConnectionHandle<Raw>,
+    /// The kernel answers a list that is asked for while another goes out on the same socket with
+    /// EBUSY (`__netlink_dump_start` in net/netlink/af_netlink.c).
+    one_list: Arc<Mutex<()>>,
+}
+
+impl Rtnl {
+    /// Connects to one of netlink's protocols, within a tokio runtime.
+    pub fn open(protocol: isize) -> io::Result<Self> {
+        let (mut connection, handle, _): (Connection<Raw>, _, _) = new_connection(protocol)?;
+        // It may say that the list was interrupted, or what went wrong.
+        connection.set_forward_done(true);
+        tokio::spawn(connection);
+        Ok(Self { handle, one_list: Arc::default() })
+    }
+
+    /// The answer to one question, which is no list.
+    ///
+    /// # Errors
+    /// What the kernel answers in its place, by its number.
+    pub async fn one(&self, question: impl Into<Raw>) -> io::Result<Vec<Raw>> {
+        ask(&self.handle, question.into(), 0).await
+    }
+
+    /// A whole list. It is taken to its end also where nobody waits for it any more, as for the
+    /// answer to a manager that has heard enough: the next one would be refused. One that changes
+    /// while the kernel makes it may lack anything, and is asked for again.
+    ///
+    /// # Errors
+    /// What the kernel answers; that the list changes all the time.
+    pub async fn list(&self, question: impl Into<Raw>) -> io::Result<Vec<Raw>> {
+        let (Self { handle, one_list }, question) = (self.clone(), question.into());
+        let whole = tokio::spawn(async move {
+            let _one_list = one_list.lock().await;
+            until_whole(|| ask(&handle, question.clone(), NLM_F_DUMP)).await
+        });
+        whole.await?
+    }
+}
+
+async fn ask(handle: &ConnectionHandle<Raw>, question: Raw, list: u16) -> io::Result<Vec<Raw>> {
+    let mut message = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(question));
+    message.header.flags = NLM_F_REQUEST | list;
+    let answer = handle.request(message, SocketAddr::new(0, 0)).map_err(io::Error::other)?;
+    whole(answer, list != 0).await
+}
+
+/// Asks again while the list changes.
+async fn until_whole<F: Future<Output = io::Result<Vec<Raw>>>>(
+    mut ask: impl FnMut() -> F,
+) -> io::Result<Vec<Raw>> {
+    for _ in 1..TRIES {
+        match ask().await {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => tokio::time::sleep(PAUSE).await,
+            done => return done,
+        }
+    }
+    ask().await
+}
+
+/// The messages of an answer, if it has all of them.
+async fn whole(answer: impl Stream<Item = NetlinkMessage<Raw>>, is_list: bool) -> io::Result<Vec<Raw>> {
+    let (mut all, mut is_whole, mut interrupted) = (Vec::new(), !is_list, false);
+    let mut answer = std::pin::pin!(answer);
+    while let Some(message) = answer.next().await {
+        interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
+        match message.payload {
+            NetlinkPayload::InnerMessage(raw) => all.push(raw),
+            NetlinkPayload::Done(done) if done.code < 0 => {
+                return Err(io::Error::from_raw_os_error(-done.code));
+            }
+            NetlinkPayload::Done(_) => is_whole = true,
+            NetlinkPayload::Error(e) => return Err(e.to_io()),
+            _ => {}
+        }
+    }
+    match (is_whole, interrupted) {
+        (true, false) => Ok(all),
+        (true, true) => {
+            Err(io::Error::new(io::ErrorKind::Interrupted, "it changes while the kernel makes it"))
+        }
+        (false, _) => Err(io::Error::other("the answer has no end")),
+    }
+}
+
+/// Notices of what changes.
+pub struct Changes(UnboundedReceiver<(NetlinkMessage<Raw>, SocketAddr)>);
+
+impl Changes {
+    /// Those of these groups, from now on.
+    pub fn open(groups: &[MulticastGroup]) -> io::Result<Self> {
+        let (mut connection, _, changes): (Connection<Raw>, _, _) = new_connection(NETLINK_ROUTE)?;
+        let groups = groups.iter().fold(0, |all, group| all | 1 << (*group as u32 - 1));
+        connection.socket_mut().socket_mut().bind(&SocketAddr::new(0, groups))?;
+        tokio::spawn(connection);
+        Ok(Self(changes))
+    }
+
+    /// Waits for the next ones, all that there are; false where there will be none. Notices that
+    /// were lost count as one.
+    pub async fn next(&mut self) -> bool {
+        let some = self.0.next().await.is_some();
+        while self.0.try_recv().is_ok() {}
+        some
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::{DoneMessage, NLM_F_MULTIPART};
+
+    use super::*;
+
+    /// A list of so many messages, whose messages with these numbers the kernel marks; the last is
+    /// its end.
+    fn list(messages: u16, marked: &[u16]) -> impl Stream<Item = NetlinkMessage<Raw>> + use<> {
+        let marked = marked.to_vec();
+        let message = move |kind: u16| {
+            let mut header = NetlinkHeader::default();
+            header.flags = NLM_F_MULTIPART | if marked.contains(&kind) { NLM_F_DUMP_INTR } else { 0 };
+            let end = NetlinkPayload::Done(DoneMessage::default());
+            let payload = NetlinkPayload::InnerMessage(Raw { kind, bytes: Vec::new() });
+            NetlinkMessage::new(header, if kind == messages { end } else { payload })
+        };
+        futures::stream::iter((0..=messages).map(message))
+    }
+
+    #[tokio::test]
+    async fn a_list_that_was_interrupted_or_has_no_end_is_none() {
+        assert_eq!(whole(list(3, &[]), true).await.unwrap().len(), 3);
+        for marked in 0..=3 {
+            let error = whole(list(3, &[marked]), true).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        }
+        whole(list(3, &[]).take(3), true).await.unwrap_err();
+        assert_eq!(whole(list(3, &[]).take(1), false).await.unwrap().len(), 1, "no list");
+    }
+
+    #[tokio::test]
+    async fn a_list_that_was_interrupted_is_asked_for_again_until_it_is_whole() {
+        let mut marked = vec![vec![], vec![2], vec![0]];
+        let found = until_whole(|| whole(list(3, &marked.pop().unwrap()), true)).await.unwrap();
+        assert!(found.len() == 3 && marked.is_empty());
+        let error = until_whole(|| whole(list(3, &[1]), true)).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted, "all the time");
+    }
+}
