@@ -17,7 +17,7 @@ use netsum_common::serial::{Psn, Qpn};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{InBandToken, JobHeader};
 use netsum_core::plane::FirstPacket;
-use netsum_daemon::socket::{self, Access};
+use netsum_daemon::socket::{self, Access, SocketFile};
 use netsum_daemon::trace;
 use netsum_dataplane::Traced;
 use serde_json::{Value, json};
@@ -207,11 +207,12 @@ async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
         });
         let epoch = futures::future::join_all(joins).await.remove(0).job.unwrap().epoch;
         known.push(d.told.lock().unwrap().hops.values().all(|hop| hop.dst == dst));
-        let mut inner = d.shared.lock();
-        let edges: Vec<_> = inner.edges().collect();
-        let hop = Hop { own, dst: [2, 0, 0, 0, 0, 7], src: own };
-        inner.next_hops = edges.iter().map(|edge| ((edge.dst, edge.own), hop)).collect();
-        drop(inner);
+        {
+            let mut inner = d.shared.lock();
+            let edges: Vec<_> = inner.edges().collect();
+            let hop = Hop { own, dst: [2, 0, 0, 0, 0, 7], src: own };
+            inner.next_hops = edges.iter().map(|edge| ((edge.dst, edge.own), hop)).collect();
+        }
         for rank in 0..2 {
             let leave = api::LeaveRequest { job: "train".into(), token: "secret".into(), rank, epoch };
             d.worker().await.leave(leave).await.unwrap();
@@ -340,6 +341,15 @@ async fn a_socket_left_by_a_killed_daemon_is_replaced_and_a_live_one_is_not() {
     );
     drop(first);
     socket::listen(&path, &Access::default()).unwrap();
+
+    // Of two that begin at once the later one has the place, and the other leaves it alone.
+    let file = SocketFile::new(path.clone());
+    std::fs::remove_file(&path).unwrap();
+    let _later = socket::listen(&path, &Access::default()).unwrap();
+    drop(file);
+    assert!(path.exists());
+    drop(SocketFile::new(path.clone()));
+    assert!(!path.exists());
 }
 
 #[tokio::test]

@@ -86,7 +86,7 @@ pub async fn run(config: &Config) -> Result<()> {
         );
     }
     let admin = UnixListener::from_std(socket::listen(&config.admin, &Access::default())?)?;
-    let _file = SocketFile(config.admin.clone());
+    let _file = SocketFile::new(config.admin.clone());
     let tls =
         config.workers_tls.as_ref().map(|files| tls::server_config("workers-tls", files)).transpose()?;
     let listener = TcpListener::bind(config.workers).await;

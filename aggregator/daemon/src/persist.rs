@@ -190,22 +190,28 @@ pub struct Begun {
     pub adds: Option<u64>,
 }
 
+/// Takes hold of what outlives a daemon; `None` where nothing does.
+///
+/// # Errors
+/// If another daemon is at work.
+pub fn hold(config: &Config) -> Result<Option<Pins>> {
+    let pins = config.pin.as_ref().map(|dir| Pins::hold(dir, &config.state.with_extension("lock")));
+    Ok(pins.transpose()?.flatten())
+}
+
 /// Begins anew, or goes on where a daemon was killed.
 ///
 /// # Errors
-/// If another daemon is at work, or the kernel refuses; nothing that this call has attached is left then.
+/// If the kernel refuses; nothing that this call has attached is left then.
 pub fn begin(
     config: &Config,
+    pins: Option<Pins>,
     cpus: &[u32],
     interfaces: &[Interface],
     reset: bool,
     mut controller: Controller,
 ) -> Result<Begun> {
     let options = LoadOptions { cpus: cpus.to_vec(), cpu_queue: config.cpu_queue, inline: config.inline };
-    let pins = match &config.pin {
-        Some(dir) => Pins::hold(dir, &config.state.with_extension("lock"))?,
-        None => None,
-    };
     let Some(pins) = pins else {
         let mut plane = BpfDataPlane::load(&options)?;
         controller.set_ports(attach(&mut plane, interfaces, &[], &[])?);

@@ -24,7 +24,7 @@ use super::admin::AdminService;
 use super::chosen::Chosen;
 use super::doorman::{Doorman, Limits};
 use super::netlink::{Interface, Netlink};
-use super::persist::{Begun, Wanted, begin};
+use super::persist::{Begun, Wanted, begin, hold};
 use super::reload::Reloader;
 use super::rtnl::Changes;
 use super::socket::{self, SocketFile};
@@ -76,8 +76,10 @@ impl Ready {
     async fn new(config: &Config, reset: bool) -> Result<Self> {
         let (chosen, interfaces) = Netlink::open()?.choose(&config.ports).await?;
         let tls = config.tls.as_ref().map(|files| tls::server_config("listen.tls", files)).transpose()?;
+        // Of two that start at once, one takes no place of the other's.
+        let pins = hold(config)?;
         let admin = socket::listen(&config.admin, &config.admin_access)?;
-        let _file = SocketFile(config.admin.clone());
+        let _file = SocketFile::new(config.admin.clone());
         let workers = match config.workers {
             Some(address) => Some((listen("listen.workers", address).await?, tls)),
             None => None,
@@ -99,7 +101,7 @@ impl Ready {
         if let Some((_, jobs)) = wanted.as_mut().filter(|_| reset) {
             jobs.clear();
         }
-        let mut begun = begin(config, &cpus, &interfaces, reset, controller)?;
+        let mut begun = begin(config, pins, &cpus, &interfaces, reset, controller)?;
         let ports = begun.controller.ports();
         let (fit, unfit): (Vec<_>, Vec<_>) =
             interfaces.into_iter().partition(|l| ports.iter().any(|p| p.ifindex == l.ifindex));

@@ -1,6 +1,6 @@
 //! The administration socket. Whoever may open it may do everything: its file's mode and group are the permission.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -22,13 +22,32 @@ impl Default for Access {
     }
 }
 
-/// Removes a socket's file when the daemon ends.
-pub struct SocketFile(pub PathBuf);
+/// Removes a socket's file when the daemon ends, unless another daemon's has taken its place.
+pub struct SocketFile {
+    path: PathBuf,
+    identity: Option<(u64, i64, i64)>,
+}
+
+impl SocketFile {
+    /// The one that is there now.
+    pub fn new(path: PathBuf) -> Self {
+        let identity = identity(&path);
+        Self { path, identity }
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Which file it is: numbers of inodes are used again at once.
+fn identity(path: &Path) -> Option<(u64, i64, i64)> {
+    let of = std::fs::symlink_metadata(path).ok()?;
+    Some((of.ino(), of.mtime(), of.mtime_nsec()))
 }
 
 /// Listens. A socket that a killed daemon has left is replaced.
@@ -44,15 +63,16 @@ pub fn listen(path: &Path, access: &Access) -> Result<UnixListener> {
     // Nobody knows the socket by this name: it gets its own once only those can open it who may.
     let mut unready = path.as_os_str().to_owned();
     unready.push(format!(".{}", std::process::id()));
-    let unready = SocketFile(unready.into());
-    let listener = UnixListener::bind(&unready.0).with_context(|| refused("cannot listen"))?;
+    let unready = PathBuf::from(unready);
+    let listener = UnixListener::bind(&unready).with_context(|| refused("cannot listen"))?;
+    let _file = SocketFile::new(unready.clone());
     if let Some(group) = &access.group {
-        chown(&unready.0, None, Some(group_id(group)?))
+        chown(&unready, None, Some(group_id(group)?))
             .with_context(|| format!("listen.admin-group = {group:?}: cannot give the socket to it"))?;
     }
-    std::fs::set_permissions(&unready.0, std::fs::Permissions::from_mode(access.mode))
+    std::fs::set_permissions(&unready, std::fs::Permissions::from_mode(access.mode))
         .with_context(|| refused("cannot set its mode"))?;
-    std::fs::rename(&unready.0, path).with_context(|| refused("cannot be replaced"))?;
+    std::fs::rename(&unready, path).with_context(|| refused("cannot be replaced"))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
