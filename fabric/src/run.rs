@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use netsum_core::Controller;
 use netsum_core::saved::Saved;
 use netsum_core::watch::Patience;
+use netsum_daemon::config::{INTERVAL_MS, TIMEOUT_MS};
 use netsum_daemon::doorman::Limits;
 use netsum_daemon::persist::Store;
 use netsum_daemon::run::{WorkerPort, serve};
@@ -26,9 +27,7 @@ use crate::etcd::{Leading, lead};
 use crate::nowhere::Nowhere;
 use crate::program::{Changes, Programmer};
 
-/// Ranks are to say that they are alive this often, and are dead after so long.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-const DEAD: Duration = Duration::from_secs(10);
+const HEARTBEAT: Duration = Duration::from_millis(INTERVAL_MS);
 /// An etcd that is away is not waited for to give the lease back.
 const LEAVE: Duration = Duration::from_secs(3);
 /// Nothing comes here that could wait.
@@ -43,8 +42,9 @@ const CPUS: u32 = 64;
 /// If it cannot listen, or cannot make sense of what the last one has left.
 #[tokio::main]
 pub async fn run(config: &Config) -> Result<()> {
+    netsum_daemon::privileges::take_descriptors();
     let boxes = Arc::new(Boxes::new(config)?);
-    let mut controller = Controller::new(MEMORY, CPUS, DEAD);
+    let mut controller = Controller::new(MEMORY, CPUS, Duration::from_millis(TIMEOUT_MS));
     let (saved, store, leading) = state(config).await?;
     let election = next_election(saved.election);
     // Boxes may be silent for longer than the lease lasts: it is renewed from here on.

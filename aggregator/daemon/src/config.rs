@@ -204,9 +204,13 @@ struct Heartbeat {
     timeout_ms: u64,
 }
 
+/// Milliseconds between heartbeats, and until a job ends of whose ranks none is heard.
+pub const INTERVAL_MS: u64 = 1000;
+pub const TIMEOUT_MS: u64 = 60_000;
+
 impl Default for Heartbeat {
     fn default() -> Self {
-        Self { interval_ms: 1000, timeout_ms: 60_000 }
+        Self { interval_ms: INTERVAL_MS, timeout_ms: TIMEOUT_MS }
     }
 }
 

@@ -9,9 +9,17 @@
 
 use anyhow::{Context, Result};
 use caps::{CapSet, Capability, CapsHashSet};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// What remains after the start.
 pub const KEPT: [Capability; 2] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN];
+
+/// Takes as many file descriptors as there may be: a ring needs three, a rank's connection one.
+pub fn take_descriptors() {
+    let limit = Resource::RLIMIT_NOFILE;
+    let taken = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
+    taken.unwrap_or_else(|e| log::warn!("the limit of file descriptors cannot be raised: {e}"));
+}
 
 /// Gives up every other capability for good, and that of getting any by running a program. Capabilities are each thread's
 /// own: to be called while there is one thread only; those it starts have what it has.

@@ -16,8 +16,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::{Server, ServerTlsConfig};
 
 use super::admin::AdminService;
@@ -43,6 +43,7 @@ use crate::config::Config;
 /// `path` is the configuration's file, which SIGHUP has read again; `reset` drops what an earlier daemon has left, and its jobs; with
 /// `detach_now` nothing stays on the ports when this one ends.
 pub fn run(path: &Path, config: &Config, reset: bool, detach_now: bool) -> Result<()> {
+    privileges::take_descriptors();
     // One thread, and all that takes privileges.
     let setup = Builder::new_current_thread().enable_all().build()?;
     let ready = setup.block_on(Ready::new(config, reset))?;
@@ -318,14 +319,12 @@ pub async fn serve(
     let listening = tokio::spawn(in_band::keep_listening(shared.clone()));
     let admin = Server::builder()
         .add_service(AdminServer::new(AdminService::new(shared.clone(), netlink, ports.clone())))
-        .serve_with_incoming(UnixListenerStream::new(admin));
+        .serve_with_incoming(accepted(UnixListenerStream::new(admin)));
     let result = match workers {
         Some(WorkerPort { listener, tls, limits }) => {
             let doorman = Doorman::new(limits);
-            let connections = TcpListenerStream::new(listener).filter_map(move |tcp| match tcp {
-                Ok(tcp) => doorman.admit(tcp).map(Ok),
-                Err(e) => Some(Err(e)),
-            });
+            let connections = accepted(TcpListenerStream::new(listener))
+                .filter_map(move |tcp| doorman.admit(tcp.ok()?).map(Ok::<_, io::Error>));
             let mut server = Server::builder()
                 .max_concurrent_streams(MAX_STREAMS)
                 .initial_stream_window_size(MAX_WINDOW)
@@ -351,6 +350,19 @@ pub async fn serve(
     result.context("the control API")
 }
 
+/// Connections as they come. Where one cannot be accepted, most likely for lack of descriptors, it
+/// waits a moment: the kernel offers the same one again at once.
+fn accepted<T>(connections: impl Stream<Item = io::Result<T>>) -> impl Stream<Item = io::Result<T>> {
+    let wait = async |connection: io::Result<T>| {
+        if let Err(e) = &connection {
+            log::warn!("a connection cannot be accepted: {e}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        connection
+    };
+    connections.then(wait).filter(Result::is_ok)
+}
+
 /// Serves administration to a fabric's manager.
 pub async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListener, tls: ServerTlsConfig) {
     let ports = PortFinder::Bridge(netlink.clone());
@@ -358,7 +370,7 @@ pub async fn serve_manager(shared: Shared, netlink: Netlink, listener: TcpListen
     // Who gets past the handshake may stay.
     let limits = Limits { connections: 64, per_address: 16, patience: FOREVER, ..Limits::default() };
     let doorman = Doorman::new(limits);
-    let connections = TcpListenerStream::new(listener)
+    let connections = accepted(TcpListenerStream::new(listener))
         .filter_map(move |tcp| tcp.ok().and_then(|tcp| doorman.admit(tcp)).map(Ok::<_, io::Error>));
     let served = async {
         let mut server = Server::builder()
@@ -402,5 +414,21 @@ async fn forward_log(logger: Logger) {
         if let Err(e) = result {
             return log::warn!("the XDP programs' log cannot be read: {e}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_cannot_be_accepted_is_no_end_and_no_busy_loop() {
+        let started = std::time::Instant::now();
+        let none_left = || Err(io::Error::from_raw_os_error(libc::EMFILE));
+        let mut connections =
+            std::pin::pin!(accepted(tokio_stream::iter([none_left(), none_left(), Ok(1), Ok(2)])));
+        assert_eq!(connections.next().await.unwrap().unwrap(), 1);
+        assert!(started.elapsed() >= Duration::from_millis(200));
+        assert_eq!(connections.next().await.unwrap().unwrap(), 2);
     }
 }
