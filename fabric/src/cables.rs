@@ -426,7 +426,10 @@ fn hears(fresh: &HashMap<String, Answer>, older: &BTreeMap<String, Answer>) -> H
     for (name, answer) in all {
         for port in &answer.ports {
             let end = End { of: name.clone(), port: port.name.clone() };
-            owners.entry([&answer.chassis_id, &port.name]).or_default().push(end.clone());
+            // One that says no id cannot be heard by it.
+            if !answer.chassis_id.is_empty() {
+                owners.entry([&answer.chassis_id, &port.name]).or_default().push(end.clone());
+            }
             heard.extend(port.neighbour.as_ref().map(|neighbour| (end, neighbour)));
         }
     }

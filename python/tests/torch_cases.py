@@ -836,7 +836,7 @@ def refused_alone():
         dist.all_reduce(x := torch.ones(3))
         assert (x == ranks).all(), x
         parts = [torch.ones(3), torch.ones(3 + rank)]
-        kind, text = (netsum.ArgumentError, "parts of [3, 4]") if rank == 1 else (netsum.MismatchError, "barrier")
+        kind, text = (netsum.ArgumentError, "parts of [3, 4]") if rank == 1 else (netsum.MismatchError, "refused its call")
         raises(kind, text, dist.reduce_scatter, own, parts)
         raises(netsum.Error, "", dist.all_reduce, own)
         ends.pop_all()

@@ -7,6 +7,8 @@ use crate::port::{Defect, bearable, fatal};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bridged {
     pub name: String,
+    /// Its bridge.
+    pub bridge: u32,
     /// Why it passes nothing on: what spanning tree does there. Empty where it forwards.
     pub blocked: &'static str,
     /// It passes nothing on to other isolated ports.
@@ -33,11 +35,17 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
             "wait until it forwards; without loops `ip link set BRIDGE type bridge stp_state 0 forward_delay 0`",
         ));
     }
-    let isolated: Vec<&str> = ports.iter().filter(|p| p.isolated).map(|p| p.name.as_str()).collect();
-    if let [first, _, ..] = &isolated[..] {
-        all.push(fatal(
-            format!("ports {} are isolated: the bridge passes nothing on between them", isolated.join(", ")),
-            format!("bridge link set dev {first} isolated off, and so the others"),
+    let isolated = |port: &&Bridged| port.isolated;
+    for port in ports.iter().filter(isolated) {
+        let Some(other) =
+            ports.iter().filter(isolated).find(|o| o.bridge == port.bridge && o.name > port.name)
+        else {
+            continue;
+        };
+        let (one, other) = (&port.name, &other.name);
+        all.push(bearable(
+            format!("ports {one} and {other} are isolated: the bridge passes nothing on between them"),
+            format!("bridge link set dev {one} isolated off, unless their ranks are no neighbours"),
         ));
     }
     for Bridged { name, .. } in ports.iter().filter(|p| p.locked) {
@@ -52,9 +60,10 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
     }
     for Filter { chain, drops } in filters {
         let policy = if *drops { ", and drops what no rule accepts" } else { "" };
-        let found = format!("chain {chain} filters what the bridge forwards{policy}");
-        let mend = format!("accept UDP port 4791 in it; nft list chain {chain}");
-        all.push(if *drops { fatal(found, mend) } else { bearable(found, mend) });
+        all.push(bearable(
+            format!("chain {chain} filters what the bridge forwards{policy}"),
+            format!("see that it accepts UDP port 4791: nft list chain {chain}"),
+        ));
     }
     all
 }
@@ -71,15 +80,17 @@ mod tests {
         assert_eq!(obstacles(&[port("a"), port("b")], &[]), []);
         assert_eq!(obstacles(&[isolated("a"), port("b")], &[]), [], "isolated from nobody");
         for (ports, filters, is_fatal, words) in [
-            (vec![isolated("a"), port("b"), isolated("c")], vec![], true, "ports a, c are isolated"),
+            (vec![isolated("a"), port("b"), isolated("c")], vec![], false, "ports a and c are isolated"),
             (vec![Bridged { blocked: "learning", ..port("a") }], vec![], true, "keeps it learning"),
             (vec![Bridged { locked: true, ..port("a") }], vec![], false, "port a is locked"),
-            (vec![], filter(true).to_vec(), true, "bridge f c filters what the bridge forwards, and drops"),
+            (vec![], filter(true).to_vec(), false, "bridge f c filters what the bridge forwards, and drops"),
             (vec![], filter(false).to_vec(), false, "bridge f c filters"),
         ] {
             let found = obstacles(&ports, &filters);
             assert!(found.len() == 1 && found[0].is_fatal == is_fatal, "{found:?}");
             assert!(found[0].found.contains(words), "{found:?}");
         }
+        let elsewhere = Bridged { bridge: 2, ..isolated("b") };
+        assert_eq!(obstacles(&[isolated("a"), elsewhere], &[]), [], "two bridges");
     }
 }

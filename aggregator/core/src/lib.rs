@@ -49,7 +49,7 @@ pub mod train;
 pub mod uplinks;
 pub mod watch;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -158,8 +158,8 @@ pub struct Controller {
     tenants: BTreeMap<String, Limits>,
     /// Addresses of the box itself.
     own: HashSet<owners::Address>,
-    /// Ports between which the bridge passes nothing on.
-    isolated: HashSet<u32>,
+    /// Ports that pass nothing on to each other, with their bridges.
+    isolated: HashMap<u32, u32>,
     /// Jobs created, by tenant.
     admitted: BTreeMap<String, u64>,
 }
@@ -187,7 +187,7 @@ impl Controller {
             heartbeat_timeout,
             tenants: BTreeMap::from([(tenant::DEFAULT.to_owned(), Limits::default())]),
             own: HashSet::new(),
-            isolated: HashSet::new(),
+            isolated: HashMap::new(),
             admitted: BTreeMap::new(),
         }
     }
@@ -280,8 +280,8 @@ impl Controller {
         &self.ports
     }
 
-    /// The ports between which the bridge passes nothing on.
-    pub fn set_isolated(&mut self, ports: impl Iterator<Item = u32>) {
+    /// The ports that pass nothing on to each other, with their bridges.
+    pub fn set_isolated(&mut self, ports: impl Iterator<Item = (u32, u32)>) {
         self.isolated = ports.collect();
     }
 

@@ -59,6 +59,9 @@ pub struct Epoch {
     heard: Vec<Option<Instant>>,
 }
 
+/// So many reasons why ranks were refused are told to those that wait for them.
+const MOST_REASONS: usize = 3;
+
 /// Ranks that wait for others.
 #[derive(Clone, Debug)]
 pub(super) struct Forming {
@@ -282,16 +285,25 @@ impl Controller {
         order.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    /// Why neighbours in a ring cannot reach each other over the bridge, if so.
+    /// Why neighbours in a ring cannot reach each other over the bridge, if so. What the box routes is
+    /// not bridged.
     fn kept_apart(&self, flows: &[FlowSpec]) -> Option<Refusal> {
-        let isolated = |flow: &FlowSpec| self.isolated.contains(&flow.ifindex);
-        let first = flows.iter().find(|flow| isolated(flow))?;
-        let second = flows.iter().find(|flow| isolated(flow) && flow.ifindex != first.ifindex)?;
-        let [one, other] = [first, second].map(|flow| self.port_name(flow.ifindex));
+        let bridge = |flow: &FlowSpec| self.isolated.get(&flow.ifindex);
+        let apart = |flow: &FlowSpec, next: &FlowSpec| {
+            (flow.ring, flow.dst) == (next.ring, next.src)
+                && flow.ifindex != next.ifindex
+                && bridge(flow).is_some_and(|of| bridge(next) == Some(of))
+        };
+        let bridged =
+            flows.iter().filter(|flow| bridge(flow).is_some() && self.router(flow.ifindex).is_none());
+        let (flow, next) = bridged
+            .into_iter()
+            .find_map(|flow| Some((flow, flows.iter().find(|next| apart(flow, next))?)))?;
+        let [one, other] = [flow, next].map(|flow| self.port_name(flow.ifindex));
         Some(Refusal::NotNow(format!(
             "rank {} is behind port {one} and rank {} behind port {other}, which are isolated: the bridge passes \
              nothing on between them; bridge link set dev {one} isolated off, and so {other}",
-            first.rank, second.rank
+            flow.rank, next.rank
         )))
     }
 
@@ -340,11 +352,12 @@ impl Controller {
         self.job_for(name, token)?;
         let job = self.job_mut(name)?;
         if let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch)
-            && let Some(heard @ Some(_)) = current.heard.get_mut(rank.0 as usize)
+            && let Some(heard) = current.heard.get_mut(rank.0 as usize)
         {
-            *heard = Some(now);
+            // Also of one that left to connect anew, could not, and stays.
+            let has_left = heard.replace(now).is_none();
             // All of them do what one does.
-            if without_box && !std::mem::replace(&mut current.without_box, true) {
+            if without_box && !has_left && !std::mem::replace(&mut current.without_box, true) {
                 job.fall_backs += 1;
             }
         }
@@ -445,7 +458,8 @@ impl Job {
         let ranks = self.spec.ranks;
         let Some(forming) = &mut self.forming else { return Vec::new() };
         let missing: Vec<Rank> = Rank::all(ranks).filter(|r| !forming.ranks.contains_key(r)).collect();
-        let why = missing.iter().filter_map(|rank| self.refused.get(rank));
+        // A few: an answer must fit a header.
+        let why = missing.iter().filter_map(|rank| self.refused.get(rank)).take(MOST_REASONS);
         let why: String = why.flat_map(|why| ["; refused: ", why]).collect();
         let missing: Vec<String> = missing.iter().map(Rank::to_string).collect();
         let late: Vec<Rank> =
@@ -458,6 +472,7 @@ impl Job {
             .collect();
         if forming.ranks.is_empty() {
             self.forming = None;
+            self.refused.clear();
         }
         actions
     }

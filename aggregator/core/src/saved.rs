@@ -157,7 +157,6 @@ impl Controller {
 
     /// Takes over what another has saved, into a controller without jobs. The present ports are set already. Jobs for
     /// which `broken` knows a reason, and those with flows on ports that are gone, end with an error.
-    /// Rings of a job that is not at work are made again.
     ///
     /// # Errors
     /// If a job does not fit: not the pool's ring numbers, more memory than there is.
@@ -189,9 +188,6 @@ impl Controller {
             actions.extend(job.listen_in_band());
             if let Some(why) = why {
                 actions.extend(job.fail(format!("the daemon was started again, and {why}")));
-            } else if job.state != State::Active {
-                // The state may be older than the maps, and a ring that begins must be empty.
-                actions.extend(job.rings.iter().cloned().map(Action::CreateRing));
             }
             self.jobs.insert(name, job);
         }

@@ -229,17 +229,52 @@ fn a_job_lives_while_one_rank_does_and_ends_when_all_that_have_not_left_are_sile
 }
 
 #[test]
+fn ranks_that_could_not_connect_anew_are_heard_again() {
+    let (mut c, now) = (controller(), Instant::now());
+    let at = |ms| now + Duration::from_millis(ms);
+    c.create_job(spec("a", 2)).unwrap();
+    (0..2).for_each(|rank| drop(c.join(join("a", rank, 0, rank.into(), now), now).unwrap()));
+    // Rank 1 is stopped before it has left.
+    c.leave("a", "t", Rank(0), 1).unwrap();
+    for ms in [900, 1800, 2700] {
+        c.heartbeat("a", "t", Rank(0), 1, false, at(ms)).unwrap();
+        assert_eq!(c.tick(at(ms)), []);
+    }
+}
+
+#[test]
 fn ranks_whose_ports_are_isolated_from_each_other_are_refused() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("a", 2)).unwrap();
     let at = |rank: u32, ifindex| Join { ifindex, ..join("a", rank, 0, u64::from(rank), now) };
-    for (isolated, refused) in [(vec![10], false), (vec![10, 11], true)] {
+    let leave = |c: &mut Controller| {
+        let epoch = epoch_number(c.job("a").unwrap());
+        (0..2).for_each(|rank| drop(c.leave("a", "t", Rank(rank), epoch).unwrap()));
+    };
+    for (isolated, refused) in
+        [(vec![(10, 1)], false), (vec![(10, 1), (11, 2)], false), (vec![(10, 1), (11, 1)], true)]
+    {
         c.set_isolated(isolated.into_iter());
         c.join(at(0, 10), now).unwrap();
         let actions = c.join(at(1, 11), now).unwrap();
         assert_eq!(replies(&actions), [(0, !refused), (1, !refused)], "{actions:?}");
-        (0..2).for_each(|rank| drop(c.leave("a", "t", Rank(rank), 1).unwrap()));
+        leave(&mut c);
     }
+    // The box routes what comes in there.
+    c.set_routers([10, 11].map(|ifindex| (ifindex, Some([2; 6]))).into_iter());
+    c.join(at(0, 10), now).unwrap();
+    assert_eq!(replies(&c.join(at(1, 11), now).unwrap()), [(0, true), (1, true)]);
+    leave(&mut c);
+    // Neighbours alone count.
+    c.set_routers([10, 11].map(|ifindex| (ifindex, None)).into_iter());
+    c.create_job(spec("b", 4)).unwrap();
+    c.set_isolated([(10, 1), (12, 1)].into_iter());
+    let ports = [10, 11, 12, 13];
+    let all = (0..4).map(|rank| {
+        let join = join("b", rank, 0, u64::from(rank), now);
+        c.join(Join { ifindex: ports[rank as usize], ..join }, now).unwrap()
+    });
+    assert!(replies(&all.last().unwrap()).iter().all(|(_, ok)| *ok));
 }
 
 #[test]
@@ -661,9 +696,7 @@ fn after_restart(c: &Controller) -> Controller {
     let text = serde_json::to_string(&c.save()).unwrap();
     let mut next = controller();
     let actions = next.restore(serde_json::from_str(&text).unwrap(), Instant::now(), |_| None).unwrap();
-    let idle = c.jobs().filter(|job| job.state != State::Active).flat_map(|job| &job.rings);
-    let fresh: Vec<_> = idle.cloned().map(Action::CreateRing).collect();
-    assert_eq!(actions, fresh, "the data plane has everything of jobs at work");
+    assert_eq!(actions, [], "the data plane has everything already");
     assert_eq!(next.pool.used(), c.pool.used());
     next
 }

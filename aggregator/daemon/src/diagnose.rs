@@ -153,7 +153,14 @@ pub async fn answer(
     };
     tokio::time::sleep(watch).await;
     let after = interfaces(netlink.cloned()).await?;
-    let obstacles = obstacles(shared, netlink, &request.job).await;
+    let mut ports = used_ports(&shared.lock(), &request.job);
+    let is_known = !ports.is_empty();
+    if !is_known {
+        // A rank that has not joined may be behind any.
+        ports.extend(shared.lock().controller.ports().iter().map(|port| port.ifindex));
+    }
+    let mut obstacles = obstacles(netlink, &ports).await;
+    obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);
     let inner = shared.lock();
     let strangers = strangers(&inner).map_err(internal)?;
     let job = inner.controller.job(&request.job).map_err(refused)?;
@@ -189,23 +196,19 @@ pub async fn answer(
     Ok(diagnosis)
 }
 
-/// What keeps the bridge from passing packets between a job's ports.
-pub async fn obstacles(shared: &Shared, netlink: Option<&Netlink>, job: &str) -> Vec<Defect> {
-    let ports = {
-        let inner = shared.lock();
-        let flows = inner.controller.job(job).map(|job| &job.flows[..]).unwrap_or_default();
-        let used: HashSet<u32> = flows.iter().map(|flow| flow.ifindex).collect();
-        // A rank that has not joined may be behind any.
-        let all = inner.controller.ports().iter().map(|port| port.ifindex);
-        if used.is_empty() { all.collect() } else { used }
-    };
-    match netlink {
-        Some(netlink) => netlink.obstacles(&ports).await.unwrap_or_else(|e| {
-            log::warn!("what the bridge passes on between ports is not known: {e:#}");
-            Vec::new()
-        }),
-        None => Vec::new(),
-    }
+/// The ports of a job's flows.
+pub fn used_ports(inner: &Inner, job: &str) -> HashSet<u32> {
+    let flows = inner.controller.job(job).map(|job| &job.flows[..]).unwrap_or_default();
+    flows.iter().map(|flow| flow.ifindex).collect()
+}
+
+/// What keeps the bridge from passing packets between ports.
+pub async fn obstacles(netlink: Option<&Netlink>, ports: &HashSet<u32>) -> Vec<Defect> {
+    let Some(netlink) = netlink else { return Vec::new() };
+    netlink.obstacles(ports).await.unwrap_or_else(|e| {
+        log::warn!("what the bridge passes on between ports is not known: {e:#}");
+        Vec::new()
+    })
 }
 
 /// First packets with a token of no job, ever.

@@ -23,16 +23,22 @@ const NFPROTO_BRIDGE: u8 = 7;
 const FORWARD: u32 = 2;
 const DROP: u32 = 0;
 
-/// All there are. Those of IP count where bridges' frames go through them.
+/// All there are. Those of IPv4 and of IPv6 count where bridges' frames go `through` them.
 ///
 /// # Errors
 /// What the kernel answers, other than that it has no nftables.
-pub async fn filters(through_ip: bool) -> Result<Vec<Filter>> {
+pub async fn filters(through: [bool; 2]) -> Result<Vec<Filter>> {
     let rtnl = Rtnl::open(NETLINK_NETFILTER).context("netfilter")?;
     let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETCHAIN;
     let mut found = Vec::new();
-    let ip = [NFPROTO_INET, libc::AF_INET as u8, libc::AF_INET6 as u8];
-    for family in [NFPROTO_BRIDGE].into_iter().chain(ip.into_iter().filter(|_| through_ip)) {
+    let [ip, ip6] = through;
+    let families = [
+        (NFPROTO_BRIDGE, true),
+        (NFPROTO_INET, ip || ip6),
+        (libc::AF_INET as u8, ip),
+        (libc::AF_INET6 as u8, ip6),
+    ];
+    for (family, _) in families.into_iter().filter(|(_, counts)| *counts) {
         match rtnl.list(Raw { kind, bytes: vec![family, 0, 0, 0] }).await {
             Ok(chains) => found.extend(chains.iter().filter_map(|chain| parse(&chain.bytes))),
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT)) => {}

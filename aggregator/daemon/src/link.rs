@@ -153,7 +153,8 @@ impl Interface {
     /// How its bridge treats it.
     pub fn bridged(&self) -> Bridged {
         let Self { state, isolated, locked, .. } = *self;
-        Bridged { name: self.name.clone(), blocked: state, isolated, locked }
+        let bridge = self.bridge.unwrap_or_default();
+        Bridged { name: self.name.clone(), bridge, blocked: state, isolated, locked }
     }
 
     /// Whether this is one of its names.

@@ -55,11 +55,18 @@ impl Netlink {
         if bridges.is_empty() {
             return Ok(Vec::new());
         }
-        let of_all = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
+        let is_on = |what: &str| {
+            let on = std::fs::read_to_string(format!("/proc/sys/net/bridge/bridge-nf-call-{what}"));
+            on.is_ok_and(|on| on.trim() != "0")
+        };
         let calls = |l: &Interface| bridges.contains(&l.ifindex) && l.settings.call_iptables;
-        let through_ip = of_all.is_ok_and(|on| on.trim() != "0") || all.iter().any(calls);
+        let through = [is_on("iptables") || all.iter().any(calls), is_on("ip6tables")];
+        let filters = filters(through).await.unwrap_or_else(|e| {
+            log::debug!("what nftables filters is not known: {e:#}");
+            Vec::new()
+        });
         let bridged: Vec<Bridged> = ports.into_iter().map(Interface::bridged).collect();
-        Ok(obstacles(&bridged, &filters(through_ip).await?))
+        Ok(obstacles(&bridged, &filters))
     }
 
     /// An interface, by its number; `None` where the kernel says that there is none.

@@ -276,6 +276,9 @@ pub fn begin(
         for ring in job.rings() {
             if !plane.is_whole(&ring, job.is_active(), &job.flows)? {
                 broken.push(ring.id);
+            } else if !job.is_active() {
+                // The state may be older than the maps, and a ring that begins must be empty.
+                plane.empty_ring(&ring, 0)?;
             }
         }
     }

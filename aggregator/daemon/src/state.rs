@@ -2,7 +2,7 @@
 //! sees it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::iter::from_fn;
+use std::iter::{Peekable, from_fn};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use netsum_api::v1 as api;
 use netsum_common::abi::{Address, Hop};
 use netsum_core::ended::Ended;
+use netsum_core::plane::RingSpec;
 use netsum_core::saved::{Measured, Saved};
 use netsum_core::watch::{Patience, Watch};
 use netsum_core::{Action, Controller, Edge, JobSpec, Refusal, State};
@@ -327,11 +328,30 @@ impl Inner {
     }
 
     fn all(&mut self, job: Option<&str>, actions: Vec<Action>) -> Result<(), Status> {
-        let (mut first_error, mut no_memory) = (None, false);
-        let mut waiting = Vec::new();
         let is_change = |a: &Action| matches!(a, Action::ActivateRing(..) | Action::DeleteRing { .. });
         let changed = actions.iter().any(is_change);
-        let mut actions = actions.into_iter().peekable();
+        let mut waiting = Vec::new();
+        let result = self.each(actions, &mut waiting);
+        if let Some(boxes) = self.boxes.as_mut().filter(|_| changed || !waiting.is_empty()) {
+            boxes.changed(job, waiting);
+        }
+        let Err(error) = result else { return Ok(()) };
+        let mut errors = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
+        let no_memory = errors.any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
+        let error = format!("{error:#}");
+        if let Some(job) = job {
+            let actions = self.controller.data_plane_failed(job, &error);
+            if let Err(e) = self.each(actions, &mut Vec::new()) {
+                log::error!(NETSUM_JOB = job; "after a failure: {e:#}");
+            }
+        }
+        let message = format!("the data plane refused: {error}");
+        Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
+    }
+
+    /// All of them, also where one fails; the first error. Ranks that boxes are still set up for wait.
+    fn each(&mut self, actions: Vec<Action>, waiting: &mut Vec<Waiting>) -> anyhow::Result<()> {
+        let (mut actions, mut result) = (actions.into_iter().peekable(), Ok(()));
         while let Some(action) = actions.next() {
             if self.boxes.is_some()
                 && let Action::Reply { waiter, result: Ok(epoch) } = action
@@ -339,50 +359,27 @@ impl Inner {
                 waiting.extend(self.waiters.remove(&waiter).map(|rank| Waiting { rank, epoch }));
                 continue;
             }
-            log::debug!("{action:?}");
-            // Rings that follow each other cost the time of one.
-            let result = match action {
-                Action::CreateRing(ring) => {
-                    let next = || match actions.next_if(|a| matches!(a, Action::CreateRing(_)))? {
-                        Action::CreateRing(ring) => Some(ring),
-                        _ => None,
-                    };
-                    self.plane.create_rings(&[ring].into_iter().chain(from_fn(next)).collect::<Vec<_>>())
-                }
-                Action::DeleteRing { ring: id, flows, ports } => {
-                    let ring = EndedRing { id, flows, ports };
-                    let next = || match actions.next_if(|a| matches!(a, Action::DeleteRing { .. }))? {
-                        Action::DeleteRing { ring: id, flows, ports } => Some(EndedRing { id, flows, ports }),
-                        _ => None,
-                    };
-                    self.plane.delete_rings(&[ring].into_iter().chain(from_fn(next)).collect::<Vec<_>>())
-                }
-                action => self.one(action),
-            };
-            if let Err(error) = result {
-                let errors = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
-                no_memory |= errors.into_iter().any(|e| e.kind() == std::io::ErrorKind::OutOfMemory);
-                first_error.get_or_insert(format!("{error:#}"));
-            }
+            result = result.and(self.one(action, &mut actions));
         }
-        if let Some(boxes) = self.boxes.as_mut().filter(|_| changed || !waiting.is_empty()) {
-            boxes.changed(job, waiting);
-        }
-        let Some(error) = first_error else { return Ok(()) };
-        if let Some(job) = job {
-            for action in self.controller.data_plane_failed(job, &error) {
-                if let Err(e) = self.one(action) {
-                    log::error!(NETSUM_JOB = job; "after a failure: {e:#}");
-                }
-            }
-        }
-        let message = format!("the data plane refused: {error}");
-        Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
+        result
     }
 
-    fn one(&mut self, action: Action) -> anyhow::Result<()> {
+    /// Carries out one, and of those that follow the ones that are done in one change with it.
+    fn one(
+        &mut self,
+        action: Action,
+        rest: &mut Peekable<impl Iterator<Item = Action>>,
+    ) -> anyhow::Result<()> {
+        log::debug!("{action:?}");
         match action {
-            Action::CreateRing(ring) => self.plane.create_ring(&ring),
+            Action::CreateRing(ring) => {
+                let next = || match rest.next_if(|a| matches!(a, Action::CreateRing(_)))? {
+                    Action::CreateRing(ring) => Some(ring),
+                    _ => None,
+                };
+                let rings: Vec<RingSpec> = std::iter::once(ring).chain(from_fn(next)).collect();
+                self.plane.create_rings(&rings)
+            }
             Action::ResetCounters(ring) => self.plane.reset_counters(ring),
             Action::AddFlow(flow) => self.plane.add_flow(&flow),
             Action::ListenInBand(token, job) => self.plane.listen_in_band(token, job),
@@ -397,7 +394,15 @@ impl Inner {
                 self.plane.activate_ring(&ring, &ports)
             }
             Action::ForgetEnded(flows) => self.plane.forget_ended(&flows),
-            Action::DeleteRing { ring, flows, ports } => self.plane.delete_ring(ring, &flows, &ports),
+            Action::DeleteRing { ring: id, flows, ports } => {
+                let next = || match rest.next_if(|a| matches!(a, Action::DeleteRing { .. }))? {
+                    Action::DeleteRing { ring: id, flows, ports } => Some(EndedRing { id, flows, ports }),
+                    _ => None,
+                };
+                let ring = EndedRing { id, flows, ports };
+                let rings: Vec<EndedRing> = std::iter::once(ring).chain(from_fn(next)).collect();
+                self.plane.delete_rings(&rings)
+            }
             Action::Reply { waiter, result } => {
                 if let Some(sender) = self.waiters.remove(&waiter) {
                     // A rank that has gone away needs no answer.

@@ -1,5 +1,6 @@
 //! The workers' service: what ranks may ask, with their job's token.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use netsum_core::port::Defect;
 use netsum_core::{Action, Connection, Controller, Job, Rank, RankAddress, epoch_number};
 use tonic::{Request, Response, Status};
 
-use super::diagnose::obstacles;
+use super::diagnose::{obstacles, used_ports};
 use super::doorman::Peer;
 use super::message::{error_of, job_message, mac_from_text, mac_text, refused, state_message};
 use super::netlink::{Found, Netlink};
@@ -155,7 +156,8 @@ impl WorkerService {
             }
         };
         let mut inner = self.shared.lock();
-        inner.controller.set_isolated(interfaces.iter().filter(|l| l.isolated).map(|l| l.ifindex));
+        let isolated = interfaces.iter().filter(|l| l.isolated);
+        inner.controller.set_isolated(isolated.filter_map(|l| Some((l.ifindex, l.bridge?))));
         inner.controller.set_mtus(interfaces.iter().map(|l| (l.ifindex, l.mtu)));
         inner.controller.set_routers(interfaces.iter().map(|l| (l.ifindex, l.router)));
         if inner.controller.ports().iter().any(|p| p.ifindex == ifindex) {
@@ -202,6 +204,13 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
             "job {job}: ranks {} and {} are neighbours behind port {port}: what they send each other may never come by the box",
             rank.rank, next.rank
         );
+    }
+}
+
+/// Says what may have been in the way of a job that has ended.
+async fn tell_obstacles(netlink: Netlink, ports: HashSet<u32>, job: String) {
+    for Defect { found, mend, .. } in obstacles(Some(&netlink), &ports).await {
+        log::warn!(NETSUM_JOB = job; "job {job}: it has ended, perhaps because of this: {found}: {mend}");
     }
 }
 
@@ -331,16 +340,17 @@ impl Worker for WorkerService {
     async fn abort(&self, request: Request<api::AbortRequest>) -> Answer<api::AbortReply> {
         let (peer, r) = parts(request);
         self.authorise(peer, &r.job, &r.token).await?;
-        if let PortFinder::Bridge(netlink) = &self.ports {
-            for Defect { found, mend, .. } in obstacles(&self.shared, Some(netlink), &r.job).await {
-                log::warn!(NETSUM_JOB = r.job; "job {}: rank {} gives up; {found}: {mend}", r.job, r.rank);
-            }
-        }
         let mut inner = self.shared.lock();
+        let ports = used_ports(&inner, &r.job);
         let actions = inner
             .controller
             .abort(&r.job, &r.token, Rank(r.rank), r.epoch, &printable(&r.reason))
             .map_err(refused)?;
+        if let PortFinder::Bridge(netlink) = &self.ports
+            && !actions.is_empty()
+        {
+            tokio::spawn(tell_obstacles(netlink.clone(), ports, r.job.clone()));
+        }
         inner.carry_out(Some(&r.job), actions)?;
         Ok(Response::new(api::AbortReply {}))
     }

@@ -126,7 +126,7 @@ impl BpfDataPlane {
         let Map::ArrayOfMaps(map) = map else { bail!("{outer} is no array of maps") };
         let (keys, values): (Vec<u32>, Vec<i32>) =
             inner.iter().map(|(ring, fd)| (ring.0, fd.as_raw_fd())).unzip();
-        let batch = bpf_attr__bindgen_ty_3 {
+        let mut batch = bpf_attr__bindgen_ty_3 {
             in_batch: 0,
             out_batch: 0,
             keys: keys.as_ptr() as u64,
@@ -138,8 +138,9 @@ impl BpfDataPlane {
         };
         let command = bpf_cmd::BPF_MAP_UPDATE_BATCH;
         // SAFETY: aya has no such call. `keys` and `values` hold `count` entries of the map's sizes, 4 bytes each, and live until it
-        // returns.
-        let done = unsafe { libc::syscall(libc::SYS_bpf, command as i32, &batch, size_of_val(&batch)) };
+        // returns. It writes `batch.count` and nothing else.
+        let done =
+            unsafe { libc::syscall(libc::SYS_bpf, command as i32, &raw mut batch, size_of_val(&batch)) };
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()).with_context(|| outer.to_owned()) }
     }
 

@@ -19,6 +19,9 @@ use super::plane::EndedRing;
 /// `BPF_F_INNER_MAP`: the array may differ in length from the outer map's template.
 const INNER_MAP: u32 = 1 << 12;
 
+/// Rings that are made or removed at once: seven descriptors each.
+const BATCH: usize = 64;
+
 /// Entries of a ring's inner maps.
 struct Sizes {
     slots: u32,
@@ -29,18 +32,19 @@ struct Sizes {
 
 impl BpfDataPlane {
     pub(super) fn make_rings(&mut self, rings: &[RingSpec]) -> Result<()> {
-        let mut sizes = Vec::new();
-        for ring in rings {
-            check(ring)?;
-            let RingConfig { slots, mtu, ranks, .. } = self.config(ring)?;
-            let ports = ranks - has_parent(&ring.config) as u32;
-            sizes.push((ring.id, ring.cpu, Sizes { slots, mtu, headers: slots * ranks, ports }));
-        }
-        self.put_maps(&sizes)?;
-        for ring in rings {
-            self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
-            let config = self.config(ring)?;
-            self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
+        rings.iter().try_for_each(check)?;
+        for some in rings.chunks(BATCH) {
+            let mut sizes = Vec::new();
+            for ring in some {
+                let config = self.config(ring)?;
+                let RingConfig { slots, mtu, ranks, .. } = config;
+                let ports = ranks - has_parent(&config) as u32;
+                sizes.push((ring.id, ring.cpu, Sizes { slots, mtu, headers: slots * ranks, ports }));
+                // First: what is made is found by this and freed, also where not all can be made.
+                self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
+                self.array(maps::STATES)?.set(ring.id.0, RingState::default(), 0)?;
+            }
+            self.put_maps(&sizes)?;
         }
         Ok(())
     }
@@ -91,10 +95,11 @@ impl BpfDataPlane {
         if rings.iter().any(|ring| !ring.flows.is_empty()) {
             self.wait_for_programs()?;
         }
-        let mut made = Vec::new();
+        let (mut made, mut ended) = (Vec::new(), Ok(()));
         for EndedRing { id, flows, ports } in rings {
             for key in flows {
-                self.end_flow(*key)?;
+                // All: the ring's number may be another job's next.
+                ended = ended.and(self.end_flow(*key));
             }
             for &ifindex in ports {
                 let key = EgressKey { ring: *id, ifindex };
@@ -109,12 +114,14 @@ impl BpfDataPlane {
             }
         }
         // aya has no removal from an array of maps: the smallest maps take the place of the rings' and free them.
-        self.put_maps(&made)?;
-        for (id, ..) in made {
-            self.rings.remove(&id);
-            self.array(maps::RINGS)?.set(id.0, RingConfig::default(), 0)?;
+        for some in made.chunks(BATCH) {
+            self.put_maps(some)?;
+            for (id, ..) in some {
+                self.rings.remove(id);
+                self.array(maps::RINGS)?.set(id.0, RingConfig::default(), 0)?;
+            }
         }
-        Ok(())
+        ended
     }
 
     /// Opens the maps of a ring that an earlier daemon has made. Needs CAP_SYS_ADMIN.
@@ -130,8 +137,8 @@ impl BpfDataPlane {
         Ok(())
     }
 
-    /// Empties a ring, keeping its maps: faster than making it anew, which waits for all CPUs. It begins with index
-    /// `start` and is not active. For tests.
+    /// Empties a ring, keeping its maps: no memory is needed, and nothing waits for all CPUs. It begins with index `start` and is
+    /// not active.
     pub fn empty_ring(&mut self, ring: &RingSpec, start: u32) -> Result<()> {
         let config = self.config(ring)?;
         self.array(maps::RINGS)?.set(ring.id.0, config, 0)?;
@@ -145,6 +152,7 @@ impl BpfDataPlane {
     /// Makes rings' inner maps.
     fn put_maps(&mut self, rings: &[(RingNumber, u32, Sizes)]) -> Result<()> {
         let mut put: BTreeMap<&str, Vec<(RingNumber, OwnedFd)>> = BTreeMap::new();
+        let mut made = Vec::new();
         for (ring, cpu, Sizes { slots, mtu, headers, ports }) in rings {
             let mtus = abi::MTUS.iter().position(|m| m == mtu);
             let sums = maps::SUMS[mtus.with_context(|| format!("no map for path MTU {mtu}"))?];
@@ -167,9 +175,11 @@ impl BpfDataPlane {
                 headers: Array::try_from(Map::from_map_data(headers_map)?)?,
                 ports: DevMap::try_from(Map::from_map_data(ports_map)?)?,
             };
-            self.rings.insert(*ring, maps);
+            made.push((*ring, maps));
         }
-        put.iter().try_for_each(|(outer, inner)| self.put_all(outer, inner))
+        put.iter().try_for_each(|(outer, inner)| self.put_all(outer, inner))?;
+        self.rings.extend(made);
+        Ok(())
     }
 
     /// What a ring's map holds while it is not active.

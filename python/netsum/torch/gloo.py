@@ -147,7 +147,12 @@ class Gloo:
                         raise turn.error
                     if self._broken is not None:
                         raise Error(f"Gloo cannot be used any more, as the ranks did not agree on an earlier call: {self._broken}")
-                    begun.append((turn, turn.call(self._group)))
+                    try:
+                        begun.append((turn, turn.call(self._group)))
+                    except Exception as raised:
+                        # The others may have begun.
+                        self._broken = raised if self._agree is not None else None
+                        raise
                 except Exception as raised:  # noqa: BLE001: the caller's
                     turn.error = raised
                     begun.append((turn, None))
@@ -178,18 +183,19 @@ class Gloo:
 
     def allreduce(self, tensor: torch.Tensor, op: "dist.ReduceOp", parts: Sequence[int] = ()) -> DistributedWork:
         """`parts`: what the sum is cut into, of a reduce_scatter."""
-        opts = AllreduceOptions()
+        # What runs when Gloo is done must not hold it: its threads cannot end themselves.
+        size, opts = self.size, AllreduceOptions()
         opts.reduceOp = _SUM if op == _AVG else op
         what = f"all_reduce ({op_name(op)}) of {_elements(tensor)}"
         if parts:
             what = f"reduce_scatter ({op_name(op)}) of parts of {list(parts)}, {_elements(tensor)}"
         if tensor.layout != torch.strided:
             work = self._call(lambda gloo: gloo.allreduce([tensor], opts), what)
-            return then(work, lambda: [_divided(tensor, self.size)]) if op == _AVG else work
+            return then(work, lambda: [_divided(tensor, size)]) if op == _AVG else work
         memory = Memory(tensor, _wide(tensor.dtype) if op == _AVG else None)
         work = self._call(lambda gloo: gloo.allreduce([memory.flat], opts), what)
         if op == _AVG:
-            return then(work, lambda: [_divided(memory.flat, self.size), memory.put()][1:])
+            return then(work, lambda: [_divided(memory.flat, size), memory.put()][1:])
         return _put(work, [memory])
 
     def reduce(self, tensor: torch.Tensor, root: int, op: "dist.ReduceOp") -> DistributedWork:
@@ -200,7 +206,8 @@ class Gloo:
         work = self._call(lambda gloo: gloo.reduce([memory.flat], opts), what)
         if self.rank != root:
             return work
-        return then(work, lambda: [_divided(memory.flat, self.size) if op == _AVG else memory.flat, memory.put()][1:])
+        size = self.size
+        return then(work, lambda: [_divided(memory.flat, size) if op == _AVG else memory.flat, memory.put()][1:])
 
     def broadcast(self, tensors: Sequence[torch.Tensor], root: int) -> DistributedWork:
         opts = BroadcastOptions()
@@ -215,7 +222,7 @@ class Gloo:
 
     def allgather(self, outputs: Sequence[torch.Tensor], own: torch.Tensor) -> DistributedWork:
         memories = [Memory(output) for output in outputs]
-        flat, own = [[memory.flat for memory in memories]], [_given(own)]
+        flat, own = [[memory.line for memory in memories]], [_given(own).view(-1)]
         work = self._call(lambda gloo: gloo.allgather(flat, own), f"all_gather of {_elements(own[0])}")
         return _put(work, memories)
 
@@ -246,8 +253,8 @@ class Gloo:
         opts.rootRank = root
         self._listed("gather", outputs[0] if outputs else [], inputs[0], root)
         memories = [Memory(output) for output in outputs[0]] if outputs else []
-        flat = [[memory.flat for memory in memories]] if outputs else []
-        given = [_given(tensor) for tensor in inputs]
+        flat = [[memory.line for memory in memories]] if outputs else []
+        given = [_given(tensor).view(-1) for tensor in inputs]
         what = f"gather at rank {root} of {_elements(inputs[0])} of each rank"
         return _put(self._call(lambda gloo: gloo.gather(flat, given, opts), what), memories)
 
@@ -256,8 +263,8 @@ class Gloo:
         opts.rootRank = root
         self._listed("scatter", inputs[0] if inputs else [], outputs[0], root)
         memories = [Memory(output) for output in outputs]
-        given = [[_given(tensor) for tensor in inputs[0]]] if inputs else []
-        flat = [memory.flat for memory in memories]
+        given = [[_given(tensor).view(-1) for tensor in inputs[0]]] if inputs else []
+        flat = [memory.line for memory in memories]
         what = f"scatter by rank {root} of {_elements(outputs[0])} to each rank"
         return _put(self._call(lambda gloo: gloo.scatter(flat, given, opts), what), memories)
 

@@ -51,8 +51,12 @@ def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future
             "netsum.torch.comm_hook)"
         )
     gradient = bucket.buffer()
-    _check(gradient)
-    bucket_sum = Sum(gradient)
+    try:
+        _check(gradient)
+        bucket_sum = Sum(gradient)
+    except ArgumentError:
+        state.comm._refuse()
+        raise
     work = state.comm.all_reduce_async(bucket_sum.flat, "avg", tag=tag(gradient.dtype))
     return completed(state.comm, work, bucket_sum.finish)
 

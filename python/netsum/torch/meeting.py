@@ -55,6 +55,8 @@ class _Within:
     def __init__(self, store: "dist.Store", timeout: float):
         self.store, self.timeout, self.until = store, timeout, time.monotonic() + timeout
         self.set, self.add = store.set, store.add
+        #: Seconds after which a silent rank is dead.
+        self.silence = LONGEST
 
     def of_rank(self, key: str, rank: int) -> bytes:
         if not has_come(self.store, f"{key}/{rank}", self.until):
@@ -65,7 +67,7 @@ class _Within:
     def connect(self, **settings) -> Communicator:
         """Within the rest of that time, where it is less than what is usual."""
         if not os.environ.get("NETSUM_TIMEOUT"):
-            settings["timeout"] = min(max(self.timeout, 0.1), LONGEST)
+            settings["timeout"] = self.silence
         left = max(self.until - time.monotonic(), 1)
         if left < 60 and not os.environ.get("NETSUM_CONNECT_TIMEOUT"):
             settings["connect_timeout"] = left
@@ -80,7 +82,10 @@ def meet(store: "dist.Store", rank: int, ranks: int, timeout: float) -> tuple[Co
     `timeout` is the group's, in seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
     """
     store = _Within(store, timeout)
-    told = _all(store, rank, ranks, "known", _is_told())
+    known = _all(store, rank, ranks, "known", [_is_told(), timeout])
+    told = [is_told for is_told, _ in known]
+    # Ranks may have given other timeouts.
+    store.silence = min(max(min(theirs for _, theirs in known), 0.1), LONGEST)
     if all(told):
         return store.connect(rank=rank, ranks=ranks), resolve({"rank": str(rank), "ranks": str(ranks)})["ip"]
     if any(told):

@@ -33,6 +33,11 @@ class Memory:
     def put(self) -> torch.Tensor:
         return put(self.tensor, self.flat) if self.is_copy else self.tensor
 
+    @property
+    def line(self) -> torch.Tensor:
+        """Without the shape, which one of Gloo's ranks alone may look at."""
+        return self.flat.view(-1)
+
     def as_bytes(self) -> torch.Tensor:
         """Older PyTorch has no booleans and no bfloat16 in DLPack."""
         # One element is contiguous, whatever its strides.

@@ -79,7 +79,7 @@ pub fn status(call: impl FnOnce() -> Result<(), Error>) -> netsum_status {
 
 fn kind(error: &Error) -> (netsum_status, Option<u32>) {
     match error {
-        Error::Argument(_) | Error::Length { .. } => (NETSUM_ERROR_ARGUMENT, None),
+        Error::Argument(_) | Error::InFlight(_) | Error::Length { .. } => (NETSUM_ERROR_ARGUMENT, None),
         Error::Config(_) => (NETSUM_ERROR_CONFIG, None),
         Error::Controller { .. } => (NETSUM_ERROR_CONTROLLER, None),
         Error::Unreachable { rank, .. } => (NETSUM_ERROR_UNREACHABLE, Some(*rank)),

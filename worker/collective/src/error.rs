@@ -68,9 +68,9 @@ impl std::fmt::Display for Unanswered {
     }
 }
 
-/// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`] and [`Error::Length`] the communicator is of
+/// Why a call on a communicator failed. Except after [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`], [`Error::InFlight`] and [`Error::Length`] the communicator is of
 /// no more use: all further calls give the same error. So it is where one rank alone refuses a call
-/// by the last two: the others get [`Error::Mismatch`].
+/// by [`Error::Argument`] or [`Error::Length`]: the others get [`Error::Mismatch`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -154,6 +154,10 @@ pub enum Error {
     /// refuse the same call.
     #[error("{0}")]
     Argument(String),
+    /// The memory is that of an operation in flight. Other ranks may find theirs done already, so
+    /// they are not told: wait for that one, and call again.
+    #[error("{0}")]
+    InFlight(String),
     /// This process was forked from the one that connected.
     #[error(
         "this process was forked from the one that connected, and has neither its threads nor its place in the job: connect after the fork, \
@@ -198,6 +202,7 @@ impl Error {
             | Self::NonFiniteTensors { .. }
             | Self::Closed
             | Self::Argument(_)
+            | Self::InFlight(_)
             | Self::Forked
             | Self::Length { .. } => Self::RankDied { rank, reason: self.to_string() },
         }

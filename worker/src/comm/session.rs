@@ -154,7 +154,7 @@ impl Session {
         let queued = self.queue.iter().filter_map(Queued::memory);
         let open: Vec<_> = self.core.iter().flat_map(Core::memories).chain(queued).collect();
         if let Some(other) = open.iter().position(|other| other.collides(&memory)) {
-            return Err(Error::Argument(format!(
+            return Err(Error::InFlight(format!(
                 "the array shares memory with that of operation {} of {} in flight, counted from the oldest: wait for that first, or give a copy",
                 other + 1,
                 open.len()
