@@ -228,6 +228,19 @@ def scatter_types() -> None:
         equal(out, own(rank, dtype))
 
 
+@case("gather and scatter, the root's tensors of another shape, and calls behind them")
+def other_shapes() -> None:
+    rank = dist.get_rank()
+    for factor in (1, 10):
+        outs = [torch.empty(6) for _ in range(RANKS)] if rank == 0 else None
+        dist.gather(factor * own(rank, count=6).view(2, 3), outs, dst=0, async_op=True).wait()
+        all_equal(outs or [], [factor * x for x in of_all(count=6)] if rank == 0 else [])
+        out = torch.empty(2, 3)
+        given = [factor * x for x in of_all(count=6)] if rank == 0 else None
+        dist.scatter(out, given, src=0, async_op=True).wait()
+        equal(out, factor * own(rank, count=6).view(2, 3))
+
+
 def second(x: torch.Tensor) -> torch.Tensor:
     """The same numbers, as every second element of another tensor."""
     return torch.stack([x, x - 100], dim=-1)[..., 0]
