@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use aya::maps::{ArrayOfMaps, DevMap, Map, MapData};
+use aya::maps::{Array, ArrayOfMaps, DevMap, Map, MapData};
 use netsum_common::abi::{VERSION, maps};
+use netsum_common::slot::{RingState, Slot};
 use netsum_dataplane::pins::Pins;
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{
@@ -126,6 +127,30 @@ fn a_daemon_that_is_to_be_replaced_leaves_its_jobs_where_they_can_be_left() {
     cluster.create_job(&JobSpec::new("train", 2)).unwrap();
     cluster.hand_over().unwrap();
     assert_eq!(xdp_ports(&cluster), 0, "nothing can be pinned");
+}
+
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn a_job_that_waits_has_empty_rings_after_a_takeover_whatever_its_state_file_says() {
+    let mut cluster = pinned(2);
+    cluster.create_job(&JobSpec::new("idle", 2)).unwrap();
+    cluster.kill_daemon().unwrap();
+    // As after a session that the file does not know of.
+    let map = |name: &str| {
+        let path = cluster.pins().join(format!("abi-{VERSION}/maps/{name}"));
+        Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap()
+    };
+    let mut states = Array::<_, RingState>::try_from(map(maps::STATES)).unwrap();
+    states.set(1, RingState { low: 40, ..RingState::default() }, 0).unwrap();
+    let slots = ArrayOfMaps::<_, Array<MapData, Slot>>::try_from(map(maps::SLOTS)).unwrap();
+    let used = Slot { index: 5, flags: Slot::USED, ..Slot::default() };
+    slots.get(&1, 0).unwrap().set(0, used, 0).unwrap();
+
+    cluster.start_daemon().unwrap();
+    let shown = cluster.netsum_json(&["slot", "show", "idle"]).unwrap();
+    assert_eq!(shown["rings"][0]["low"], 0, "{shown:#}");
+    assert_eq!(shown["slots"].as_array().map_or(0, Vec::len), 0, "{shown:#}");
+    assert_eq!(cluster.netsum_json(&["job", "show", "idle"]).unwrap()["state"], "waiting");
 }
 
 #[test]
