@@ -281,8 +281,8 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
     let failed = async {
         loop {
             let (job, token) = ("train".into(), "secret".into());
-            let heartbeat = api::HeartbeatRequest { job, token, rank: 0, epoch: 1, without_box: false };
-            let reply = d.worker().await.heartbeat(heartbeat).await.unwrap().into_inner();
+            let describe = api::DescribeRequest { job, token };
+            let reply = d.worker().await.describe(describe).await.unwrap().into_inner();
             if reply.state() == api::JobState::Failed {
                 return reply.error;
             }
@@ -328,6 +328,29 @@ async fn who_may_not_or_waits_in_vain_is_told() {
     nonsense.address.as_mut().unwrap().mac = "zz".into();
     let error = d.worker().await.join(nonsense).await.unwrap_err();
     assert!(error.message().contains("rank 0: mac `zz`: six bytes"), "{}", error.message());
+}
+
+#[tokio::test]
+async fn a_rank_whose_process_ended_while_it_waited_may_come_again() {
+    let d = Daemon::start().await;
+    d.netsum("job create train --ranks 2 --token secret").await.unwrap();
+    let mut gone = d.worker().await;
+    let waits = tokio::spawn(async move { gone.join(join(0, "secret", 60_000)).await });
+    let has_joined = |n: usize| d.shared.lock().controller.job("train").unwrap().joined().len() == n;
+    let until = async |n: usize| {
+        while !has_joined(n) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), until(1)).await.unwrap();
+    waits.abort();
+    tokio::time::timeout(Duration::from_secs(5), until(0)).await.unwrap();
+    // With other queue pairs, as a new process has them.
+    let mut again = join(0, "secret", 5000);
+    again.address.as_mut().unwrap().plain.as_mut().unwrap().first_psn = 99;
+    let (mut one, mut other) = (d.worker().await, d.worker().await);
+    let (one, other) = tokio::join!(one.join(again), other.join(join(1, "secret", 5000)));
+    assert_eq!((one.unwrap().into_inner().ranks.len(), other.unwrap().into_inner().ranks.len()), (2, 2));
 }
 
 #[tokio::test]

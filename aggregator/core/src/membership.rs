@@ -165,6 +165,16 @@ impl Controller {
         Ok(actions)
     }
 
+    /// A rank that waits for others has gone away.
+    pub fn withdraw(&mut self, name: &str, rank: Rank, waiter: u64) {
+        let Some(job) = self.jobs.get_mut(name) else { return };
+        let Some(forming) = &mut job.forming else { return };
+        if forming.ranks.get(&rank).is_some_and(|waiting| waiting.waiter == waiter) {
+            forming.ranks.remove(&rank);
+            job.forming.take_if(|forming| forming.ranks.is_empty());
+        }
+    }
+
     /// A rank was refused, which those that wait for it are to be told.
     pub fn note_refused(&mut self, name: &str, rank: Rank, why: &str) {
         if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.ranks) {

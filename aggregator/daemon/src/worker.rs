@@ -207,6 +207,26 @@ fn warn_of_neighbours(controller: &Controller, job: &str) {
     }
 }
 
+/// A rank's question that waits for other ranks. Where nobody waits for its answer any more, because
+/// the rank's process has ended, its place is free.
+struct Waits {
+    shared: Shared,
+    job: String,
+    rank: Rank,
+    waiter: u64,
+    is_over: bool,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let mut inner = self.shared.lock();
+            inner.forget(self.waiter);
+            inner.controller.withdraw(&self.job, self.rank, self.waiter);
+        }
+    }
+}
+
 /// Says what may have been in the way of a job that has ended.
 async fn tell_obstacles(netlink: Netlink, ports: HashSet<u32>, job: String) {
     for Defect { found, mend, .. } in obstacles(Some(&netlink), &ports).await {
@@ -265,7 +285,7 @@ impl Worker for WorkerService {
             Ok(found) => found,
             Err(status) => return Err(note(self.misplaced(status, from, &a.ip).await)),
         };
-        let receiver = {
+        let (mut waiting, receiver) = {
             let mut inner = self.shared.lock();
             let (waiter, receiver) = inner.waiter();
             let now = Instant::now();
@@ -287,10 +307,12 @@ impl Worker for WorkerService {
             if begins {
                 warn_of_neighbours(&inner.controller, &r.job);
             }
-            receiver
+            let (shared, job) = (self.shared.clone(), r.job.clone());
+            (Waits { shared, job, rank: Rank(rank), waiter, is_over: false }, receiver)
         };
-        let epoch =
-            receiver.await.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
+        let answer = receiver.await;
+        waiting.is_over = true;
+        let epoch = answer.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
         let inner = self.shared.lock();
         let job = inner.controller.job_for(&r.job, &r.token).map_err(refused)?;
         let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {
