@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -57,7 +58,8 @@ impl Netlink {
         }
         let is_on = |what: &str| {
             let on = std::fs::read_to_string(format!("/proc/sys/net/bridge/bridge-nf-call-{what}"));
-            on.is_ok_and(|on| on.trim() != "0")
+            // Where nothing of /proc/sys is seen, as by systemd's ProcSubset, it may be on.
+            on.map_or_else(|_| !Path::new("/proc/sys/net").exists(), |on| on.trim() != "0")
         };
         let calls = |l: &Interface| bridges.contains(&l.ifindex) && l.settings.call_iptables;
         let through = [is_on("iptables") || all.iter().any(calls), is_on("ip6tables")];
