@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use netsum_core::Controller;
 use netsum_core::saved::Saved;
 use netsum_core::watch::Patience;
-use netsum_daemon::config::{INTERVAL_MS, TIMEOUT_MS};
+use netsum_daemon::config::INTERVAL_MS;
 use netsum_daemon::doorman::Limits;
 use netsum_daemon::persist::Store;
 use netsum_daemon::run::{WorkerPort, serve};
@@ -28,6 +28,9 @@ use crate::nowhere::Nowhere;
 use crate::program::{Changes, Programmer};
 
 const HEARTBEAT: Duration = Duration::from_millis(INTERVAL_MS);
+/// A job ends when none of its ranks has been heard for so long. Less than at a box: rings at several
+/// boxes wait for it.
+const DEAD: Duration = Duration::from_secs(10);
 /// An etcd that is away is not waited for to give the lease back.
 const LEAVE: Duration = Duration::from_secs(3);
 /// Nothing comes here that could wait.
@@ -44,7 +47,7 @@ const CPUS: u32 = 64;
 pub async fn run(config: &Config) -> Result<()> {
     netsum_daemon::privileges::take_descriptors();
     let boxes = Arc::new(Boxes::new(config)?);
-    let mut controller = Controller::new(MEMORY, CPUS, Duration::from_millis(TIMEOUT_MS));
+    let mut controller = Controller::new(MEMORY, CPUS, DEAD);
     let (saved, store, leading) = state(config).await?;
     let election = next_election(saved.election);
     // Boxes may be silent for longer than the lease lasts: it is renewed from here on.

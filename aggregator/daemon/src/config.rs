@@ -206,7 +206,7 @@ struct Heartbeat {
 
 /// Milliseconds between heartbeats, and until a job ends of whose ranks none is heard.
 pub const INTERVAL_MS: u64 = 1000;
-pub const TIMEOUT_MS: u64 = 60_000;
+const TIMEOUT_MS: u64 = 60_000;
 
 impl Default for Heartbeat {
     fn default() -> Self {

@@ -42,7 +42,9 @@ pub fn open() -> Result<Socket> {
 
 /// A chassis id for a daemon. It is random: whatever machines of one image have, they have alike.
 pub fn chassis_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned())
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|e| io::Error::other(e.to_string()))?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(id)))
 }
 
 /// Tells and hears on all of netsum's ports. `heard` are those that `netlink` tells of.
