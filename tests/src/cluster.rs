@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use netsum_core::plane::FlowSpec;
 use netsum_worker::Layout;
 use nix::sys::signal::Signal;
@@ -295,7 +295,9 @@ impl Cluster {
         let mut daemon = Running::start("netsum run", &mut command)?;
         let start = Instant::now();
         while let Err(error) = self.netsum_on(rack, &["port", "show"]) {
-            ensure!(daemon.is_running(), "the daemon has ended: {}", daemon.stderr());
+            if !daemon.is_running() {
+                bail!("the daemon has ended: {}", daemon.end(PATIENCE)?.stderr);
+            }
             ensure!(start.elapsed() < PATIENCE, "the daemon does not answer: {error:#}\n{}", daemon.stderr());
             std::thread::sleep(Duration::from_millis(10));
         }

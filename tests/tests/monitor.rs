@@ -75,6 +75,8 @@ impl Watched {
         // A namespace begins without loopback.
         cluster.lab().box_().set_link("lo", true).unwrap();
         let tenants = "[tenants.default]\njobs = 3\nmemory = \"8MiB\"\n[tenants.filler]\n";
+        // Ranks that are killed fail their job soon.
+        let tenants = format!("{tenants}[heartbeat]\ntimeout-ms = 5000\n");
         let listen = format!("[metrics]\nlisten = \"{METRICS}\"\n[pool]\nmemory = \"8MiB\"\n{tenants}");
         cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
         let rules = cluster.folder().join("rules.yml");
