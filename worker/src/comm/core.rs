@@ -110,6 +110,11 @@ impl Core {
         if let Some(heartbeat) = self.heartbeat.as_ref().filter(|_| self.engine.sums_without_box()) {
             heartbeat.without_box();
         }
+        if let (Some(heartbeat), Some(error)) = (&self.heartbeat, self.engine.failure())
+            && is_news(error)
+        {
+            heartbeat.give_up(|| error.to_string());
+        }
         Ok(carried)
     }
 
@@ -320,14 +325,7 @@ impl Core {
             }
         }
         self.depart(match failure {
-            // Over the network the others may not have heard of it.
-            Some(
-                error @ (Error::RankDied { .. }
-                | Error::Mismatch(_)
-                | Error::Protocol(_)
-                | Error::Socket { .. }
-                | Error::Adapter { .. }),
-            ) => Err(error.to_string()),
+            Some(error) if is_news(&error) => Err(error.to_string()),
             _ => Ok(()),
         });
     }
@@ -345,6 +343,12 @@ impl Core {
 /// Nothing to reduce: what the engine is given between operations.
 fn idle() -> [i32; 0] {
     []
+}
+
+/// Whether the daemon is to tell the others of it: over the network they may not have heard.
+fn is_news(error: &Error) -> bool {
+    use Error::{Adapter, Mismatch, Protocol, RankDied, Socket};
+    matches!(error, RankDied { .. } | Mismatch(_) | Protocol(_) | Socket { .. } | Adapter { .. })
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ struct Shared {
     wake: Condvar,
     failed: Mutex<Option<String>>,
     without_box: AtomicBool,
+    has_given_up: AtomicBool,
     heard: Mutex<Heard>,
 }
 
@@ -149,6 +150,15 @@ impl Heartbeat {
     /// Whether what it has said last was said after that question.
     pub fn has_answered(&self, question: u64) -> bool {
         lock(&self.shared.heard).answered >= question
+    }
+
+    /// Has the daemon told why this rank gives up, while it may still take the application long to
+    /// leave: its heartbeats would keep the job alive.
+    pub fn give_up(&self, reason: impl FnOnce() -> String) {
+        if !self.shared.has_given_up.swap(true, Ordering::Relaxed) {
+            lock(&self.shared.orders).stop = Some(Err(reason()));
+            self.shared.wake.notify_all();
+        }
     }
 
     /// Tells the daemon that this rank is done, or why it gives up.
