@@ -211,7 +211,7 @@ fn what_keeps_the_bridge_from_passing_packets_on_is_named() {
     let diagnosis = || cluster.netsum(&["diagnose", "train", "--watch", "100ms"]).unwrap();
     let found = diagnosis();
     assert!(
-        found.contains("has not joined") && found.contains("spanning tree keeps it listening"),
+        found.contains("has not joined") && found.contains("spanning tree state is listening"),
         "{found}"
     );
     ip(&cluster, "link set port1 type bridge_slave state 3", b"");
@@ -225,6 +225,6 @@ fn what_keeps_the_bridge_from_passing_packets_on_is_named() {
     isolate("off");
     cluster.lab().box_().enter(drop_what_is_forwarded);
     let found = diagnosis();
-    let words = "chain bridge f c filters what the bridge forwards, and drops what no rule accepts";
+    let words = "chain bridge f c filters forwarded packets, policy drop";
     assert!(found.contains(words), "{found}");
 }

@@ -1,5 +1,5 @@
-//! What keeps a bridge from passing packets between a job's ports: contributions are summed all the
-//! same, and acknowledgements between hosts are lost.
+//! Why a bridge does not forward between a job's ports. XDP programs sum in spite of it, but
+//! acknowledgements between hosts are lost.
 
 use crate::port::{Defect, bearable, fatal};
 
@@ -9,11 +9,11 @@ pub struct Bridged {
     pub name: String,
     /// Its bridge.
     pub bridge: u32,
-    /// Why it passes nothing on: what spanning tree does there. Empty where it forwards.
+    /// Its spanning tree state; empty where it forwards.
     pub blocked: &'static str,
-    /// It passes nothing on to other isolated ports.
+    /// It forwards nothing to other isolated ports.
     pub isolated: bool,
-    /// It takes packets of hosts alone that are in the forwarding table (IEEE 802.1X).
+    /// It drops packets of hosts that are not in the forwarding table (IEEE 802.1X).
     pub locked: bool,
 }
 
@@ -26,12 +26,12 @@ pub struct Filter {
     pub drops: bool,
 }
 
-/// Everything in the way between these ports, the certain before the possible.
+/// All reasons for these ports, the certain one first.
 pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
     let mut all = Vec::new();
     for Bridged { name, blocked, .. } in ports.iter().filter(|p| !p.blocked.is_empty()) {
         all.push(fatal(
-            format!("port {name}: the bridge passes nothing on there, spanning tree keeps it {blocked}"),
+            format!("port {name} does not forward: its spanning tree state is {blocked}"),
             "wait until it forwards; without loops `ip link set BRIDGE type bridge stp_state 0 forward_delay 0`",
         ));
     }
@@ -44,25 +44,23 @@ pub fn obstacles(ports: &[Bridged], filters: &[Filter]) -> Vec<Defect> {
         };
         let (one, other) = (&port.name, &other.name);
         all.push(bearable(
-            format!("ports {one} and {other} are isolated: the bridge passes nothing on between them"),
+            format!("ports {one} and {other} are isolated from each other"),
             format!("bridge link set dev {one} isolated off, unless their ranks are no neighbours"),
         ));
     }
     for Bridged { name, .. } in ports.iter().filter(|p| p.locked) {
         all.push(bearable(
-            format!(
-                "port {name} is locked: packets of hosts that are not in the forwarding table are lost there"
-            ),
+            format!("port {name} is locked: it drops packets of hosts that are not in the forwarding table"),
             format!(
                 "bridge fdb replace MAC dev {name} master static, or bridge link set dev {name} locked off"
             ),
         ));
     }
     for Filter { chain, drops } in filters {
-        let policy = if *drops { ", and drops what no rule accepts" } else { "" };
+        let policy = if *drops { ", policy drop" } else { "" };
         all.push(bearable(
-            format!("chain {chain} filters what the bridge forwards{policy}"),
-            format!("see that it accepts UDP port 4791: nft list chain {chain}"),
+            format!("chain {chain} filters forwarded packets{policy}"),
+            format!("check that it accepts UDP port 4791: nft list chain {chain}"),
         ));
     }
     all
@@ -80,10 +78,15 @@ mod tests {
         assert_eq!(obstacles(&[port("a"), port("b")], &[]), []);
         assert_eq!(obstacles(&[isolated("a"), port("b")], &[]), [], "isolated from nobody");
         for (ports, filters, is_fatal, words) in [
-            (vec![isolated("a"), port("b"), isolated("c")], vec![], false, "ports a and c are isolated"),
-            (vec![Bridged { blocked: "learning", ..port("a") }], vec![], true, "keeps it learning"),
+            (
+                vec![isolated("a"), port("b"), isolated("c")],
+                vec![],
+                false,
+                "ports a and c are isolated from each other",
+            ),
+            (vec![Bridged { blocked: "learning", ..port("a") }], vec![], true, "state is learning"),
             (vec![Bridged { locked: true, ..port("a") }], vec![], false, "port a is locked"),
-            (vec![], filter(true).to_vec(), false, "bridge f c filters what the bridge forwards, and drops"),
+            (vec![], filter(true).to_vec(), false, "bridge f c filters forwarded packets, policy drop"),
             (vec![], filter(false).to_vec(), false, "bridge f c filters"),
         ] {
             let found = obstacles(&ports, &filters);

@@ -59,7 +59,7 @@ pub struct Epoch {
     heard: Vec<Option<Instant>>,
 }
 
-/// So many reasons why ranks were refused are told to those that wait for them.
+/// At most so many reasons why ranks were refused are sent to waiting ranks.
 const MOST_REASONS: usize = 3;
 
 /// Ranks that wait for others.
@@ -165,7 +165,7 @@ impl Controller {
         Ok(actions)
     }
 
-    /// A rank that waits for others has gone away.
+    /// Removes a rank that waited for others and has ended.
     pub fn withdraw(&mut self, name: &str, rank: Rank, waiter: u64) {
         let Some(job) = self.jobs.get_mut(name) else { return };
         let Some(forming) = &mut job.forming else { return };
@@ -175,7 +175,7 @@ impl Controller {
         }
     }
 
-    /// A rank was refused, which those that wait for it are to be told.
+    /// Keeps why a rank was refused, for the error of ranks that wait for it.
     pub fn note_refused(&mut self, name: &str, rank: Rank, why: &str) {
         if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.ranks) {
             job.refused.insert(rank, why.to_owned());
@@ -311,8 +311,8 @@ impl Controller {
             .find_map(|flow| Some((flow, flows.iter().find(|next| apart(flow, next))?)))?;
         let [one, other] = [flow, next].map(|flow| self.port_name(flow.ifindex));
         Some(Refusal::NotNow(format!(
-            "rank {} is behind port {one} and rank {} behind port {other}, which are isolated: the bridge passes \
-             nothing on between them; bridge link set dev {one} isolated off, and so {other}",
+            "rank {} is behind port {one} and rank {} behind port {other}, which are isolated from each other: \
+             bridge link set dev {one} isolated off, and so {other}",
             flow.rank, next.rank
         )))
     }

@@ -202,11 +202,11 @@ pub fn used_ports(inner: &Inner, job: &str) -> HashSet<u32> {
     flows.iter().map(|flow| flow.ifindex).collect()
 }
 
-/// What keeps the bridge from passing packets between ports.
+/// Why the bridge may not forward between ports.
 pub async fn obstacles(netlink: Option<&Netlink>, ports: &HashSet<u32>) -> Vec<Defect> {
     let Some(netlink) = netlink else { return Vec::new() };
     netlink.obstacles(ports).await.unwrap_or_else(|e| {
-        log::warn!("what the bridge passes on between ports is not known: {e:#}");
+        log::warn!("cannot read whether the bridge forwards between ports: {e:#}");
         Vec::new()
     })
 }

@@ -48,7 +48,7 @@ impl Netlink {
         Ok(with_routers(messages.iter().filter_map(|m| Interface::parse(&m.bytes)).collect()))
     }
 
-    /// What keeps bridges from passing packets between these ports.
+    /// Why bridges may not forward between these ports.
     pub async fn obstacles(&self, ports: &HashSet<u32>) -> Result<Vec<Defect>> {
         let all = self.interfaces().await?;
         let ports: Vec<&Interface> = all.iter().filter(|l| ports.contains(&l.ifindex)).collect();
@@ -64,7 +64,7 @@ impl Netlink {
         let calls = |l: &Interface| bridges.contains(&l.ifindex) && l.settings.call_iptables;
         let through = [is_on("iptables") || all.iter().any(calls), is_on("ip6tables")];
         let filters = filters(through).await.unwrap_or_else(|e| {
-            log::debug!("what nftables filters is not known: {e:#}");
+            log::debug!("cannot list nftables' chains: {e:#}");
             Vec::new()
         });
         let bridged: Vec<Bridged> = ports.into_iter().map(Interface::bridged).collect();

@@ -14,11 +14,11 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// What remains after the start.
 pub const KEPT: [Capability; 2] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN];
 
-/// Takes as many file descriptors as there may be: a ring needs three, a rank's connection one.
+/// Raises the soft limit of file descriptors: a ring takes three, seven while it is made, a connection one.
 pub fn take_descriptors() {
     let limit = Resource::RLIMIT_NOFILE;
     let taken = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
-    taken.unwrap_or_else(|e| log::warn!("the limit of file descriptors cannot be raised: {e}"));
+    taken.unwrap_or_else(|e| log::warn!("cannot raise the limit of file descriptors: {e}"));
 }
 
 /// Gives up every other capability for good, and that of getting any by running a program. Capabilities are each thread's

@@ -227,10 +227,10 @@ impl Drop for Waits {
     }
 }
 
-/// Says what may have been in the way of a job that has ended.
+/// Logs what may have been in the way of a job that has ended.
 async fn tell_obstacles(netlink: Netlink, ports: HashSet<u32>, job: String) {
     for Defect { found, mend, .. } in obstacles(Some(&netlink), &ports).await {
-        log::warn!(NETSUM_JOB = job; "job {job}: it has ended, perhaps because of this: {found}: {mend}");
+        log::warn!(NETSUM_JOB = job; "job {job} has ended; possible cause: {found}: {mend}");
     }
 }
 

@@ -406,8 +406,8 @@ def _tell_refusals(group: type) -> None:
             except Exception as error:
                 is_lost = isinstance(error, Error) and not isinstance(error, ArgumentError)
                 if self.comm is not None and not is_lost and not getattr(error, "told", False):
-                    error.told = True
                     self.comm._refuse()
+                    error.told = True
                 raise
 
         return told

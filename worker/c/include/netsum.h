@@ -54,8 +54,7 @@ typedef enum {
 
 // A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
 // order, with the same counts, types, roots and operators; where they do not, all get
-// NETSUM_ERROR_MISMATCH. So do the others where one
-// alone gets NETSUM_ERROR_ARGUMENT.
+// NETSUM_ERROR_MISMATCH. So do the others where one alone gets NETSUM_ERROR_ARGUMENT.
 typedef struct netsum_comm netsum_comm;
 
 // Settings. One thread at a time may use one.

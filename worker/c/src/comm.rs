@@ -17,8 +17,7 @@ const SOON: Duration = Duration::from_millis(1);
 
 /// A member of a job. Several threads may use it at once; their calls take turns. All ranks must call for the same operations in the same
 /// order, with the same counts, types, roots and operators; where they do not, all get
-/// NETSUM_ERROR_MISMATCH. So do the others where one
-/// alone gets NETSUM_ERROR_ARGUMENT.
+/// NETSUM_ERROR_MISMATCH. So do the others where one alone gets NETSUM_ERROR_ARGUMENT.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct netsum_comm {
     inner: Mutex<Communicator>,

@@ -101,8 +101,7 @@ impl Reason {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
     /// The first: what the sender takes the job to be, its time-out, and a random number, so that
-    /// it is unlike an earlier run's. One
-    /// small packet.
+    /// it is unlike an earlier run's. One small packet.
     Hello { shape: JobShape, timeout: Duration, rank: u32, nonce: u64 },
     /// Behind the first: one packet of the path MTU, which is so many bytes. A path that carries only
     /// smaller ones is found by it before anything is summed.

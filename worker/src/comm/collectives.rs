@@ -22,8 +22,8 @@ fn divisor(op: Op, dtype: Dtype, ranks: u32) -> Result<u32, Error> {
 ///
 /// Arrays of one operation share no memory, but in place: this rank's part of the longer one may be just the other. Otherwise it is an
 /// [`Error::Argument`], and not started. Where a rank refuses a call that others make, they get
-/// [`Error::Mismatch`], and the communicator
-/// is of no more use to any; where all refuse it, it can still be used.
+/// [`Error::Mismatch`], and the communicator is of no more use to any; where all refuse it, it can
+/// still be used.
 impl Communicator {
     /// Reduces in place, for all ranks where `root` is `None`, or for that rank: the others keep what they have.
     ///

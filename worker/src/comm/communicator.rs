@@ -291,10 +291,9 @@ impl Communicator {
         called
     }
 
-    /// Stands for a call that the caller itself has refused, whose other ranks may have made it:
-    /// they get [`Error::Mismatch`], unless all
-    /// refuse theirs. Calls of this type that return [`Error::Argument`] or [`Error::Length`] have
-    /// done so. Never waits.
+    /// Announces a call that the caller itself has refused. Ranks that make it get
+    /// [`Error::Mismatch`]; where all refuse it, nothing comes of it. Calls of this type that return
+    /// [`Error::Argument`] or [`Error::Length`] have done so. Never waits.
     pub fn refuse(&mut self) {
         if let Some(kept) = self.here() {
             kept.shared.take().refuse();
