@@ -130,22 +130,7 @@ impl Ready {
     }
 
     async fn run(self, path: &Path, config: &Config, detach_now: bool) -> Result<()> {
-        let Self {
-            chosen,
-            interfaces,
-            unfit,
-            begun,
-            wanted,
-            cpus,
-            admin,
-            _file,
-            workers,
-            fabric,
-            metrics,
-            lldp,
-            trains,
-        } = self;
-        let Begun { mut plane, spread, controller, actions, store, election, adds } = begun;
+        let Begun { mut plane, spread, controller, actions, store, election, adds } = self.begun;
         let mut netlink = Netlink::open()?;
         if let Some(logger) = plane.take_logger() {
             tokio::spawn(forward_log(logger));
@@ -156,7 +141,7 @@ impl Ready {
             memory::tell(&mut inner.controller);
             (inner.store, inner.election, inner.spread, inner.adds) = (store, election, spread, adds);
             inner.carry_out(None, actions).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
-            if let Some((wanted, jobs)) = wanted {
+            if let Some((wanted, jobs)) = self.wanted {
                 inner.create_again(wanted, jobs);
             }
         }
@@ -164,17 +149,17 @@ impl Ready {
         let changes = Changes::open(&groups).context("netlink")?;
         // Before ranks can call.
         own::look(&shared, &netlink).await?;
-        if let Some(socket) = lldp {
+        if let Some(socket) = self.lldp {
             let own = lldp::chassis_id().context("LLDP: a random chassis id")?;
             let heard = neighbours::Heard::new(&own);
             netlink.heard = Some(heard.clone());
             tokio::spawn(lldp::keep_talking(socket, shared.clone(), netlink.clone(), heard));
         }
-        netlink.trains = trains.map(Trains::new);
-        let names: Vec<&str> = interfaces.iter().map(|l| l.name.as_str()).collect();
-        log::info!("ports {}; {} CPUs for rings", names.join(", "), cpus.len());
+        netlink.trains = self.trains.map(Trains::new);
+        let names: Vec<&str> = self.interfaces.iter().map(|l| l.name.as_str()).collect();
+        log::info!("ports {}; {} CPUs for rings", names.join(", "), self.cpus.len());
         log::info!("administration on {}", config.admin.display());
-        let workers = match workers {
+        let workers = match self.workers {
             Some((listener, tls)) => {
                 log::info!("workers on {}, {}", listener.local_addr()?, tls::kind(config.tls.as_ref()));
                 let listener = TcpListener::from_std(listener)?;
@@ -182,26 +167,26 @@ impl Ready {
             }
             None => None,
         };
-        if let Some((listener, tls)) = fabric {
+        if let Some((listener, tls)) = self.fabric {
             log::info!("the fabric's manager on {}", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
             tokio::spawn(serve_manager(shared.clone(), netlink.clone(), listener, tls));
         }
-        if let Some(listener) = metrics {
+        if let Some(listener) = self.metrics {
             log::info!("metrics on http://{}/metrics", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
             tokio::spawn(metrics::serve(shared.clone(), Some(netlink.clone()), listener));
         }
-        let admin = UnixListener::from_std(admin)?;
+        let admin = UnixListener::from_std(self.admin)?;
 
         let reloader = Reloader::new(
             path.to_owned(),
             config.clone(),
-            chosen,
-            unfit,
+            self.chosen,
+            self.unfit,
             shared.clone(),
             netlink.clone(),
-            cpus,
+            self.cpus,
         );
         let reloader = tokio::spawn(reloader.keep(signal(SignalKind::hangup())?));
         let mut terminate = signal(SignalKind::terminate())?;
